@@ -1,0 +1,55 @@
+"""Batch-norm statistics for weights other than the trained ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from acnml.batches import as_arguments, split_labels
+from acnml.classifier import Classifier
+from acnml.params import Params
+
+
+@torch.no_grad()
+def batch_norm_statistics(
+    classifier: Classifier, loader: Iterable[Any], tensors: Params | None = None
+) -> Params:
+    """Return the running means and variances that one pass over the loader gives, by name.
+
+    Every batch counts the same. Only batch-norm layers run in training mode: dropout stays off.
+    Use the result with `classifier.at(statistics)`; it is empty for a model without batch norm.
+    """
+    module = classifier.copy_module(tensors)
+    layers = {name: m for name, m in module.named_modules() if isinstance(m, _BatchNorm)}
+    tracking = {name: layer for name, layer in layers.items() if layer.track_running_stats}
+    if not tracking:
+        return {}
+    for layer in tracking.values():
+        layer.reset_running_stats()
+        layer.momentum = None  # a plain average over batches instead of a moving one
+        layer.train()
+    _run_through(classifier, module, loader)
+    return _statistics(tracking)
+
+
+def _run_through(classifier: Classifier, module: nn.Module, loader: Iterable[Any]) -> None:
+    empty = True
+    for batch in loader:
+        args, kwargs = as_arguments(classifier.prepare(split_labels(batch)[0]))
+        module(*args, **kwargs)
+        empty = False
+    if empty:
+        raise ValueError("the loader gave no batch; is it an iterator that was used up before?")
+
+
+def _statistics(layers: dict[str, _BatchNorm]) -> Params:
+    return {
+        f"{name}.{buffer}" if name else buffer: tensor
+        for name, layer in layers.items()
+        for buffer, tensor in layer.named_buffers(recurse=False)
+        if buffer != "num_batches_tracked"
+    }

@@ -1,0 +1,111 @@
+"""Errors that come early, name the culprit and say what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from acnml.params import Params
+
+
+def require_finite(values: Tensor, what: str, remedy: str) -> Tensor:
+    """Return the values (first dimension: inputs), or name the first input that is not finite."""
+    if torch.isfinite(values).all():
+        return values
+    bad = (
+        (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
+    )
+    rows = bad.nonzero().flatten().tolist()
+    raise ValueError(
+        f"{what} NaN or infinite for {len(rows)} of {len(bad)} inputs, first at index {rows[0]}; "
+        f"{remedy}"
+    )
+
+
+def require_positive(value: float, what: str) -> float:
+    """Return the number, or say that it must be positive and finite."""
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{what} must be a positive, finite number, got {value}")
+    return value
+
+
+def require_mean(mean: Params) -> None:
+    """Refuse a mean that is empty, not floating point or not finite."""
+    if not mean:
+        raise ValueError("a posterior needs at least one parameter, its mean is empty")
+    for name, tensor in mean.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"mean of {name!r} must be floating point, got {tensor.dtype}")
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"mean of {name!r} has NaN or infinite entries")
+
+
+def require_variances(var: Params, mean: Params) -> None:
+    """Refuse variances whose names or shapes differ from the mean's, or that are not variances."""
+    require_same_names(var, mean, "var", "mean")
+    for name, tensor in var.items():
+        if tensor.shape != mean[name].shape:
+            raise ValueError(
+                f"var of {name!r} has shape {tuple(tensor.shape)}, "
+                f"its mean {tuple(mean[name].shape)}"
+            )
+        if not (torch.isfinite(tensor) & (tensor >= 0)).all():
+            raise ValueError(f"var of {name!r} must be finite and not negative")
+
+
+def require_same_names(
+    given: Iterable[str], expected: Iterable[str], given_what: str, expected_what: str
+) -> None:
+    """Refuse two collections of names that differ, naming the difference."""
+    missing, extra = set(expected) - set(given), set(given) - set(expected)
+    if missing or extra:
+        raise ValueError(
+            f"the names of {given_what} and {expected_what} differ: "
+            f"missing {sorted(missing)}, unexpected {sorted(extra)}"
+        )
+
+
+def require_fits(given: Params, model: Mapping[str, Tensor]) -> None:
+    """Refuse tensors whose names or shapes the model does not have."""
+    for name, tensor in given.items():
+        if name not in model:
+            close = difflib.get_close_matches(name, model, n=1, cutoff=0)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"the model has no parameter or buffer {name!r}{hint}")
+        if tensor.shape != model[name].shape:
+            raise ValueError(
+                f"{name!r} has shape {tuple(tensor.shape)} here, "
+                f"{tuple(model[name].shape)} in the model"
+            )
+
+
+def require_density(var: Params) -> None:
+    """Refuse to evaluate a density that does not exist because a variance is zero."""
+    for name, tensor in var.items():
+        if not (tensor > 0).all():
+            raise ValueError(f"log_prob needs positive variances, {name!r} has some that are zero")
+
+
+def require_directions(directions: Params, mean: Params) -> None:
+    """Refuse directions that are not (r, *shape of the parameter) with one r ≥ 1 for all names."""
+    require_same_names(directions, mean, "directions", "mean")
+    rank = len(next(iter(directions.values())))
+    for name, tensor in directions.items():
+        if rank == 0 or tensor.shape != (rank, *mean[name].shape):
+            raise ValueError(
+                f"directions of {name!r} have shape {tuple(tensor.shape)}, expected "
+                f"(r, *{tuple(mean[name].shape)}) with the same r ≥ 1 for all parameters"
+            )
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"directions of {name!r} have NaN or infinite entries")
+
+
+def require_square(matrix: Tensor, what: str) -> None:
+    """Refuse what is not a finite square matrix, or a batch of them."""
+    if matrix.ndim < 2 or matrix.shape[-2] != matrix.shape[-1]:
+        raise ValueError(f"{what} must be a square matrix, got shape {tuple(matrix.shape)}")
+    if not torch.isfinite(matrix).all():
+        raise ValueError(f"{what} has NaN or infinite entries")

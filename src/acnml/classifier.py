@@ -1,0 +1,180 @@
+"""Classifier: a frozen, eval-mode view of any `nn.Module` that returns logits.
+
+Everything in this library sees a network as a function of its inputs and its named tensors. The
+user's module itself is never run: a private copy of its structure is, in eval mode, with the
+module's own tensors (or others in their place) handed in from outside. So no mode, parameter,
+buffer or gradient of it can change, not even when a call fails half-way.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from acnml import batches, checks
+from acnml.batches import Inputs
+from acnml.params import Params
+
+
+@final
+class Classifier:
+    """A frozen, eval-mode view of a module that maps inputs (B, ...) to logits (B, K).
+
+    It is a view: it follows the module's tensors if the user trains on. To freeze a moment, give it
+    `copy.deepcopy(module)`. One Classifier must not be used by two threads at once.
+
+    Args:
+        model: the trained network. Inputs may be a tensor, a tuple (several arguments) or a
+            mapping (keyword arguments).
+        get_logits: picks the logits out of the model's output where that is not a tensor, e.g.
+            `lambda output: output.logits` for `transformers` models.
+
+    >>> classifier = Classifier(nn.Linear(4, 3))
+    >>> classifier.log_probs(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, model: nn.Module, get_logits: Callable[[Any], Tensor] | None = None) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Classifier wraps an nn.Module, got {type(model).__name__}")
+        self.model = model
+        self._get_logits = get_logits
+        self._structure = _eval_structure(model)
+        self.overrides: Params = {}
+
+    def at(self, tensors: Params) -> Classifier:
+        """View the same model with some parameters or buffers replaced by the given tensors."""
+        checks.require_fits(tensors, self.tensors)
+        other = copy.copy(self)
+        other.overrides = {**self.overrides, **{k: t.detach() for k, t in tensors.items()}}
+        return other
+
+    @property
+    def parameters(self) -> Params:
+        """The current parameters by name: detached, not copied."""
+        named = {name: tensor.detach() for name, tensor in self.model.named_parameters()}
+        return {name: self.overrides.get(name, tensor) for name, tensor in named.items()}
+
+    @property
+    def tensors(self) -> Params:
+        """The current parameters and buffers by name: detached, not copied."""
+        buffers = {name: tensor.detach() for name, tensor in self.model.named_buffers()}
+        return {**self.parameters, **{n: self.overrides.get(n, t) for n, t in buffers.items()}}
+
+    def copy_parameters(self, names: Iterable[str]) -> Params:
+        """Copy the named parameters, e.g. as the mean of a posterior."""
+        parameters = self.parameters
+        checks.require_fits({n: parameters.get(n, torch.empty(0)) for n in names}, parameters)
+        return {name: parameters[name].clone() for name in names}
+
+    def copy_module(self, tensors: Params | None = None) -> nn.Module:
+        """Return an independent module in eval mode, with these tensors in place of its own."""
+        module = copy.deepcopy(self._structure)
+        values = {**self.tensors, **(tensors or {})}
+        with torch.no_grad():
+            for name, own in [*module.named_parameters(), *module.named_buffers()]:
+                own.copy_(values[name])
+        return module
+
+    def prepare(self, x: Inputs) -> Inputs:
+        """Check a batch and bring it to the model's device and floating point type."""
+        if batches.size(x) == 0:
+            raise ValueError("the batch is empty: give at least one input")
+        for name, tensor in batches.named_tensors(x).items():
+            if tensor.is_floating_point():
+                checks.require_finite(tensor, f"input {name} is", "clean the data first")
+        reference = next(iter(self.tensors.values()), torch.empty(0))
+        return batches.map_inputs(x, lambda tensor: _follow(tensor, reference))
+
+    def logits(self, x: Inputs, tensors: Params | None = None) -> Tensor:
+        """Return logits (B, K) with `tensors` in place of the model's own.
+
+        A pure, differentiable function of `x` and `tensors` that `torch.func` can transform.
+        """
+        # Buffers are cloned because a module may write to them, even in eval mode.
+        named = self.tensors
+        buffers = {name for name, _ in self.model.named_buffers()}
+        named = {n: t.clone() if n in buffers else t for n, t in named.items()}
+        output = self._run({**named, **(tensors or {})}, x)
+        return _checked_logits(output, batches.size(x))
+
+    def log_probs(self, x: Inputs, tensors: Params | None = None) -> Tensor:
+        """Return log p(y|x) as (B, K), in single precision at least."""
+        logits = self.logits(x, tensors)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return torch.log_softmax(logits.to(wide), dim=-1)
+
+    def require_used(self, x: Inputs, params: Params) -> None:
+        """Refuse parameters of which the model uses none: nothing could then adapt."""
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+        with torch.enable_grad():
+            total = self.logits(batches.take(x, slice(0, 1)), leaves).sum()
+            grads = (
+                torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+                if total.requires_grad
+                else [None]
+            )
+        if all(grad is None for grad in grads):
+            raise ValueError(
+                f"the model's logits use none of the posterior's parameters {sorted(params)}; "
+                "give a posterior over parameters that the forward pass uses"
+            )
+
+    def _run(self, tensors: Params, x: Inputs) -> Tensor:
+        try:
+            output = functional_call(self._structure, tensors, *batches.as_arguments(x))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            shapes = {name: tuple(t.shape) for name, t in batches.named_tensors(x).items()}
+            raise ValueError(f"the model failed on inputs of shape {shapes}: {error}") from error
+        return self._get_logits(output) if self._get_logits else output
+
+    def __repr__(self) -> str:
+        return f"Classifier({type(self.model).__name__})"
+
+
+def _eval_structure(model: nn.Module) -> nn.Module:
+    """Copy a module's structure into eval mode; its tensors are shared, not copied."""
+    memo = {id(t): t for module in model.modules() for t in _own_tensors(module)}
+    try:
+        structure = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise TypeError(
+            f"{type(model).__name__} cannot be copied ({error}); "
+            "remove the attribute that holds what Python cannot deepcopy"
+        ) from error
+    return structure.eval()
+
+
+def _own_tensors(module: nn.Module) -> Iterable[Tensor]:
+    """All tensors a module holds itself, also plain attributes, which deepcopy may refuse."""
+    yield from (t for t in module._parameters.values() if t is not None)
+    yield from (t for t in module._buffers.values() if t is not None)
+    yield from (value for value in vars(module).values() if isinstance(value, Tensor))
+
+
+def _follow(tensor: Tensor, reference: Tensor) -> Tensor:
+    """Detach a tensor and move it to the reference's device, and dtype where both are floats."""
+    floats = tensor.is_floating_point() and reference.is_floating_point()
+    return tensor.detach().to(reference.device, reference.dtype if floats else None)
+
+
+def _checked_logits(output: Any, size: int) -> Tensor:
+    """Refuse a model output that is not a (size, K ≥ 2) tensor of logits."""
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"the model returned {type(output).__name__}, not a tensor of logits; "
+            "pass Classifier(model, get_logits=lambda output: ...)"
+        )
+    if output.ndim != 2 or len(output) != size:
+        raise ValueError(f"logits must have shape ({size}, K), got {tuple(output.shape)}")
+    if output.shape[1] < 2:
+        raise ValueError(
+            "the model has one output; a classifier needs K ≥ 2 logits "
+            "(for a binary model with logit z return [0, z])"
+        )
+    return output

@@ -1,0 +1,64 @@
+"""Diagonal: every weight independent, as from Bayes by Backprop, SWAG-D or diagonal Laplace."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from acnml import checks
+from acnml.dual import Displacement, Dual, diagonal_action
+from acnml.params import Params, flatten, scale, standard_normal, zip_with
+from acnml.posteriors.base import Posterior
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Diagonal(Posterior):
+    """N(μ, diag(s)) with variances s ≥ 0; a parameter of variance 0 does not adapt.
+
+    >>> posterior = Diagonal(mean={"weight": torch.zeros(3, 4)}, var={"weight": torch.ones(3, 4)})
+    >>> posterior
+    Diagonal(12 parameters: weight)
+    """
+
+    mean: Params
+    var: Params
+
+    def __post_init__(self) -> None:
+        checks.require_mean(self.mean)
+        checks.require_variances(self.var, self.mean)
+
+    def cov_mv(self, v: Params) -> Params:
+        """Return s ⊙ v."""
+        return zip_with(torch.mul, v, self.var)
+
+    def sample(self, n: int, generator: torch.Generator) -> Params:
+        """Draw μ + √s ⊙ ε with ε ~ N(0, I)."""
+        noise = standard_normal(self.mean, n, generator)
+        return zip_with(lambda mean, var, e: mean + var.sqrt() * e, self.mean, self.var, noise)
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Return Σ_i log N(θ_i; μ_i, s_i)."""
+        checks.require_density(self.var)
+        var = flatten(self.var, self.mean)
+        offset = flatten(params, self.mean) - flatten(self.mean, self.mean)
+        return -0.5 * (offset**2 / var + var.log() + math.log(2 * math.pi)).sum(-1)
+
+    def scaled(self, alpha: float) -> Diagonal:
+        """Return N(μ, α diag(s))."""
+        checks.require_positive(alpha, "alpha")
+        return Diagonal(self.mean, scale(self.var, alpha))
+
+    def displacement(self, dual: Dual) -> Displacement:
+        """Act on inputs as Σ_t δ_t ⊙ S(a_t ⊙ a'), one shared matrix product per term."""
+        return Displacement(
+            {name: v * self.var[name] for name, v in dual.dense.items()},
+            {
+                layer: diagonal_action(outers, layer.join(self.var, self.mean))
+                for layer, outers in dual.outers.items()
+            },
+        )

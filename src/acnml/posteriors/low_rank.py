@@ -1,0 +1,122 @@
+"""LowRank: independent weights plus a few shared directions, as from full SWAG."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from acnml import checks
+from acnml.dual import Action, Affine, Displacement, Dual, Outers, diagonal_action
+from acnml.params import Params, add, flatten, normal_like, scale, standard_normal, unflatten
+from acnml.posteriors.base import Posterior
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class LowRank(Posterior):
+    """N(μ, diag(s) + F Fᵀ): variances s ≥ 0 and r directions, the columns of F.
+
+    Args:
+        mean: μ.
+        var: s, shaped as the mean.
+        directions: F by name, each tensor (r, *shape of the parameter).
+    """
+
+    mean: Params
+    var: Params
+    directions: Params
+
+    def __post_init__(self) -> None:
+        checks.require_mean(self.mean)
+        checks.require_variances(self.var, self.mean)
+        checks.require_directions(self.directions, self.mean)
+
+    @property
+    def rank(self) -> int:
+        """The number of directions r."""
+        return len(next(iter(self.directions.values())))
+
+    def cov_mv(self, v: Params) -> Params:
+        """Return s ⊙ v + F(Fᵀv)."""
+        F, flat = flatten(self.directions, self.mean), flatten(v, self.mean)
+        return unflatten(flat * flatten(self.var, self.mean) + (flat @ F.T) @ F, self.mean)
+
+    def sample(self, n: int, generator: torch.Generator) -> Params:
+        """Draw μ + √s ⊙ ε₁ + F ε₂ with ε₁, ε₂ ~ N(0, I)."""
+        noise = flatten(standard_normal(self.mean, n, generator), self.mean)
+        F = flatten(self.directions, self.mean)
+        offset = (
+            noise * flatten(self.var, self.mean).sqrt() + normal_like(F[:, 0], n, generator) @ F
+        )
+        return add(unflatten(offset, self.mean), self.mean)
+
+    def log_prob(self, params: Params) -> Tensor:
+        """Return log q(θ) by the Woodbury identity and the matrix determinant lemma.
+
+        With D = diag(s) and C = I + Fᵀ D⁻¹ F (r×r): |Σ| = |D| |C| and
+        dᵀ Σ⁻¹ d = dᵀ D⁻¹ d - (FᵀD⁻¹d)ᵀ C⁻¹ (FᵀD⁻¹d).
+        """
+        checks.require_density(self.var)
+        var, F = flatten(self.var, self.mean), flatten(self.directions, self.mean)
+        offset = flatten(params, self.mean) - flatten(self.mean, self.mean)
+        eye = torch.eye(self.rank, dtype=F.dtype, device=F.device)
+        cholesky = torch.linalg.cholesky(eye + (F / var) @ F.T)
+        projected = (offset / var) @ F.T  # (*batch, r)
+        whitened = torch.linalg.solve_triangular(cholesky, projected.unsqueeze(-1), upper=False)
+        distance = (offset**2 / var).sum(-1) - (whitened**2).sum((-1, -2))
+        log_det = var.log().sum() + 2 * cholesky.diagonal().log().sum()
+        return -0.5 * (distance + log_det + len(var) * math.log(2 * math.pi))
+
+    def scaled(self, alpha: float) -> LowRank:
+        """Return N(μ, α(diag(s) + F Fᵀ))."""
+        checks.require_positive(alpha, "alpha")
+        directions = scale(self.directions, math.sqrt(alpha))
+        return LowRank(self.mean, scale(self.var, alpha), directions)
+
+    def displacement(self, dual: Dual) -> Displacement:
+        """Act as the diagonal rule plus F c, where c = Fᵀv couples all layers.
+
+        For a factored layer, Fᵀ(δaᵀ) is δᵀ(F_k a) for every direction k.
+        """
+        coefficients = self._coefficients(dual)
+        dense = {
+            name: v * self.var[name] + self._along(name, coefficients)
+            for name, v in dual.dense.items()
+        }
+        actions = {
+            layer: self._action(layer, outers, coefficients)
+            for layer, outers in dual.outers.items()
+        }
+        return Displacement(dense, actions)
+
+    def _coefficients(self, dual: Dual) -> Tensor:
+        """Return c = Fᵀv as (*batch, r)."""
+        parts = [self._dense_coefficients(name, v) for name, v in dual.dense.items()]
+        parts += [self._outer_coefficients(layer, outers) for layer, outers in dual.outers.items()]
+        return torch.stack(torch.broadcast_tensors(*parts)).sum(0)
+
+    def _dense_coefficients(self, name: str, v: Tensor) -> Tensor:
+        F, like = self.directions[name], {name: self.mean[name]}
+        return flatten({name: v}, like) @ F.reshape(self.rank, -1).T
+
+    def _outer_coefficients(self, layer: Affine, outers: Outers) -> Tensor:
+        F = layer.join(self.directions, self.mean)  # (r, out, in)
+        moved = torch.einsum("...ti,koi->...tko", outers.inputs, F)
+        return (moved * outers.deltas.unsqueeze(-2)).sum((-1, -3))
+
+    def _along(self, name: str, coefficients: Tensor) -> Tensor:
+        return torch.tensordot(coefficients, self.directions[name], dims=1)
+
+    def _action(self, layer: Affine, outers: Outers, coefficients: Tensor) -> Action:
+        diagonal = diagonal_action(outers, layer.join(self.var, self.mean))
+        F = layer.join(self.directions, self.mean)
+
+        def action(inputs: Tensor) -> Tensor:
+            moved = torch.einsum("...pi,koi->...pko", inputs, F)
+            return diagonal(inputs) + (moved * coefficients[..., None, :, None]).sum(-2)
+
+        return action

@@ -1,0 +1,144 @@
+"""Classifier: any module, seen from outside."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from acnml import Classifier, batch_norm_statistics
+from cases import MODELS, normal
+
+
+def test_runs_in_eval_mode_whatever_the_users_mode():
+    model = nn.Sequential(
+        nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.9), nn.Linear(5, 3)
+    ).double()
+    x = normal(6, 4)
+    expected = model.eval()(x)
+    assert torch.equal(Classifier(model.train()).logits(x), expected)
+
+
+def test_picks_the_logits_out_of_the_models_output():
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return SimpleNamespace(logits=self.linear(x))
+
+    model = Wrapped()
+    logits = Classifier(model, get_logits=lambda output: output.logits).logits(torch.ones(2, 4))
+    assert torch.equal(logits, model.linear(torch.ones(2, 4)))
+    with pytest.raises(TypeError, match="returned SimpleNamespace, not a tensor of logits; pass"):
+        Classifier(model).logits(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(4, 1), "K ≥ 2 logits"),
+        (nn.Flatten(0), r"logits must have shape \(2, K\)"),
+        (nn.Unflatten(1, (2, 2)), r"logits must have shape \(2, K\), got \(2, 2, 2\)"),
+    ],
+)
+def test_refuses_outputs_that_are_not_logits(model, message):
+    with pytest.raises(ValueError, match=message):
+        Classifier(model).logits(torch.ones(2, 4))
+
+
+def test_refuses_what_is_not_a_module():
+    with pytest.raises(TypeError, match=r"wraps an nn\.Module, got function"):
+        Classifier(lambda x: x)
+
+
+def test_refuses_a_module_that_cannot_be_copied():
+    model = nn.Linear(4, 3)
+    model.lock = threading.Lock()
+    with pytest.raises(TypeError, match="Linear cannot be copied"):
+        Classifier(model)
+
+
+def test_is_a_view_that_follows_training():
+    model = nn.Linear(4, 3)
+    classifier, x = Classifier(model), torch.ones(2, 4)
+    with torch.no_grad():
+        model.weight += 1
+    assert torch.equal(classifier.logits(x), model(x))
+    model.double()
+    assert torch.equal(classifier.logits(x.double()), model(x.double()))
+
+
+def test_shares_the_users_tensors():
+    model = nn.Linear(4, 3)
+    assert Classifier(model).parameters["weight"].data_ptr() == model.weight.data_ptr()
+
+
+def test_at_replaces_parameters_and_buffers_in_the_view_only():
+    case = MODELS[2]
+    model = case.model().eval()
+    tensors = {"norm.running_mean": torch.ones(4).double(), "head.bias": torch.zeros(3).double()}
+    moved = Classifier(model).at(tensors)
+    expected = torch.func.functional_call(model, tensors, case.x())
+    assert torch.equal(moved.logits(case.x()), expected)
+    assert torch.equal(moved.parameters["head.bias"], torch.zeros(3).double())
+    assert torch.equal(Classifier(model).logits(case.x()), model(case.x()))
+    with pytest.raises(ValueError, match=r"no parameter or buffer 'head\.bais'; did you mean"):
+        Classifier(model).at({"head.bais": torch.zeros(3)})
+
+
+def test_tied_weights_move_together():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3, bias=False)
+            self.second = nn.Linear(3, 3, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    classifier, x = Classifier(Tied()), torch.ones(1, 3)
+    assert list(classifier.parameters) == ["first.weight"]
+    doubled = {"first.weight": 2 * torch.eye(3)}
+    assert torch.equal(classifier.logits(x, doubled), 4 * x)
+
+
+def test_copies_of_the_module_are_independent():
+    case = MODELS[2]
+    model = case.model().train()
+    classifier = Classifier(model)
+    copied = classifier.at({"head.bias": torch.zeros(3).double()}).copy_module()
+    with torch.no_grad():
+        copied.stem.weight.zero_()
+    assert torch.equal(copied.head.bias, torch.zeros(3).double())
+    assert model.stem.weight.abs().sum() > 0
+    assert isinstance(copied.stem.weight, nn.Parameter)
+    assert not copied.training
+    assert model.training
+
+
+def test_old_style_weight_norm_can_be_wrapped():
+    model = nn.Linear(4, 3)
+    model.plain = model.weight * 2  # not a leaf: deepcopy alone would refuse it
+    assert Classifier(model).logits(torch.ones(1, 4)).shape == (1, 3)
+
+
+def test_batch_norm_statistics_see_dropout_switched_off():
+    model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 3)).double().train()
+    data = [normal(10, 4, seed=0), normal(10, 4, seed=1)]
+    statistics = batch_norm_statistics(Classifier(model), data)
+    assert set(statistics) == {"1.running_mean", "1.running_var"}
+    means = torch.stack([batch.mean(0) for batch in data]).mean(0)
+    torch.testing.assert_close(statistics["1.running_mean"], means, rtol=1e-12, atol=1e-12)
+    assert torch.equal(model[1].running_mean, torch.zeros(4).double())
+
+
+def test_batch_norm_statistics_without_batch_norm_or_data():
+    assert batch_norm_statistics(Classifier(nn.Linear(4, 3)), [torch.ones(2, 4)]) == {}
+    with pytest.raises(ValueError, match="the loader gave no batch"):
+        batch_norm_statistics(Classifier(MODELS[2].model()), [])

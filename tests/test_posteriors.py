@@ -1,0 +1,201 @@
+"""The conformance suite: what every posterior must satisfy, over every model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
+from acnml.dual import Affine, Dual, Outers
+from acnml.params import Params, flatten
+from acnml.posteriors.dense import materialised_displacement
+from cases import MODELS, POSTERIORS, affine_layers, normal
+from dense import covariance, vector
+
+CASES = [
+    pytest.param(case, build, id=f"{case.name}-{name}")
+    for case in MODELS
+    for name, build in POSTERIORS.items()
+]
+each_posterior = pytest.mark.parametrize(("case", "build"), CASES)
+
+
+def points(posterior: Posterior, *batch: int, seed: int = 3) -> Params:
+    return {n: normal(*batch, *t.shape, seed=seed) for n, t in posterior.mean.items()}
+
+
+def gaussian(posterior: Posterior) -> torch.distributions.MultivariateNormal:
+    return torch.distributions.MultivariateNormal(vector(posterior.mean), covariance(posterior))
+
+
+@each_posterior
+def test_cov_mv_is_the_dense_product(case, build):
+    posterior = build(case.model())
+    v = points(posterior, 2, 3)
+    expected = flatten(v, posterior.mean) @ covariance(posterior)
+    actual = flatten(posterior.cov_mv(v), posterior.mean)
+    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
+
+
+@each_posterior
+def test_log_prob_is_the_dense_density(case, build):
+    posterior = build(case.model())
+    theta = points(posterior, 4)
+    expected = gaussian(posterior).log_prob(flatten(theta, posterior.mean))
+    torch.testing.assert_close(posterior.log_prob(theta), expected, rtol=1e-9, atol=1e-9)
+    one = {name: tensor[0] for name, tensor in theta.items()}
+    torch.testing.assert_close(posterior.log_prob(one), expected[0], rtol=1e-9, atol=1e-9)
+
+
+@each_posterior
+def test_sample_moments(case, build):
+    """Mean and covariance of 20,000 draws within six standard errors, entry by entry."""
+    posterior, n = build(case.model()), 20_000
+    draws = flatten(posterior.sample(n, torch.Generator().manual_seed(0)), posterior.mean)
+    cov = covariance(posterior)
+    offset = draws - vector(posterior.mean)
+    mean_error = cov.diagonal().div(n).sqrt()
+    cov_error = ((cov.diagonal().outer(cov.diagonal()) + cov**2) / n).sqrt()
+    assert (offset.mean(0).abs() < 6 * mean_error).all()
+    assert ((offset.T @ offset / n - cov).abs() < 6 * cov_error).all()
+
+
+@each_posterior
+def test_sample_is_seeded_and_leaves_the_global_state(case, build):
+    posterior = build(case.model())
+    before = torch.get_rng_state()
+    first, again = (posterior.sample(2, torch.Generator().manual_seed(7)) for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in posterior.mean)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@each_posterior
+def test_scaled_scales_the_covariance_only(case, build):
+    posterior = build(case.model())
+    scaled = posterior.scaled(2.5)
+    assert type(scaled) is type(posterior)
+    torch.testing.assert_close(
+        covariance(scaled), 2.5 * covariance(posterior), rtol=1e-12, atol=1e-14
+    )
+    torch.testing.assert_close(vector(scaled.mean), vector(posterior.mean), rtol=0, atol=0)
+
+
+@each_posterior
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
+def test_scaled_refuses_what_is_not_positive(case, build, alpha):
+    with pytest.raises(ValueError, match="alpha must be a positive"):
+        build(case.model()).scaled(alpha)
+
+
+def duals(posterior: Posterior, model: nn.Module) -> tuple[Dual, Dual]:
+    """Return v with every factorable layer factored, and with every other one."""
+    layers = [
+        layer
+        for layer in affine_layers(model)
+        if layer.groups == 1 and set(layer.names) <= set(posterior.mean)
+    ]
+    return _dual(posterior, layers), _dual(posterior, layers[::2])
+
+
+def _dual(posterior: Posterior, layers: list[Affine]) -> Dual:
+    """Five inputs, three labels, four terms; the layer inputs are shared by the labels."""
+    outers = {}
+    for layer in layers:
+        out_size, in_size = layer.join(posterior.mean, posterior.mean).shape
+        outers[layer] = Outers(normal(5, 3, 4, out_size, seed=4), normal(5, 1, 4, in_size, seed=5))
+    factored = {name for layer in layers for name in layer.names}
+    dense = {
+        n: normal(5, 3, *t.shape, seed=6) for n, t in posterior.mean.items() if n not in factored
+    }
+    return Dual(dense, outers)
+
+
+@each_posterior
+@pytest.mark.parametrize("which", [0, 1])
+def test_displacement_is_cov_mv_of_the_materialised_sum(case, build, which):
+    model = case.model()
+    posterior = build(model)
+    dual = duals(posterior, model)[which]
+    actual, expected = posterior.displacement(dual), materialised_displacement(posterior, dual)
+    assert set(actual.dense) == set(dual.dense)
+    for name in dual.dense:
+        torch.testing.assert_close(actual.dense[name], expected.dense[name], rtol=1e-11, atol=1e-11)
+    for layer, outers in dual.outers.items():
+        inputs = normal(5, 1, 6, outers.inputs.shape[-1], seed=7)  # six positions
+        shown = actual.actions[layer](inputs)
+        assert shown.shape == (5, 3, 6, outers.deltas.shape[-1])
+        torch.testing.assert_close(shown, expected.actions[layer](inputs), rtol=1e-11, atol=1e-11)
+
+
+@each_posterior
+def test_storage_round_trip(case, build, tmp_path):
+    posterior = build(case.model())
+    acnml.save(posterior, tmp_path / "posterior.safetensors")
+    loaded = acnml.load(tmp_path / "posterior.safetensors")
+    assert type(loaded) is type(posterior)
+    assert list(loaded.mean) == list(posterior.mean)
+    assert torch.equal(covariance(loaded), covariance(posterior))
+    assert torch.equal(vector(loaded.mean), vector(posterior.mean))
+
+
+@each_posterior
+def test_moves_to_another_dtype(case, build):
+    moved = build(case.model()).to("cpu", torch.float32)
+    v = {name: tensor.float() for name, tensor in points(moved).items()}
+    assert all(t.dtype == torch.float32 for t in (moved.cov_mv(v) | moved.mean).values())
+
+
+def test_eigenbasis_adds_the_prior_exactly():
+    case = MODELS[1]
+    model, A, G = case.model(), torch.eye(5).double() * 2, torch.diag(torch.arange(5.0)).double()
+    layer = affine_layers(model)[0]
+    block = EigenBlock.from_factors(layer, A, G, 0.7)
+    mean = {name: dict(model.named_parameters())[name].detach() for name in layer.names}
+    dense = covariance(Kronecker(mean, (block,)))
+    precision = torch.kron(G, A) + 0.7 * torch.eye(25).double()
+    order = torch.cat(
+        [torch.arange(25).view(5, 5)[:, :-1].flatten(), torch.arange(25).view(5, 5)[:, -1]]
+    )
+    torch.testing.assert_close(
+        torch.linalg.inv(dense), precision[order][:, order], rtol=1e-10, atol=1e-10
+    )
+
+
+MEAN = {"w": torch.zeros(2, 3)}
+EYE = torch.eye(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Diagonal({}, {}), "mean is empty"),
+        (lambda: Diagonal(MEAN, {}), r"missing \['w'\]"),
+        (lambda: Diagonal(MEAN, {"w": torch.ones(2, 3), "b": EYE}), r"unexpected \['b'\]"),
+        (lambda: Diagonal(MEAN, {"w": torch.ones(3, 2)}), r"'w' has shape \(3, 2\)"),
+        (lambda: Diagonal(MEAN, {"w": -torch.ones(2, 3)}), "'w' must be finite and not negative"),
+        (lambda: Diagonal(MEAN, {"w": torch.full((2, 3), torch.nan)}), "'w' must be finite"),
+        (lambda: Diagonal({"w": torch.zeros(2, dtype=int)}, {"w": EYE[0]}), "floating point"),
+        (lambda: Diagonal({"w": torch.full((2,), torch.inf)}, {"w": EYE[0]}), "NaN or infinite"),
+        (lambda: LowRank(MEAN, {"w": torch.ones(2, 3)}, {"w": torch.ones(2, 3)}), "same r ≥ 1"),
+        (lambda: LowRank(MEAN, {"w": torch.ones(2, 3)}, {"w": torch.ones(0, 2, 3)}), "same r ≥ 1"),
+        (lambda: Kronecker(MEAN, ()), r"missing \['w'\]"),
+        (lambda: Kronecker(MEAN, (FactorBlock(Affine("w"), EYE, EYE),)), r"form \(2, 3\)"),
+        (lambda: FactorBlock(Affine("w"), torch.ones(2, 3), EYE), "square matrix"),
+        (lambda: EigenBlock(Affine("w"), EYE, EYE, -EYE), "not negative"),
+        (lambda: EigenBlock(Affine("w"), EYE, EYE, torch.ones(2, 3)), r"expected \(2, 2\)"),
+        (lambda: FactorBlock.damped(Affine("w"), EYE, EYE, 0.0), "prior_precision must be a pos"),
+        (lambda: EigenBlock.from_factors(Affine("w"), EYE, EYE, -1.0), "prior_precision must be"),
+    ],
+)
+def test_refuses_what_is_not_a_covariance(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_density_needs_positive_variances():
+    posterior = Diagonal(MEAN, {"w": torch.zeros(2, 3)})
+    assert torch.equal(posterior.sample(1, torch.Generator())["w"][0], MEAN["w"])
+    with pytest.raises(ValueError, match="'w' has some that are zero"):
+        posterior.log_prob(MEAN)
