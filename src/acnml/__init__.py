@@ -1,0 +1,45 @@
+"""Classifiers that say when they do not know: amortized conditional normalized maximum likelihood.
+
+>>> import torch, acnml
+>>> model = torch.nn.Linear(4, 3)
+>>> classifier = acnml.Classifier(model)
+>>> mean = classifier.copy_parameters(["weight", "bias"])
+>>> posterior = acnml.Diagonal(mean, var={name: torch.ones_like(t) for name, t in mean.items()})
+>>> predict = acnml.Acnml(classifier, posterior)
+>>> log_probs = predict(torch.randn(5, 4))
+>>> log_probs.shape
+torch.Size([5, 3])
+"""
+
+from acnml import metrics
+from acnml.batch_norm import batch_norm_statistics
+from acnml.classifier import Classifier
+from acnml.dual import Affine
+from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
+from acnml.predictors import Acnml, Bma, Map, Predictor
+from acnml.solvers import Reference, Solution, Solver
+from acnml.storage import StorageError, load, save
+
+__all__ = [
+    "Acnml",
+    "Affine",
+    "Bma",
+    "Classifier",
+    "Diagonal",
+    "EigenBlock",
+    "FactorBlock",
+    "Kronecker",
+    "LowRank",
+    "Map",
+    "Posterior",
+    "Predictor",
+    "Reference",
+    "Solution",
+    "Solver",
+    "StorageError",
+    "batch_norm_statistics",
+    "load",
+    "metrics",
+    "save",
+]
+__version__ = "0.1.0"

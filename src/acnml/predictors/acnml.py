@@ -1,0 +1,64 @@
+"""Acnml: amortized conditional normalized maximum likelihood."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from acnml import batches, checks
+from acnml.batches import Inputs
+from acnml.classifier import Classifier
+from acnml.posteriors import Kronecker, Posterior
+from acnml.predictors.base import Predictor, matched
+from acnml.solvers import Reference, Solution, Solver
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Acnml(Predictor):
+    """p(y|x) ∝ p_θ̂_y(y|x) with θ̂_y = argmax_θ α log p_θ(y|x) + log q(θ) (Zhou & Levine 2021).
+
+    Args:
+        classifier: the model.
+        posterior: q, fitted once on the training data.
+        solver: how θ̂_y is found; by default the paper's choice for this posterior.
+        alpha: α, the weight of the query. Larger is more cautious; α → 0 is the model at the mean.
+    """
+
+    classifier: Classifier
+    posterior: Posterior
+    solver: Solver | None = None
+    alpha: float = 1.0
+    _scaled: Posterior = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        checks.require_positive(self.alpha, "alpha")
+        object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
+        object.__setattr__(self, "solver", self.solver or default_solver(self.posterior))
+        object.__setattr__(self, "_scaled", self.posterior.scaled(self.alpha))
+
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return the normalised log-probabilities (B, K)."""
+        return self.solve(x).log_probs
+
+    def regret(self, x: Inputs) -> Tensor:
+        """Return log C(x) (B,): higher is more out of distribution."""
+        return self.solve(x).regret
+
+    @torch.no_grad()
+    def solve(self, x: Inputs) -> Solution:
+        """Return log-likelihoods and residuals: `log_probs` and `regret` for one price."""
+        assert self.solver is not None  # __post_init__ has chosen one
+        prepared = self.classifier.prepare(x)
+        parts = [self.solver(self.classifier, self._scaled, b) for b in batches.blocks(prepared)]
+        return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def default_solver(posterior: Posterior) -> Solver:
+    """Return the paper's iteration: 10 steps of 0.25 for Kronecker posteriors, else 5 of 0.5."""
+    if isinstance(posterior, Kronecker):
+        return Reference(steps=10, step_size=0.25)
+    return Reference(steps=5, step_size=0.5)

@@ -1,0 +1,79 @@
+"""Bma: the average prediction over posterior samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from acnml import batches
+from acnml.batch_norm import batch_norm_statistics
+from acnml.batches import Inputs
+from acnml.classifier import Classifier
+from acnml.params import Params
+from acnml.posteriors import Posterior
+from acnml.predictors.base import Predictor, matched
+from acnml.predictors.map import finite_log_probs
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Bma(Predictor):
+    """Bayes model averaging: (1/n) Σ_i p_θᵢ(y|x) with θᵢ ~ q.
+
+    The samples are drawn once, from their own generator, and kept: n copies of the covered
+    parameters.
+
+    Args:
+        classifier: the model.
+        posterior: q.
+        samples: n; the paper takes 30.
+        seed: of the samples.
+        statistics: batch-norm statistics of every sample, see `refreshed`.
+    """
+
+    classifier: Classifier
+    posterior: Posterior
+    samples: int = 30
+    seed: int = 0
+    statistics: tuple[Params, ...] = ()
+    _points: tuple[Params, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError(f"samples must be at least 1, got {self.samples}")
+        if self.statistics and len(self.statistics) != self.samples:
+            raise ValueError(f"{len(self.statistics)} statistics for {self.samples} samples")
+        object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
+        generator = torch.Generator().manual_seed(self.seed)
+        draws = [self.posterior.sample(1, generator) for _ in range(self.samples)]
+        points = [{name: tensor[0] for name, tensor in draw.items()} for draw in draws]
+        statistics = self.statistics or ({},) * self.samples
+        merged = tuple({**p, **s} for p, s in zip(points, statistics, strict=True))
+        object.__setattr__(self, "_points", merged)
+
+    def refreshed(self, loader: Iterable[Any]) -> Bma:
+        """Return the same average with batch-norm statistics recomputed for every sample.
+
+        Weights drawn far from where the running statistics were collected need this (Maddox et
+        al. 2019): one pass over the loader per sample.
+        """
+        points = self._points
+        statistics = (batch_norm_statistics(self.classifier, loader, point) for point in points)
+        return replace(self, statistics=tuple(statistics))
+
+    @torch.no_grad()
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return the log of the averaged probabilities."""
+        prepared = self.classifier.prepare(x)
+        averages = [self._average(block) for block in batches.blocks(prepared)]
+        self.classifier.require_used(prepared, self.posterior.mean)
+        return torch.cat(averages)
+
+    def _average(self, x: Inputs) -> Tensor:
+        log_probs = [finite_log_probs(self.classifier, x, point) for point in self._points]
+        return torch.logsumexp(torch.stack(log_probs), dim=0) - math.log(self.samples)

@@ -1,0 +1,36 @@
+"""Map: the network's own prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from acnml import batches, checks
+from acnml.batches import Inputs
+from acnml.classifier import Classifier
+from acnml.params import Params
+from acnml.predictors.base import Predictor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Map(Predictor):
+    """p_θ(y|x) at the model's parameters, or at others: `Map(classifier.at(posterior.mean))`."""
+
+    classifier: Classifier
+
+    @torch.no_grad()
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return log p_θ(y|x)."""
+        prepared = self.classifier.prepare(x)
+        parts = [finite_log_probs(self.classifier, block) for block in batches.blocks(prepared)]
+        return torch.cat(parts)
+
+
+def finite_log_probs(classifier: Classifier, x: Inputs, tensors: Params | None = None) -> Tensor:
+    """Return the classifier's log-probabilities, or name the input on which they are not finite."""
+    log_probs = classifier.log_probs(x, tensors)
+    return checks.require_finite(log_probs, "log-probabilities are", "check the model's logits")

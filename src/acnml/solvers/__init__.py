@@ -1,0 +1,6 @@
+"""Finding, for every label of every input, the weights that explain it best."""
+
+from acnml.solvers.base import Solution, Solver
+from acnml.solvers.reference import Reference
+
+__all__ = ["Reference", "Solution", "Solver"]

@@ -1,0 +1,107 @@
+"""Reference: the paper's iteration, plain and literal, as the oracle for every faster solver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from acnml import batches, checks
+from acnml.batches import Inputs
+from acnml.classifier import Classifier
+from acnml.params import Params, add, dot, scale, subtract, zip_with
+from acnml.posteriors import Posterior
+from acnml.solvers.base import Solution
+
+# (parameters, inputs, labels), each with rows in front -> per row (gradient, log p(y|x)).
+Gradients: TypeAlias = Callable[[Params, Inputs, Tensor], tuple[Params, Tensor]]
+
+
+@final
+@dataclass(frozen=True)
+class Reference:
+    """Gradient ascent from the mean, preconditioned by Σ (Algorithm 1 of the paper).
+
+        θ ← θ + ε Σ (∇ log p_θ(y|x) + ∇ log q(θ))
+
+    Every row, that is every label of every input, has its own copy of the covered parameters.
+
+    Args:
+        steps: number of updates. The paper takes 5, and 10 for KFAC posteriors.
+        step_size: ε. The paper takes 0.5, and 0.25 for KFAC posteriors.
+        rows_at_once: rows that share a vectorised computation; memory grows with it. 1 runs them
+            one by one without `torch.func.vmap`, for models it cannot vectorise.
+    """
+
+    steps: int = 5
+    step_size: float = 0.5
+    rows_at_once: int = 64
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.rows_at_once < 1:
+            raise ValueError(f"steps must be ≥ 0 and rows_at_once ≥ 1, got {self}")
+        checks.require_positive(self.step_size, "step_size")
+
+    def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
+        """Solve for every label of every input."""
+        logits = classifier.logits(x, posterior.mean)
+        checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
+        classifier.require_used(x, posterior.mean)
+        gradients = _row_gradients(classifier, one_by_one=self.rows_at_once == 1)
+        size, classes = logits.shape
+        rows = torch.arange(size * classes, device=logits.device).split(self.rows_at_once)
+        solved = [
+            self._ascend(gradients, posterior, batches.take(x, block // classes), block % classes)
+            for block in rows
+        ]
+        log_lik, residual = (
+            torch.cat(parts).view(size, classes) for parts in zip(*solved, strict=True)
+        )
+        remedy = f"the iteration diverged: lower step_size ({self.step_size}) or alpha"
+        return Solution(checks.require_finite(log_lik, "log-likelihoods are", remedy), residual)
+
+    def _ascend(
+        self, gradients: Gradients, posterior: Posterior, x: Inputs, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return (log p_θ̂(y|x), residual) for rows of one input and one label each.
+
+        Kept beside θ is v = Σ⁻¹(θ - μ), so that ∇ log q(θ) = -v needs no inverse of Σ.
+        """
+        theta = {n: t.expand(len(labels), *t.shape) for n, t in posterior.mean.items()}
+        v = zip_with(torch.zeros_like, theta)
+        grad, log_lik = gradients(theta, x, labels)  # of the objective; v is zero here
+        for _ in range(self.steps):
+            v = add(v, scale(grad, self.step_size))
+            theta = add(posterior.mean, posterior.cov_mv(v))
+            grad_log_lik, log_lik = gradients(theta, x, labels)
+            grad = subtract(grad_log_lik, v)
+        squared = dot(grad, posterior.cov_mv(grad), posterior.mean)
+        return log_lik, squared.clamp(min=0).sqrt()
+
+
+def _row_gradients(classifier: Classifier, *, one_by_one: bool) -> Gradients:
+    """Return the function that gives ∇_θ log p_θ(y|x) and its value for rows of (θ, x, y)."""
+
+    def log_lik(theta: Params, x: Inputs, label: Tensor) -> Tensor:
+        one = batches.map_inputs(x, lambda tensor: tensor.unsqueeze(0))
+        return classifier.log_probs(one, theta)[0].gather(0, label.unsqueeze(0)).squeeze(0)
+
+    def vectorised(theta: Params, x: Inputs, labels: Tensor) -> tuple[Params, Tensor]:
+        try:
+            return vmap(grad_and_value(log_lik))(theta, x, labels)
+        except (RuntimeError, ValueError) as error:  # the same model has just run without vmap
+            raise ValueError(
+                "torch.func.vmap cannot vectorise this model; "
+                f"Reference(rows_at_once=1) runs it row by row: {error}"
+            ) from error
+
+    def in_a_loop(theta: Params, x: Inputs, labels: Tensor) -> tuple[Params, Tensor]:
+        row = {name: tensor[0] for name, tensor in theta.items()}
+        grad, value = grad_and_value(log_lik)(row, batches.take(x, 0), labels[0])
+        return {name: tensor.unsqueeze(0) for name, tensor in grad.items()}, value.unsqueeze(0)
+
+    return in_a_loop if one_by_one else vectorised

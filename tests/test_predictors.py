@@ -1,0 +1,356 @@
+"""Properties of predictors, over every model and posterior."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import acnml
+from acnml import Acnml, Bma, Classifier, Map, Reference
+from acnml.batches import size, take
+from cases import MODELS, POSTERIORS, Case, normal
+
+CASES = [
+    pytest.param(case, build, id=f"{case.name}-{name}")
+    for case in MODELS
+    for name, build in POSTERIORS.items()
+]
+each_case = pytest.mark.parametrize(("case", "build"), CASES)
+
+
+def predictors(model: nn.Module, build) -> list:
+    classifier, posterior = Classifier(model), build(model)
+    return [Map(classifier), Bma(classifier, posterior, samples=3), Acnml(classifier, posterior)]
+
+
+@each_case
+def test_rows_are_distributions(case, build):
+    for predict in predictors(case.model(), build):
+        log_probs = predict(case.x())
+        assert log_probs.shape == (3, 3)
+        assert not log_probs.requires_grad
+        torch.testing.assert_close(
+            log_probs.exp().sum(-1), torch.ones(3).double(), rtol=1e-12, atol=1e-12
+        )
+
+
+@each_case
+def test_regret_is_between_zero_and_log_k(case, build):
+    predict = Acnml(Classifier(case.model()), build(case.model()))
+    regret = predict.regret(case.x())
+    assert (regret > 0).all()
+    assert (regret < math.log(3)).all()
+
+
+@each_case
+def test_a_batch_is_its_inputs_one_by_one(case, build):
+    x = case.x(4)
+    for predict in predictors(case.model(), build):
+        one_by_one = torch.cat([predict(take(x, slice(i, i + 1))) for i in range(size(x))])
+        torch.testing.assert_close(predict(x), one_by_one, rtol=1e-11, atol=1e-12)
+
+
+def test_batches_larger_than_a_block(monkeypatch):
+    case = MODELS[1]
+    for predict in predictors(case.model(), POSTERIORS["diagonal"]):
+        x = case.x(600)
+        torch.testing.assert_close(predict(x)[300:303], predict(x[300:303]), rtol=1e-11, atol=1e-12)
+
+
+@each_case
+def test_small_alpha_is_map(case, build):
+    model = case.model()
+    expected = Map(Classifier(model))(case.x())
+    errors = [
+        (Acnml(Classifier(model), build(model), alpha=alpha)(case.x()) - expected).abs().max()
+        for alpha in (1e-3, 1e-6)
+    ]
+    assert errors[1] < 1e-4
+    assert 500 < errors[0] / errors[1] < 2000  # to first order proportional to alpha
+
+
+@each_case
+def test_small_covariance_makes_bma_map(case, build):
+    model = case.model()
+    bma = Bma(Classifier(model), build(model).scaled(1e-20), samples=3)
+    torch.testing.assert_close(
+        bma(case.x()), Map(Classifier(model))(case.x()), rtol=1e-7, atol=1e-7
+    )
+
+
+def test_bma_is_the_average_over_its_samples():
+    case = MODELS[1]
+    model, x = case.model(), case.x()
+    posterior = POSTERIORS["low_rank"](model)
+    generator = torch.Generator().manual_seed(5)
+    draws = [posterior.sample(1, generator) for _ in range(4)]
+    probs = [
+        torch.func.functional_call(model, {n: t[0] for n, t in draw.items()}, x).softmax(-1)
+        for draw in draws
+    ]
+    actual = Bma(Classifier(model), posterior, samples=4, seed=5)(x)
+    torch.testing.assert_close(actual.exp(), torch.stack(probs).mean(0), rtol=1e-12, atol=1e-12)
+
+
+def test_labels_permute():
+    """Renaming the classes renames the probabilities."""
+    case, order = MODELS[1], torch.tensor([2, 0, 1])
+    model, permuted = case.model(), case.model()
+    posterior = POSTERIORS["diagonal"](model)
+    with torch.no_grad():
+        permuted[2].weight.copy_(model[2].weight[order])
+        permuted[2].bias.copy_(model[2].bias[order])
+
+    def permute(params):
+        return {n: t[order] if n.startswith("2.") else t for n, t in params.items()}
+
+    other = acnml.Diagonal(permute(posterior.mean), permute(posterior.var))
+    expected = Acnml(Classifier(model), posterior)(case.x())[:, order]
+    actual = Acnml(Classifier(permuted), other)(case.x())
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.floats(1e-3, 4.0), st.integers(2, 6), st.integers(0, 1000))
+def test_regret_grows_with_alpha(alpha, classes, seed):
+    """C(x) = Σ_y max_θ ... rises with α: a looser leash explains every label better."""
+    model = nn.Linear(2, classes).double()
+    posterior = POSTERIORS["diagonal"](model)
+    x = normal(1, 2, seed=seed)
+    solver = Reference(steps=60, step_size=1 / (1 + alpha))
+    low = Acnml(Classifier(model), posterior, solver, alpha).regret(x)
+    high = Acnml(Classifier(model), posterior, solver, 1.5 * alpha).regret(x)
+    assert 0 < low < high < math.log(classes)
+
+
+def fingerprint(model: nn.Module) -> list:
+    tensors = [*model.parameters(), *model.buffers()]
+    grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    modes = [module.training for module in model.modules()]
+    flags = [p.requires_grad for p in model.parameters()]
+    versions = [tensor._version for tensor in tensors]
+    return [[t.detach().clone() for t in tensors], grads, modes, flags, versions]
+
+
+def same(a, b) -> bool:
+    if isinstance(a, list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+class Failing(nn.Module):
+    """Fails in the middle of a forward pass, after writing to a buffer, from the third call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(4, 5), nn.Dropout(0.5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+        )
+        self.register_buffer("written", torch.zeros(1))
+        self.calls = [0]
+
+    def forward(self, x):
+        self.written += 1
+        self.calls[0] += 1
+        if self.calls[0] > 2:
+            raise RuntimeError("out of luck")
+        return self.body(x)
+
+
+@each_case
+def test_the_users_model_is_untouched(case, build):
+    model = case.model().train()
+    next(iter(model.children()), model).eval()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = fingerprint(model)
+    for predict in predictors(model, build):
+        predict(case.x())
+    assert same(before, fingerprint(model))
+
+
+def test_the_users_model_is_untouched_when_a_call_fails():
+    model = Failing().double().train()
+    before = fingerprint(model)
+    predict = Acnml(Classifier(model), POSTERIORS["diagonal"](model), Reference(rows_at_once=1))
+    with pytest.raises(ValueError, match="out of luck"):
+        predict(normal(2, 4))
+    assert same(before, fingerprint(model))
+    assert model.calls == [0]
+
+
+@each_case
+def test_deterministic_and_without_global_random_state(case, build):
+    state = torch.get_rng_state()
+    first, again = ([p(case.x()) for p in predictors(case.model(), build)] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@each_case
+def test_storage_round_trip(case, build, tmp_path):
+    model = case.model()
+    for predict in predictors(model, build):
+        acnml.save(predict, tmp_path / "predictor.safetensors")
+        loaded = acnml.load(tmp_path / "predictor.safetensors", Classifier(model))
+        assert type(loaded) is type(predict)
+        assert torch.equal(loaded(case.x()), predict(case.x()))
+
+
+def test_storage_keeps_settings_and_overrides(tmp_path):
+    case = MODELS[2]
+    model = case.model()
+    moved = Classifier(model).at({"norm.running_mean": torch.ones(4).double()})
+    predict = Acnml(moved, POSTERIORS["diagonal"](model), Reference(3, 0.1, 2), alpha=0.7)
+    acnml.save(predict, tmp_path / "predictor.safetensors")
+    loaded = acnml.load(tmp_path / "predictor.safetensors", Classifier(model))
+    assert (loaded.solver, loaded.alpha) == (predict.solver, 0.7)
+    assert torch.equal(loaded(case.x()), predict(case.x()))
+
+
+def test_dtype_follows_the_model():
+    case = MODELS[1]
+    posterior = POSTERIORS["diagonal"](case.model())
+    for dtype, expected in ((torch.float32, torch.float32), (torch.bfloat16, torch.float32)):
+        classifier = Classifier(case.model().to(dtype))
+        for predict in (Map(classifier), Bma(classifier, posterior), Acnml(classifier, posterior)):
+            log_probs = predict(case.x())  # float64 inputs and posterior
+            assert log_probs.dtype == expected
+            assert (log_probs.exp().sum(-1) - 1).abs().max() < 1e-6
+
+
+def test_batch_norm_refresh_equals_torchs():
+    case = MODELS[2]
+    model = case.model()
+    posterior = POSTERIORS["diagonal"](model)
+    data = [(normal(8, 2, 5, 5, seed=i), torch.zeros(8)) for i in range(3)]
+    refreshed = Bma(Classifier(model), posterior, samples=2, seed=1).refreshed(data)
+    generator = torch.Generator().manual_seed(1)
+    probs = []
+    for _ in range(2):
+        point, other = posterior.sample(1, generator), copy.deepcopy(model)
+        other.load_state_dict({n: t[0] for n, t in point.items()}, strict=False)
+        torch.optim.swa_utils.update_bn(data, other)
+        probs.append(other.eval()(case.x()).softmax(-1))
+    torch.testing.assert_close(
+        refreshed(case.x()).exp(), torch.stack(probs).mean(0), rtol=1e-10, atol=1e-10
+    )
+
+
+def test_batch_norm_refresh_is_stored(tmp_path):
+    case = MODELS[2]
+    model = case.model()
+    bma = Bma(Classifier(model), POSTERIORS["diagonal"](model), samples=2)
+    refreshed = bma.refreshed([normal(8, 2, 5, 5)])
+    acnml.save(refreshed, tmp_path / "bma.safetensors")
+    loaded = acnml.load(tmp_path / "bma.safetensors", Classifier(model))
+    assert torch.equal(loaded(case.x()), refreshed(case.x()))
+    assert not torch.equal(bma(case.x()), refreshed(case.x()))
+
+
+def bad_inputs() -> list:
+    mlp, two = MODELS[1], MODELS[4]
+    spoiled = normal(3, 4)
+    spoiled[1, 2] = torch.nan
+    return [
+        (mlp, spoiled, "input x is NaN or infinite for 1 of 3 inputs, first at index 1"),
+        (mlp, spoiled.nan_to_num(nan=torch.inf), "first at index 1"),
+        (mlp, torch.zeros(0, 4), "the batch is empty"),
+        (mlp, torch.tensor(1.0), "its first dimension must be the batch"),
+        (mlp, normal(3, 5), r"failed on inputs of shape {'x': \(3, 5\)}"),
+        (mlp, normal(4), r"failed on inputs of shape|logits must have shape"),
+        (two, (normal(3, 3), normal(2, 2)), "differ in length"),
+        (two, (normal(3, 3),), "failed on inputs"),
+        (two, {"left": normal(3, 3), "wrong": normal(3, 2)}, "failed on inputs"),
+        (two, (), "holds no tensors"),
+    ]
+
+
+@pytest.mark.parametrize(("case", "x", "message"), bad_inputs())
+def test_refuses_bad_inputs(case: Case, x, message):
+    for predict in predictors(case.model(), POSTERIORS["diagonal"]):
+        with pytest.raises(ValueError, match=message):
+            predict(x)
+
+
+def test_refuses_what_is_not_a_tensor():
+    for predict in predictors(MODELS[4].model(), POSTERIORS["diagonal"]):
+        with pytest.raises(TypeError, match=r"input x\[1\] must be a tensor, got list"):
+            predict((normal(3, 3), [1, 2, 3]))
+
+
+def spoiled_model(value: float) -> nn.Module:
+    model = MODELS[1].model()
+    with torch.no_grad():
+        model[2].bias[1] = value
+    return model
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_refuses_non_finite_logits(value):
+    model, x = spoiled_model(value), MODELS[1].x()
+    posterior = POSTERIORS["diagonal"](MODELS[1].model())
+    frozen_tail = acnml.Diagonal(
+        {"0.weight": posterior.mean["0.weight"]}, {"0.weight": posterior.var["0.weight"]}
+    )
+    classifier = Classifier(model)
+    for predict in (Map(classifier), Bma(classifier, frozen_tail), Acnml(classifier, frozen_tail)):
+        with pytest.raises(ValueError, match="NaN or infinite for 3 of 3 inputs"):
+            predict(x)
+
+
+def posterior_over(name: str, *shape: int) -> acnml.Diagonal:
+    return acnml.Diagonal({name: torch.zeros(shape)}, {name: torch.ones(shape)})
+
+
+@pytest.mark.parametrize("rule", [Bma, Acnml])
+@pytest.mark.parametrize(
+    ("posterior", "message"),
+    [
+        (
+            posterior_over("0.wieght", 5, 4),
+            "no parameter or buffer '0.wieght'; did you mean '0.weight'",
+        ),
+        (posterior_over("0.weight", 4, 5), r"'0.weight' has shape \(4, 5\) here, \(5, 4\)"),
+    ],
+)
+def test_refuses_a_posterior_that_does_not_fit(rule, posterior, message):
+    with pytest.raises(ValueError, match=message):
+        rule(Classifier(MODELS[1].model()), posterior)
+
+
+class Idle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.mark.parametrize("rule", [Bma, Acnml])
+def test_refuses_a_posterior_over_unused_parameters(rule):
+    predict = rule(Classifier(Idle()), posterior_over("idle.weight", 3, 4))
+    with pytest.raises(
+        ValueError, match=r"use none of the posterior's parameters \['idle.weight'\]"
+    ):
+        predict(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, math.nan])
+def test_refuses_alpha_that_is_not_positive(alpha):
+    model = MODELS[1].model()
+    with pytest.raises(ValueError, match="alpha must be a positive, finite number"):
+        Acnml(Classifier(model), POSTERIORS["diagonal"](model), alpha=alpha)
+
+
+def test_refuses_no_samples():
+    model = MODELS[1].model()
+    with pytest.raises(ValueError, match="samples must be at least 1"):
+        Bma(Classifier(model), POSTERIORS["diagonal"](model), samples=0)

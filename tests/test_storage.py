@@ -1,0 +1,123 @@
+"""Files that are not what they should be, and writes that do not finish."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+import acnml
+from acnml import Classifier, Map, StorageError, storage
+from cases import MODELS, POSTERIORS
+
+
+@pytest.fixture
+def stored(tmp_path):
+    path = tmp_path / "posterior.safetensors"
+    acnml.save(POSTERIORS["diagonal"](MODELS[1].model()), path)
+    return path
+
+
+def rewrite(path, change) -> None:
+    """Change the JSON header of a stored file."""
+    with safetensors.safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()[storage.HEADER])
+    change(header)
+    metadata = {storage.HEADER: json.dumps(header)}
+    safetensors.torch.save_file(safetensors.torch.load_file(path), path, metadata)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated(stored, keep):
+    stored.write_bytes(stored.read_bytes()[:keep])
+    with pytest.raises(StorageError, match="truncated or not a safetensors file"):
+        acnml.load(stored)
+
+
+def test_foreign(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    safetensors.torch.save_file({"weight": torch.ones(2)}, path)
+    with pytest.raises(StorageError, match=r"not one that acnml.save wrote"):
+        acnml.load(path)
+
+
+def test_text(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("not a posterior " * 100)
+    with pytest.raises(StorageError, match="truncated or not a safetensors file"):
+        acnml.load(path)
+
+
+def test_missing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        acnml.load(tmp_path / "nothing.safetensors")
+
+
+def test_newer(stored):
+    rewrite(stored, lambda header: header.update(format_version=99))
+    with pytest.raises(
+        StorageError, match="has format 99, this acnml reads up to 1: upgrade acnml"
+    ):
+        acnml.load(stored)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda header: header["value"].update(kind="Popen"), "holds a Popen"),
+        (lambda header: header["value"]["var"]["map"].pop("0.bias"), "missing"),
+        (
+            lambda header: header["value"]["var"]["map"]["0.bias"].update(tensor="x"),
+            "restored: 'x'",
+        ),
+        (lambda header: header["value"].update(extra=1), "cannot be restored.*extra"),
+        (lambda header: header.pop("value"), "header is damaged"),
+        (lambda header: header.update(format_version="new"), "header is damaged"),
+    ],
+)
+def test_damaged_header(stored, change, message):
+    rewrite(stored, change)
+    with pytest.raises(StorageError, match=message):
+        acnml.load(stored)
+
+
+def test_predictor_needs_the_classifier(stored, tmp_path):
+    classifier = Classifier(MODELS[1].model())
+    path = tmp_path / "map.safetensors"
+    acnml.save(Map(classifier), path)
+    with pytest.raises(StorageError, match=r"holds a Map: load\(path, classifier\)"):
+        acnml.load(path)
+    with pytest.raises(StorageError, match=r"holds a posterior, not a predictor"):
+        acnml.load(stored, classifier)
+
+
+def test_predictor_for_another_model(tmp_path):
+    model = MODELS[1].model()
+    path = tmp_path / "acnml.safetensors"
+    acnml.save(acnml.Acnml(Classifier(model), POSTERIORS["diagonal"](model)), path)
+    with pytest.raises(StorageError, match="cannot be restored: the model has no parameter"):
+        acnml.load(path, Classifier(MODELS[0].model()))
+
+
+def test_only_known_kinds_are_stored(tmp_path):
+    model = MODELS[1].model()
+    predict = acnml.Acnml(Classifier(model), POSTERIORS["diagonal"](model), solver=lambda *_: None)
+    with pytest.raises(TypeError, match="cannot store solver of type function"):
+        acnml.save(predict, tmp_path / "predictor.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(stored, monkeypatch):
+    before = stored.read_bytes()
+
+    def fail(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(storage, "save_file", fail)
+    with pytest.raises(OSError, match="No space left"):
+        acnml.save(POSTERIORS["low_rank"](MODELS[1].model()), stored)
+    assert stored.read_bytes() == before
+    assert list(stored.parent.iterdir()) == [stored]
