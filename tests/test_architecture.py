@@ -21,6 +21,7 @@ MAY_KNOW = {
     "checks": {"params"},
     "dual": {"params"},
     "batches": set(),
+    "random": set(),
     "posteriors": {"params", "dual", "checks", "posteriors"},
     "classifier": {"params", "checks", "batches"},
     "batch_norm": {"params", "batches", "classifier"},
@@ -74,7 +75,8 @@ def test_parts_know_only_what_they_may(name):
 
 @pytest.mark.parametrize("name", LIBRARY)
 def test_no_prints_and_no_global_random_state(name):
-    forbidden = {"print", "manual_seed", "seed"}
+    # acnml.random is the one place that seeds the global state, and it restores it.
+    forbidden = {"print"} if name == "random" else {"print", "manual_seed", "seed"}
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Call):
             call = node.func

@@ -15,8 +15,33 @@ from acnml import metrics
 from acnml.batch_norm import batch_norm_statistics
 from acnml.classifier import Classifier
 from acnml.dual import Affine
+from acnml.inference import (
+    EmpiricalFisher,
+    ExactFisher,
+    MonteCarloFisher,
+    Swag,
+    collect_swag,
+    diagonal_curvature,
+    fit_bayes_by_backprop,
+    fit_kfac_laplace,
+    fit_laplace_diagonal,
+    fit_swag,
+    kronecker_curvature,
+)
 from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
-from acnml.predictors import Acnml, Bma, Map, Predictor
+from acnml.predictors import (
+    Acnml,
+    Bma,
+    Ensemble,
+    Glm,
+    LogitSampling,
+    Map,
+    McDropout,
+    Predictor,
+    Probit,
+    Tempered,
+)
+from acnml.selection import last_linear
 from acnml.solvers import Reference, Solution, Solver
 from acnml.storage import StorageError, load, save
 
@@ -27,17 +52,35 @@ __all__ = [
     "Classifier",
     "Diagonal",
     "EigenBlock",
+    "EmpiricalFisher",
+    "Ensemble",
+    "ExactFisher",
     "FactorBlock",
+    "Glm",
     "Kronecker",
+    "LogitSampling",
     "LowRank",
     "Map",
+    "McDropout",
+    "MonteCarloFisher",
     "Posterior",
     "Predictor",
+    "Probit",
     "Reference",
     "Solution",
     "Solver",
     "StorageError",
+    "Swag",
+    "Tempered",
     "batch_norm_statistics",
+    "collect_swag",
+    "diagonal_curvature",
+    "fit_bayes_by_backprop",
+    "fit_kfac_laplace",
+    "fit_laplace_diagonal",
+    "fit_swag",
+    "kronecker_curvature",
+    "last_linear",
     "load",
     "metrics",
     "save",

@@ -68,13 +68,19 @@ def require_same_names(
         )
 
 
+def require_known(names: Iterable[str], model: Iterable[str]) -> None:
+    """Refuse names that the model does not have, suggesting the nearest."""
+    known = list(model)
+    for name in sorted(set(names) - set(known)):
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"the model has no parameter or buffer {name!r}{hint}")
+
+
 def require_fits(given: Params, model: Mapping[str, Tensor]) -> None:
     """Refuse tensors whose names or shapes the model does not have."""
+    require_known(given, model)
     for name, tensor in given.items():
-        if name not in model:
-            close = difflib.get_close_matches(name, model, n=1, cutoff=0)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"the model has no parameter or buffer {name!r}{hint}")
         if tensor.shape != model[name].shape:
             raise ValueError(
                 f"{name!r} has shape {tuple(tensor.shape)} here, "

@@ -9,8 +9,9 @@ buffer or gradient of it can change, not even when a call fails half-way.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from typing import Any, final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,9 @@ from torch.func import functional_call
 from acnml import batches, checks
 from acnml.batches import Inputs
 from acnml.params import Params
+
+# A forward hook: (module, its arguments, its output) -> new output.
+Hook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 
 @final
@@ -46,12 +50,25 @@ class Classifier:
         self._get_logits = get_logits
         self._structure = _eval_structure(model)
         self.overrides: Params = {}
+        self.temperature = 1.0
 
     def at(self, tensors: Params) -> Classifier:
         """View the same model with some parameters or buffers replaced by the given tensors."""
         checks.require_fits(tensors, self.tensors)
         other = copy.copy(self)
         other.overrides = {**self.overrides, **{k: t.detach() for k, t in tensors.items()}}
+        return other
+
+    def tempered(self, temperature: float) -> Classifier:
+        """View the same model with its logits divided by T, for instance to calibrate it first.
+
+        `c.tempered(a).tempered(b)` is `c.tempered(a * b)`. It is a property of this view and not of
+        the network: `copy_module` returns a module without it.
+        """
+        checks.require_positive(temperature, "temperature")
+        product = self.temperature * float(temperature)
+        other = copy.copy(self)
+        other.temperature = checks.require_positive(product, "the product of all temperatures")
         return other
 
     @property
@@ -69,7 +86,8 @@ class Classifier:
     def copy_parameters(self, names: Iterable[str]) -> Params:
         """Copy the named parameters, e.g. as the mean of a posterior."""
         parameters = self.parameters
-        checks.require_fits({n: parameters.get(n, torch.empty(0)) for n in names}, parameters)
+        names = list(names)
+        checks.require_known(names, parameters)
         return {name: parameters[name].clone() for name in names}
 
     def copy_module(self, tensors: Params | None = None) -> nn.Module:
@@ -100,14 +118,39 @@ class Classifier:
         named = self.tensors
         buffers = {name for name, _ in self.model.named_buffers()}
         named = {n: t.clone() if n in buffers else t for n, t in named.items()}
-        output = self._run({**named, **(tensors or {})}, x)
-        return _checked_logits(output, batches.size(x))
+        values = {**named, **(tensors or {})}
+        return self._logits(x, lambda *call: functional_call(self._structure, values, *call))
+
+    def logits_of(self, module: nn.Module, x: Inputs) -> Tensor:
+        """Return the logits (B, K) of a copy of the model, e.g. one that is being trained."""
+        return self._logits(x, lambda args, kwargs: module(*args, **kwargs))
 
     def log_probs(self, x: Inputs, tensors: Params | None = None) -> Tensor:
         """Return log p(y|x) as (B, K), in single precision at least."""
         logits = self.logits(x, tensors)
         wide = torch.promote_types(logits.dtype, torch.float32)
         return torch.log_softmax(logits.to(wide), dim=-1)
+
+    @contextmanager
+    def hooked(self, hooks: Mapping[str, Hook]) -> Iterator[None]:
+        """Run forward hooks on the private copy's modules, by name, while the context lasts.
+
+        The user's own module never sees them.
+        """
+        handles = [
+            self._structure.get_submodule(name).register_forward_hook(
+                lambda module, args, kwargs, output, hook=hook: hook(
+                    module, args or tuple(kwargs.values()), output
+                ),
+                with_kwargs=True,
+            )
+            for name, hook in hooks.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def require_used(self, x: Inputs, params: Params) -> None:
         """Refuse parameters of which the model uses none: nothing could then adapt."""
@@ -125,16 +168,18 @@ class Classifier:
                 "give a posterior over parameters that the forward pass uses"
             )
 
-    def _run(self, tensors: Params, x: Inputs) -> Tensor:
+    def _logits(self, x: Inputs, run: Callable[..., Any]) -> Tensor:
         try:
-            output = functional_call(self._structure, tensors, *batches.as_arguments(x))
+            output = run(*batches.as_arguments(x))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             shapes = {name: tuple(t.shape) for name, t in batches.named_tensors(x).items()}
             raise ValueError(f"the model failed on inputs of shape {shapes}: {error}") from error
-        return self._get_logits(output) if self._get_logits else output
+        picked = self._get_logits(output) if self._get_logits else output
+        return _checked_logits(picked, batches.size(x)) / self.temperature
 
     def __repr__(self) -> str:
-        return f"Classifier({type(self.model).__name__})"
+        tempered = "" if self.temperature == 1 else f", temperature={self.temperature:g}"
+        return f"Classifier({type(self.model).__name__}{tempered})"
 
 
 def _eval_structure(model: nn.Module) -> nn.Module:

@@ -23,7 +23,18 @@ from acnml.classifier import Classifier
 from acnml.dual import Affine
 from acnml.params import Params
 from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
-from acnml.predictors import Acnml, Bma, Map, Predictor
+from acnml.predictors import (
+    Acnml,
+    Bma,
+    Ensemble,
+    Glm,
+    LogitSampling,
+    Map,
+    McDropout,
+    Predictor,
+    Probit,
+    Tempered,
+)
 from acnml.solvers import Reference
 
 FORMAT_VERSION = 1
@@ -35,7 +46,8 @@ KINDS = {
     for kind in (
         *(Diagonal, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
         *(Reference,),
-        *(Map, Bma, Acnml),
+        *(Map, Bma, Acnml, Ensemble, Tempered, McDropout),
+        *(Glm, Probit, LogitSampling),
     )
 }
 
@@ -49,6 +61,7 @@ def save(value: Posterior | Predictor, path: str | os.PathLike[str]) -> None:
 
     The file is complete or not there: it is written beside its place and then moved.
     """
+    _require_one_network(value)
     tensors: Params = {}
     header = {"format_version": FORMAT_VERSION, "value": _encode(value, "", tensors)}
     target = Path(path)
@@ -84,6 +97,27 @@ def load(
     return value
 
 
+def _require_one_network(value: Posterior | Predictor) -> None:
+    """Refuse what could not be loaded again, because only one network is given when loading."""
+    # Two heads of one module, told apart by get_logits, are two networks here.
+    networks = {(id(c.model), c._get_logits) for c in _classifiers(value)}
+    if len(networks) > 1:
+        raise ValueError(
+            f"this {type(value).__name__} holds several networks, and a file is for one; "
+            "save its members one by one and put them together again after loading"
+        )
+
+
+def _classifiers(value: Any) -> list[Classifier]:
+    """All classifiers inside a value."""
+    if isinstance(value, Classifier):
+        return [value]
+    parts = value if isinstance(value, tuple) else ()
+    if isinstance(value, Predictor) and dataclasses.is_dataclass(value):
+        parts = tuple(_fields(value).values())
+    return [classifier for part in parts for classifier in _classifiers(part)]
+
+
 def _read(path: Path) -> tuple[dict[str, Any], Params]:
     """Return the tree and the tensors of a file, or say what is wrong with it."""
     try:
@@ -112,10 +146,10 @@ def _encode(value: Any, path: str, tensors: Params) -> Any:
         tensors[path] = value.detach().cpu().clone().contiguous()
         return {"tensor": path}
     if isinstance(value, Classifier):
-        return {"kind": "Classifier", "overrides": _encode(value.overrides, path, tensors)}
+        overrides = _encode(value.overrides, path, tensors)
+        return {"kind": "Classifier", "overrides": overrides, "temperature": value.temperature}
     if type(value).__name__ in KINDS:
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-        return {"kind": type(value).__name__, **_encode_items(fields, path, tensors)}
+        return {"kind": type(value).__name__, **_encode_items(_fields(value), path, tensors)}
     if isinstance(value, Mapping):
         return {"map": _encode_items(value, path, tensors)}
     if isinstance(value, (tuple, list)):
@@ -123,6 +157,11 @@ def _encode(value: Any, path: str, tensors: Params) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"cannot store {path or 'a value'} of type {type(value).__name__}")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """What a stored dataclass is constructed from."""
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
 
 
 def _encode_items(items: Mapping[Any, Any], path: str, tensors: Params) -> dict[str, Any]:
@@ -144,5 +183,21 @@ def _decode(tree: Any, tensors: Params, classifier: Classifier | None) -> Any:
     fields = {k: _decode(v, tensors, classifier) for k, v in tree.items() if k != "kind"}
     if kind == "Classifier":
         assert classifier is not None
-        return classifier.at(fields["overrides"])
+        return _restored(classifier, **fields)
     return KINDS[kind](**fields)
+
+
+def _restored(classifier: Classifier, overrides: Params, temperature: float = 1.0) -> Classifier:
+    """View the given classifier as the stored one was; the first files knew no temperature.
+
+    A classifier that is tempered already may be the very one that was stored, or not: to divide by
+    a temperature twice would be silent, so the two must agree.
+    """
+    if classifier.temperature == temperature:
+        return classifier.at(overrides)
+    if classifier.temperature != 1:
+        raise ValueError(
+            f"the predictor was stored with temperature {temperature:g}, the given classifier has "
+            f"{classifier.temperature:g}; give one that is not tempered"
+        )
+    return classifier.at(overrides).tempered(temperature)

@@ -3,6 +3,21 @@
 from acnml.predictors.acnml import Acnml
 from acnml.predictors.base import Predictor
 from acnml.predictors.bma import Bma
+from acnml.predictors.ensemble import Ensemble
+from acnml.predictors.glm import Glm, LogitSampling, Probit
 from acnml.predictors.map import Map
+from acnml.predictors.mc_dropout import McDropout
+from acnml.predictors.tempered import Tempered
 
-__all__ = ["Acnml", "Bma", "Map", "Predictor"]
+__all__ = [
+    "Acnml",
+    "Bma",
+    "Ensemble",
+    "Glm",
+    "LogitSampling",
+    "Map",
+    "McDropout",
+    "Predictor",
+    "Probit",
+    "Tempered",
+]

@@ -1,0 +1,76 @@
+"""Going over a loader's batches, with every error naming the batch it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from acnml.batches import Inputs, size, split_labels
+from acnml.classifier import Classifier
+from acnml.progress import track
+
+# What to do with a prepared batch and its labels, None where the loader has none.
+Step: TypeAlias = Callable[[Inputs, Tensor | None], None]
+
+
+def over_batches(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    step: Step,
+    description: str,
+    progress: bool | None,
+) -> int:
+    """Call `step` for every batch and return the number of data."""
+    data = 0
+    for index, batch in enumerate(track(loader, description, progress)):
+        try:
+            x, labels = split_labels(batch)
+            x = classifier.prepare(x)
+            step(x, None if labels is None else _checked_labels(labels, x))
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"batch {index}: {error}") from error
+        data += size(x)
+    if data == 0:
+        raise ValueError("the loader gave no batch; is it empty, or an iterator used up before?")
+    return data
+
+
+def count_data(loader: Iterable[Any]) -> int:
+    """Return the number of data that one pass over the loader gives."""
+    return sum(size(split_labels(batch)[0]) for batch in loader)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor | None) -> Tensor:
+    """Return the mean loss of a batch, or say why it has none."""
+    if labels is None:
+        raise ValueError("it has no labels: yield (x, y), or a mapping with 'labels'")
+    require_classes(labels, logits)
+    loss = functional.cross_entropy(logits, labels.to(logits.device))
+    if not torch.isfinite(loss):
+        raise ValueError(f"the loss is {float(loss)}: lower the learning rate")
+    return loss
+
+
+def require_classes(labels: Tensor, logits: Tensor) -> None:
+    """Refuse labels outside the classes that the model has."""
+    classes = logits.shape[-1]
+    bad = ((labels < 0) | (labels >= classes)).nonzero().flatten()
+    if len(bad):
+        raise ValueError(
+            f"label {int(labels[bad[0]])} at index {int(bad[0])} is outside the model's "
+            f"{classes} classes"
+        )
+
+
+def _checked_labels(labels: Any, x: Inputs) -> Tensor:
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"labels must be a tensor of integers, got {kind}")
+    if labels.shape != (size(x),):
+        raise ValueError(f"labels have shape {tuple(labels.shape)}, expected ({size(x)},)")
+    return labels.long()

@@ -1,0 +1,83 @@
+"""Estimators of the loss's curvature at the logits, as vectors to pull back through the network.
+
+For the cross-entropy of a softmax, the Hessian at the logits is H = diag(p) - p pᵀ. Every estimator
+gives vectors s (B, K) whose outer products s sᵀ sum to H, exactly or in expectation.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+
+class Fisher(ABC):
+    """A way to write the curvature at the logits as a sum of outer products."""
+
+    @abstractmethod
+    def cotangents(
+        self, probs: Tensor, labels: Tensor | None, generator: torch.Generator
+    ) -> Iterator[Tensor]:
+        """Yield the vectors s (B, K) for a batch with probabilities (B, K)."""
+
+
+@final
+@dataclass(frozen=True)
+class ExactFisher(Fisher):
+    """The Fisher itself, which is the generalised Gauss-Newton matrix: K pull-backs a batch.
+
+    s_c = √p_c (e_c - p), one vector for every class c.
+    """
+
+    def cotangents(
+        self, probs: Tensor, labels: Tensor | None, generator: torch.Generator
+    ) -> Iterator[Tensor]:
+        """Yield √p_c (e_c - p) for every class."""
+        eye = torch.eye(probs.shape[1], dtype=probs.dtype, device=probs.device)
+        for c in range(probs.shape[1]):
+            yield probs[:, c, None].sqrt() * (eye[c] - probs)
+
+
+@final
+@dataclass(frozen=True)
+class MonteCarloFisher(Fisher):
+    """An unbiased estimate by labels drawn from the model: `samples` pull-backs a batch."""
+
+    samples: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError(f"samples must be at least 1, got {self.samples}")
+
+    def cotangents(
+        self, probs: Tensor, labels: Tensor | None, generator: torch.Generator
+    ) -> Iterator[Tensor]:
+        """Yield (e_y - p) / √samples for labels y ~ p."""
+        for _ in range(self.samples):
+            drawn = torch.multinomial(probs.to(generator.device), 1, generator=generator)[:, 0]
+            yield (_one_hot(drawn.to(probs.device), probs) - probs) / math.sqrt(self.samples)
+
+
+@final
+@dataclass(frozen=True)
+class EmpiricalFisher(Fisher):
+    """The outer product of the loss gradients at the true labels: one pull-back a batch."""
+
+    def cotangents(
+        self, probs: Tensor, labels: Tensor | None, generator: torch.Generator
+    ) -> Iterator[Tensor]:
+        """Yield e_y - p for the true labels y."""
+        if labels is None:
+            raise ValueError("EmpiricalFisher needs labels, and the loader yields none")
+        yield _one_hot(labels.to(probs.device), probs) - probs
+
+
+def _one_hot(labels: Tensor, probs: Tensor) -> Tensor:
+    return one_hot(labels, probs.shape[1]).to(probs.dtype)

@@ -1,0 +1,217 @@
+"""Laplace posteriors, diagonal and Kronecker-factored: one pass over the training data.
+
+The precision is the curvature of the training loss at the trained weights, summed over all data,
+plus the prior's. The network runs in eval mode, as it will when it predicts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from acnml import checks
+from acnml.batches import Inputs
+from acnml.classifier import Classifier
+from acnml.dual import Outers
+from acnml.inference.batches import over_batches, require_classes
+from acnml.inference.curvature import DiagonalCurvature, Factors, KroneckerCurvature
+from acnml.inference.fisher import ExactFisher, Fisher, MonteCarloFisher
+from acnml.layers import (
+    AFFINE,
+    SCALING,
+    Passes,
+    Site,
+    find_sites,
+    output_gradients,
+    record,
+    scaling_gradients,
+    site_inputs,
+)
+from acnml.params import Params
+from acnml.posteriors import Diagonal, Kronecker
+from acnml.selection import Parameters, parameter_names
+
+# A batch's gradients at the outputs of every site, one mapping for every vector of the Fisher.
+PullBacks: TypeAlias = Iterator[Mapping[Site, Tensor]]
+
+# Scalars of per-example weight gradients that may exist at once where they must be squared.
+SQUARED_AT_ONCE = 2**24
+
+EXACT = ExactFisher()
+
+
+def fit_laplace_diagonal(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    prior_precision: float = 1.0,
+    parameters: Parameters = None,
+    fisher: Fisher = EXACT,
+    progress: bool | None = None,
+) -> Diagonal:
+    """Return N(θ̂, diag(h + τ)⁻¹), h the curvature of each parameter summed over the data.
+
+    Args:
+        classifier: the trained model.
+        loader: the training data; must not drop or augment any of it.
+        prior_precision: τ of the Gaussian prior N(0, I/τ).
+        parameters: parameter names or submodules to cover; all of the model's by default.
+        fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
+        progress: show a progress bar; by default in a terminal only.
+    """
+    curvature = diagonal_curvature(classifier, loader, parameters, fisher, progress)
+    return curvature.posterior(prior_precision)
+
+
+def fit_kfac_laplace(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    prior_precision: float = 1.0,
+    parameters: Parameters = None,
+    fisher: Fisher = EXACT,
+    progress: bool | None = None,
+) -> Kronecker:
+    """Return N(θ̂, (H + τI)⁻¹) with a Kronecker-factored H for every Linear and Conv2d layer.
+
+    For the factor-damped form of Ritter et al. (2018) take
+    `kronecker_curvature(...).posterior(prior_precision, FactorBlock.damped)`.
+
+    Args:
+        classifier: the trained model.
+        loader: the training data; must not drop or augment any of it.
+        prior_precision: τ of the Gaussian prior N(0, I/τ).
+        parameters: parameter names or submodules to cover; by default all Linear and Conv2d layers.
+        fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
+        progress: show a progress bar; by default in a terminal only.
+    """
+    curvature = kronecker_curvature(classifier, loader, parameters, fisher, progress)
+    return curvature.posterior(prior_precision)
+
+
+def diagonal_curvature(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    parameters: Parameters = None,
+    fisher: Fisher = EXACT,
+    progress: bool | None = None,
+) -> DiagonalCurvature:
+    """Sum the squared gradients of every parameter over the data."""
+    names = parameter_names(classifier.model, parameters)
+    sites = find_sites(classifier.model, names, AFFINE + SCALING, "leave it out of `parameters`")
+    mean = classifier.copy_parameters(names)
+    sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in mean.items()}
+
+    def accumulate(passes: Passes, pull_backs: PullBacks) -> None:
+        inputs = {site: site_inputs(site, taken) for site, taken in passes.items()}
+        for gradients in pull_backs:
+            for site, grads in gradients.items():
+                for name, squares in _squared(site, inputs[site], grads, mean).items():
+                    sums[name] += squares
+
+    _over_passes(classifier, loader, sites, fisher, accumulate, progress)
+    return DiagonalCurvature(mean, {name: sums[name].to(mean[name].dtype) for name in names})
+
+
+def kronecker_curvature(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    parameters: Parameters = None,
+    fisher: Fisher = EXACT,
+    progress: bool | None = None,
+) -> KroneckerCurvature:
+    """Accumulate the two factors of every layer over the data."""
+    default = _affine_names(classifier) if parameters is None else parameters
+    names = parameter_names(classifier.model, default)
+    way_out = "KFAC covers Linear and Conv2d: leave it out of `parameters`"
+    sites = find_sites(classifier.model, names, AFFINE, way_out)
+    mean = classifier.copy_parameters(names)
+    sums = {site: _FactorSums(site, mean) for site in sites}
+
+    def accumulate(passes: Passes, pull_backs: PullBacks) -> None:
+        for site, taken in passes.items():
+            sums[site].add_inputs(site_inputs(site, taken))
+        for gradients in pull_backs:
+            for site, grads in gradients.items():
+                sums[site].add_gradients(grads)
+
+    data = _over_passes(classifier, loader, sites, fisher, accumulate, progress)
+    return KroneckerCurvature(mean, tuple(sums[site].factors(data) for site in sites))
+
+
+def _over_passes(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    sites: list[Site],
+    fisher: Fisher,
+    accumulate: Callable[[Passes, PullBacks], None],
+    progress: bool | None,
+) -> int:
+    """Give every batch's passes and pulled-back gradients to `accumulate`; count the data."""
+    seed = fisher.seed if isinstance(fisher, MonteCarloFisher) else 0
+    generator = torch.Generator().manual_seed(seed)
+
+    def step(x: Inputs, labels: Tensor | None) -> None:
+        logits, passes = record(classifier, sites, x)
+        checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
+        if labels is not None:
+            require_classes(labels, logits)
+        cotangents = fisher.cotangents(logits.detach().softmax(-1), labels, generator)
+        accumulate(passes, (output_gradients(logits, passes, c) for c in cotangents))
+
+    return over_batches(classifier, loader, step, "curvature", progress)
+
+
+def _squared(site: Site, inputs: Tensor, grads: Tensor, mean: Params) -> Params:
+    """Return the squared per-example gradients of a site's parameters, summed over the batch."""
+    if not site.is_affine:
+        examples = scaling_gradients(site, inputs, grads)
+        return {name: (grad**2).sum(0) for name, grad in examples.items()}
+    if inputs.shape[-2] == 1:  # (δ aᵀ)² = δ² (a²)ᵀ, summed over examples by one matrix product
+        matrix = (grads**2).squeeze(-2).movedim(0, -1) @ (inputs**2).squeeze(-2).movedim(0, -2)
+        return site.layer.split(matrix, mean)
+    per_example = sum(mean[name].numel() for name in site.layer.names)
+    rows = max(1, SQUARED_AT_ONCE // per_example)
+    parts = zip(grads.split(rows), inputs.split(rows), strict=True)
+    total = torch.stack([(Outers(d, a).dense() ** 2).sum(0) for d, a in parts]).sum(0)
+    return site.layer.split(total, mean)
+
+
+class _FactorSums:
+    """Running sums of one layer's aaᵀ and δδᵀ, in double precision."""
+
+    def __init__(self, site: Site, mean: Params) -> None:
+        matrix = site.layer.join(mean, mean)
+        *groups, out_size, in_size = matrix.shape
+        self.layer, self.dtype = site.layer, matrix.dtype
+        self.inputs = matrix.new_zeros(*groups, in_size, in_size, dtype=torch.float64)
+        self.gradients = matrix.new_zeros(*groups, out_size, out_size, dtype=torch.float64)
+        self.positions = 0
+
+    def add_inputs(self, inputs: Tensor) -> None:
+        self.inputs += _second_moment(inputs)
+        self.positions += inputs.shape[0] * inputs.shape[-2]
+
+    def add_gradients(self, grads: Tensor) -> None:
+        self.gradients += _second_moment(grads)
+
+    def factors(self, data: int) -> Factors:
+        """Return A and G as `KroneckerCurvature` defines them."""
+        A = self.inputs / max(self.positions, 1) * math.sqrt(data)
+        return Factors(
+            self.layer, A.to(self.dtype), (self.gradients / math.sqrt(data)).to(self.dtype)
+        )
+
+
+def _second_moment(vectors: Tensor) -> Tensor:
+    """Sum vvᵀ over examples and positions: (B, [groups,] positions, n) to ([groups,] n, n)."""
+    rows = vectors.movedim(0, -3).flatten(-3, -2)
+    return rows.mT @ rows
+
+
+def _affine_names(classifier: Classifier) -> list[str]:
+    modules = classifier.model.named_modules()
+    affine = {name for name, module in modules if isinstance(module, AFFINE)}
+    return [name for name in classifier.parameters if name.rpartition(".")[0] in affine]

@@ -1,0 +1,79 @@
+"""The network as a linear function of its parameters around the posterior mean.
+
+With f(θ) ≈ f(μ) + J(θ - μ) and θ ~ N(μ, Σ) the logits of an input are Gaussian: they have the mean
+f(μ) and the covariance J Σ Jᵀ, one K×K matrix per input, which is called its kernel here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import jacrev, vmap
+
+from acnml import batches, checks
+from acnml.batches import Inputs
+from acnml.classifier import Classifier
+from acnml.params import Params, count
+from acnml.posteriors import Posterior
+
+# How much of the Jacobians exists at once; a single input's is made whatever its size.
+JACOBIAN_BYTES = 64 * 2**20
+
+
+class LogitMoments(NamedTuple):
+    """The Gaussian over logits N(f_μ(x), J Σ Jᵀ), in single precision at least."""
+
+    logits: Tensor  # (B, K)
+    kernel: Tensor  # (B, K, K), exactly symmetric
+
+
+@torch.no_grad()
+def logit_moments(classifier: Classifier, posterior: Posterior, x: Inputs) -> LogitMoments:
+    """Return the logits at the posterior mean and their kernel J Σ Jᵀ, for a prepared batch.
+
+    J = ∂ logits / ∂ θ at θ = μ, over the parameters that the posterior covers.
+    """
+    logits = classifier.logits(x, posterior.mean)
+    checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
+    at_once = _inputs_at_once(posterior.mean, classes=logits.shape[1])
+    jacobians = (_jacobians(classifier, posterior.mean, b) for b in batches.blocks(x, at_once))
+    kernel = torch.cat([_kernel(jacobian, posterior) for jacobian in jacobians])
+    checks.require_finite(kernel, "the logits' covariances are", "check the posterior's")
+    return LogitMoments(_wide(logits), kernel)
+
+
+def _inputs_at_once(mean: Params, classes: int) -> int:
+    bytes_per_number = next(iter(mean.values())).element_size()
+    return max(1, JACOBIAN_BYTES // (classes * count(mean) * bytes_per_number))
+
+
+def _jacobians(classifier: Classifier, mean: Params, x: Inputs) -> Params:
+    """Return J by name, (B, K, *shape of the parameter)."""
+
+    def logits(params: Params, one: Inputs) -> Tensor:
+        batch = batches.map_inputs(one, lambda tensor: tensor.unsqueeze(0))
+        return classifier.logits(batch, params).squeeze(0)
+
+    try:
+        return vmap(jacrev(logits), in_dims=(None, 0))(mean, x)
+    except (RuntimeError, ValueError) as error:  # the same model has just run without vmap
+        raise ValueError(f"torch.func.vmap cannot vectorise this model: {error}") from error
+
+
+def _kernel(jacobian: Params, posterior: Posterior) -> Tensor:
+    """Return J Σ Jᵀ (B, K, K), summed name by name so that nothing large is copied."""
+    moved = posterior.cov_mv(jacobian)
+    parts = [_vectors(jacobian[name]) @ _vectors(moved[name]).mT for name in jacobian]
+    kernel = torch.stack(parts).sum(0)
+    return (kernel + kernel.mT) / 2  # rounding differs above and below the diagonal
+
+
+def _vectors(tensor: Tensor) -> Tensor:
+    """Flatten (B, K, *shape) to (B, K, P)."""
+    return _wide(tensor.reshape(*tensor.shape[:2], -1))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,55 @@
+"""Ensemble: the average prediction of several predictors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from acnml.batches import Inputs
+from acnml.predictors.base import Predictor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Ensemble(Predictor):
+    """(1/n) Σ_i p_i(y|x), the average of the members' probabilities.
+
+    A deep ensemble (Lakshminarayanan et al. 2017) is an `Ensemble` of `Map`, one for every trained
+    network; any other predictors can be averaged just as well. Members that share one network, e.g.
+    `Map(classifier.at(weights))` for several weights, can be stored together in one file.
+
+    >>> from acnml import Classifier, Map
+    >>> members = tuple(Map(Classifier(torch.nn.Linear(4, 3))) for _ in range(5))
+    >>> Ensemble(members)(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
+    """
+
+    predictors: tuple[Predictor, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "predictors", tuple(self.predictors))
+        if not self.predictors:
+            raise ValueError("an Ensemble needs at least one predictor, it was given none")
+        for member in self.predictors:
+            if not isinstance(member, Predictor):
+                kind = type(member).__name__
+                raise TypeError(f"an Ensemble averages predictors such as Map, got a {kind}")
+
+    @torch.no_grad()
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return the log of the averaged probabilities, on the first member's device."""
+        log_probs = [member(x) for member in self.predictors]
+        classes = [tensor.shape[-1] for tensor in log_probs]
+        if len(set(classes)) > 1:
+            raise ValueError(f"the members of an Ensemble differ in their classes: {classes}")
+        return log_mean([tensor.to(log_probs[0].device) for tensor in log_probs])
+
+
+def log_mean(log_probs: Sequence[Tensor]) -> Tensor:
+    """Average probabilities that are given by their logarithms: log (1/n) Σ_i p_i."""
+    return torch.logsumexp(torch.stack(list(log_probs)), dim=0) - math.log(len(log_probs))

@@ -1,0 +1,109 @@
+"""Glm: the prediction of the linearised network, a Bayesian generalised linear model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from acnml import batches, checks
+from acnml.batches import Inputs
+from acnml.classifier import Classifier
+from acnml.linearisation import LogitMoments, logit_moments
+from acnml.params import normal_like
+from acnml.posteriors import Posterior
+from acnml.predictors.base import Predictor, matched
+from acnml.predictors.ensemble import log_mean
+
+
+class Link(Protocol):
+    """A frozen dataclass value that turns Gaussian logits f ~ N(m, Κ) into E[softmax f]."""
+
+    def __call__(self, moments: LogitMoments) -> Tensor:
+        """Return log-probabilities (B, K)."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Probit:
+    """softmax(m / √(1 + π/8 diag Κ)): no sampling, and blind to how logits vary together."""
+
+    def __call__(self, moments: LogitMoments) -> Tensor:
+        """Return log-probabilities (B, K)."""
+        var = moments.kernel.diagonal(dim1=-2, dim2=-1)
+        return torch.log_softmax(moments.logits / (1 + math.pi / 8 * var).sqrt(), dim=-1)
+
+
+@final
+@dataclass(frozen=True)
+class LogitSampling:
+    """(1/n) Σ_i softmax(m + Κ^½ εᵢ) with εᵢ ~ N(0, I): exact as n grows.
+
+    All inputs share the εᵢ, so that an input's prediction does not depend on its batch.
+
+    Args:
+        samples: n.
+        seed: of the εᵢ.
+    """
+
+    samples: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError(f"samples must be at least 1, got {self.samples}")
+
+    def __call__(self, moments: LogitMoments) -> Tensor:
+        """Return log-probabilities (B, K)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        noise = normal_like(moments.logits[0], self.samples, generator)  # (n, K)
+        root = _symmetric_root(moments.kernel)
+        return log_mean([torch.log_softmax(moments.logits + root @ e, dim=-1) for e in noise])
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Glm(Predictor):
+    """E[softmax f] with f ~ N(f_μ(x), J Σ Jᵀ), J = ∂f/∂θ at μ (Immer et al. 2021).
+
+    The Laplace predictive for a posterior that was itself fitted with a linearisation (GGN, KFAC),
+    where sampling weights (`Bma`) leaves the region in which the posterior holds.
+
+    Args:
+        classifier: the model.
+        posterior: N(μ, Σ).
+        link: how the Gaussian logits become probabilities, `Probit()` or `LogitSampling()`.
+    """
+
+    classifier: Classifier
+    posterior: Posterior
+    link: Link = Probit()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
+
+    @torch.no_grad()
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return the log of the expected probabilities."""
+        prepared = self.classifier.prepare(x)
+        log_probs = torch.cat([self._linked(block) for block in batches.blocks(prepared)])
+        self.classifier.require_used(prepared, self.posterior.mean)
+        return log_probs
+
+    def _linked(self, x: Inputs) -> Tensor:
+        log_probs = self.link(logit_moments(self.classifier, self.posterior, x))
+        return checks.require_finite(log_probs, "log-probabilities are", "check the posterior")
+
+
+def _symmetric_root(kernel: Tensor) -> Tensor:
+    """Return the symmetric Κ^½ = U √Λ Uᵀ of positive semidefinite matrices.
+
+    Kernels are often singular (more classes than directions), where Cholesky fails. And unlike U √Λ
+    this root is unique, so that rounding in Κ cannot flip the sign of a draw.
+    """
+    values, vectors = torch.linalg.eigh(kernel)
+    return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT
