@@ -35,14 +35,18 @@ def over_batches(
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"batch {index}: {error}") from error
         data += size(x)
-    if data == 0:
-        raise ValueError("the loader gave no batch; is it empty, or an iterator used up before?")
-    return data
+    return _require_data(data)
 
 
 def count_data(loader: Iterable[Any]) -> int:
     """Return the number of data that one pass over the loader gives."""
-    return sum(size(split_labels(batch)[0]) for batch in loader)
+    return _require_data(sum(size(split_labels(batch)[0]) for batch in loader))
+
+
+def _require_data(data: int) -> int:
+    if data == 0:
+        raise ValueError("the loader gave no batch; is it empty, or an iterator used up before?")
+    return data
 
 
 def cross_entropy(logits: Tensor, labels: Tensor | None) -> Tensor:
@@ -52,7 +56,7 @@ def cross_entropy(logits: Tensor, labels: Tensor | None) -> Tensor:
     require_classes(labels, logits)
     loss = functional.cross_entropy(logits, labels.to(logits.device))
     if not torch.isfinite(loss):
-        raise ValueError(f"the loss is {float(loss)}: lower the learning rate")
+        raise ValueError(f"the loss is {loss.item()}: lower the learning rate")
     return loss
 
 

@@ -84,7 +84,9 @@ def local_reparameterised(
     """Return logits with noise drawn at the outputs of affine layers (Kingma et al. 2015).
 
     For y = Wa with independent weights, y ~ N(Ma, S a²): every example has noise of its own, at the
-    price of one more matrix product. Scaling layers are sampled plainly.
+    price of one more matrix product. Over several positions (convolutions, sequences) the noise is
+    drawn independently at each, as is usual: every output is distributed as it should be, but that
+    positions share their weights is not seen. Scaling layers are sampled plainly.
     """
     scaling = [name for site in sites if not site.is_affine for name in site.layer.names]
     sampled = reparameterised(

@@ -1,0 +1,195 @@
+"""Bayes by Backprop: its gradients, its noise, and posteriors known in closed form."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+
+from acnml import Classifier, fit_bayes_by_backprop
+from acnml.batches import take
+from acnml.inference.bayes_by_backprop import (
+    _MeanField,
+    local_reparameterised,
+    reparameterised,
+)
+from acnml.layers import AFFINE, SCALING, find_sites
+from cases import MODELS, Case, diagonal, normal
+
+X, Y = normal(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+PRIOR = Normal(*torch.tensor([0.0, 0.3], dtype=torch.float64))
+
+
+def test_gradients_of_the_divergence_are_those_of_autograd():
+    mean = {"a": normal(3, 2), "b": normal(4, seed=1)}
+    field = _MeanField(
+        {n: t.clone() for n, t in mean.items()}, prior_std=0.3, data=7, learning_rate=0.1
+    )
+    with torch.no_grad():
+        for seed, log_var in enumerate(field.log_var.values()):
+            log_var.add_(normal(*log_var.shape, seed=seed + 5))
+    leaves = {
+        n: (mean[n].clone().requires_grad_(), field.log_var[n].detach().clone().requires_grad_())
+        for n in mean
+    }
+    divergence = sum(
+        kl_divergence(Normal(m, (v / 2).exp()), PRIOR).sum() for m, v in leaves.values()
+    )
+    (divergence / 7).backward()
+    field.step(torch.zeros((), requires_grad=True), field.variances())  # a loss without gradient
+    for name, (m, log_var) in leaves.items():
+        torch.testing.assert_close(field.mean[name].grad, m.grad, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(field.log_var[name].grad, log_var.grad, rtol=1e-12, atol=1e-14)
+
+
+def sites_of(model):
+    names = [name for name, _ in model.named_parameters()]
+    return find_sites(model, names, AFFINE + SCALING, "")
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_no_variance_is_no_noise(case):
+    model = case.model()
+    posterior = diagonal(model)
+    var = {name: torch.zeros_like(t) for name, t in posterior.mean.items()}
+    logits = local_reparameterised(
+        Classifier(model), sites_of(model), posterior.mean, var, case.x(), torch.Generator()
+    )
+    torch.testing.assert_close(logits, Classifier(model).logits(case.x()), rtol=1e-12, atol=1e-12)
+
+
+def conv_outputs() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2), nn.Flatten())
+
+
+LINEAR = [case for case in MODELS if case.name not in ("conv", "sequence")]
+CONVOLUTION = Case("conv_outputs", conv_outputs, lambda n: normal(n, 2, 5, 5))
+
+
+@pytest.mark.parametrize("case", [*LINEAR, CONVOLUTION], ids=lambda case: case.name)
+def test_local_and_plain_reparameterisation_have_the_same_moments(case):
+    """Mean and variance of the logits over 3,000 draws of each, within six standard errors."""
+    model, n = case.model(), 3000
+    one = case.x(1)
+    many = take(one, torch.zeros(n, dtype=int))  # n times the same input
+    posterior, classifier, generator = diagonal(model), Classifier(model), torch.Generator()
+    mean, var = posterior.mean, posterior.var
+    local = local_reparameterised(classifier, sites_of(model), mean, var, many, generator)
+    draws = [reparameterised(mean, var, generator) for _ in range(n)]
+    plain = torch.cat([classifier.logits(one, draw) for draw in draws])
+    mean_error = ((local.var(0) + plain.var(0)) / n).sqrt()
+    assert ((local.mean(0) - plain.mean(0)).abs() < 6 * mean_error).all()
+    fourth = ((plain - plain.mean(0)) ** 4).mean(0)
+    var_error = (2 * (fourth - plain.var(0) ** 2) / n).sqrt()
+    assert ((local.var(0) - plain.var(0)).abs() < 6 * var_error).all()
+
+
+def test_local_noise_has_the_exact_gradient_of_the_expected_loss():
+    """For a linear model E[½z²] = ½(m² + s) is known, and so is its gradient in S."""
+    model, n = nn.Linear(3, 2, bias=False).double(), 100_000
+    x = normal(1, 3)
+    var = {"weight": torch.full((2, 3), 0.2, dtype=torch.float64, requires_grad=True)}
+    mean = {"weight": model.weight.detach().requires_grad_()}
+    rows = x.expand(n, 3)
+    z = local_reparameterised(
+        Classifier(model), sites_of(model), mean, var, rows, torch.Generator().manual_seed(1)
+    )
+    grads = torch.autograd.grad((z**2).sum() / (2 * n), [mean["weight"], var["weight"]])
+    expected_mean = (mean["weight"] @ x[0])[:, None] * x
+    expected_var = (x**2 / 2).expand(2, 3)
+    assert (grads[0] - expected_mean).abs().max() < 6 * 2 / math.sqrt(n)
+    assert (grads[1] - expected_var).abs().max() < 6 * 4 / math.sqrt(n)
+
+
+def test_zero_inputs_give_no_nan():
+    model = nn.Linear(4, 3, bias=False)
+    posterior = fit_bayes_by_backprop(Classifier(model), [(torch.zeros(6, 4), Y)], epochs=2)
+    assert torch.isfinite(posterior.mean["weight"]).all()
+
+
+def test_without_data_to_learn_from_the_posterior_is_the_prior():
+    """Inputs of zero say nothing: the minimiser is the prior N(0, σ₀²)."""
+    model = nn.Linear(4, 3, bias=False).double()
+    data = [(torch.zeros(6, 4), Y)]
+    posterior = fit_bayes_by_backprop(
+        Classifier(model), data, epochs=800, prior_std=0.5, learning_rate=0.03
+    )
+    assert posterior.mean["weight"].abs().max() < 1e-3
+    torch.testing.assert_close(
+        posterior.var["weight"], torch.full((3, 4), 0.25).double(), rtol=1e-3, atol=0
+    )
+
+
+def test_learns_and_leaves_the_model_alone():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (300,), generator=generator)
+    x = torch.eye(3)[y] + 0.3 * torch.randn(300, 3, generator=generator)
+    model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 3))
+    classifier, before = Classifier(model), [p.clone() for p in model.parameters()]
+    data = [(x[i : i + 50], y[i : i + 50]) for i in range(0, 300, 50)]
+    posterior = fit_bayes_by_backprop(
+        classifier, data, epochs=60, prior_std=1.0, learning_rate=0.01
+    )
+    accuracy = (classifier.at(posterior.mean).logits(x).argmax(1) == y).float().mean()
+    assert accuracy > 0.95
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+def test_seeded_and_without_global_random_state():
+    state = torch.get_rng_state()
+    model = MODELS[1].model()
+    fits = [
+        fit_bayes_by_backprop(Classifier(model), [(X, Y)], epochs=2, seed=seed)
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(fits[0].mean["0.weight"], fits[1].mean["0.weight"])
+    assert not torch.equal(fits[0].mean["0.weight"], fits[2].mean["0.weight"])
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_covers_a_subset():
+    model = MODELS[1].model()
+    posterior = fit_bayes_by_backprop(Classifier(model), [(X, Y)], epochs=1, parameters=[model[2]])
+    assert list(posterior.mean) == ["2.weight", "2.bias"]
+
+
+def test_an_interrupted_fit_leaves_the_model_unchanged():
+    model = MODELS[1].model()
+    before = [p.clone() for p in model.parameters()]
+
+    class Interrupted:
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            yield X, Y
+            if self.passes > 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_bayes_by_backprop(Classifier(model), Interrupted(), epochs=5)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "message"),
+    [
+        ([], {}, "the loader gave no batch"),
+        ([X], {}, "batch 0: it has no labels"),
+        ([(X, Y), (X, Y + 1)], {}, "batch 1: label 3 at index 2 is outside the model's 3 classes"),
+        ([(X, Y)], {"prior_std": 0.0}, "prior_std must be a positive"),
+        (
+            [(X, Y)] * 3,
+            {"learning_rate": 1e300, "epochs": 2},
+            "batch 1: the loss is nan: lower the",
+        ),
+    ],
+)
+def test_refuses_what_cannot_be_fitted(data, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        fit_bayes_by_backprop(Classifier(MODELS[1].model()), data, **{"epochs": 1, **arguments})
