@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
@@ -109,21 +110,23 @@ class Classifier:
         reference = next(iter(self.tensors.values()), torch.empty(0))
         return batches.map_inputs(x, lambda tensor: _follow(tensor, reference))
 
-    def logits(self, x: Inputs, tensors: Params | None = None) -> Tensor:
+    def logits(self, x: Inputs, tensors: Params | None = None, rows: int = 1) -> Tensor:
         """Return logits (B, K) with `tensors` in place of the model's own.
 
-        A pure, differentiable function of `x` and `tensors` that `torch.func` can transform.
+        A pure, differentiable function of `x` and `tensors` that `torch.func` can transform. With
+        hooks that turn every input into several rows, the result is (B · rows, K).
         """
         # Buffers are cloned because a module may write to them, even in eval mode.
         named = self.tensors
         buffers = {name for name, _ in self.model.named_buffers()}
         named = {n: t.clone() if n in buffers else t for n, t in named.items()}
         values = {**named, **(tensors or {})}
-        return self._logits(x, lambda *call: functional_call(self._structure, values, *call))
+        run = partial(functional_call, self._structure, values)
+        return self._logits(x, run, batches.size(x) * rows)
 
     def logits_of(self, module: nn.Module, x: Inputs) -> Tensor:
         """Return the logits (B, K) of a copy of the model, e.g. one that is being trained."""
-        return self._logits(x, lambda args, kwargs: module(*args, **kwargs))
+        return self._logits(x, lambda args, kwargs: module(*args, **kwargs), batches.size(x))
 
     def log_probs(self, x: Inputs, tensors: Params | None = None) -> Tensor:
         """Return log p(y|x) as (B, K), in single precision at least."""
@@ -168,14 +171,14 @@ class Classifier:
                 "give a posterior over parameters that the forward pass uses"
             )
 
-    def _logits(self, x: Inputs, run: Callable[..., Any]) -> Tensor:
+    def _logits(self, x: Inputs, run: Callable[..., Any], size: int) -> Tensor:
         try:
             output = run(*batches.as_arguments(x))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             shapes = {name: tuple(t.shape) for name, t in batches.named_tensors(x).items()}
             raise ValueError(f"the model failed on inputs of shape {shapes}: {error}") from error
         picked = self._get_logits(output) if self._get_logits else output
-        return _checked_logits(picked, batches.size(x)) / self.temperature
+        return _checked_logits(picked, size) / self.temperature
 
     def __repr__(self) -> str:
         tempered = "" if self.temperature == 1 else f", temperature={self.temperature:g}"

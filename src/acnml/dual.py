@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor
 
-from acnml.params import Params
+from acnml.params import Params, add, scale
 
 # Maps layer inputs (*batch, positions, in) to what a displacement of the layer's weights adds to
 # its outputs, (*batch, positions, out).
@@ -77,10 +77,41 @@ class Dual(NamedTuple):
     dense: Params
     outers: Mapping[Affine, Outers]
 
+    def scaled(self, factor: float) -> Dual:
+        """Return factor · v."""
+        outers = {k: Outers(o.deltas * factor, o.inputs) for k, o in self.outers.items()}
+        return Dual(scale(self.dense, factor), outers)
+
+    def plus(self, other: Dual) -> Dual:
+        """Return v + other; outer products of one and the same inputs tensor are merged."""
+        outers = {layer: _sum(mine, other.outers[layer]) for layer, mine in self.outers.items()}
+        return Dual(add(self.dense, other.dense), outers)
+
+    def combined(self, weights: Tensor) -> Dual:
+        """Return Σ_c w_c v_c along the second batch dimension, for weights (B, L, C) and v (B, C).
+
+        The inputs of outer products must be shared along it: (B, 1, ...).
+        """
+        outers = {k: Outers(_mix(weights, o.deltas), o.inputs) for k, o in self.outers.items()}
+        return Dual({name: _mix(weights, v) for name, v in self.dense.items()}, outers)
+
     def materialised(self, like: Params) -> Params:
         """Write all of v out as named tensors."""
         factored = [layer.split(outers.dense(), like) for layer, outers in self.outers.items()]
         return {name: v for part in (self.dense, *factored) for name, v in part.items()}
+
+
+def _sum(a: Outers, b: Outers) -> Outers:
+    if a.inputs is b.inputs:
+        return Outers(a.deltas + b.deltas, a.inputs)
+    batch = torch.broadcast_shapes(a.inputs.shape[:-2], b.inputs.shape[:-2])
+    inputs = [o.inputs.expand(*batch, *o.inputs.shape[-2:]) for o in (a, b)]
+    return Outers(torch.cat([a.deltas, b.deltas], dim=-2), torch.cat(inputs, dim=-2))
+
+
+def _mix(weights: Tensor, values: Tensor) -> Tensor:
+    """Combine (B, C, ...) by weights (B, L, C) into (B, L, ...)."""
+    return (weights @ values.flatten(2)).unflatten(2, values.shape[2:])
 
 
 class Displacement(NamedTuple):
@@ -93,6 +124,16 @@ class Displacement(NamedTuple):
 def matrix_action(matrix: Tensor) -> Action:
     """Let a written-out displacement (*batch, out, in) act on inputs."""
     return lambda inputs: inputs @ matrix.transpose(-1, -2)
+
+
+# Passing once over a matrix that must come from memory costs about as much as this many products
+# with it that stay in the cache.
+PASSES = 150
+
+
+def diagonal_prefers_factors(terms: int, positions: int) -> bool:
+    """Weigh a product with S for every term and position against v, written and applied."""
+    return terms * positions <= 2 * positions + PASSES
 
 
 def diagonal_action(outers: Outers, var: Tensor) -> Action:

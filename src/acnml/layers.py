@@ -166,6 +166,12 @@ def output_positions(module: nn.Module, y: Tensor) -> Tensor:
     return _grouped(y.flatten(2), module.groups)
 
 
+def from_positions(module: nn.Module, y: Tensor, shape: torch.Size) -> Tensor:
+    """Invert `output_positions`, for an output whose dimensions behind the batch are `shape`."""
+    features_first = isinstance(module, nn.Conv2d)
+    return (y.mT if features_first else y).reshape(len(y), *shape)
+
+
 def _grouped(features_first: Tensor, groups: int) -> Tensor:
     """Turn (B, features, positions) into (B, [groups,] positions, features / groups)."""
     if groups == 1:

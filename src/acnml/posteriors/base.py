@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from acnml.dual import Displacement, Dual
+from acnml.dual import Affine, Displacement, Dual
 from acnml.params import Params, count, map_tensors
 
 if TYPE_CHECKING:
@@ -47,6 +47,13 @@ class Posterior(ABC):
 
         The one hook of the fast solvers. A posterior without a faster form returns
         `materialised_displacement(self, dual)`.
+        """
+
+    @abstractmethod
+    def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
+        """Whether Σv, v of so many outer products, acts on so many positions faster in factors.
+
+        The alternative is to write Σv out, one matrix for every row.
         """
 
     @final

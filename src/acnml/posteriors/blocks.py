@@ -57,6 +57,10 @@ class Block(ABC):
         """Return αΣ."""
 
     @abstractmethod
+    def prefers_factors(self, terms: int, positions: int) -> bool:
+        """Whether `action` is faster than `cov_mv` of the written-out sum; see `Posterior`."""
+
+    @abstractmethod
     def action(self, outers: Outers) -> Action:
         """Let Σv act on inputs for a factored v."""
 
@@ -117,6 +121,11 @@ class FactorBlock(Block):
         """Return αΣ."""
         return replace(self, output_cov=self.output_cov * alpha)
 
+    def prefers_factors(self, terms: int, positions: int) -> bool:
+        """Compare dot products, in + out a pair, with two matrix products for every row."""
+        *_, out_size, in_size = self.shape
+        return terms * positions <= out_size * in_size
+
     def action(self, outers: Outers) -> Action:
         """Act as Σ_t G⁻¹δ_t ⟨A⁻¹a_t, a'⟩: two dot products beside the plain layer."""
         deltas, keys = outers.deltas @ self.output_cov, outers.inputs @ self.input_cov
@@ -176,6 +185,11 @@ class EigenBlock(Block):
     def scaled(self, alpha: float) -> EigenBlock:
         """Return αΣ."""
         return replace(self, var=self.var * alpha)
+
+    def prefers_factors(self, terms: int, positions: int) -> bool:
+        """Compare a product with S a pair with four rotations of a matrix for every row."""
+        *_, out_size, in_size = self.shape
+        return terms * positions <= 2 * (out_size + in_size)
 
     def action(self, outers: Outers) -> Action:
         """Act by the diagonal rule, between two rotations."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from acnml import checks
-from acnml.dual import Displacement, Dual, diagonal_action
+from acnml.dual import Affine, Displacement, Dual, diagonal_action, diagonal_prefers_factors
 from acnml.params import Params, flatten, scale, standard_normal, zip_with
 from acnml.posteriors.base import Posterior
 
@@ -52,6 +52,10 @@ class Diagonal(Posterior):
         """Return N(μ, α diag(s))."""
         checks.require_positive(alpha, "alpha")
         return Diagonal(self.mean, scale(self.var, alpha))
+
+    def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
+        """Compare one product with S per pair of term and position with writing v out."""
+        return diagonal_prefers_factors(terms, positions)
 
     def displacement(self, dual: Dual) -> Displacement:
         """Act on inputs as Σ_t δ_t ⊙ S(a_t ⊙ a'), one shared matrix product per term."""

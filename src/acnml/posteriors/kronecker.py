@@ -62,6 +62,11 @@ class Kronecker(Posterior):
         checks.require_positive(alpha, "alpha")
         return Kronecker(self.mean, tuple(block.scaled(alpha) for block in self.blocks))
 
+    def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
+        """Ask the layer's block."""
+        block = next(block for block in self.blocks if block.layer == layer)
+        return block.prefers_factors(terms, positions)
+
     def displacement(self, dual: Dual) -> Displacement:
         """Let the factored layers' blocks act on inputs; multiply the others out."""
         dense: Params = {}
@@ -69,7 +74,7 @@ class Kronecker(Posterior):
         for block in self.blocks:
             if block.layer in dual.outers:
                 actions[block.layer] = block.action(dual.outers[block.layer])
-            else:
+            elif block.layer.weight in dual.dense:
                 moved = block.cov_mv(block.layer.join(dual.dense, self.mean))
                 dense.update(block.layer.split(moved, self.mean))
         return Displacement(dense, actions)

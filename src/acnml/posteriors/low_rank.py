@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from acnml import checks
-from acnml.dual import Action, Affine, Displacement, Dual, Outers, diagonal_action
+from acnml.dual import (
+    Action,
+    Affine,
+    Displacement,
+    Dual,
+    Outers,
+    diagonal_action,
+    diagonal_prefers_factors,
+)
 from acnml.params import Params, add, flatten, normal_like, scale, standard_normal, unflatten
 from acnml.posteriors.base import Posterior
 
@@ -76,6 +84,10 @@ class LowRank(Posterior):
         checks.require_positive(alpha, "alpha")
         directions = scale(self.directions, math.sqrt(alpha))
         return LowRank(self.mean, scale(self.var, alpha), directions)
+
+    def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
+        """Decide as for the diagonal part, which costs the most."""
+        return diagonal_prefers_factors(terms, positions)
 
     def displacement(self, dual: Dual) -> Displacement:
         """Act as the diagonal rule plus F c, where c = Fᵀv couples all layers.

@@ -1,0 +1,89 @@
+"""Cutting a batch into blocks of rows that fit into memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from acnml import batches, checks
+from acnml.batches import Inputs
+from acnml.classifier import Classifier
+from acnml.dual import Dual
+from acnml.memory import budget
+from acnml.posteriors import Posterior
+from acnml.solvers.base import Solution
+from acnml.solvers.rows import Rows
+
+# Copies of a row's activations that autograd, the factors and intermediate results hold at once.
+COPIES = 4
+
+
+class RowSolver(Protocol):
+    """A solver that works on rows: the labels of a block of inputs."""
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes that a block may take; None leaves it to the library."""
+
+    @property
+    def gradients(self) -> int:
+        """How many gradients a row's v is a sum of."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do when the solution is not finite."""
+
+    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solution:
+        """Solve for some labels (L,) of all inputs of a block."""
+
+
+def solve_in_blocks(
+    solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs
+) -> Solution:
+    """Solve for every label of every input, a block of inputs and labels at a time."""
+    inputs, labels = _block_size(solver, classifier, posterior, x)
+    parts = []
+    for block in batches.blocks(x, inputs):
+        rows = Rows.at_mean(classifier, posterior, block, solver.gradients)
+        logits = rows.start.logits[:, 0]
+        remedy = "check the model and these inputs"
+        checks.require_finite(logits, "the model's logits are", remedy)
+        jacobian = rows.jacobian()
+        classes = torch.arange(logits.shape[1], device=logits.device)
+        solved = [solver.solve_rows(rows, jacobian, some) for some in classes.split(labels)]
+        parts.append(Solution(*(torch.cat(t, dim=1) for t in zip(*solved, strict=True))))
+    log_lik, residual = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    checks.require_finite(log_lik, "log-likelihoods are", solver.remedy)
+    return Solution(log_lik, residual)
+
+
+def _block_size(
+    solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs
+) -> tuple[int, int]:
+    """Return how many inputs, and how many labels of each, to solve at once."""
+    rows = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), solver.gradients)
+    logits = rows.start.logits
+    affordable = budget(logits.device, solver.memory) // (
+        logits.element_size() * _scalars_per_row(rows, solver.gradients)
+    )
+    classes = logits.shape[-1]
+    return max(1, affordable // classes), max(1, min(classes, affordable))
+
+
+def _scalars_per_row(rows: Rows, gradients: int) -> int:
+    """Estimate the numbers that one row keeps in memory."""
+    total = 0
+    for site, taken in rows.start.passages.items():
+        ins = sum(one.inputs.numel() for one in taken)
+        outs = sum(one.output.numel() for one in taken)
+        total += COPIES * (ins + outs)
+        if site in rows.factored:
+            positions = sum(one.inputs.shape[-2] for one in taken)
+            total += gradients * (ins * (1 + positions) + outs * (1 + positions))
+        else:
+            shapes = (rows.posterior.mean[name].shape for name in site.layer.names)
+            total += COPIES * sum(math.prod(shape) for shape in shapes)
+    return max(total, 1)

@@ -1,0 +1,73 @@
+"""Gradient: the paper's iteration, exactly, without a copy of the weights per label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from acnml import checks
+from acnml.batches import Inputs
+from acnml.classifier import Classifier
+from acnml.dual import Dual
+from acnml.posteriors import Posterior
+from acnml.solvers.base import Solution
+from acnml.solvers.blocks import solve_in_blocks
+from acnml.solvers.rows import Rows
+
+
+@final
+@dataclass(frozen=True)
+class Gradient:
+    """The iteration of `Reference`, with all rows in shared matrix products.
+
+    In the dual form θ = μ + Σv the update reads v ← (1 - ε)v + ε ∇log p_θ(y|x): v is a weighted sum
+    of gradients, which are outer products and stay so.
+
+    Args:
+        steps: number of updates. The paper takes 5, and 10 for KFAC posteriors.
+        step_size: ε. The paper takes 0.5, and 0.25 for KFAC posteriors.
+        memory: bytes that the rows solved at once may take; a share of what is free by default.
+    """
+
+    steps: int = 5
+    step_size: float = 0.5
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ValueError(f"steps must be ≥ 0, got {self.steps}")
+        checks.require_positive(self.step_size, "step_size")
+
+    @property
+    def gradients(self) -> int:
+        """How many gradients a row's v is a sum of."""
+        return self.steps
+
+    @property
+    def remedy(self) -> str:
+        """What to do when the solution is not finite."""
+        return f"the iteration diverged: lower step_size ({self.step_size}) or alpha"
+
+    def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
+        """Solve for every label of every input."""
+        return solve_in_blocks(self, classifier, posterior, x)
+
+    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solution:
+        """Solve for some labels of all inputs of a block."""
+        gradient = jacobian.combined(rows.residuals(rows.start, labels))
+        if self.steps == 0:
+            return rows.solution(rows.start, gradient, labels)
+        v = gradient.scaled(self.step_size)
+        return ascend(rows, v, labels, self.steps - 1, self.step_size)
+
+
+def ascend(rows: Rows, v: Dual, labels: Tensor, steps: int, step_size: float) -> Solution:
+    """Take steps of the paper's iteration from θ = μ + Σv, and return where they end."""
+    for _ in range(steps):
+        gradient = rows.log_lik_gradient(rows.displaced(v, len(labels)), labels)
+        v = v.scaled(1 - step_size).plus(gradient.scaled(step_size))
+    tape = rows.displaced(v, len(labels))
+    ascent = rows.log_lik_gradient(tape, labels).plus(v.scaled(-1))
+    return rows.solution(tape, ascent, labels)

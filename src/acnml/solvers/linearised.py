@@ -1,0 +1,74 @@
+"""Linearised: solve the problem with the logits linear in the weights, then look at the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from acnml import checks
+from acnml.batches import Inputs
+from acnml.classifier import Classifier
+from acnml.dual import Dual
+from acnml.posteriors import Posterior
+from acnml.solvers.base import Solution
+from acnml.solvers.blocks import solve_in_blocks
+from acnml.solvers.gradient import ascend
+from acnml.solvers.newton import solve_logits
+from acnml.solvers.quadratic import kernel
+from acnml.solvers.rows import Rows
+
+
+@final
+@dataclass(frozen=True)
+class Linearised:
+    """Linearise, solve, then evaluate: one Jacobian, Newton steps in logit space, one pass.
+
+    The true network is evaluated at the solution θ = μ + ΣJᵀu of the linearised problem. Where the
+    posterior covers only a last Linear layer the network is linear in it, and the solution is exact.
+
+    Args:
+        polish: gradient steps that start at the linearised solution; 0 takes it as it is.
+        step_size: of those steps.
+        tolerance: largest residual of the linearised problem, see `Solution`.
+        newton_steps: but never more Newton steps than this.
+        memory: bytes that the rows solved at once may take; a share of what is free by default.
+    """
+
+    polish: int = 0
+    step_size: float = 0.5
+    tolerance: float = 1e-5
+    newton_steps: int = 50
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.polish < 0 or self.newton_steps < 1:
+            raise ValueError(f"polish must be ≥ 0 and newton_steps ≥ 1, got {self}")
+        checks.require_positive(self.step_size, "step_size")
+        checks.require_positive(self.tolerance, "tolerance")
+
+    @property
+    def gradients(self) -> int:
+        """How many gradients a row's v is a sum of."""
+        return 1 + self.polish
+
+    @property
+    def remedy(self) -> str:
+        """What to do when the solution is not finite."""
+        return "lower alpha, or use a narrower posterior"
+
+    def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
+        """Solve for every label of every input."""
+        return solve_in_blocks(self, classifier, posterior, x)
+
+    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solution:
+        """Solve for some labels of all inputs of a block."""
+        logits = rows.start.logits[:, 0].detach()
+        gram = kernel(rows.posterior, jacobian)
+        solved = solve_logits(logits, gram, labels, self.tolerance, self.newton_steps)
+        if rows.is_linear():
+            index = labels.expand(len(logits), -1).unsqueeze(-1)
+            return Solution(solved.log_probs.gather(-1, index).squeeze(-1), solved.residual)
+        v = jacobian.combined(solved.coefficients)
+        return ascend(rows, v, labels, self.polish, self.step_size)
