@@ -8,10 +8,11 @@ BIN    := $(VENV)/bin
 setup: $(VENV)/.installed  ## a virtual environment with the package and all extras
 
 # torch first and alone: its pin must be in place before anything else asks for a range of it.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps -r tests/oracles.txt
 	touch $@
 
 demo: setup  ## rotated digits: MAP, BMA and ACNML side by side, in demo/report.html

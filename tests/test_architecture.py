@@ -15,17 +15,29 @@ MODULES = {
 }
 
 # A part of the library -> the parts of it that it may import; parts not named here are free.
+MODEL = {"params", "checks", "batches", "classifier"}
 MAY_KNOW = {
     "params": set(),
     "metrics": set(),
-    "checks": {"params"},
-    "dual": {"params"},
     "batches": set(),
     "random": set(),
-    "posteriors": {"params", "dual", "checks", "posteriors"},
+    "progress": set(),
+    "memory": set(),
+    "checks": {"params"},
+    "selection": {"checks"},
+    "dual": {"params"},
     "classifier": {"params", "checks", "batches"},
-    "batch_norm": {"params", "batches", "classifier"},
-    "solvers": {"params", "dual", "checks", "batches", "classifier", "posteriors", "solvers"},
+    "batch_norm": MODEL,
+    "layers": MODEL | {"dual"},
+    "posteriors": {"params", "dual", "checks", "posteriors"},
+    "inference": MODEL
+    | {"dual", "layers", "posteriors", "selection", "progress", "random", "inference"},
+    "solvers": MODEL | {"dual", "layers", "memory", "posteriors", "solvers"},
+    "linearisation": MODEL | {"posteriors", "solvers", "layers"},
+    "predictors": MODEL
+    | {"batch_norm", "linearisation", "posteriors", "random", "solvers", "predictors"},
+    "naive_cnml": MODEL | {"inference", "progress", "random", "selection"},
+    "tuning": {"batches", "checks", "inference", "metrics", "predictors", "progress", "tuning"},
 }
 NEVER_IN_THE_LIBRARY = {
     "argparse",

@@ -632,10 +632,14 @@ def test_glm_refuses_posteriors_that_do_not_fit_or_are_not_used():
 
 
 def test_glm_says_when_a_model_cannot_be_vectorised():
-    class Branching(nn.Linear):
-        def forward(self, x):
-            return super().forward(x if x.sum().item() > 0 else -x)
+    class Branching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.matrix = nn.Parameter(normal(4, 3))
 
-    model = Branching(4, 3).double()
+        def forward(self, x):
+            return (x if x.sum().item() > 0 else -x) @ self.matrix
+
+    model = Branching()
     with pytest.raises(ValueError, match=r"torch\.func\.vmap cannot vectorise this model"):
         Glm(Classifier(model), diagonal(model))(normal(2, 4))

@@ -11,7 +11,7 @@
 torch.Size([5, 3])
 """
 
-from acnml import metrics
+from acnml import metrics, tuning
 from acnml.batch_norm import batch_norm_statistics
 from acnml.classifier import Classifier
 from acnml.dual import Affine
@@ -28,6 +28,7 @@ from acnml.inference import (
     fit_swag,
     kronecker_curvature,
 )
+from acnml.naive_cnml import Refit, cnml_log_lik
 from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
 from acnml.predictors import (
     Acnml,
@@ -42,7 +43,7 @@ from acnml.predictors import (
     Tempered,
 )
 from acnml.selection import last_linear
-from acnml.solvers import Reference, Solution, Solver
+from acnml.solvers import Gradient, Linearised, Reference, Solution, Solver
 from acnml.storage import StorageError, load, save
 
 __all__ = [
@@ -57,7 +58,9 @@ __all__ = [
     "ExactFisher",
     "FactorBlock",
     "Glm",
+    "Gradient",
     "Kronecker",
+    "Linearised",
     "LogitSampling",
     "LowRank",
     "Map",
@@ -67,12 +70,14 @@ __all__ = [
     "Predictor",
     "Probit",
     "Reference",
+    "Refit",
     "Solution",
     "Solver",
     "StorageError",
     "Swag",
     "Tempered",
     "batch_norm_statistics",
+    "cnml_log_lik",
     "collect_swag",
     "diagonal_curvature",
     "fit_bayes_by_backprop",
@@ -84,5 +89,6 @@ __all__ = [
     "load",
     "metrics",
     "save",
+    "tuning",
 ]
 __version__ = "0.1.0"

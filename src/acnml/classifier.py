@@ -155,17 +155,23 @@ class Classifier:
             for handle in handles:
                 handle.remove()
 
-    def require_used(self, x: Inputs, params: Params) -> None:
-        """Refuse parameters of which the model uses none: nothing could then adapt."""
+    def gradient(self, x: Inputs, params: Params, cotangent: Tensor | None = None) -> Params:
+        """Return the gradient of ⟨cotangent, logits⟩ by the parameters that the logits use.
+
+        The cotangent is (B, K), all ones by default; parameters without a gradient are left out.
+        """
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
         with torch.enable_grad():
-            total = self.logits(batches.take(x, slice(0, 1)), leaves).sum()
-            grads = (
-                torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-                if total.requires_grad
-                else [None]
-            )
-        if all(grad is None for grad in grads):
+            logits = self.logits(x, leaves)
+        if not logits.requires_grad:
+            return {}
+        weights = torch.ones_like(logits) if cotangent is None else cotangent
+        grads = torch.autograd.grad(logits, list(leaves.values()), weights, allow_unused=True)
+        return {name: g for name, g in zip(leaves, grads, strict=True) if g is not None}
+
+    def require_used(self, x: Inputs, params: Params) -> None:
+        """Refuse parameters of which the model uses none: nothing could then adapt."""
+        if not self.gradient(batches.take(x, slice(0, 1)), params):
             raise ValueError(
                 f"the model's logits use none of the posterior's parameters {sorted(params)}; "
                 "give a posterior over parameters that the forward pass uses"

@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from acnml.batches import Inputs, size
+from acnml.batches import Inputs, size, take
 from acnml.classifier import Classifier, Hook
-from acnml.dual import Affine
+from acnml.dual import Affine, Outers
 from acnml.params import Params
 
 AFFINE = (nn.Linear, nn.Conv2d)
 SCALING = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
+
+WAY_OUT = "leave it out of the posterior, or solve with acnml.Reference"
 
 
 @final
@@ -98,6 +100,49 @@ def record(classifier: Classifier, sites: list[Site], x: Inputs) -> tuple[Tensor
     with torch.enable_grad(), classifier.hooked(hooks):
         logits = classifier.logits(x)
     return logits, {site: taken for site, taken in passes.items() if taken}
+
+
+def require_understood(classifier: Classifier, sites: list[Site], x: Inputs) -> None:
+    """Refuse a model in which a site uses its parameters otherwise than its kind of layer does.
+
+    A subclass may compute something else, a parent may take a layer's weight without calling the
+    layer. For one input, the gradients put together from the passes must be those of autograd.
+    """
+    one = take(x, slice(0, 1))
+    logits, passes = record(classifier, sites, one)
+    cotangent = torch.linspace(1, 2, logits.shape[1]).to(logits).unsqueeze(0)
+    own = {name: classifier.parameters[name] for site in sites for name in site.layer.names}
+    expected = classifier.gradient(one, own, cotangent)
+    deltas = output_gradients(logits, passes, cotangent) if passes else {}
+    for site in sites:
+        inputs = site_inputs(site, passes[site]) if site in passes else None
+        found = {} if inputs is None else example_gradients(site, inputs, deltas[site], own)
+        for name in site.layer.names:
+            if not _close(found.get(name), expected.get(name)):
+                raise ValueError(
+                    f"layer {site.name!r} ({type(site.module).__name__}) uses {name!r} otherwise "
+                    f"than a plain {_kind(site)} does; {WAY_OUT}"
+                )
+
+
+def example_gradients(site: Site, inputs: Tensor, deltas: Tensor, like: Params) -> Params:
+    """Write out the gradients of a site's parameters for every example: (B, *shape)."""
+    if not site.is_affine:
+        return scaling_gradients(site, inputs, deltas)
+    return site.layer.split(Outers(deltas, inputs).dense(), like)
+
+
+def _close(found: Tensor | None, expected: Tensor | None) -> bool:
+    """Compare one example's gradients up to rounding, None meaning zero."""
+    if found is None or expected is None:
+        return all(t is None or not bool(t.any()) for t in (found, expected))
+    tolerance = torch.finfo(expected.dtype).eps ** 0.5 * expected.abs().max()
+    return bool(((found[0] - expected).abs() <= tolerance).all())
+
+
+def _kind(site: Site) -> str:
+    kinds = (*AFFINE, *SCALING)
+    return next(kind.__name__ for kind in kinds if isinstance(site.module, kind)).lstrip("_")
 
 
 def _recorder(site: Site, passes: list[Pass], batch: int) -> Hook:

@@ -17,6 +17,9 @@ from acnml.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.params import Params, count
 from acnml.posteriors import Posterior
+from acnml.solvers.blocks import row_blocks
+from acnml.solvers.quadratic import kernel as factored_kernel
+from acnml.solvers.rows import supported
 
 # How much of the Jacobians exists at once; a single input's is made whatever its size.
 JACOBIAN_BYTES = 64 * 2**20
@@ -35,13 +38,29 @@ def logit_moments(classifier: Classifier, posterior: Posterior, x: Inputs) -> Lo
 
     J = ∂ logits / ∂ θ at θ = μ, over the parameters that the posterior covers.
     """
+    moments = _by_rows if supported(classifier, posterior) else _by_jacobians
+    logits, kernel = moments(classifier, posterior, x)
+    checks.require_finite(kernel, "the logits' covariances are", "check the posterior's")
+    return LogitMoments(_wide(logits), _wide(kernel))
+
+
+def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
+    """Take the gradients of all logits as outer products, never written out."""
+    parts = [
+        (rows.start.logits[:, 0].detach(), factored_kernel(posterior, rows.jacobian()))
+        for rows, _ in row_blocks(classifier, posterior, x, gradients=1, memory=None)
+    ]
+    logits, kernel = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return logits, kernel
+
+
+def _by_jacobians(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
+    """Write the Jacobians out: for models with layers that `solvers.rows` does not know."""
     logits = classifier.logits(x, posterior.mean)
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
     at_once = _inputs_at_once(posterior.mean, classes=logits.shape[1])
     jacobians = (_jacobians(classifier, posterior.mean, b) for b in batches.blocks(x, at_once))
-    kernel = torch.cat([_kernel(jacobian, posterior) for jacobian in jacobians])
-    checks.require_finite(kernel, "the logits' covariances are", "check the posterior's")
-    return LogitMoments(_wide(logits), kernel)
+    return logits, torch.cat([_kernel(jacobian, posterior) for jacobian in jacobians])
 
 
 def _inputs_at_once(mean: Params, classes: int) -> int:

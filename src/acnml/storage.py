@@ -35,7 +35,7 @@ from acnml.predictors import (
     Probit,
     Tempered,
 )
-from acnml.solvers import Reference
+from acnml.solvers import Gradient, Linearised, Reference
 
 FORMAT_VERSION = 1
 HEADER = "acnml"  # the key of our JSON in the safetensors metadata
@@ -45,7 +45,7 @@ KINDS = {
     kind.__name__: kind
     for kind in (
         *(Diagonal, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
-        *(Reference,),
+        *(Reference, Gradient, Linearised),
         *(Map, Bma, Acnml, Ensemble, Tempered, McDropout),
         *(Glm, Probit, LogitSampling),
     )

@@ -38,6 +38,12 @@ def over_batches(
     return _require_data(data)
 
 
+def once(check: Callable[[Inputs], None]) -> Callable[[Inputs], None]:
+    """Return a check that looks at the first batch only."""
+    waiting = [check]
+    return lambda x: waiting.pop()(x) if waiting else None
+
+
 def count_data(loader: Iterable[Any]) -> int:
     """Return the number of data that one pass over the loader gives."""
     return _require_data(sum(size(split_labels(batch)[0]) for batch in loader))

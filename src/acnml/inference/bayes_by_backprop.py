@@ -20,8 +20,8 @@ from torch.nn import functional
 from acnml import checks
 from acnml.batches import Inputs
 from acnml.classifier import Classifier, Hook
-from acnml.inference.batches import count_data, cross_entropy, over_batches
-from acnml.layers import AFFINE, SCALING, Site, find_sites
+from acnml.inference.batches import count_data, cross_entropy, once, over_batches
+from acnml.layers import AFFINE, SCALING, Site, find_sites, require_understood
 from acnml.params import Params, normal_like, zip_with
 from acnml.posteriors import Diagonal
 from acnml.selection import Parameters, parameter_names
@@ -63,7 +63,10 @@ def fit_bayes_by_backprop(
     generator = torch.Generator().manual_seed(seed)
     field = _MeanField(classifier.copy_parameters(names), prior_std, data, learning_rate)
 
+    check_once = once(lambda x: require_understood(classifier, sites, x))
+
     def step(x: Inputs, labels: Tensor | None) -> None:
+        check_once(x)
         var = field.variances()
         logits = local_reparameterised(classifier, sites, field.mean, var, x, generator)
         field.step(cross_entropy(logits, labels), var)

@@ -17,7 +17,7 @@ from acnml import checks
 from acnml.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.dual import Outers
-from acnml.inference.batches import over_batches, require_classes
+from acnml.inference.batches import once, over_batches, require_classes
 from acnml.inference.curvature import DiagonalCurvature, Factors, KroneckerCurvature
 from acnml.inference.fisher import ExactFisher, Fisher, MonteCarloFisher
 from acnml.layers import (
@@ -28,6 +28,7 @@ from acnml.layers import (
     find_sites,
     output_gradients,
     record,
+    require_understood,
     scaling_gradients,
     site_inputs,
 )
@@ -153,7 +154,10 @@ def _over_passes(
     seed = fisher.seed if isinstance(fisher, MonteCarloFisher) else 0
     generator = torch.Generator().manual_seed(seed)
 
+    check_once = once(lambda x: require_understood(classifier, sites, x))
+
     def step(x: Inputs, labels: Tensor | None) -> None:
+        check_once(x)
         logits, passes = record(classifier, sites, x)
         checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
         if labels is not None:

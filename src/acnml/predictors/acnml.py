@@ -13,7 +13,8 @@ from acnml.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.posteriors import Kronecker, Posterior
 from acnml.predictors.base import Predictor, matched
-from acnml.solvers import Reference, Solution, Solver
+from acnml.solvers import Linearised, Reference, Solution, Solver
+from acnml.solvers.rows import supported
 
 
 @final
@@ -24,7 +25,7 @@ class Acnml(Predictor):
     Args:
         classifier: the model.
         posterior: q, fitted once on the training data.
-        solver: how θ̂_y is found; by default the paper's choice for this posterior.
+        solver: how θ̂_y is found; by default `Linearised`, see `default_solver`.
         alpha: α, the weight of the query. Larger is more cautious; α → 0 is the model at the mean.
     """
 
@@ -37,7 +38,9 @@ class Acnml(Predictor):
     def __post_init__(self) -> None:
         checks.require_positive(self.alpha, "alpha")
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
-        object.__setattr__(self, "solver", self.solver or default_solver(self.posterior))
+        object.__setattr__(
+            self, "solver", self.solver or default_solver(self.classifier, self.posterior)
+        )
         object.__setattr__(self, "_scaled", self.posterior.scaled(self.alpha))
 
     def __call__(self, x: Inputs) -> Tensor:
@@ -57,8 +60,14 @@ class Acnml(Predictor):
         return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def default_solver(posterior: Posterior) -> Solver:
-    """Return the paper's iteration: 10 steps of 0.25 for Kronecker posteriors, else 5 of 0.5."""
+def default_solver(classifier: Classifier, posterior: Posterior) -> Solver:
+    """Return the solver to use where the user names none.
+
+    Linearise-then-evaluate wherever the fast engine knows all layers that the posterior covers;
+    else the paper's iteration, 10 steps of 0.25 for Kronecker posteriors and 5 of 0.5 for others.
+    """
+    if supported(classifier, posterior):
+        return Linearised()
     if isinstance(posterior, Kronecker):
         return Reference(steps=10, step_size=0.25)
     return Reference(steps=5, step_size=0.5)

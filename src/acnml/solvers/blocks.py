@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from acnml import batches, checks
 from acnml.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.dual import Dual
+from acnml.layers import require_understood
 from acnml.memory import budget
 from acnml.posteriors import Posterior
 from acnml.solvers.base import Solution
@@ -44,33 +46,32 @@ def solve_in_blocks(
     solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs
 ) -> Solution:
     """Solve for every label of every input, a block of inputs and labels at a time."""
-    inputs, labels = _block_size(solver, classifier, posterior, x)
     parts = []
-    for block in batches.blocks(x, inputs):
-        rows = Rows.at_mean(classifier, posterior, block, solver.gradients)
-        logits = rows.start.logits[:, 0]
-        remedy = "check the model and these inputs"
-        checks.require_finite(logits, "the model's logits are", remedy)
-        jacobian = rows.jacobian()
-        classes = torch.arange(logits.shape[1], device=logits.device)
-        solved = [solver.solve_rows(rows, jacobian, some) for some in classes.split(labels)]
+    for rows, at_once in row_blocks(classifier, posterior, x, solver.gradients, solver.memory):
+        jacobian, logits = rows.jacobian(), rows.start.logits
+        labels = torch.arange(logits.shape[-1], device=logits.device)
+        solved = [solver.solve_rows(rows, jacobian, some) for some in labels.split(at_once)]
         parts.append(Solution(*(torch.cat(t, dim=1) for t in zip(*solved, strict=True))))
     log_lik, residual = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     checks.require_finite(log_lik, "log-likelihoods are", solver.remedy)
     return Solution(log_lik, residual)
 
 
-def _block_size(
-    solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs
-) -> tuple[int, int]:
-    """Return how many inputs, and how many labels of each, to solve at once."""
-    rows = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), solver.gradients)
-    logits = rows.start.logits
-    affordable = budget(logits.device, solver.memory) // (
-        logits.element_size() * _scalars_per_row(rows, solver.gradients)
-    )
-    classes = logits.shape[-1]
-    return max(1, affordable // classes), max(1, min(classes, affordable))
+def row_blocks(
+    classifier: Classifier, posterior: Posterior, x: Inputs, gradients: int, memory: int | None
+) -> Iterator[tuple[Rows, int]]:
+    """Yield blocks of inputs, run at the mean, each with the number of labels to take at once."""
+    one = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), gradients)
+    require_understood(classifier.at(posterior.mean), one.sites, x)
+    logits = one.start.logits
+    row_bytes = logits.element_size() * _scalars_per_row(one, gradients)
+    affordable = budget(logits.device, memory) // row_bytes
+    inputs, labels = max(1, affordable // logits.shape[-1]), max(1, affordable)
+    for block in batches.blocks(x, inputs):
+        rows = Rows.at_mean(classifier, posterior, block, gradients)
+        remedy = "check the model and these inputs"
+        checks.require_finite(rows.start.logits[:, 0], "the model's logits are", remedy)
+        yield rows, labels
 
 
 def _scalars_per_row(rows: Rows, gradients: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
 from acnml import checks
@@ -25,8 +26,8 @@ from acnml.solvers.rows import Rows
 class Linearised:
     """Linearise, solve, then evaluate: one Jacobian, Newton steps in logit space, one pass.
 
-    The true network is evaluated at the solution θ = μ + ΣJᵀu of the linearised problem. Where the
-    posterior covers only a last Linear layer the network is linear in it, and the solution is exact.
+    The true network is evaluated at the solution θ = μ + ΣJᵀu of the linearised problem. Where a
+    posterior covers only a last Linear layer, the network is linear in it and the solution exact.
 
     Args:
         polish: gradient steps that start at the linearised solution; 0 takes it as it is.
@@ -65,10 +66,11 @@ class Linearised:
     def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solution:
         """Solve for some labels of all inputs of a block."""
         logits = rows.start.logits[:, 0].detach()
-        gram = kernel(rows.posterior, jacobian)
-        solved = solve_logits(logits, gram, labels, self.tolerance, self.newton_steps)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        gram = kernel(rows.posterior, jacobian).to(wide)
+        solved = solve_logits(logits.to(wide), gram, labels, self.tolerance, self.newton_steps)
         if rows.is_linear():
             index = labels.expand(len(logits), -1).unsqueeze(-1)
             return Solution(solved.log_probs.gather(-1, index).squeeze(-1), solved.residual)
-        v = jacobian.combined(solved.coefficients)
+        v = jacobian.combined(solved.coefficients.to(logits.dtype))
         return ascend(rows, v, labels, self.polish, self.step_size)

@@ -26,6 +26,7 @@ from acnml.dual import Action, Affine, Displacement, Dual, Outers, matrix_action
 from acnml.layers import (
     AFFINE,
     SCALING,
+    WAY_OUT,
     Site,
     find_sites,
     from_positions,
@@ -39,7 +40,14 @@ from acnml.posteriors import Posterior
 from acnml.solvers.base import Solution
 from acnml.solvers.quadratic import energy
 
-WAY_OUT = "leave it out of the posterior, or solve with acnml.Reference"
+
+def supported(classifier: Classifier, posterior: Posterior) -> bool:
+    """Whether every covered parameter belongs to a layer that can be run at rows' own weights."""
+    try:
+        find_sites(classifier.model, posterior.mean, AFFINE + SCALING, WAY_OUT)
+    except ValueError:
+        return False
+    return True
 
 
 class Passage(NamedTuple):
@@ -146,7 +154,7 @@ class Rows:
         return targets - tape.logits.detach().softmax(-1)
 
     def solution(self, tape: Tape, ascent: Dual, labels: Tensor) -> Solution:
-        """Return what a solver gives at the weights of a tape; `ascent` is the objective's slope."""
+        """Return a solver's result at the weights of a tape, with the objective's slope there."""
         wide = torch.promote_types(tape.logits.dtype, torch.float32)
         log_probs = torch.log_softmax(tape.logits.detach().to(wide), dim=-1)
         size = len(log_probs)
@@ -168,9 +176,8 @@ class Rows:
             return site.layer.split(matrix, self.posterior.mean)
         grads = torch.stack(deltas)  # (passages, B · L, ...)
         inputs = torch.stack([_as_rows(one.inputs, grads.shape[1]) for one in taken])
-        return {
-            n: g.unflatten(0, (size, -1)) for n, g in scaling_gradients(site, inputs, grads).items()
-        }
+        by_row = scaling_gradients(site, inputs, grads)
+        return {name: grad.unflatten(0, (size, -1)) for name, grad in by_row.items()}
 
 
 @final
@@ -204,8 +211,8 @@ class _Runner:
         hooks = {site.name: self._hook(site, taken[site]) for site in sites}
         with torch.enable_grad(), self.classifier.hooked(hooks):
             logits = self.classifier.logits(x, self.posterior.mean, rows=labels)
-        passages = {site: passed for site, passed in taken.items() if passed}
-        return Tape(logits.unflatten(0, (batches.size(self.x), -1)), passages)
+            by_input = logits.unflatten(0, (batches.size(self.x), -1))
+        return Tape(by_input, {site: passed for site, passed in taken.items() if passed})
 
     def _hook(self, site: Site, taken: list[Passage]) -> Hook:
         size = batches.size(self.x)
@@ -259,9 +266,8 @@ def _outers(site: Site, taken: list[Passage], deltas: list[Tensor], size: int) -
     parts = [output_positions(site.module, d).unflatten(0, (size, -1)) for d in deltas]
     if len(taken) == 1:
         return Outers(parts[0], taken[0].inputs)
-    inputs = [
-        one.inputs.expand(*part.shape[:-1], -1) for one, part in zip(taken, parts, strict=True)
-    ]
+    labels = parts[0].shape[1]
+    inputs = [one.inputs.expand(-1, labels, *one.inputs.shape[2:]) for one in taken]
     return Outers(torch.cat(parts, dim=-2), torch.cat(inputs, dim=-2))
 
 
