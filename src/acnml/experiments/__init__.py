@@ -1,0 +1,1 @@
+"""Studies that show what the library does: data, training, measurements, figures, reports."""

@@ -1,0 +1,267 @@
+"""The demo's figures: functions of plain data, in one style and one colour-blind-safe palette.
+
+Every figure is drawn through matplotlib's object-oriented interface; no pyplot, no global state.
+Lines are labelled where they end, and every method also has a marker of its own, so that nothing
+rests on colour alone.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import imsave
+from matplotlib.patheffects import withStroke
+
+from acnml.experiments.demo import ACNML, BMA, LAST_LAYER, MAP, Findings
+from acnml.experiments.measurement import Bin, Example, View
+
+# Okabe and Ito's palette, whose colours stay apart for every common kind of colour vision.
+COLOURS = {MAP: "#d55e00", BMA: "#cc79a7", ACNML: "#0072b2", LAST_LAYER: "#009e73"}
+MARKERS = {MAP: "o", BMA: "s", ACNML: "^", LAST_LAYER: "D"}
+INK, FAINT, PAPER = "#22262b", "#8a9099", "#fefefe"
+
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures look alike everywhere
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": FAINT,
+    "axes.facecolor": "none",
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "figure.facecolor": "none",
+    "grid.color": FAINT,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.9,
+    "lines.markersize": 4.5,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "acnml",  # the same data give the same bytes
+}
+PANEL = (4.7, 3.3)  # inches
+
+
+# Whole figures ---------------------------------------------------------------------------------
+
+
+def score_against_angle(findings: Findings, score: str, title: str) -> Figure:
+    """Draw one score of every method against the rotation."""
+    figure, axes = _panel(title)
+    draw_curves(axes, findings.study.angles, _curves(findings, score))
+    return figure
+
+
+def confidence_against_angle(findings: Findings, title: str) -> Figure:
+    """Draw every method's mean confidence, and the accuracy it should equal."""
+    figure, axes = _panel(title)
+    draw_confidence(axes, findings)
+    return figure
+
+
+def reliability(method: str, diagrams: Mapping[int, Sequence[Bin]], angle: int) -> Figure:
+    """Draw accuracy against confidence for one method, upright and turned."""
+    figure, axes = _panel(method, (3.1, 3.0))
+    draw_reliability(axes, method, diagrams, angle)
+    return figure
+
+
+def trade_off(findings: Findings, title: str) -> Figure:
+    """Draw what every prior precision costs upright and what it buys on turned digits."""
+    figure, axes = _panel(title, (7.2, 3.9))
+    draw_trade_off(axes, findings)
+    return figure
+
+
+def overview(findings: Findings) -> Figure:
+    """Draw the demo in one picture, with a digit turning below both panels."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(10.4, 4.5), facecolor="white")
+        figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.12)
+        left, right = figure.subplots(1, 2)
+        left.set_title("Confidence, and how often it is right")
+        right.set_title("Calibration error (ECE), lower is better")
+        draw_confidence(left, findings)
+        draw_curves(right, findings.study.angles, _curves(findings, "ece"))
+        for axes in (left, right):
+            draw_strip(axes, _clearest(findings.examples).views)
+    return figure
+
+
+# Parts of figures ------------------------------------------------------------------------------
+
+
+def draw_curves(
+    axes: Axes, angles: Sequence[int], curves: Mapping[str, Sequence[float]], top: float = 0
+) -> None:
+    """Draw a line per method, from 0 to at least `top`, with its name where it ends."""
+    for method, values in curves.items():
+        axes.plot(angles, values, MARKERS[method], linestyle="-", color=COLOURS[method])
+    highest = max(max(values) for values in curves.values())
+    axes.set_ylim(0, max(top, 1.08 * highest))
+    axes.set_xticks(angles[::2] if len(angles) > 7 else angles)
+    axes.xaxis.set_major_formatter("{x:.0f}°")
+    label_ends(axes, angles[-1], {method: values[-1] for method, values in curves.items()})
+
+
+def draw_confidence(axes: Axes, findings: Findings) -> None:
+    """Draw confidence per method, and the network's accuracy as the line to follow."""
+    angles, accuracy = findings.study.angles, _curves(findings, "accuracy")[MAP]
+    draw_curves(axes, angles, _curves(findings, "confidence"), top=1)
+    axes.plot(angles, accuracy, color=INK, linestyle=(0, (4, 2)), linewidth=1.5)
+    low = min(range(len(angles)), key=lambda i: accuracy[i])
+    place: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "color": INK}
+    axes.annotate("how often it is right", (angles[low], accuracy[low]), (0, -12), **place)
+    axes.yaxis.set_major_formatter(_percent)
+
+
+def draw_reliability(
+    axes: Axes, method: str, diagrams: Mapping[int, Sequence[Bin]], angle: int
+) -> None:
+    """Draw the diagonal of perfect calibration, and the bins of upright and of turned digits."""
+    axes.plot([0, 1], [0, 1], color=FAINT, linestyle=(0, (4, 2)), linewidth=1)
+    upright, turned = ([*zip(*diagrams[a], strict=True)] for a in (0, angle))
+    axes.plot(*upright, "o-", color=FAINT, markerfacecolor=PAPER, linewidth=1.2)
+    axes.plot(*turned, MARKERS[method], linestyle="-", color=COLOURS[method])
+    axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
+    axes.set_aspect("equal")
+    axes.set_xticks([0, 0.5, 1])
+    axes.set_yticks([0.5, 1])  # one zero at the corner is enough
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(_percent)
+    axes.text(0.04, 0.93, "upright", color=FAINT)
+    axes.text(0.04, 0.83, f"turned {angle}°", color=COLOURS[method])
+
+
+def draw_trade_off(axes: Axes, findings: Findings) -> None:
+    """Draw a path per method, from MAP at the left to ever wider posteriors at the right."""
+    study, start = findings.study, findings.map_trial
+    for method, trials in findings.trials.items():
+        path = sorted([start, *trials, findings.chosen[method]], reverse=True)
+        price = [trial.validation_nll - start.validation_nll for trial in path]
+        benefit = [trial.turned_ece for trial in path]
+        axes.plot(price, benefit, MARKERS[method], linestyle="-", color=COLOURS[method])
+        _mark_choice(axes, method, price[path.index(findings.chosen[method])], findings)
+    axes.plot(0, start.turned_ece, MARKERS[MAP], color=COLOURS[MAP], markersize=8)
+    axes.annotate(MAP, (0, start.turned_ece), (9, 3), **_label(MAP))
+    axes.axvline(study.tolerance, color=FAINT, linestyle=(0, (4, 2)), linewidth=1)
+    place: dict[str, Any] = {"textcoords": "offset points", "color": INK}
+    axes.annotate("allowed price", (study.tolerance, 0), (5, 6), **place)
+    axes.set(xlim=(-0.15 * study.tolerance, 5 * study.tolerance), ylim=(0, 1.12 * start.turned_ece))
+    axes.set_xlabel("price: extra NLL on upright validation digits, nats")
+    axes.set_ylabel(f"ECE of digits turned {study.focus_angle}°")
+
+
+def draw_strip(axes: Axes, views: Sequence[View]) -> None:
+    """Draw the turning digit below the ticks of an angle axis."""
+    shown = {int(tick) for tick in axes.get_xticks()}
+    left, right = axes.get_xlim()
+    for view in views:
+        if view.angle in shown:
+            centre = (view.angle - left) / (right - left)
+            inset = axes.inset_axes((centre - 0.06, -0.28, 0.12, 0.18))
+            # Smooth, because one cannot see a digit in 8×8 squares.
+            inset.imshow(view.pixels, "gray", vmin=0, vmax=1, interpolation="bicubic")
+            inset.set_axis_off()
+
+
+def label_ends(axes: Axes, x: float, ends: Mapping[str, float]) -> None:
+    """Write names right of where lines end, moved apart where they would overlap."""
+    low, high = axes.get_ylim()
+    for method, y in spread(ends, gap=0.085 * (high - low)).items():
+        axes.annotate(method, (x, y), (8, 0), va="center", **_label(method))
+
+
+def spread(values: Mapping[str, float], gap: float) -> dict[str, float]:
+    """Move values apart until neighbours are `gap` from each other; what is apart stays."""
+    moved = dict(values)
+    names = sorted(moved, key=lambda name: moved[name])
+    for _ in range(100):
+        for lower, upper in pairwise(names):
+            push = max(0.0, gap - (moved[upper] - moved[lower])) / 2
+            moved[lower], moved[upper] = moved[lower] - push, moved[upper] + push
+    return moved
+
+
+# From figures to bytes -------------------------------------------------------------------------
+
+
+def to_svg(figure: Figure) -> str:
+    """Return a figure as an SVG document without date or creator."""
+    buffer = io.StringIO()
+    with mpl.rc_context(STYLE):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    return buffer.getvalue()
+
+
+def to_png(figure: Figure, dots_per_inch: int = 120) -> bytes:
+    """Return a figure as a PNG image."""
+    buffer = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(buffer, format="png", dpi=dots_per_inch)
+    return buffer.getvalue()
+
+
+def pixels_png(pixels: Sequence[Sequence[float]]) -> bytes:
+    """Return grey levels in [0, 1] as a PNG image of as many pixels."""
+    buffer = io.BytesIO()
+    imsave(buffer, np.asarray(pixels), cmap="gray", vmin=0, vmax=1, format="png")
+    return buffer.getvalue()
+
+
+# What they share -------------------------------------------------------------------------------
+
+
+def _panel(title: str, size: tuple[float, float] = PANEL) -> tuple[Figure, Axes]:
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(title)
+    return figure, axes
+
+
+def _curves(findings: Findings, score: str) -> dict[str, list[float]]:
+    """One score by method, in the order of the angles."""
+    angles = findings.study.angles
+    return {m: [getattr(by[a], score) for a in angles] for m, by in findings.scores.items()}
+
+
+def _clearest(examples: Sequence[Example]) -> Example:
+    """The example that the network is surest of while it stands upright."""
+    return max(examples, key=lambda example: example.views[0].predictions[MAP][1])
+
+
+def _mark_choice(axes: Axes, method: str, price: float, findings: Findings) -> None:
+    """Ring the chosen prior precision and write the method's name beside it."""
+    ece = findings.chosen[method].turned_ece
+    ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markersize": 11}
+    axes.plot(price, ece, "o", **ring)
+    axes.annotate(method, (price, ece), (9, 5), **_label(method))
+
+
+def _label(method: str) -> dict[str, Any]:
+    """Text in a method's colour, with a halo that keeps it readable where it crosses a line."""
+    halo = [withStroke(linewidth=3, foreground=PAPER)]
+    return {"textcoords": "offset points", "color": COLOURS[method], "path_effects": halo}
+
+
+def _percent(value: float, _position: float) -> str:
+    return f"{value:.0%}"
