@@ -45,19 +45,26 @@ class Acnml(Predictor):
 
     def __call__(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
-        return self.solve(x).log_probs
+        return torch.log_softmax(self._log_lik(x), dim=-1)
 
     def regret(self, x: Inputs) -> Tensor:
         """Return log C(x) (B,): higher is more out of distribution."""
-        return self.solve(x).regret
+        return torch.logsumexp(self._log_lik(x), dim=-1)
 
     @torch.no_grad()
     def solve(self, x: Inputs) -> Solution:
-        """Return log-likelihoods and residuals: `log_probs` and `regret` for one price."""
+        """Return `log_probs` and `regret` in one go, and `residual` for one gradient more."""
         assert self.solver is not None  # __post_init__ has chosen one
-        prepared = self.classifier.prepare(x)
-        parts = [self.solver(self.classifier, self._scaled, b) for b in batches.blocks(prepared)]
+        blocks = batches.blocks(self.classifier.prepare(x))
+        parts = [self.solver(self.classifier, self._scaled, block) for block in blocks]
         return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    @torch.no_grad()
+    def _log_lik(self, x: Inputs) -> Tensor:
+        assert self.solver is not None  # __post_init__ has chosen one
+        blocks = batches.blocks(self.classifier.prepare(x))
+        solve = self.solver.log_lik
+        return torch.cat([solve(self.classifier, self._scaled, block) for block in blocks])
 
 
 def default_solver(classifier: Classifier, posterior: Posterior) -> Solver:

@@ -44,3 +44,7 @@ class Solver(Protocol):
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input of a prepared batch."""
         ...
+
+    def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
+        """Return only the log-likelihoods (B, K): what a prediction needs, without residuals."""
+        ...

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,13 @@ from acnml.solvers.rows import Rows
 COPIES = 4
 
 
+class Solved(NamedTuple):
+    """Some labels' rows of a block, solved."""
+
+    log_lik: Tensor  # (B, L)
+    residual: Callable[[], Tensor]  # (B, L), for the price of another gradient
+
+
 class RowSolver(Protocol):
     """A solver that works on rows: the labels of a block of inputs."""
 
@@ -38,23 +45,40 @@ class RowSolver(Protocol):
     def remedy(self) -> str:
         """What to do when the solution is not finite."""
 
-    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solution:
+    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solved:
         """Solve for some labels (L,) of all inputs of a block."""
 
 
-def solve_in_blocks(
+def solution(
     solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs
 ) -> Solution:
-    """Solve for every label of every input, a block of inputs and labels at a time."""
+    """Solve for every label of every input, with residuals."""
+    tensors = _in_blocks(solver, classifier, posterior, x, lambda s: (s.log_lik, s.residual()))
+    return Solution(*tensors)
+
+
+def log_lik(solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
+    """Solve for every label of every input, without residuals."""
+    return _in_blocks(solver, classifier, posterior, x, lambda solved: (solved.log_lik,))[0]
+
+
+def _in_blocks(
+    solver: RowSolver,
+    classifier: Classifier,
+    posterior: Posterior,
+    x: Inputs,
+    wanted: Callable[[Solved], tuple[Tensor, ...]],
+) -> list[Tensor]:
+    """Solve a block of inputs and labels at a time; return the tensors wanted, each (B, K)."""
     parts = []
     for rows, at_once in row_blocks(classifier, posterior, x, solver.gradients, solver.memory):
         jacobian, logits = rows.jacobian(), rows.start.logits
         labels = torch.arange(logits.shape[-1], device=logits.device)
-        solved = [solver.solve_rows(rows, jacobian, some) for some in labels.split(at_once)]
-        parts.append(Solution(*(torch.cat(t, dim=1) for t in zip(*solved, strict=True))))
-    log_lik, residual = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    checks.require_finite(log_lik, "log-likelihoods are", solver.remedy)
-    return Solution(log_lik, residual)
+        solved = [wanted(solver.solve_rows(rows, jacobian, y)) for y in labels.split(at_once)]
+        parts.append([torch.cat(tensors, dim=1) for tensors in zip(*solved, strict=True)])
+    whole = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+    checks.require_finite(whole[0], "log-likelihoods are", solver.remedy)
+    return whole
 
 
 def row_blocks(

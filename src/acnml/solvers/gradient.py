@@ -12,8 +12,9 @@ from acnml.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.dual import Dual
 from acnml.posteriors import Posterior
+from acnml.solvers import blocks
 from acnml.solvers.base import Solution
-from acnml.solvers.blocks import solve_in_blocks
+from acnml.solvers.blocks import Solved
 from acnml.solvers.rows import Rows
 
 
@@ -52,22 +53,29 @@ class Gradient:
 
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
-        return solve_in_blocks(self, classifier, posterior, x)
+        return blocks.solution(self, classifier, posterior, x)
 
-    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solution:
+    def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
+        """Return the log-likelihoods of the solution, without a last gradient for residuals."""
+        return blocks.log_lik(self, classifier, posterior, x)
+
+    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solved:
         """Solve for some labels of all inputs of a block."""
         gradient = jacobian.combined(rows.residuals(rows.start, labels))
         if self.steps == 0:
-            return rows.solution(rows.start, gradient, labels)
+            return Solved(rows.log_lik(rows.start, labels), lambda: rows.residual(gradient))
         v = gradient.scaled(self.step_size)
         return ascend(rows, v, labels, self.steps - 1, self.step_size)
 
 
-def ascend(rows: Rows, v: Dual, labels: Tensor, steps: int, step_size: float) -> Solution:
-    """Take steps of the paper's iteration from θ = μ + Σv, and return where they end."""
+def ascend(rows: Rows, v: Dual, labels: Tensor, steps: int, step_size: float) -> Solved:
+    """Take steps of the paper's iteration from θ = μ + Σv, and evaluate where they end."""
     for _ in range(steps):
         gradient = rows.log_lik_gradient(rows.displaced(v, len(labels)), labels)
         v = v.scaled(1 - step_size).plus(gradient.scaled(step_size))
     tape = rows.displaced(v, len(labels))
-    ascent = rows.log_lik_gradient(tape, labels).plus(v.scaled(-1))
-    return rows.solution(tape, ascent, labels)
+
+    def residual() -> Tensor:
+        return rows.residual(rows.log_lik_gradient(tape, labels).plus(v.scaled(-1)))
+
+    return Solved(rows.log_lik(tape, labels), residual)

@@ -13,8 +13,9 @@ from acnml.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.dual import Dual
 from acnml.posteriors import Posterior
+from acnml.solvers import blocks
 from acnml.solvers.base import Solution
-from acnml.solvers.blocks import solve_in_blocks
+from acnml.solvers.blocks import Solved
 from acnml.solvers.gradient import ascend
 from acnml.solvers.newton import solve_logits
 from acnml.solvers.quadratic import kernel
@@ -61,9 +62,13 @@ class Linearised:
 
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
-        return solve_in_blocks(self, classifier, posterior, x)
+        return blocks.solution(self, classifier, posterior, x)
 
-    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solution:
+    def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
+        """Return the log-likelihoods of the solution, without a last gradient for residuals."""
+        return blocks.log_lik(self, classifier, posterior, x)
+
+    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solved:
         """Solve for some labels of all inputs of a block."""
         logits = rows.start.logits[:, 0].detach()
         wide = torch.promote_types(logits.dtype, torch.float32)
@@ -71,6 +76,7 @@ class Linearised:
         solved = solve_logits(logits.to(wide), gram, labels, self.tolerance, self.newton_steps)
         if rows.is_linear():
             index = labels.expand(len(logits), -1).unsqueeze(-1)
-            return Solution(solved.log_probs.gather(-1, index).squeeze(-1), solved.residual)
+            log_lik = solved.log_probs.gather(-1, index).squeeze(-1)
+            return Solved(log_lik, lambda: solved.residual)
         v = jacobian.combined(solved.coefficients.to(logits.dtype))
         return ascend(rows, v, labels, self.polish, self.step_size)

@@ -64,6 +64,10 @@ class Reference:
         remedy = f"the iteration diverged: lower step_size ({self.step_size}) or alpha"
         return Solution(checks.require_finite(log_lik, "log-likelihoods are", remedy), residual)
 
+    def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
+        """Return the log-likelihoods of the solution."""
+        return self(classifier, posterior, x).log_lik
+
     def _ascend(
         self, gradients: Gradients, posterior: Posterior, x: Inputs, labels: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,6 @@ from acnml.layers import (
 )
 from acnml.params import Params
 from acnml.posteriors import Posterior
-from acnml.solvers.base import Solution
 from acnml.solvers.quadratic import energy
 
 
@@ -153,15 +152,17 @@ class Rows:
         targets = functional.one_hot(labels, tape.logits.shape[-1]).to(tape.logits.dtype)
         return targets - tape.logits.detach().softmax(-1)
 
-    def solution(self, tape: Tape, ascent: Dual, labels: Tensor) -> Solution:
-        """Return a solver's result at the weights of a tape, with the objective's slope there."""
+    def log_lik(self, tape: Tape, labels: Tensor) -> Tensor:
+        """Return log p_θ(y|x) of every row at the weights of a tape, (B, L)."""
         wide = torch.promote_types(tape.logits.dtype, torch.float32)
         log_probs = torch.log_softmax(tape.logits.detach().to(wide), dim=-1)
-        size = len(log_probs)
-        index = labels.expand(size, -1)
-        log_lik = log_probs.expand(size, len(labels), -1).gather(-1, index.unsqueeze(-1))
+        index = labels.expand(len(log_probs), -1).unsqueeze(-1)
+        return log_probs.expand(-1, len(labels), -1).gather(-1, index).squeeze(-1)
+
+    def residual(self, ascent: Dual) -> Tensor:
+        """Return √(gᵀΣg) of every row, g the objective's gradient, (B, L)."""
         squared = energy(self.posterior, ascent)
-        return Solution(log_lik.squeeze(-1), squared.clamp(min=0).sqrt().to(wide))
+        return squared.clamp(min=0).sqrt().to(torch.promote_types(squared.dtype, torch.float32))
 
     def _action(self, site: Site, displacement: Displacement) -> Action | None:
         if site in self.factored:
