@@ -99,12 +99,21 @@ def duals(posterior: Posterior, model: nn.Module) -> tuple[Dual, Dual]:
     return _dual(posterior, layers), _dual(posterior, layers[::2])
 
 
+def layer_inputs(layer: Affine, *shape: int, seed: int) -> torch.Tensor:
+    """Inputs of a layer, which end with a 1 where it has a bias."""
+    inputs = normal(*shape, seed=seed)
+    if layer.bias is not None:
+        inputs[..., -1] = 1
+    return inputs
+
+
 def _dual(posterior: Posterior, layers: list[Affine]) -> Dual:
     """Five inputs, three labels, four terms; the layer inputs are shared by the labels."""
     outers = {}
     for layer in layers:
         out_size, in_size = layer.join(posterior.mean, posterior.mean).shape
-        outers[layer] = Outers(normal(5, 3, 4, out_size, seed=4), normal(5, 1, 4, in_size, seed=5))
+        inputs = layer_inputs(layer, 5, 1, 4, in_size, seed=5)
+        outers[layer] = Outers(normal(5, 3, 4, out_size, seed=4), inputs)
     factored = {name for layer in layers for name in layer.names}
     dense = {
         n: normal(5, 3, *t.shape, seed=6) for n, t in posterior.mean.items() if n not in factored
@@ -123,7 +132,7 @@ def test_displacement_is_cov_mv_of_the_materialised_sum(case, build, which):
     for name in dual.dense:
         torch.testing.assert_close(actual.dense[name], expected.dense[name], rtol=1e-11, atol=1e-11)
     for layer, outers in dual.outers.items():
-        inputs = normal(5, 1, 6, outers.inputs.shape[-1], seed=7)  # six positions
+        inputs = layer_inputs(layer, 5, 1, 6, outers.inputs.shape[-1], seed=7)  # six positions
         shown = actual.actions[layer](inputs)
         assert shown.shape == (5, 3, 6, outers.deltas.shape[-1])
         torch.testing.assert_close(shown, expected.actions[layer](inputs), rtol=1e-11, atol=1e-11)

@@ -64,7 +64,7 @@ class Outers(NamedTuple):
     """A sum of outer products Σ_t δ_t a_tᵀ: an affine layer's part of a dual point."""
 
     deltas: Tensor  # (*batch, terms, out)
-    inputs: Tensor  # (*batch, terms, in [+ 1])
+    inputs: Tensor  # (*batch, terms, in [+ 1]); a 1 at the end of each for a layer with bias
 
     def dense(self) -> Tensor:
         """Write the sum out as matrices (*batch, out, in [+ 1])."""
@@ -136,11 +136,31 @@ def diagonal_prefers_factors(terms: int, positions: int) -> bool:
     return terms * positions <= 2 * positions + PASSES
 
 
-def diagonal_action(outers: Outers, var: Tensor) -> Action:
-    """Let Σv act for independent weights with variances S (out, in): Σ_t δ_t ⊙ S(a_t ⊙ a')."""
+def diagonal_action(outers: Outers, var: Tensor, bias_var: Tensor | None = None) -> Action:
+    """Let Σv act for independent weights with variances S (out, in): Σ_t δ_t ⊙ S(a_t ⊙ a').
+
+    A bias, whose 1 ends the inputs, adds its variances apart: an odd number of columns would slow
+    down the matrix products, which are nearly all of the cost.
+    """
+    width = var.shape[1]
+    known: dict[int, Tensor] = {}  # layers that see the same inputs at every step ask only once
+
+    def spread(inputs: Tensor) -> Tensor:
+        products = outers.inputs[..., :width].unsqueeze(-2) * inputs[..., :width].unsqueeze(-3)
+        moved = products @ var.T  # (*batch, t, positions, out)
+        return moved if bias_var is None else moved + bias_var
 
     def action(inputs: Tensor) -> Tensor:
-        products = outers.inputs.unsqueeze(-2) * inputs.unsqueeze(-3)  # (*batch, t, positions, in)
-        return (outers.deltas.unsqueeze(-2) * (products @ var.T)).sum(-3)
+        if inputs is outers.inputs:
+            moved = known[0] if known else known.setdefault(0, spread(inputs))
+        else:
+            moved = spread(inputs)
+        return (outers.deltas.unsqueeze(-2) * moved).sum(-3)
 
     return action
+
+
+def diagonal_layer_action(layer: Affine, outers: Outers, var: Params) -> Action:
+    """Return `diagonal_action` for the named variances of a layer."""
+    bias_var = None if layer.bias is None else var[layer.bias]
+    return diagonal_action(outers, var[layer.weight].flatten(1), bias_var)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from acnml import checks
-from acnml.dual import Affine, Displacement, Dual, diagonal_action, diagonal_prefers_factors
+from acnml.dual import Affine, Displacement, Dual, diagonal_layer_action, diagonal_prefers_factors
 from acnml.params import Params, flatten, scale, standard_normal, zip_with
 from acnml.posteriors.base import Posterior
 
@@ -62,7 +62,7 @@ class Diagonal(Posterior):
         return Displacement(
             {name: v * self.var[name] for name, v in dual.dense.items()},
             {
-                layer: diagonal_action(outers, layer.join(self.var, self.mean))
+                layer: diagonal_layer_action(layer, outers, self.var)
                 for layer, outers in dual.outers.items()
             },
         )

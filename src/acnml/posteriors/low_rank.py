@@ -16,7 +16,7 @@ from acnml.dual import (
     Displacement,
     Dual,
     Outers,
-    diagonal_action,
+    diagonal_layer_action,
     diagonal_prefers_factors,
 )
 from acnml.params import Params, add, flatten, normal_like, scale, standard_normal, unflatten
@@ -124,7 +124,7 @@ class LowRank(Posterior):
         return torch.tensordot(coefficients, self.directions[name], dims=1)
 
     def _action(self, layer: Affine, outers: Outers, coefficients: Tensor) -> Action:
-        diagonal = diagonal_action(outers, layer.join(self.var, self.mean))
+        diagonal = diagonal_layer_action(layer, outers, self.var)
         F = layer.join(self.directions, self.mean)
 
         def action(inputs: Tensor) -> Tensor:

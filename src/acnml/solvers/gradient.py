@@ -15,6 +15,7 @@ from acnml.posteriors import Posterior
 from acnml.solvers import blocks
 from acnml.solvers.base import Solution
 from acnml.solvers.blocks import Solved
+from acnml.solvers.path import Path
 from acnml.solvers.rows import Rows
 
 
@@ -64,18 +65,18 @@ class Gradient:
         gradient = jacobian.combined(rows.residuals(rows.start, labels))
         if self.steps == 0:
             return Solved(rows.log_lik(rows.start, labels), lambda: rows.residual(gradient))
-        v = gradient.scaled(self.step_size)
-        return ascend(rows, v, labels, self.steps - 1, self.step_size)
+        path = Path.start(rows.posterior, gradient, self.step_size)
+        return ascend(rows, path, labels, self.steps - 1, self.step_size)
 
 
-def ascend(rows: Rows, v: Dual, labels: Tensor, steps: int, step_size: float) -> Solved:
-    """Take steps of the paper's iteration from θ = μ + Σv, and evaluate where they end."""
+def ascend(rows: Rows, path: Path, labels: Tensor, steps: int, step_size: float) -> Solved:
+    """Take steps of the paper's iteration along a path, and evaluate where they end."""
     for _ in range(steps):
-        gradient = rows.log_lik_gradient(rows.displaced(v, len(labels)), labels)
-        v = v.scaled(1 - step_size).plus(gradient.scaled(step_size))
-    tape = rows.displaced(v, len(labels))
+        gradient = rows.log_lik_gradient(rows.displaced(path, len(labels)), labels)
+        path = path.stepped(rows.posterior, gradient, step_size)
+    tape = rows.displaced(path, len(labels))
 
     def residual() -> Tensor:
-        return rows.residual(rows.log_lik_gradient(tape, labels).plus(v.scaled(-1)))
+        return rows.residual(rows.log_lik_gradient(tape, labels).plus(path.v().scaled(-1)))
 
     return Solved(rows.log_lik(tape, labels), residual)

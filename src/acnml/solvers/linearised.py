@@ -18,6 +18,7 @@ from acnml.solvers.base import Solution
 from acnml.solvers.blocks import Solved
 from acnml.solvers.gradient import ascend
 from acnml.solvers.newton import solve_logits
+from acnml.solvers.path import Path
 from acnml.solvers.quadratic import kernel
 from acnml.solvers.rows import Rows
 
@@ -79,4 +80,5 @@ class Linearised:
             log_lik = solved.log_probs.gather(-1, index).squeeze(-1)
             return Solved(log_lik, lambda: solved.residual)
         v = jacobian.combined(solved.coefficients.to(logits.dtype))
-        return ascend(rows, v, labels, self.polish, self.step_size)
+        path = Path.start(rows.posterior, v)
+        return ascend(rows, path, labels, self.polish, self.step_size)

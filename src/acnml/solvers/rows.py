@@ -37,6 +37,7 @@ from acnml.layers import (
 )
 from acnml.params import Params
 from acnml.posteriors import Posterior
+from acnml.solvers.path import Path
 from acnml.solvers.quadratic import energy
 
 
@@ -95,9 +96,9 @@ class Rows:
         kept = (s for s, taken in start.passages.items() if _pays(posterior, s, taken, steps))
         return Rows(classifier, posterior, sites, x, start, frozenset(kept))
 
-    def displaced(self, dual: Dual, labels: int) -> Tape:
+    def displaced(self, path: Path, labels: int) -> Tape:
         """Run all rows at μ + Σv."""
-        displacement = self.posterior.displacement(dual)
+        displacement = path.displacement()
         actions = {site: self._action(site, displacement) for site in self.sites if site.is_affine}
         shared = {
             site: [one.inputs for one in taken]
