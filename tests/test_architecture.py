@@ -35,7 +35,7 @@ MAY_KNOW = {
     "solvers": MODEL | {"dual", "layers", "memory", "posteriors", "solvers"},
     "linearisation": MODEL | {"posteriors", "solvers", "layers"},
     "predictors": MODEL
-    | {"batch_norm", "linearisation", "posteriors", "random", "solvers", "predictors"},
+    | {"batch_norm", "linearisation", "posteriors", "progress", "random", "solvers", "predictors"},
     "naive_cnml": MODEL | {"inference", "progress", "random", "selection"},
     "tuning": {"batches", "checks", "inference", "metrics", "predictors", "progress", "tuning"},
 }

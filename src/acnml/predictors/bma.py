@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -17,7 +16,9 @@ from acnml.classifier import Classifier
 from acnml.params import Params
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched
+from acnml.predictors.ensemble import log_mean
 from acnml.predictors.map import finite_log_probs
+from acnml.progress import track
 
 
 @final
@@ -56,13 +57,13 @@ class Bma(Predictor):
         merged = tuple({**p, **s} for p, s in zip(points, statistics, strict=True))
         object.__setattr__(self, "_points", merged)
 
-    def refreshed(self, loader: Iterable[Any]) -> Bma:
+    def refreshed(self, loader: Iterable[Any], progress: bool | None = None) -> Bma:
         """Return the same average with batch-norm statistics recomputed for every sample.
 
         Weights drawn far from where the running statistics were collected need this (Maddox et
         al. 2019): one pass over the loader per sample.
         """
-        points = self._points
+        points = track(self._points, "batch norm", progress)
         statistics = (batch_norm_statistics(self.classifier, loader, point) for point in points)
         return replace(self, statistics=tuple(statistics))
 
@@ -75,5 +76,4 @@ class Bma(Predictor):
         return torch.cat(averages)
 
     def _average(self, x: Inputs) -> Tensor:
-        log_probs = [finite_log_probs(self.classifier, x, point) for point in self._points]
-        return torch.logsumexp(torch.stack(log_probs), dim=0) - math.log(self.samples)
+        return log_mean([finite_log_probs(self.classifier, x, point) for point in self._points])
