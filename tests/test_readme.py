@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import torch
-from cases import normal
 from torch import nn
 
 import acnml
+from cases import normal
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 

@@ -1,0 +1,24 @@
+"""KFAC-Laplace: the curvature of the loss, one Kronecker product for every layer."""
+
+from common import load_data, network, report, timed, train
+
+import acnml
+
+
+def main(hidden: int = 400, epochs: int = 20, queries: int = 20) -> None:
+    """Train a network, fit its curvature, choose the prior, and compare predictions."""
+    data = load_data()
+    model = network(data, hidden, hidden)
+    with timed("training"):
+        train(model, data, epochs)
+    classifier = acnml.Classifier(model)
+    with timed("KFAC"):
+        curvature = acnml.kronecker_curvature(classifier, data.train)
+    with timed("prior precision"):
+        choice = acnml.tuning.prior_precision_by_evidence(curvature)
+    print(f"prior precision {choice.value:.3g}, which has the largest evidence")
+    report(classifier, curvature.posterior(choice.value), data, queries)
+
+
+if __name__ == "__main__":
+    main()

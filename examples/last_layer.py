@@ -1,0 +1,24 @@
+"""Last layer only: all weights but those of the final Linear layer stay as they were trained."""
+
+from common import load_data, network, report, timed, train
+
+import acnml
+
+
+def main(hidden: int = 400, epochs: int = 20, queries: int = 500) -> None:
+    """Train a network, fit KFAC-Laplace to its last layer, and compare predictions."""
+    data = load_data()
+    model = network(data, hidden, hidden)
+    with timed("training"):
+        train(model, data, epochs)
+    classifier = acnml.Classifier(model)
+    with timed("KFAC of the last layer"):
+        head = [acnml.last_linear(model)]
+        curvature = acnml.kronecker_curvature(classifier, data.train, head)
+    choice = acnml.tuning.prior_precision_by_evidence(curvature)
+    print(f"prior precision {choice.value:.3g}, which has the largest evidence")
+    report(classifier, curvature.posterior(choice.value), data, queries)
+
+
+if __name__ == "__main__":
+    main()

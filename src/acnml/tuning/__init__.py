@@ -1,0 +1,43 @@
+"""Choosing alpha, prior precision and temperature, on data that the model was not trained on.
+
+Every function returns a `Choice`: the value, the whole table it was chosen from, and the rule.
+Print it to see why. `sweep` is what they have in common, and serves any other knob.
+"""
+
+from acnml.tuning.alpha import (
+    ALPHAS,
+    Judged,
+    Match,
+    Tolerance,
+    alpha_by_nll,
+    alpha_matching_cnml,
+    largest_harmless_alpha,
+)
+from acnml.tuning.choice import Choice
+from acnml.tuning.prior_precision import (
+    PRIOR_PRECISIONS,
+    Evidence,
+    prior_precision_by_evidence,
+    prior_precision_by_nll,
+)
+from acnml.tuning.sweep import MakePredictor, Scores, sweep
+from acnml.tuning.temperature import temperature_by_nll
+
+__all__ = [
+    "ALPHAS",
+    "PRIOR_PRECISIONS",
+    "Choice",
+    "Evidence",
+    "Judged",
+    "MakePredictor",
+    "Match",
+    "Scores",
+    "Tolerance",
+    "alpha_by_nll",
+    "alpha_matching_cnml",
+    "largest_harmless_alpha",
+    "prior_precision_by_evidence",
+    "prior_precision_by_nll",
+    "sweep",
+    "temperature_by_nll",
+]

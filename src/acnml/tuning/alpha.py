@@ -1,0 +1,149 @@
+"""Choosing α, the weight of the query in ACNML: the paper's two ways, and a third."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, final
+
+from torch import Tensor
+
+from acnml.batches import Inputs
+from acnml.predictors import Acnml, Map
+from acnml.progress import track
+from acnml.tuning.choice import Choice, table_text
+from acnml.tuning.sweep import MakePredictor, Scores, increasing, least_nll, sweep
+
+ALPHAS = (0.25, 0.5, 1.0, 1.5, 2.0)  # the paper's
+
+
+class Judged(NamedTuple):
+    """`Scores`, and whether they are hardly worse than those of MAP."""
+
+    value: float
+    accuracy: float
+    nll: float
+    brier: float
+    ece: float
+    harmless: bool
+
+
+class Match(NamedTuple):
+    """How far ACNML's likelihoods p_θ̂_y(y|x) are from those of CNML, on average."""
+
+    value: float
+    distance: float  # mean |ACNML - CNML|
+    excess: float  # mean (ACNML - CNML): above 0 where a smaller alpha is nearer
+
+
+@final
+@dataclass(frozen=True)
+class Tolerance:
+    """By how much validation accuracy and mean NLL (in nats) may be worse than those of MAP."""
+
+    accuracy: float = 0.005
+    nll: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not (self.accuracy >= 0 and self.nll >= 0):
+            raise ValueError(f"tolerances must not be negative, got {self}")
+
+
+def largest_harmless_alpha(
+    predictor: Acnml,
+    loader: Iterable[Any],
+    alphas: Sequence[float] = ALPHAS,
+    tolerance: Tolerance | None = None,
+    progress: bool | None = None,
+) -> Choice[Judged]:
+    """Return the largest α that hardly costs accuracy or NLL on data like the training data.
+
+    The paper's first way: caution is wanted elsewhere, and should be nearly free here. The table
+    begins with α = 0, which is MAP: the network at the posterior's mean.
+
+    Args:
+        predictor: classifier, posterior and solver are its own; its α is replaced.
+        loader: validation data, with labels; gone through once for MAP and for every α.
+        alphas: the values to try.
+        tolerance: what "hardly" means; `Tolerance()` by default.
+        progress: show progress bars; by default in a terminal only.
+    """
+    tolerance = tolerance or Tolerance()
+    scores = sweep(_with_alpha(predictor), (0.0, *increasing(alphas)), loader, progress)
+    table = tuple(Judged(*row, _is_harmless(row, scores[0], tolerance)) for row in scores)
+    harmless = [row.value for row in table[1:] if row.harmless]
+    rule = (
+        f"the largest alpha that costs at most {tolerance.accuracy:g} of MAP's accuracy "
+        f"{scores[0].accuracy:.4f} and {tolerance.nll:g} nats on its NLL {scores[0].nll:.4f}"
+    )
+    if not harmless:
+        remedy = "give smaller alphas, a larger tolerance or a tighter posterior"
+        raise ValueError(f"there is none: {rule}; {remedy}\n{table_text(table)}")
+    return Choice(harmless[-1], table, rule)
+
+
+def alpha_by_nll(
+    predictor: Acnml,
+    loader: Iterable[Any],
+    alphas: Sequence[float] = ALPHAS,
+    progress: bool | None = None,
+) -> Choice[Scores]:
+    """Return the α of least validation NLL.
+
+    On data like the training data that is often the smallest of the grid: see the table, which
+    begins with α = 0, that is MAP.
+    """
+    table = sweep(_with_alpha(predictor), (0.0, *increasing(alphas)), loader, progress)
+    return Choice(least_nll(table[1:]), table, "the alpha of least validation NLL; 0 is MAP")
+
+
+def alpha_matching_cnml(
+    predictor: Acnml,
+    x: Inputs,
+    cnml_log_lik: Tensor,
+    alphas: Sequence[float] = ALPHAS,
+    progress: bool | None = None,
+) -> Choice[Match]:
+    """Return the α with which ACNML's likelihoods are closest to CNML's.
+
+    The paper's second way. α stands for how much the posterior, which is only an approximation,
+    over- or understates what the training data say; CNML asks the data themselves. The distance is
+    the mean of |p_θ̂_y(y|x) - CNML's| over all inputs and labels.
+
+    Args:
+        predictor: classifier, posterior and solver are its own; its α is replaced.
+        x: some validation inputs, B of them.
+        cnml_log_lik: `cnml_log_lik(classifier, train_loader, x)`, (B, K).
+        alphas: the values to try.
+        progress: show a progress bar; by default in a terminal only.
+    """
+    expected = cnml_log_lik.double().cpu().exp()
+    values = track(increasing(alphas), "alpha", progress)
+    table = tuple(_match(replace(predictor, alpha=alpha), x, expected) for alpha in values)
+    best = min(table, key=lambda row: row.distance)
+    return Choice(best.value, table, "the alpha whose likelihoods are closest to CNML's")
+
+
+def _with_alpha(predictor: Acnml) -> MakePredictor:
+    """Return α ↦ the predictor with this α; the limit α = 0 is the network at the mean."""
+    at_mean = Map(predictor.classifier.at(predictor.posterior.mean))
+    return lambda alpha: replace(predictor, alpha=alpha) if alpha > 0 else at_mean
+
+
+def _is_harmless(row: Scores, baseline: Scores, tolerance: Tolerance) -> bool:
+    rounding = 1e-9  # a value that meets its limit exactly is not to miss it
+    return (
+        baseline.accuracy - row.accuracy <= tolerance.accuracy + rounding
+        and row.nll - baseline.nll <= tolerance.nll + rounding
+    )
+
+
+def _match(predictor: Acnml, x: Inputs, expected: Tensor) -> Match:
+    actual = predictor.solve(x).log_lik.double().cpu().exp()
+    if actual.shape != expected.shape:
+        raise ValueError(
+            f"cnml_log_lik has shape {tuple(expected.shape)}, ACNML's likelihoods "
+            f"{tuple(actual.shape)}: compute both for the same inputs"
+        )
+    difference = actual - expected
+    return Match(predictor.alpha, difference.abs().mean().item(), difference.mean().item())

@@ -1,0 +1,97 @@
+"""Choosing τ, the precision of the prior: by the evidence, or on validation data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from acnml.inference import Curvature
+from acnml.tuning.choice import Choice, table_text
+from acnml.tuning.sweep import MakePredictor, Scores, increasing, least_nll, sweep
+
+PRIOR_PRECISIONS = tuple(10.0**exponent for exponent in range(-4, 7))
+
+
+class Evidence(NamedTuple):
+    """The log marginal likelihood, but for a constant."""
+
+    value: float
+    log_evidence: float
+
+
+def prior_precision_by_evidence(
+    curvature: Curvature, grid: Sequence[float] = PRIOR_PRECISIONS
+) -> Choice[Evidence]:
+    """Return the τ that maximises Laplace's marginal likelihood, to 0.01 %; needs no data.
+
+    Its slope in log τ, ½ (Σ_i h_i / (h_i + τ) - τ‖θ̂‖²) with the eigenvalues h of H, only falls:
+    there is one maximum, and a search between the best value's neighbours on the grid finds it.
+
+    Args:
+        curvature: from `diagonal_curvature` or `kronecker_curvature`.
+        grid: where to look for the maximum, which must not be at an end.
+    """
+    taus = increasing(grid)
+    found = {tau: curvature.log_evidence(tau) for tau in taus}
+    best = taus.index(max(taus, key=found.__getitem__))
+    if best in (0, len(taus) - 1):
+        text = table_text(_evidence_table(found))
+        raise ValueError(f"the evidence is largest at an end of the grid: widen it\n{text}")
+    found |= _golden_section(curvature.log_evidence, taus[best - 1], taus[best + 1])
+    chosen = max(found, key=found.__getitem__)
+    return Choice(chosen, _evidence_table(found), "the prior precision of largest evidence")
+
+
+def prior_precision_by_nll(
+    make_predictor: MakePredictor,
+    loader: Iterable[Any],
+    grid: Sequence[float] = PRIOR_PRECISIONS,
+    progress: bool | None = None,
+) -> Choice[Scores]:
+    """Return the τ of the grid with the least validation NLL.
+
+    Args:
+        make_predictor: e.g. `lambda tau: Acnml(classifier, curvature.posterior(tau))`, where the
+            curvature was computed once.
+        loader: validation data, with labels; gone through once for every τ.
+        grid: the values to try.
+        progress: show progress bars; by default in a terminal only.
+    """
+    table = sweep(make_predictor, increasing(grid), loader, progress)
+    return Choice(least_nll(table), table, "the prior precision of least validation NLL")
+
+
+def _evidence_table(found: dict[float, float]) -> tuple[Evidence, ...]:
+    return tuple(Evidence(*pair) for pair in sorted(found.items()))
+
+
+def _golden_section(
+    function: Callable[[float], float], low: float, high: float, precision: float = 1e-4
+) -> dict[float, float]:
+    """Return all points, with their values, of a search for the maximum between low and high.
+
+    The function must have one maximum. The search is in log x; its last interval is no longer than
+    the precision.
+    """
+    found: dict[float, float] = {}
+
+    def value(log_x: float) -> float:
+        x = math.exp(log_x)
+        found[x] = function(x)
+        return found[x]
+
+    ratio = (math.sqrt(5) - 1) / 2
+    a, b = math.log(low), math.log(high)
+    c, d = b - ratio * (b - a), a + ratio * (b - a)
+    at_c, at_d = value(c), value(d)
+    while b - a > precision:
+        if at_c > at_d:
+            b, d, at_d = d, c, at_c
+            c = b - ratio * (b - a)
+            at_c = value(c)
+        else:
+            a, c, at_c = c, d, at_d
+            d = a + ratio * (b - a)
+            at_d = value(d)
+    return found

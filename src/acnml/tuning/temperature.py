@@ -1,0 +1,80 @@
+"""Choosing T, the temperature that calibrates a predictor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from acnml import checks
+from acnml.predictors import Predictor
+from acnml.tuning.choice import Choice
+from acnml.tuning.sweep import Scores, predictions, score
+
+
+def temperature_by_nll(
+    predictor: Predictor, loader: Iterable[Any], progress: bool | None = None
+) -> Choice[Scores]:
+    """Return T = argmin -1/N Σ log softmax(log p(·|x) / T)_y, by L-BFGS (Guo et al. 2017).
+
+    The NLL is convex in 1/T: there is one minimum. Use it as `Tempered(predictor, T)`. Chosen for
+    `Map(classifier)` it also serves as `classifier.tempered(T)`, whose likelihood is tempered
+    before any other rule adapts or averages it.
+
+    Args:
+        predictor: what is to be calibrated.
+        loader: validation data, with labels; gone through once.
+        progress: show a progress bar; by default in a terminal only.
+    """
+    log_probs, labels = predictions(predictor, loader, "temperature", progress)
+    log_probs = log_probs.double()
+    _require_optimal_temperature(log_probs, labels)
+    *tried, optimum = _descend(log_probs, labels)
+    table = tuple(
+        score(t, torch.log_softmax(log_probs / t, dim=-1), labels)
+        for t in sorted({1.0, *tried, optimum})
+    )
+    return Choice(optimum, table, "the temperature of least validation NLL; 1 changes nothing")
+
+
+def _require_optimal_temperature(log_probs: Tensor, labels: Tensor) -> None:
+    """Refuse data whose NLL is least at T = 0 or T = ∞."""
+    checks.require_finite(log_probs, "log-probabilities are", "temper a predictor without zeros")
+    of_label = log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
+    if (of_label == log_probs.amax(1)).all():
+        raise ValueError(
+            "every validation point is predicted correctly, so that the NLL falls without end as "
+            "T → 0; take more validation data"
+        )
+    if of_label.mean() <= log_probs.mean():
+        raise ValueError(
+            "the labels are no more probable than other classes, so that the NLL is least for "
+            "T → ∞; check that they belong to these inputs"
+        )
+
+
+def _descend(log_probs: Tensor, labels: Tensor) -> list[float]:
+    """Return the temperatures that L-BFGS tries, the optimal one last."""
+    # Starting where the logits' standard deviation is 1, their scale makes no difference.
+    start = (log_probs - log_probs.mean(1, keepdim=True)).std(correction=0).log()
+    log_temperature = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [log_temperature],
+        max_iter=100,
+        tolerance_grad=1e-12,
+        tolerance_change=0.0,  # the NLL stops changing long before its slope is zero
+        line_search_fn="strong_wolfe",
+    )
+    tried = []
+
+    def closure() -> float:
+        tried.append(log_temperature.exp().item())
+        loss = functional.cross_entropy(log_probs / log_temperature.exp(), labels)
+        (log_temperature.grad,) = torch.autograd.grad(loss, log_temperature)
+        return loss.item()
+
+    optimizer.step(closure)
+    return [*tried, log_temperature.exp().item()]
