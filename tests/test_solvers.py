@@ -303,7 +303,7 @@ class Borrowed(nn.Module):
     [
         (
             nn.Sequential(Doubled(4, 4), nn.Tanh(), nn.Linear(4, 3)),
-            r"layer '0' \(Doubled\) uses '0",
+            r"layer '0' \(Doubled\)",
         ),
         (Borrowed(), r"layer 'lender' \(Linear\) uses 'lender.weight' otherwise"),
     ],

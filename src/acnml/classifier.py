@@ -9,14 +9,17 @@ buffer or gradient of it can change, not even when a call fails half-way.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import FunctionType
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from acnml import batches, checks
 from acnml.batches import Inputs
@@ -47,6 +50,9 @@ class Classifier:
     def __init__(self, model: nn.Module, get_logits: Callable[[Any], Tensor] | None = None) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Classifier wraps an nn.Module, got {type(model).__name__}")
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        _require_viewable(model)
         self.model = model
         self._get_logits = get_logits
         self._structure = _eval_structure(model)
@@ -100,6 +106,7 @@ class Classifier:
                 own.copy_(values[name])
         return module
 
+    @torch.inference_mode(False)
     def prepare(self, x: Inputs) -> Inputs:
         """Check a batch and bring it to the model's device and floating point type."""
         if batches.size(x) == 0:
@@ -161,7 +168,7 @@ class Classifier:
         The cotangent is (B, K), all ones by default; parameters without a gradient are left out.
         """
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
             logits = self.logits(x, leaves)
         if not logits.requires_grad:
             return {}
@@ -191,6 +198,32 @@ class Classifier:
         return f"Classifier({type(self.model).__name__}{tempered})"
 
 
+def _require_viewable(model: nn.Module) -> None:
+    """Refuse modules that a copy of the structure in eval mode would not stand for."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("a scripted or traced module cannot be viewed; give the original nn.Module")
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise ValueError(
+                f"layer {name!r} ({type(module).__name__}) has no running statistics: its output "
+                "for an input would depend on the rest of the batch"
+            )
+        for key, value in vars(module).items():
+            if _holds_on_to(value, set(model.modules())):
+                raise TypeError(
+                    f"attribute {key!r} of module {name!r} is a function that holds on to the "
+                    "model itself, and would run it; make it a method"
+                )
+
+
+def _holds_on_to(function: Any, modules: set[nn.Module]) -> bool:
+    """Whether a function's closure holds one of the modules: a copy would still run that one."""
+    if not isinstance(function, FunctionType):
+        return False
+    held = inspect.getclosurevars(function).nonlocals.values()
+    return any(isinstance(value, nn.Module) and value in modules for value in held)
+
+
 def _eval_structure(model: nn.Module) -> nn.Module:
     """Copy a module's structure into eval mode; its tensors are shared, not copied."""
     memo = {id(t): t for module in model.modules() for t in _own_tensors(module)}
@@ -205,15 +238,17 @@ def _eval_structure(model: nn.Module) -> nn.Module:
 
 
 def _own_tensors(module: nn.Module) -> Iterable[Tensor]:
-    """All tensors a module holds itself, also plain attributes, which deepcopy may refuse."""
+    """A module's parameters and buffers, and those plain attributes that deepcopy refuses."""
     yield from (t for t in module._parameters.values() if t is not None)
     yield from (t for t in module._buffers.values() if t is not None)
-    yield from (value for value in vars(module).values() if isinstance(value, Tensor))
+    plain = (value for value in vars(module).values() if isinstance(value, Tensor))
+    yield from (tensor for tensor in plain if not tensor.is_leaf)
 
 
 def _follow(tensor: Tensor, reference: Tensor) -> Tensor:
     """Detach a tensor and move it to the reference's device, and dtype where both are floats."""
     floats = tensor.is_floating_point() and reference.is_floating_point()
+    tensor = tensor.clone() if tensor.is_inference() else tensor
     return tensor.detach().to(reference.device, reference.dtype if floats else None)
 
 

@@ -52,6 +52,10 @@ KINDS = {
 }
 
 
+# What a header that was tampered with may raise when it is read or rebuilt.
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
+
+
 class StorageError(ValueError):
     """A file that cannot be read as a posterior or predictor; the message says why."""
 
@@ -84,16 +88,17 @@ def load(
 ) -> Posterior | Predictor:
     """Load a posterior, or with a classifier the predictor that was stored for such a model."""
     tree, tensors = _read(Path(path))
-    holds_posterior = tree.get("kind") in {"Diagonal", "Kronecker", "LowRank"}
+    holds_posterior = str(tree.get("kind")) in {"Diagonal", "Kronecker", "LowRank"}
     if classifier is None and not holds_posterior:
         raise StorageError(f"{path} holds a {tree.get('kind')}: load(path, classifier)")
     if classifier is not None and holds_posterior:
         raise StorageError(f"{path} holds a posterior, not a predictor: load(path)")
     try:
         value = _decode(tree, tensors, classifier)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except DAMAGE as error:
         raise StorageError(f"{path} cannot be restored: {error}") from error
-    assert isinstance(value, (Posterior, Predictor))
+    if not isinstance(value, (Posterior, Predictor)):
+        raise StorageError(f"{path} holds a {tree.get('kind')}, no posterior or predictor")
     return value
 
 
@@ -131,7 +136,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Params]:
     try:
         header = json.loads(metadata[HEADER])
         version, tree = int(header["format_version"]), dict(header["value"])
-    except (ValueError, KeyError, TypeError) as error:
+    except DAMAGE as error:
         raise StorageError(f"{path}: its header is damaged ({error!r})") from error
     if version > FORMAT_VERSION:
         raise StorageError(
@@ -182,7 +187,8 @@ def _decode(tree: Any, tensors: Params, classifier: Classifier | None) -> Any:
     kind = tree["kind"]
     fields = {k: _decode(v, tensors, classifier) for k, v in tree.items() if k != "kind"}
     if kind == "Classifier":
-        assert classifier is not None
+        if classifier is None:
+            raise ValueError("a classifier where none can be")
         return _restored(classifier, **fields)
     return KINDS[kind](**fields)
 

@@ -30,7 +30,8 @@ def over_batches(
         try:
             x, labels = split_labels(batch)
             x = classifier.prepare(x)
-            step(x, None if labels is None else _checked_labels(labels, x))
+            with torch.enable_grad():
+                step(x, None if labels is None else _checked_labels(labels, x))
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"batch {index}: {error}") from error

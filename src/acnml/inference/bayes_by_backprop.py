@@ -31,6 +31,7 @@ from acnml.selection import Parameters, parameter_names
 INITIAL_STD = 0.1
 
 
+@torch.inference_mode(False)
 def fit_bayes_by_backprop(
     classifier: Classifier,
     loader: Iterable[Any],

@@ -26,6 +26,7 @@ from acnml.layers import (
     Passes,
     Site,
     find_sites,
+    is_plain,
     output_gradients,
     record,
     require_understood,
@@ -92,6 +93,7 @@ def fit_kfac_laplace(
     return curvature.posterior(prior_precision)
 
 
+@torch.inference_mode(False)
 def diagonal_curvature(
     classifier: Classifier,
     loader: Iterable[Any],
@@ -116,6 +118,7 @@ def diagonal_curvature(
     return DiagonalCurvature(mean, {name: sums[name].to(mean[name].dtype) for name in names})
 
 
+@torch.inference_mode(False)
 def kronecker_curvature(
     classifier: Classifier,
     loader: Iterable[Any],
@@ -216,6 +219,10 @@ def _second_moment(vectors: Tensor) -> Tensor:
 
 
 def _affine_names(classifier: Classifier) -> list[str]:
-    modules = classifier.model.named_modules()
-    affine = {name for name, module in modules if isinstance(module, AFFINE)}
-    return [name for name in classifier.parameters if name.rpartition(".")[0] in affine]
+    """Parameters of all plain Linear and Conv2d layers; a reparametrised weight is none of them."""
+    names = set()
+    for prefix, module in classifier.model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if isinstance(module, AFFINE) and is_plain(module) and "weight" in own:
+            names |= {f"{prefix}.{key}" if prefix else key for key in own}
+    return [name for name in classifier.parameters if name in names]

@@ -120,6 +120,7 @@ def fit_swag(
     return swag.low_rank()
 
 
+@torch.inference_mode(False)
 def collect_swag(
     classifier: Classifier,
     loader: Iterable[Any],

@@ -57,9 +57,11 @@ class Posterior(ABC):
         """
 
     @final
+    @torch.inference_mode(False)
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         """Move to a device and floating point type."""
-        return map_tensors(self, lambda tensor: tensor.to(device, dtype))
+        # Tensors made in inference mode could not take part in gradients; their clones can.
+        return map_tensors(self, lambda t: (t.clone() if t.is_inference() else t).to(device, dtype))
 
     def __repr__(self) -> str:
         names = list(self.mean)

@@ -35,8 +35,11 @@ class Acnml(Predictor):
     alpha: float = 1.0
     _scaled: Posterior = field(init=False, repr=False)
 
+    @torch.inference_mode(False)
     def __post_init__(self) -> None:
         checks.require_positive(self.alpha, "alpha")
+        if self.solver is not None and not callable(self.solver):
+            raise TypeError(f"solver must be a solver such as Linearised(), got {self.solver!r}")
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
         object.__setattr__(
             self, "solver", self.solver or default_solver(self.classifier, self.posterior)
@@ -51,6 +54,7 @@ class Acnml(Predictor):
         """Return log C(x) (B,): higher is more out of distribution."""
         return torch.logsumexp(self._log_lik(x), dim=-1)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def solve(self, x: Inputs) -> Solution:
         """Return `log_probs` and `regret` in one go, and `residual` for one gradient more."""
@@ -59,6 +63,7 @@ class Acnml(Predictor):
         parts = [self.solver(self.classifier, self._scaled, block) for block in blocks]
         return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _log_lik(self, x: Inputs) -> Tensor:
         assert self.solver is not None  # __post_init__ has chosen one

@@ -22,6 +22,8 @@ class Predictor(ABC):
 
 def matched(posterior: Posterior, classifier: Classifier) -> Posterior:
     """Return the posterior on the model's device and dtype, or say where it does not fit."""
+    if not isinstance(posterior, Posterior):
+        raise TypeError(f"expected a posterior, got {type(posterior).__name__}")
     parameters = classifier.parameters
     checks.require_fits(posterior.mean, parameters)
     own = parameters[next(iter(posterior.mean))]

@@ -44,6 +44,7 @@ class Bma(Predictor):
     statistics: tuple[Params, ...] = ()
     _points: tuple[Params, ...] = field(init=False, repr=False)
 
+    @torch.inference_mode(False)
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1, got {self.samples}")
@@ -67,6 +68,7 @@ class Bma(Predictor):
         statistics = (batch_norm_statistics(self.classifier, loader, point) for point in points)
         return replace(self, statistics=tuple(statistics))
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the averaged probabilities."""

@@ -53,6 +53,7 @@ class LogitSampling:
     samples: int = 100
     seed: int = 0
 
+    @torch.inference_mode(False)
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1, got {self.samples}")
@@ -86,6 +87,7 @@ class Glm(Predictor):
     def __post_init__(self) -> None:
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the expected probabilities."""

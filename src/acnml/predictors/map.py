@@ -22,6 +22,7 @@ class Map(Predictor):
 
     classifier: Classifier
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return log p_θ(y|x)."""

@@ -52,6 +52,7 @@ class McDropout(Predictor):
                 "functional.dropout cannot be found from outside, nn.Dropout can"
             )
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the averaged probabilities."""

@@ -22,6 +22,9 @@ from acnml.solvers.path import Path
 from acnml.solvers.quadratic import kernel
 from acnml.solvers.rows import Rows
 
+# A residual, in posterior standard deviations, with which no solution can be called one.
+UNSOLVED = 0.1
+
 
 @final
 @dataclass(frozen=True)
@@ -72,13 +75,23 @@ class Linearised:
     def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solved:
         """Solve for some labels of all inputs of a block."""
         logits = rows.start.logits[:, 0].detach()
+        # In double precision: large kernels leave nothing of single precision's digits.
+        gram = kernel(rows.posterior, jacobian).double()
+        solved = solve_logits(logits.double(), gram, labels, self.tolerance, self.newton_steps)
+        self._require_solved(solved.residual)
         wide = torch.promote_types(logits.dtype, torch.float32)
-        gram = kernel(rows.posterior, jacobian).to(wide)
-        solved = solve_logits(logits.to(wide), gram, labels, self.tolerance, self.newton_steps)
         if rows.is_linear():
             index = labels.expand(len(logits), -1).unsqueeze(-1)
-            log_lik = solved.log_probs.gather(-1, index).squeeze(-1)
-            return Solved(log_lik, lambda: solved.residual)
+            log_lik = solved.log_probs.gather(-1, index).squeeze(-1).to(wide)
+            return Solved(log_lik, lambda: solved.residual.to(wide))
         v = jacobian.combined(solved.coefficients.to(logits.dtype))
         path = Path.start(rows.posterior, v)
         return ascend(rows, path, labels, self.polish, self.step_size)
+
+    def _require_solved(self, residual: Tensor) -> None:
+        """Refuse to go on from rows that Newton left far from the optimum."""
+        if bool((residual > max(UNSOLVED, self.tolerance)).any()):
+            raise ValueError(
+                f"the linearised problem is not solved after {self.newton_steps} Newton steps: a "
+                f"residual of {residual.max().item():.2g} is left; {self.remedy}"
+            )

@@ -53,6 +53,7 @@ def supported(classifier: Classifier, posterior: Posterior) -> bool:
 class Passage(NamedTuple):
     """One passage of all rows through a site."""
 
+    received: Tensor  # (B · L or B, ...) as the module receives it
     inputs: Tensor  # (B, L or 1, [groups,] positions, in [+ 1]); normalised (B, L or 1, ...)
     output: Tensor  # (B · L, ...) as the module gives it, a node of the graph
     shared: bool  # whether the inputs are the same whatever the weights
@@ -91,7 +92,7 @@ class Rows:
         """Run the batch at the mean; `steps` is how many gradients v will be a sum of."""
         sites = find_sites(classifier.model, posterior.mean, AFFINE + SCALING, WAY_OUT)
         start = _Runner(classifier, posterior, x, {}, {}, None).run(sites, 1)
-        if not start.passages:
+        if not start.passages or not start.logits.requires_grad:
             classifier.require_used(x, posterior.mean)
         kept = (s for s, taken in start.passages.items() if _pays(posterior, s, taken, steps))
         return Rows(classifier, posterior, sites, x, start, frozenset(kept))
@@ -101,7 +102,7 @@ class Rows:
         displacement = path.displacement()
         actions = {site: self._action(site, displacement) for site in self.sites if site.is_affine}
         shared = {
-            site: [one.inputs for one in taken]
+            site: taken
             for site, taken in self.start.passages.items()
             if all(one.shared for one in taken)
         }
@@ -123,7 +124,15 @@ class Rows:
     def gradient(self, tape: Tape, cotangent: Tensor) -> Dual:
         """Pull a cotangent (B, L, K) of the logits back to the covered parameters of every row."""
         outputs = [one.output for taken in tape.passages.values() for one in taken]
-        grads = iter(torch.autograd.grad(tape.logits, outputs, cotangent, retain_graph=True))
+        pulled = torch.autograd.grad(
+            tape.logits,
+            outputs,
+            cotangent,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        grads = iter(pulled)
         dense: Params = {}
         outers: dict[Affine, Outers] = {}
         for site, taken in tape.passages.items():
@@ -139,10 +148,7 @@ class Rows:
         passed = [one for taken in self.start.passages.values() for one in taken]
         if len(passed) != 1 or not passed[0].shared:
             return False
-        output, logits = passed[0].output, self.start.logits[:, 0]
-        return output.shape == logits.shape and torch.equal(
-            output / self.classifier.temperature, logits
-        )
+        return _is_only_reshaped(passed[0].output, self.start.logits)
 
     def log_lik_gradient(self, tape: Tape, labels: Tensor) -> Dual:
         """Return ∇ log p_θ(y|x) of every row at the weights of a tape."""
@@ -190,7 +196,7 @@ class _Runner:
     classifier: Classifier
     posterior: Posterior
     x: Inputs
-    shared: Mapping[Site, list[Tensor]]
+    shared: Mapping[Site, list[Passage]]
     actions: Mapping[Site, Action | None]
     displacement: Displacement | None
 
@@ -210,22 +216,27 @@ class _Runner:
 
     def _run(self, sites: list[Site], x: Inputs, labels: int) -> Tape:
         taken: dict[Site, list[Passage]] = {site: [] for site in sites}
-        hooks = {site.name: self._hook(site, taken[site]) for site in sites}
-        with torch.enable_grad(), self.classifier.hooked(hooks):
+        rows = batches.size(x) * labels
+        hooks = {site.name: self._hook(site, taken[site], rows) for site in sites}
+        with torch.inference_mode(False), torch.enable_grad(), self.classifier.hooked(hooks):
             logits = self.classifier.logits(x, self.posterior.mean, rows=labels)
             by_input = logits.unflatten(0, (batches.size(self.x), -1))
         return Tape(by_input, {site: passed for site, passed in taken.items() if passed})
 
-    def _hook(self, site: Site, taken: list[Passage]) -> Hook:
+    def _hook(self, site: Site, taken: list[Passage], rows: int) -> Hook:
         size = batches.size(self.x)
 
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            known = self.shared.get(site)
-            inputs = known[len(taken)] if known else _site_inputs(site, module, args[0], size)
+            received, at_mean = args[0].detach(), self.shared.get(site)
+            _require_rows(site, args[0], rows, size)
+            if at_mean and torch.equal(received, at_mean[len(taken)].received):
+                inputs = at_mean[len(taken)].inputs  # the same tensor, so that its terms merge
+            else:
+                inputs = _site_inputs(site, module, args[0], size)
             if self.displacement is not None:
                 output = self._displaced(site, module, inputs, output)
             output = output if output.requires_grad else output.detach().requires_grad_()
-            taken.append(Passage(inputs.detach(), output, not args[0].requires_grad))
+            taken.append(Passage(received, inputs.detach(), output, not args[0].requires_grad))
             return output.clone()  # an in-place activation may follow and must not touch ours
 
         return hook
@@ -245,6 +256,15 @@ class _Runner:
         if bias is not None:
             moved = moved + _broadcast(module, self.displacement.dense[bias], inputs.ndim)
         return (output.unflatten(0, (size, -1)) + moved).flatten(0, 1)
+
+
+def _require_rows(site: Site, received: Tensor, rows: int, size: int) -> None:
+    """Refuse a tensor that has not one entry per row, or before the rows part one per input.
+
+    A model that shapes its tensors by the size of its input would mix the labels of an input.
+    """
+    if len(received) != rows and (len(received) != size or received.requires_grad):
+        raise ValueError(f"layer {site.name!r} received {len(received)} entries for {rows} rows")
 
 
 def _pays(posterior: Posterior, site: Site, taken: list[Passage], steps: int) -> bool:
@@ -284,3 +304,16 @@ def _broadcast(module: nn.Module, values: Tensor, ndim: int) -> Tensor:
     missing = ndim - values.ndim
     where = 2 if isinstance(module, nn.LayerNorm) else values.ndim
     return values.reshape(*values.shape[:where], *[1] * missing, *values.shape[where:])
+
+
+# What lies between a last layer's output and the logits of a model that is linear in it: our own
+# clone, the division by a temperature and changes of shape.
+PLAIN = {"CloneBackward0", "DivBackward0", "ViewBackward0", "UnsafeViewBackward0"}
+
+
+def _is_only_reshaped(output: Tensor, logits: Tensor) -> bool:
+    """Whether the graph from a leaf to the logits holds nothing but plain operations."""
+    node = logits.grad_fn
+    while node is not None and type(node).__name__ in PLAIN:
+        node = node.next_functions[0][0]
+    return node is not None and getattr(node, "variable", None) is output
