@@ -113,7 +113,8 @@ def fit_swag(
         learning_rate: of SGD with momentum 0.9; large enough to leave the minimum it starts in.
         rank: number of deviations to keep.
         seed: of dropout, and of the loader's order where that comes from torch's global state.
-        parameters: parameter names or submodules to train and cover; all by default.
+        parameters: parameter names or submodules to train and cover; all by default, also those
+            that require no gradient in the user's model.
         progress: show a progress bar; by default in a terminal only.
     """
     swag = collect_swag(classifier, loader, epochs, learning_rate, rank, seed, parameters, progress)
@@ -132,6 +133,8 @@ def collect_swag(
     progress: bool | None = None,
 ) -> Swag:
     """Run SGD on a copy of the model, collecting its weights after every epoch; see `fit_swag`."""
+    if epochs < 2:
+        raise ValueError(f"SWAG needs at least 2 epochs to have a variance, got {epochs}")
     module = classifier.copy_module()
     names = set(parameter_names(classifier.model, parameters))
     trained = [p.requires_grad_(name in names) for name, p in module.named_parameters()]
