@@ -1,19 +1,19 @@
 """Bayes by Backprop: a Gaussian for every weight, trained from scratch."""
 
-from common import load_data, network, report, timed
+from common import compare, load_data, network, timed
 
 import acnml
 
 
-def main(hidden: int = 1200, epochs: int = 12, queries: int = 20) -> None:
+def main(hidden: int = 1200, epochs: int = 12, queries: int = 200) -> None:
     """Train 784-1200-1200-10 as the ACNML paper does for MNIST, and compare predictions."""
     data = load_data()
-    classifier = acnml.Classifier(network(data, hidden, hidden))
+    classifier = acnml.Classifier(network(data, hidden))
     with timed("Bayes by Backprop"):
         posterior = acnml.fit_bayes_by_backprop(
             classifier, data.train, epochs, prior_std=0.1, learning_rate=1e-3
         )
-    report(classifier, posterior, data, queries)
+    compare(classifier, posterior, data, queries)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the examples share: digits to learn from, a network, its training, and a table."""
+"""What the examples share: digits to learn from, a network, its training, and a comparison."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from acnml import Acnml, Bma, Classifier, Map, Posterior, Predictor, metrics
+from acnml import Acnml, Bma, Classifier, Map, Posterior, Predictor, metrics, tuning
 from acnml.experiments import digits, mnist
 
-STEPS_PER_EPOCH = 120  # batches of 500 for MNIST, smaller ones for fewer images
+VALIDATION = 200  # images cut from the training data, to choose alpha on
+STEPS_PER_EPOCH = 120  # at most: batches of about 500 for MNIST, of 50 for the small digits
+ALPHAS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)  # Laplace's posteriors are often far too wide
 DEGREES = 60
 
 
 class Data(NamedTuple):
-    """Training batches, and test images with their labels."""
+    """Training batches, one validation batch, and test images with their labels."""
 
     train: DataLoader[tuple[Tensor, ...]]
+    validation: list[tuple[Tensor, Tensor]]
     images: Tensor  # (N, 1, H, W)
     labels: Tensor  # (N,)
 
@@ -29,28 +32,28 @@ class Data(NamedTuple):
 def load_data() -> Data:
     """Return MNIST from the folder `ACNML_DATA`, or scikit-learn's small digits without it."""
     if mnist.available():
-        (train, train_labels), (test, labels) = mnist.load("train"), mnist.load("test")
-        return Data(_batches(train, train_labels), test.view(-1, 1, 28, 28), labels)
-    print("MNIST is not in the folder that ACNML_DATA names: taking scikit-learn's 8x8 digits.\n")
-    small = digits.load_digits(validation=1, test=400, seed=0)
-    return Data(_batches(*small.train), *small.test)
+        (images, labels), (test, test_labels) = mnist.load("train"), mnist.load("test")
+        images, test = images.view(-1, 1, 28, 28), test.view(-1, 1, 28, 28)
+    else:
+        print("There is no MNIST in the folder ACNML_DATA: taking scikit-learn's 8x8 digits.\n")
+        small = digits.load_digits(validation=1, test=400, seed=0)
+        (images, labels), (test, test_labels) = small.train, small.test
+    validation = [(images[:VALIDATION], labels[:VALIDATION])]
+    return Data(_batches(images[VALIDATION:], labels[VALIDATION:]), validation, test, test_labels)
 
 
-def network(data: Data, *hidden: int) -> nn.Sequential:
-    """Return an untrained network with hidden layers of these sizes; it takes images."""
-    sizes = [data.images[0].numel(), *hidden]
+def network(data: Data, hidden: int) -> nn.Sequential:
+    """Return an untrained network with two hidden layers of this size; it takes images."""
     torch.manual_seed(0)
-    layers = [
-        layer
-        for inputs, outputs in zip(sizes, hidden, strict=False)
-        for layer in (nn.Linear(inputs, outputs), nn.ReLU())
-    ]
-    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(sizes[-1], 10))
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(data.images[0].numel(), hidden), nn.ReLU()),
+        *(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10)),
+    )
 
 
 def train(model: nn.Module, data: Data, epochs: int) -> None:
     """Train by SGD with momentum, its learning rate falling to zero along a cosine."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, weight_decay=3e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(data.train))
     for _ in range(epochs):
         for images, labels in data.train:
@@ -68,35 +71,39 @@ def timed(what: str) -> Iterator[None]:
     print(f"{what}: {time.perf_counter() - start:.0f} s")
 
 
-def report(classifier: Classifier, posterior: Posterior, data: Data, queries: int) -> None:
-    """Print how the mean does on all test images, and three predictors on the first few."""
-    mean = Map(classifier.at(posterior.mean))
+def compare(classifier: Classifier, posterior: Posterior, data: Data, queries: int) -> None:
+    """Choose alpha, then print how MAP, BMA and ACNML do on test images, upright and turned."""
+    choice = tuning.largest_harmless_alpha(Acnml(classifier, posterior), data.validation, ALPHAS)
+    print(f"alpha = {choice}\n")
+    mean, rescaled = Map(classifier.at(posterior.mean)), posterior.scaled(choice.value)
     accuracy = metrics.accuracy(mean(data.images), data.labels)
-    print(f"accuracy of the mean on {len(data.labels)} test images: {accuracy:.2%}\n")
-    images, labels = data.images[:queries], data.labels[:queries]
-    turned = digits.rotate(images, DEGREES)
-    column = "accuracy  confidence   NLL"
-    print(f"{queries} images  {'upright':{len(column)}}   turned by {DEGREES}°")
-    print(f"{'':10}{column}   {column}")
+    print(f"accuracy of the mean on all {len(data.labels)} test images: {accuracy:.2%}\n")
     predictors = {
         "MAP": mean,
-        "BMA": Bma(classifier, posterior, samples=30),
-        "ACNML": Acnml(classifier, posterior),
+        "BMA": Bma(classifier, rescaled, samples=30),
+        "ACNML": Acnml(classifier, rescaled),
     }
+    _print_table(predictors, data.images[:queries], data.labels[:queries])
+
+
+def _print_table(predictors: dict[str, Predictor], images: Tensor, labels: Tensor) -> None:
+    columns = "accuracy  confidence   NLL"
+    print(f"first {len(labels):<6}{'upright':{len(columns)}}   turned by {DEGREES}°")
+    print(f"{'':12}{columns}   {columns}")
+    turned = digits.rotate(images, DEGREES)
     for name, predictor in predictors.items():
         print(
-            f"{name:10}{_scores(predictor, images, labels)}   {_scores(predictor, turned, labels)}"
+            f"{name:12}{_scores(predictor(images), labels)}   {_scores(predictor(turned), labels)}"
         )
+
+
+def _scores(log_probs: Tensor, labels: Tensor) -> str:
+    confidence = log_probs.amax(1).exp().mean().item()
+    accuracy, nll = metrics.accuracy(log_probs, labels), metrics.nll(log_probs, labels)
+    return f"{accuracy:8.0%}{confidence:12.0%}{nll:6.2f}"
 
 
 def _batches(images: Tensor, labels: Tensor) -> DataLoader[tuple[Tensor, ...]]:
     generator = torch.Generator().manual_seed(0)
-    size = max(1, len(labels) // STEPS_PER_EPOCH)
+    size = max(50, len(labels) // STEPS_PER_EPOCH)
     return DataLoader(TensorDataset(images, labels), size, shuffle=True, generator=generator)
-
-
-def _scores(predictor: Predictor, images: Tensor, labels: Tensor) -> str:
-    log_probs = predictor(images)
-    confidence = log_probs.amax(1).exp().mean().item()
-    accuracy, nll = metrics.accuracy(log_probs, labels), metrics.nll(log_probs, labels)
-    return f"{accuracy:8.0%}{confidence:12.0%}{nll:6.2f}"

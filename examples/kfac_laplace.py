@@ -1,14 +1,14 @@
 """KFAC-Laplace: the curvature of the loss, one Kronecker product for every layer."""
 
-from common import load_data, network, report, timed, train
+from common import compare, load_data, network, timed, train
 
 import acnml
 
 
-def main(hidden: int = 400, epochs: int = 20, queries: int = 20) -> None:
+def main(hidden: int = 400, epochs: int = 15, queries: int = 200) -> None:
     """Train a network, fit its curvature, choose the prior, and compare predictions."""
     data = load_data()
-    model = network(data, hidden, hidden)
+    model = network(data, hidden)
     with timed("training"):
         train(model, data, epochs)
     classifier = acnml.Classifier(model)
@@ -17,7 +17,7 @@ def main(hidden: int = 400, epochs: int = 20, queries: int = 20) -> None:
     with timed("prior precision"):
         choice = acnml.tuning.prior_precision_by_evidence(curvature)
     print(f"prior precision {choice.value:.3g}, which has the largest evidence")
-    report(classifier, curvature.posterior(choice.value), data, queries)
+    compare(classifier, curvature.posterior(choice.value), data, queries)
 
 
 if __name__ == "__main__":

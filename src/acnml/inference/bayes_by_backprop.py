@@ -44,6 +44,10 @@ def fit_bayes_by_backprop(
 ) -> Diagonal:
     """Train a mean-field posterior by Adam, starting at the classifier's weights.
 
+    Adam moves the logarithm of a variance by about the learning rate a step, and it starts at a
+    hundredth of the prior's: a short fit ends with variances that training has only begun to widen.
+    Look at `posterior.var` and train on if they still grow.
+
     The network runs in eval mode: dropout is off and batch norm keeps its statistics. Weights that
     the posterior does not cover stay as they are.
 
