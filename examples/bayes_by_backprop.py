@@ -5,7 +5,7 @@ from common import compare, load_data, network, timed
 import acnml
 
 
-def main(hidden: int = 1200, epochs: int = 12, queries: int = 200) -> None:
+def main(hidden: int = 1200, epochs: int = 15, queries: int = 200) -> None:
     """Train 784-1200-1200-10 as the ACNML paper does for MNIST, and compare predictions."""
     data = load_data()
     classifier = acnml.Classifier(network(data, hidden))
