@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from acnml import Acnml, Bma, Classifier, Map, Posterior, Predictor, metrics, tuning
-from acnml.experiments import digits, mnist
+from acnml.experiments.data import digits, mnist
 
 VALIDATION = 200  # images cut from the training data, to choose alpha on
 STEPS_PER_EPOCH = 120  # at most: batches of about 500 for MNIST, of 50 for the small digits

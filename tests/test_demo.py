@@ -13,13 +13,25 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from acnml import cli
-from acnml.experiments import demo, figures
-from acnml.experiments.demo import ACNML, BMA, LAST_LAYER, MAP, METHODS, DemoStudy, Trial, choose
-from acnml.experiments.digits import SIZE, load_digits, rotate
-from acnml.experiments.page import inline_svg, page, write_file
-from acnml.experiments.report import conclusions, report
-from acnml.experiments.summary import closing_sentence, table
-from acnml.experiments.training import Training, small_network, train
+from acnml.experiments import drawing
+from acnml.experiments.data.digits import SIZE, load_digits, rotate
+from acnml.experiments.demo import figures
+from acnml.experiments.demo import study as demo
+from acnml.experiments.demo.report import conclusions, report
+from acnml.experiments.demo.study import (
+    ACNML,
+    BMA,
+    LAST_LAYER,
+    MAP,
+    METHODS,
+    DemoStudy,
+    Trial,
+    choose,
+)
+from acnml.experiments.demo.summary import closing_sentence, table
+from acnml.experiments.demo.training import Training, small_network, train
+from acnml.experiments.files import write_file
+from acnml.experiments.page import inline_svg, page
 
 tiny_study = partial(
     DemoStudy,
@@ -198,12 +210,12 @@ def test_the_best_of_a_column_is_marked_also_when_several_look_alike(findings):
 def test_figures_are_functions_of_the_findings(findings, draw):
     figure = draw(findings)
     assert isinstance(figure, Figure)
-    assert figures.to_svg(figure) == figures.to_svg(draw(findings))
-    assert figures.to_png(figure).startswith(b"\x89PNG")
+    assert drawing.to_svg(figure) == drawing.to_svg(draw(findings))
+    assert drawing.to_png(figure).startswith(b"\x89PNG")
 
 
 def test_labels_are_moved_apart_and_only_where_needed():
-    moved = figures.spread({"a": 0.0, "b": 0.01, "c": 1.0}, gap=0.1)
+    moved = drawing.spread({"a": 0.0, "b": 0.01, "c": 1.0}, gap=0.1)
     assert moved["b"] - moved["a"] == pytest.approx(0.1)
     assert moved["c"] == 1.0
 

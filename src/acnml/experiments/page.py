@@ -7,12 +7,9 @@ turned into the page's CSS variables when they are put inline.
 from __future__ import annotations
 
 import base64
-import os
 import re
-import uuid
 from collections.abc import Mapping
 from html import escape
-from pathlib import Path
 
 STYLESHEET = """
 :root {
@@ -116,16 +113,3 @@ def inline_png(png: bytes, description: str) -> str:
     """Return an image element that carries its own data."""
     data = base64.b64encode(png).decode()
     return f'<img src="data:image/png;base64,{data}" alt="{escape(description)}">'
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file that is complete or not there: beside its place first, and then moved."""
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from acnml.experiments.demo import ACNML, BMA, LAST_LAYER, MAP, METHODS, Findings
-from acnml.experiments.measurement import Scores
+from acnml.experiments.demo.measurement import Scores
+from acnml.experiments.demo.study import ACNML, BMA, LAST_LAYER, MAP, METHODS, Findings
 
 COLUMNS = ("accuracy", "confidence", "NLL", "ECE", "Brier")
 CLEARLY = 0.01  # a smaller difference of ECE is called none: so few images cannot tell

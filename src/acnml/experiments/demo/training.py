@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import nn
 
-from acnml.experiments.digits import CLASSES, SIDE, Labelled
+from acnml.experiments.data.digits import CLASSES, SIDE, Labelled
 
 
 @final

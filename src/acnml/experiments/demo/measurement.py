@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from torch import Tensor
 
 from acnml import metrics
-from acnml.experiments.digits import Labelled, rotate
+from acnml.experiments.data.digits import Labelled, rotate
 
 Predictions: TypeAlias = Mapping[str, Mapping[int, Tensor]]  # method -> angle -> log-probs (N, K)
 

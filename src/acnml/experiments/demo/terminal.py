@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from acnml.experiments.demo import Findings
-from acnml.experiments.summary import COLUMNS, Cell, heading, table
+from acnml.experiments.demo.study import Findings
+from acnml.experiments.demo.summary import COLUMNS, Cell, heading, table
 
 
 @final

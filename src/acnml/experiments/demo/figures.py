@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import matplotlib as mpl
@@ -17,46 +16,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
-from matplotlib.patheffects import withStroke
 
-from acnml.experiments.demo import ACNML, BMA, LAST_LAYER, MAP, Findings
-from acnml.experiments.measurement import Bin, Example, View
+from acnml.experiments.demo.measurement import Bin, Example, View
+from acnml.experiments.demo.study import ACNML, BMA, LAST_LAYER, MAP, Findings
+from acnml.experiments.drawing import FAINT, INK, PAPER, STYLE, halo, label_ends, panel
 
 # Okabe and Ito's palette, whose colours stay apart for every common kind of colour vision.
 COLOURS = {MAP: "#d55e00", BMA: "#cc79a7", ACNML: "#0072b2", LAST_LAYER: "#009e73"}
 MARKERS = {MAP: "o", BMA: "s", ACNML: "^", LAST_LAYER: "D"}
-INK, FAINT, PAPER = "#22262b", "#8a9099", "#fefefe"
-
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures look alike everywhere
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.edgecolor": FAINT,
-    "axes.facecolor": "none",
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "figure.facecolor": "none",
-    "grid.color": FAINT,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.7,
-    "lines.linewidth": 1.9,
-    "lines.markersize": 4.5,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "acnml",  # the same data give the same bytes
-}
-PANEL = (4.7, 3.3)  # inches
 
 
 # Whole figures ---------------------------------------------------------------------------------
@@ -64,28 +31,28 @@ PANEL = (4.7, 3.3)  # inches
 
 def score_against_angle(findings: Findings, score: str, title: str) -> Figure:
     """Draw one score of every method against the rotation."""
-    figure, axes = _panel(title)
+    figure, axes = panel(title)
     draw_curves(axes, findings.study.angles, _curves(findings, score))
     return figure
 
 
 def confidence_against_angle(findings: Findings, title: str) -> Figure:
     """Draw every method's mean confidence, and the accuracy it should equal."""
-    figure, axes = _panel(title)
+    figure, axes = panel(title)
     draw_confidence(axes, findings)
     return figure
 
 
 def reliability(method: str, diagrams: Mapping[int, Sequence[Bin]], angle: int) -> Figure:
     """Draw accuracy against confidence for one method, upright and turned."""
-    figure, axes = _panel(method, (3.1, 3.0))
+    figure, axes = panel(method, (3.1, 3.0))
     draw_reliability(axes, method, diagrams, angle)
     return figure
 
 
 def trade_off(findings: Findings, title: str) -> Figure:
     """Draw what every prior precision costs upright and what it buys on turned digits."""
-    figure, axes = _panel(title, (7.2, 3.9))
+    figure, axes = panel(title, (7.2, 3.9))
     draw_trade_off(axes, findings)
     return figure
 
@@ -118,7 +85,7 @@ def draw_curves(
     axes.set_ylim(0, max(top, 1.08 * highest))
     axes.set_xticks(angles[::2] if len(angles) > 7 else angles)
     axes.xaxis.set_major_formatter("{x:.0f}°")
-    label_ends(axes, angles[-1], {method: values[-1] for method, values in curves.items()})
+    label_ends(axes, angles[-1], {m: values[-1] for m, values in curves.items()}, COLOURS)
 
 
 def draw_confidence(axes: Axes, findings: Findings) -> None:
@@ -160,7 +127,7 @@ def draw_trade_off(axes: Axes, findings: Findings) -> None:
         axes.plot(price, benefit, MARKERS[method], linestyle="-", color=COLOURS[method])
         _mark_choice(axes, method, price[path.index(findings.chosen[method])], findings)
     axes.plot(0, start.turned_ece, MARKERS[MAP], color=COLOURS[MAP], markersize=8)
-    axes.annotate(MAP, (0, start.turned_ece), (9, 3), **_label(MAP))
+    axes.annotate(MAP, (0, start.turned_ece), (9, 3), **halo(COLOURS[MAP]))
     axes.axvline(study.tolerance, color=FAINT, linestyle=(0, (4, 2)), linewidth=1)
     place: dict[str, Any] = {"textcoords": "offset points", "color": INK}
     axes.annotate("allowed price", (study.tolerance, 0), (5, 6), **place)
@@ -182,42 +149,7 @@ def draw_strip(axes: Axes, views: Sequence[View]) -> None:
             inset.set_axis_off()
 
 
-def label_ends(axes: Axes, x: float, ends: Mapping[str, float]) -> None:
-    """Write names right of where lines end, moved apart where they would overlap."""
-    low, high = axes.get_ylim()
-    for method, y in spread(ends, gap=0.085 * (high - low)).items():
-        axes.annotate(method, (x, y), (8, 0), va="center", **_label(method))
-
-
-def spread(values: Mapping[str, float], gap: float) -> dict[str, float]:
-    """Move values apart until neighbours are `gap` from each other; what is apart stays."""
-    moved = dict(values)
-    names = sorted(moved, key=lambda name: moved[name])
-    for _ in range(100):
-        for lower, upper in pairwise(names):
-            push = max(0.0, gap - (moved[upper] - moved[lower])) / 2
-            moved[lower], moved[upper] = moved[lower] - push, moved[upper] + push
-    return moved
-
-
-# From figures to bytes -------------------------------------------------------------------------
-
-
-def to_svg(figure: Figure) -> str:
-    """Return a figure as an SVG document without date or creator."""
-    buffer = io.StringIO()
-    with mpl.rc_context(STYLE):
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=nothing)
-    return buffer.getvalue()
-
-
-def to_png(figure: Figure, dots_per_inch: int = 120) -> bytes:
-    """Return a figure as a PNG image."""
-    buffer = io.BytesIO()
-    with mpl.rc_context(STYLE):
-        figure.savefig(buffer, format="png", dpi=dots_per_inch)
-    return buffer.getvalue()
+# From pixels to bytes --------------------------------------------------------------------------
 
 
 def pixels_png(pixels: Sequence[Sequence[float]]) -> bytes:
@@ -228,14 +160,6 @@ def pixels_png(pixels: Sequence[Sequence[float]]) -> bytes:
 
 
 # What they share -------------------------------------------------------------------------------
-
-
-def _panel(title: str, size: tuple[float, float] = PANEL) -> tuple[Figure, Axes]:
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots()
-        axes.set_title(title)
-    return figure, axes
 
 
 def _curves(findings: Findings, score: str) -> dict[str, list[float]]:
@@ -254,13 +178,7 @@ def _mark_choice(axes: Axes, method: str, price: float, findings: Findings) -> N
     ece = findings.chosen[method].turned_ece
     ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markersize": 11}
     axes.plot(price, ece, "o", **ring)
-    axes.annotate(method, (price, ece), (9, 5), **_label(method))
-
-
-def _label(method: str) -> dict[str, Any]:
-    """Text in a method's colour, with a halo that keeps it readable where it crosses a line."""
-    halo = [withStroke(linewidth=3, foreground=PAPER)]
-    return {"textcoords": "offset points", "color": COLOURS[method], "path_effects": halo}
+    axes.annotate(method, (price, ece), (9, 5), **halo(COLOURS[method]))
 
 
 def _percent(value: float, _position: float) -> str:

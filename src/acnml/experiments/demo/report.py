@@ -9,18 +9,27 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from acnml import __version__
-from acnml.experiments import figures
-from acnml.experiments.demo import ACNML, BMA, LAST_LAYER, MAP, METHODS, TUNED, Findings
-from acnml.experiments.digits import CLASSES
-from acnml.experiments.measurement import View
-from acnml.experiments.page import inline_png, inline_svg, page, write_file
-from acnml.experiments.summary import COLUMNS, Cell, better_forms, closing_sentence, heading, table
+from acnml.experiments.data.digits import CLASSES
+from acnml.experiments.demo import figures
+from acnml.experiments.demo.measurement import View
+from acnml.experiments.demo.study import ACNML, BMA, LAST_LAYER, MAP, METHODS, TUNED, Findings
+from acnml.experiments.demo.summary import (
+    COLUMNS,
+    Cell,
+    better_forms,
+    closing_sentence,
+    heading,
+    table,
+)
+from acnml.experiments.drawing import THEME, to_png, to_svg
+from acnml.experiments.files import write_file
+from acnml.experiments.page import inline_png, inline_svg, page
 
 TITLE = "Does the network know when it does not know?"
 VARIABLES = {MAP: "map", BMA: "bma", ACNML: "acnml", LAST_LAYER: "last-layer"}
 SVG_COLOURS = {
     **{figures.COLOURS[method]: VARIABLES[method] for method in METHODS},
-    **{figures.INK: "ink", figures.FAINT: "faint", figures.PAPER: "paper"},
+    **THEME,
 }
 MEANING = {
     MAP: "the network’s own probabilities, at the weights that training found.",
@@ -50,7 +59,7 @@ def write_report(findings: Findings, folder: Path) -> Path:
     """
     path = folder / "report.html"
     write_file(path, report(findings).encode())
-    write_file(folder / "overview.png", figures.to_png(figures.overview(findings)))
+    write_file(folder / "overview.png", to_png(figures.overview(findings)))
     return path
 
 
@@ -230,7 +239,7 @@ def _ignorance_claim(findings: Findings) -> str:
 
 
 def _svg(name: str, figure: Figure, description: str) -> str:
-    return inline_svg(figures.to_svg(figure), name, description, SVG_COLOURS)
+    return inline_svg(to_svg(figure), name, description, SVG_COLOURS)
 
 
 def _definitions(meanings: dict[str, str], findings: Findings) -> str:

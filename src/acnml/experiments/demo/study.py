@@ -28,8 +28,8 @@ from acnml import (
     last_linear,
     metrics,
 )
-from acnml.experiments.digits import SIZE, Digits, Labelled, load_digits, rotate
-from acnml.experiments.measurement import (
+from acnml.experiments.data.digits import SIZE, Digits, Labelled, load_digits, rotate
+from acnml.experiments.demo.measurement import (
     Bin,
     Example,
     Predictions,
@@ -38,7 +38,7 @@ from acnml.experiments.measurement import (
     first_different,
     score,
 )
-from acnml.experiments.training import Training, small_network, train
+from acnml.experiments.demo.training import Training, small_network, train
 
 METHODS = MAP, BMA, ACNML, LAST_LAYER = "MAP", "BMA", "ACNML", "ACNML last layer"
 TUNED = (BMA, ACNML, LAST_LAYER)  # the methods that have a posterior, and so a prior precision
