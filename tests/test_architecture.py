@@ -26,17 +26,19 @@ MAY_KNOW = {
     "checks": {"params"},
     "selection": {"checks"},
     "dual": {"params"},
+    "actions": {"params", "dual"},
     "classifier": {"params", "checks", "batches"},
     "batch_norm": MODEL,
     "layers": MODEL | {"dual"},
-    "posteriors": {"params", "dual", "checks", "posteriors"},
+    "posteriors": {"params", "dual", "actions", "checks", "posteriors"},
     "inference": MODEL
     | {"dual", "layers", "posteriors", "selection", "progress", "random", "inference"},
-    "solvers": MODEL | {"dual", "layers", "memory", "posteriors", "solvers"},
+    "solvers": MODEL | {"dual", "actions", "layers", "memory", "posteriors", "solvers"},
     "linearisation": MODEL | {"posteriors", "solvers", "layers"},
     "predictors": MODEL
-    | {"batch_norm", "linearisation", "posteriors", "progress", "random", "solvers", "predictors"},
-    "naive_cnml": MODEL | {"inference", "progress", "random", "selection"},
+    | {"batch_norm", "linearisation", "posteriors", "progress", "random", "solvers", "predictors"}
+    | {"naive_cnml", "selection"},
+    "naive_cnml": MODEL | {"inference", "memory", "progress", "random", "selection"},
     "tuning": {"batches", "checks", "inference", "metrics", "predictors", "progress", "tuning"},
 }
 NEVER_IN_THE_LIBRARY = {

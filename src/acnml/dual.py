@@ -9,18 +9,14 @@ features)`, and batch dimensions broadcast: what the labels of an input share is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from acnml.params import Params, add, scale
-
-# Maps layer inputs (*batch, positions, in) to what a displacement of the layer's weights adds to
-# its outputs, (*batch, positions, out).
-Action: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @final
@@ -49,6 +45,10 @@ class Affine:
             matrix = torch.cat([matrix, params[self.bias].unsqueeze(-1)], dim=-1)
         return matrix if self.groups == 1 else matrix.unflatten(-2, (self.groups, -1))
 
+    def matrix_and_bias(self, params: Params) -> tuple[Tensor, Tensor | None]:
+        """Return W as a matrix (out, in) and b apart, for a layer without groups."""
+        return params[self.weight].flatten(1), None if self.bias is None else params[self.bias]
+
     def split(self, matrix: Tensor, like: Params) -> Params:
         """Invert `join`."""
         if self.groups > 1:
@@ -70,6 +70,19 @@ class Outers(NamedTuple):
         """Write the sum out as matrices (*batch, out, in [+ 1])."""
         return self.deltas.transpose(-1, -2) @ self.inputs
 
+    def combined(self, weights: Tensor) -> Outers:
+        """Return Σ_c w_c δ_c aᵀ, see `Dual.combined`."""
+        return Outers(mix(weights, self.deltas), self.inputs)
+
+    def blended(self, other: Outers, kept: float, new: float) -> Outers:
+        """Return kept · self + new · other; terms of one and the same inputs tensor are merged."""
+        if self.inputs is other.inputs:
+            return Outers(torch.add(kept * self.deltas, other.deltas, alpha=new), self.inputs)
+        batch = torch.broadcast_shapes(self.inputs.shape[:-2], other.inputs.shape[:-2])
+        inputs = [o.inputs.expand(*batch, *o.inputs.shape[-2:]) for o in (self, other)]
+        deltas = [kept * self.deltas, new * other.deltas]
+        return Outers(torch.cat(deltas, dim=-2), torch.cat(inputs, dim=-2))
+
 
 class Dual(NamedTuple):
     """A point v of the dual space, θ = μ + Σv: factored for some layers, dense for the rest."""
@@ -77,23 +90,18 @@ class Dual(NamedTuple):
     dense: Params
     outers: Mapping[Affine, Outers]
 
-    def scaled(self, factor: float) -> Dual:
-        """Return factor · v."""
-        outers = {k: Outers(o.deltas * factor, o.inputs) for k, o in self.outers.items()}
-        return Dual(scale(self.dense, factor), outers)
-
-    def plus(self, other: Dual) -> Dual:
-        """Return v + other; outer products of one and the same inputs tensor are merged."""
-        outers = {layer: _sum(mine, other.outers[layer]) for layer, mine in self.outers.items()}
-        return Dual(add(self.dense, other.dense), outers)
+    def blended(self, other: Dual, kept: float, new: float) -> Dual:
+        """Return kept · v + new · other."""
+        outers = {k: o.blended(other.outers[k], kept, new) for k, o in self.outers.items()}
+        return Dual(add(scale(self.dense, kept), scale(other.dense, new)), outers)
 
     def combined(self, weights: Tensor) -> Dual:
         """Return Σ_c w_c v_c along the second batch dimension, for weights (B, L, C) and v (B, C).
 
         The inputs of outer products must be shared along it: (B, 1, ...).
         """
-        outers = {k: Outers(_mix(weights, o.deltas), o.inputs) for k, o in self.outers.items()}
-        return Dual({name: _mix(weights, v) for name, v in self.dense.items()}, outers)
+        outers = {k: o.combined(weights) for k, o in self.outers.items()}
+        return Dual({name: mix(weights, v) for name, v in self.dense.items()}, outers)
 
     def materialised(self, like: Params) -> Params:
         """Write all of v out as named tensors."""
@@ -101,29 +109,9 @@ class Dual(NamedTuple):
         return {name: v for part in (self.dense, *factored) for name, v in part.items()}
 
 
-def _sum(a: Outers, b: Outers) -> Outers:
-    if a.inputs is b.inputs:
-        return Outers(a.deltas + b.deltas, a.inputs)
-    batch = torch.broadcast_shapes(a.inputs.shape[:-2], b.inputs.shape[:-2])
-    inputs = [o.inputs.expand(*batch, *o.inputs.shape[-2:]) for o in (a, b)]
-    return Outers(torch.cat([a.deltas, b.deltas], dim=-2), torch.cat(inputs, dim=-2))
-
-
-def _mix(weights: Tensor, values: Tensor) -> Tensor:
+def mix(weights: Tensor, values: Tensor) -> Tensor:
     """Combine (B, C, ...) by weights (B, L, C) into (B, L, ...)."""
     return (weights @ values.flatten(2)).unflatten(2, values.shape[2:])
-
-
-class Displacement(NamedTuple):
-    """Σv for a dual point v: tensors where v was dense, actions on inputs where it was factored."""
-
-    dense: Params
-    actions: Mapping[Affine, Action]
-
-
-def matrix_action(matrix: Tensor) -> Action:
-    """Let a written-out displacement (*batch, out, in) act on inputs."""
-    return lambda inputs: inputs @ matrix.transpose(-1, -2)
 
 
 # Passing once over a matrix that must come from memory costs about as much as this many products
@@ -134,33 +122,3 @@ PASSES = 150
 def diagonal_prefers_factors(terms: int, positions: int) -> bool:
     """Weigh a product with S for every term and position against v, written and applied."""
     return terms * positions <= 2 * positions + PASSES
-
-
-def diagonal_action(outers: Outers, var: Tensor, bias_var: Tensor | None = None) -> Action:
-    """Let Σv act for independent weights with variances S (out, in): Σ_t δ_t ⊙ S(a_t ⊙ a').
-
-    A bias, whose 1 ends the inputs, adds its variances apart: an odd number of columns would slow
-    down the matrix products, which are nearly all of the cost.
-    """
-    width = var.shape[1]
-    known: dict[int, Tensor] = {}  # layers that see the same inputs at every step ask only once
-
-    def spread(inputs: Tensor) -> Tensor:
-        products = outers.inputs[..., :width].unsqueeze(-2) * inputs[..., :width].unsqueeze(-3)
-        moved = products @ var.T  # (*batch, t, positions, out)
-        return moved if bias_var is None else moved + bias_var
-
-    def action(inputs: Tensor) -> Tensor:
-        if inputs is outers.inputs:
-            moved = known[0] if known else known.setdefault(0, spread(inputs))
-        else:
-            moved = spread(inputs)
-        return (outers.deltas.unsqueeze(-2) * moved).sum(-3)
-
-    return action
-
-
-def diagonal_layer_action(layer: Affine, outers: Outers, var: Params) -> Action:
-    """Return `diagonal_action` for the named variances of a layer."""
-    bias_var = None if layer.bias is None else var[layer.bias]
-    return diagonal_action(outers, var[layer.weight].flatten(1), bias_var)

@@ -47,7 +47,7 @@ def logit_moments(classifier: Classifier, posterior: Posterior, x: Inputs) -> Lo
 def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
     """Take the gradients of all logits as outer products, never written out."""
     parts = [
-        (rows.start.logits[:, 0].detach(), factored_kernel(posterior, rows.jacobian()))
+        (rows.start.logits[:, 0].detach(), factored_kernel(*rows.tangent()))
         for rows, _ in row_blocks(classifier, posterior, x, gradients=1, memory=None)
     ]
     logits, kernel = (torch.cat(tensors) for tensors in zip(*parts, strict=True))

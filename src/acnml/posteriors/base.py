@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from acnml.dual import Affine, Displacement, Dual
+from acnml.actions import Displacement
+from acnml.dual import Affine, Dual
 from acnml.params import Params, count, map_tensors
 
 if TYPE_CHECKING:

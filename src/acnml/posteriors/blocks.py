@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from acnml import checks
-from acnml.dual import Action, Affine, Outers, diagonal_action
+from acnml.actions import Action, KeyAction, RotatedAction, Term
+from acnml.dual import Affine, Outers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -129,7 +130,7 @@ class FactorBlock(Block):
     def action(self, outers: Outers) -> Action:
         """Act as Σ_t G⁻¹δ_t ⟨A⁻¹a_t, a'⟩: two dot products beside the plain layer."""
         deltas, keys = outers.deltas @ self.output_cov, outers.inputs @ self.input_cov
-        return lambda inputs: (inputs @ keys.mT) @ deltas
+        return KeyAction((Term(1.0, deltas, keys, outers.inputs),))
 
 
 @final
@@ -193,9 +194,7 @@ class EigenBlock(Block):
 
     def action(self, outers: Outers) -> Action:
         """Act by the diagonal rule, between two rotations."""
-        rotated = Outers(outers.deltas @ self.output_basis, outers.inputs @ self.input_basis)
-        diagonal = diagonal_action(rotated, self.var)
-        return lambda inputs: diagonal(inputs @ self.input_basis) @ self.output_basis.T
+        return RotatedAction.of(outers, self.input_basis, self.output_basis, self.var)
 
     def _rotate_back(self, matrix: Tensor) -> Tensor:
         return self.output_basis @ matrix @ self.input_basis.mT

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from acnml.dual import Displacement, Dual, matrix_action
+from acnml.actions import Displacement, MatrixAction
+from acnml.dual import Dual
 from acnml.posteriors.base import Posterior
 
 
@@ -11,5 +12,5 @@ def materialised_displacement(posterior: Posterior, dual: Dual) -> Displacement:
     moved = posterior.cov_mv(dual.materialised(posterior.mean))
     return Displacement(
         {name: moved[name] for name in dual.dense},
-        {layer: matrix_action(layer.join(moved, posterior.mean)) for layer in dual.outers},
+        {layer: MatrixAction(layer.join(moved, posterior.mean)) for layer in dual.outers},
     )

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from acnml import checks
-from acnml.dual import Affine, Displacement, Dual, diagonal_layer_action, diagonal_prefers_factors
+from acnml.actions import DiagonalAction, Displacement
+from acnml.dual import Affine, Dual, diagonal_prefers_factors
 from acnml.params import Params, flatten, scale, standard_normal, zip_with
 from acnml.posteriors.base import Posterior
 
@@ -62,7 +63,7 @@ class Diagonal(Posterior):
         return Displacement(
             {name: v * self.var[name] for name, v in dual.dense.items()},
             {
-                layer: diagonal_layer_action(layer, outers, self.var)
+                layer: DiagonalAction.of(outers, *layer.matrix_and_bias(self.var))
                 for layer, outers in dual.outers.items()
             },
         )

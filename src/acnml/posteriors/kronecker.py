@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from acnml import checks
-from acnml.dual import Action, Affine, Displacement, Dual
+from acnml.actions import Action, Displacement
+from acnml.dual import Affine, Dual
 from acnml.params import Params, add, normal_like, subtract
 from acnml.posteriors.base import Posterior
 from acnml.posteriors.blocks import Block

@@ -10,15 +10,8 @@ import torch
 from torch import Tensor
 
 from acnml import checks
-from acnml.dual import (
-    Action,
-    Affine,
-    Displacement,
-    Dual,
-    Outers,
-    diagonal_layer_action,
-    diagonal_prefers_factors,
-)
+from acnml.actions import Action, DiagonalAction, Displacement, LowRankAction
+from acnml.dual import Affine, Dual, Outers, diagonal_prefers_factors
 from acnml.params import Params, add, flatten, normal_like, scale, standard_normal, unflatten
 from acnml.posteriors.base import Posterior
 
@@ -124,11 +117,5 @@ class LowRank(Posterior):
         return torch.tensordot(coefficients, self.directions[name], dims=1)
 
     def _action(self, layer: Affine, outers: Outers, coefficients: Tensor) -> Action:
-        diagonal = diagonal_layer_action(layer, outers, self.var)
-        F = layer.join(self.directions, self.mean)
-
-        def action(inputs: Tensor) -> Tensor:
-            moved = torch.einsum("...pi,koi->...pko", inputs, F)
-            return diagonal(inputs) + (moved * coefficients[..., None, :, None]).sum(-2)
-
-        return action
+        diagonal = DiagonalAction.of(outers, *layer.matrix_and_bias(self.var))
+        return LowRankAction(diagonal, layer.join(self.directions, self.mean), coefficients)

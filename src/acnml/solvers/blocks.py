@@ -12,11 +12,11 @@ from torch import Tensor
 from acnml import batches, checks
 from acnml.batches import Inputs
 from acnml.classifier import Classifier
-from acnml.dual import Dual
 from acnml.layers import require_understood
 from acnml.memory import budget
 from acnml.posteriors import Posterior
 from acnml.solvers.base import Solution
+from acnml.solvers.path import Tangent
 from acnml.solvers.rows import Rows
 
 # Copies of a row's activations that autograd, the factors and intermediate results hold at once.
@@ -45,7 +45,7 @@ class RowSolver(Protocol):
     def remedy(self) -> str:
         """What to do when the solution is not finite."""
 
-    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solved:
+    def solve_rows(self, rows: Rows, tangent: Tangent, labels: Tensor) -> Solved:
         """Solve for some labels (L,) of all inputs of a block."""
 
 
@@ -72,9 +72,9 @@ def _in_blocks(
     """Solve a block of inputs and labels at a time; return the tensors wanted, each (B, K)."""
     parts = []
     for rows, at_once in row_blocks(classifier, posterior, x, solver.gradients, solver.memory):
-        jacobian, logits = rows.jacobian(), rows.start.logits
+        tangent, logits = rows.tangent(), rows.start.logits
         labels = torch.arange(logits.shape[-1], device=logits.device)
-        solved = [wanted(solver.solve_rows(rows, jacobian, y)) for y in labels.split(at_once)]
+        solved = [wanted(solver.solve_rows(rows, tangent, y)) for y in labels.split(at_once)]
         parts.append([torch.cat(tensors, dim=1) for tensors in zip(*solved, strict=True)])
     whole = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
     checks.require_finite(whole[0], "log-likelihoods are", solver.remedy)

@@ -10,12 +10,11 @@ from torch import Tensor
 from acnml import checks
 from acnml.batches import Inputs
 from acnml.classifier import Classifier
-from acnml.dual import Dual
 from acnml.posteriors import Posterior
 from acnml.solvers import blocks
 from acnml.solvers.base import Solution
 from acnml.solvers.blocks import Solved
-from acnml.solvers.path import Path
+from acnml.solvers.path import Path, Tangent
 from acnml.solvers.rows import Rows
 
 
@@ -60,12 +59,13 @@ class Gradient:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
         return blocks.log_lik(self, classifier, posterior, x)
 
-    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solved:
+    def solve_rows(self, rows: Rows, tangent: Tangent, labels: Tensor) -> Solved:
         """Solve for some labels of all inputs of a block."""
-        gradient = jacobian.combined(rows.residuals(rows.start, labels))
+        weights = rows.residuals(rows.start, labels)
         if self.steps == 0:
-            return Solved(rows.log_lik(rows.start, labels), lambda: rows.residual(gradient))
-        path = Path.start(rows.posterior, gradient, self.step_size)
+            start = Path.along(tangent, weights)
+            return Solved(rows.log_lik(rows.start, labels), lambda: rows.residual(start.v()))
+        path = Path.along(tangent, self.step_size * weights)
         return ascend(rows, path, labels, self.steps - 1, self.step_size)
 
 
@@ -77,6 +77,6 @@ def ascend(rows: Rows, path: Path, labels: Tensor, steps: int, step_size: float)
     tape = rows.displaced(path, len(labels))
 
     def residual() -> Tensor:
-        return rows.residual(rows.log_lik_gradient(tape, labels).plus(path.v().scaled(-1)))
+        return rows.residual(rows.log_lik_gradient(tape, labels).blended(path.v(), 1, -1))
 
     return Solved(rows.log_lik(tape, labels), residual)

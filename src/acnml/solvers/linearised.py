@@ -11,14 +11,13 @@ from torch import Tensor
 from acnml import checks
 from acnml.batches import Inputs
 from acnml.classifier import Classifier
-from acnml.dual import Dual
 from acnml.posteriors import Posterior
 from acnml.solvers import blocks
 from acnml.solvers.base import Solution
 from acnml.solvers.blocks import Solved
 from acnml.solvers.gradient import ascend
 from acnml.solvers.newton import solve_logits
-from acnml.solvers.path import Path
+from acnml.solvers.path import Path, Tangent
 from acnml.solvers.quadratic import kernel
 from acnml.solvers.rows import Rows
 
@@ -72,11 +71,11 @@ class Linearised:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
         return blocks.log_lik(self, classifier, posterior, x)
 
-    def solve_rows(self, rows: Rows, jacobian: Dual, labels: Tensor) -> Solved:
+    def solve_rows(self, rows: Rows, tangent: Tangent, labels: Tensor) -> Solved:
         """Solve for some labels of all inputs of a block."""
         logits = rows.start.logits[:, 0].detach()
         # In double precision: large kernels leave nothing of single precision's digits.
-        gram = kernel(rows.posterior, jacobian).double()
+        gram = kernel(*tangent).double()
         solved = solve_logits(logits.double(), gram, labels, self.tolerance, self.newton_steps)
         self._require_solved(solved.residual)
         wide = torch.promote_types(logits.dtype, torch.float32)
@@ -84,8 +83,7 @@ class Linearised:
             index = labels.expand(len(logits), -1).unsqueeze(-1)
             log_lik = solved.log_probs.gather(-1, index).squeeze(-1).to(wide)
             return Solved(log_lik, lambda: solved.residual.to(wide))
-        v = jacobian.combined(solved.coefficients.to(logits.dtype))
-        path = Path.start(rows.posterior, v)
+        path = Path.along(tangent, solved.coefficients.to(logits.dtype))
         return ascend(rows, path, labels, self.polish, self.step_size)
 
     def _require_solved(self, residual: Tensor) -> None:

@@ -2,63 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import reduce
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from acnml.dual import Action, Affine, Displacement, Dual
-from acnml.params import Params, add, scale
+from acnml.actions import Displacement
+from acnml.dual import Dual
 from acnml.posteriors import Posterior
 
 
-class Path(NamedTuple):
-    """v = Σ_s c_s g_s for gradients g_s, with Σ applied to each of them once and for all."""
+class Tangent(NamedTuple):
+    """The gradients of all K logits at the mean, with Σ applied to them once and for all."""
 
-    steps: tuple[tuple[float, Dual], ...]
-    dense: Params  # Σv, where it is written out
-    actions: Mapping[Affine, tuple[tuple[float, Action], ...]]  # Σg_s, where it is not
+    jacobian: Dual  # (B, K, ...)
+    moved: Displacement  # ΣJᵀ
 
     @staticmethod
-    def start(posterior: Posterior, dual: Dual, weight: float = 1.0) -> Path:
-        """Begin with v = weight · dual."""
-        moved = posterior.displacement(dual)
-        actions = {layer: ((weight, action),) for layer, action in moved.actions.items()}
-        return Path(((weight, dual),), scale(moved.dense, weight), actions)
+    def of(posterior: Posterior, jacobian: Dual) -> Tangent:
+        """Apply Σ."""
+        return Tangent(jacobian, posterior.displacement(jacobian))
+
+
+class Path(NamedTuple):
+    """v = Σ_s c_s g_s for gradients g_s, and Σv, to which Σ was applied gradient by gradient."""
+
+    steps: tuple[tuple[float, Callable[[], Dual]], ...]  # written out only if v is asked for
+    moved: Displacement  # Σv
+
+    @staticmethod
+    def along(tangent: Tangent, weights: Tensor) -> Path:
+        """Begin with v = Jᵀw for weights (B, L, K) of the logits."""
+        step = (1.0, lambda: tangent.jacobian.combined(weights))
+        return Path((step,), tangent.moved.combined(weights))
 
     def stepped(self, posterior: Posterior, gradient: Dual, step_size: float) -> Path:
         """Return the path to (1 - ε)v + ε · gradient."""
-        kept, new = 1 - step_size, Path.start(posterior, gradient, step_size)
-        return Path(
-            _faded(self.steps, kept) + new.steps,
-            add(scale(self.dense, kept), new.dense),
-            {k: _faded(terms, kept) + new.actions[k] for k, terms in self.actions.items()},
-        )
+        kept = 1 - step_size
+        steps = *((weight * kept, one) for weight, one in self.steps), (step_size, lambda: gradient)
+        return Path(steps, self.moved.blended(posterior.displacement(gradient), kept, step_size))
 
     def v(self) -> Dual:
         """Return v."""
-        return reduce(Dual.plus, (dual.scaled(weight) for weight, dual in self.steps))
-
-    def displacement(self) -> Displacement:
-        """Return Σv."""
-        return Displacement(self.dense, {k: _sum(terms) for k, terms in self.actions.items()})
-
-
-T = TypeVar("T")
-
-
-def _faded(terms: tuple[tuple[float, T], ...], factor: float) -> tuple[tuple[float, T], ...]:
-    return tuple((weight * factor, term) for weight, term in terms)
-
-
-def _sum(terms: tuple[tuple[float, Action], ...]) -> Action:
-    def action(inputs: Tensor) -> Tensor:
-        (weight, first), *others = terms
-        total = first(inputs) * weight
-        for weight, one in others:
-            total = torch.add(total, one(inputs), alpha=weight)
-        return total
-
-    return action
+        (weight, first), *others = self.steps
+        start = first().blended(first(), weight, 0)
+        return reduce(lambda v, step: v.blended(step[1](), 1, step[0]), others, start)

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from acnml import batches
+from acnml.actions import Action, Displacement, MatrixAction
 from acnml.batches import Inputs
 from acnml.classifier import Classifier, Hook
-from acnml.dual import Action, Affine, Displacement, Dual, Outers, matrix_action
+from acnml.dual import Affine, Dual, Outers
 from acnml.layers import (
     AFFINE,
     SCALING,
@@ -37,7 +38,7 @@ from acnml.layers import (
 )
 from acnml.params import Params
 from acnml.posteriors import Posterior
-from acnml.solvers.path import Path
+from acnml.solvers.path import Path, Tangent
 from acnml.solvers.quadratic import energy
 
 
@@ -99,7 +100,7 @@ class Rows:
 
     def displaced(self, path: Path, labels: int) -> Tape:
         """Run all rows at μ + Σv."""
-        displacement = path.displacement()
+        displacement = path.moved
         actions = {site: self._action(site, displacement) for site in self.sites if site.is_affine}
         shared = {
             site: taken
@@ -109,8 +110,8 @@ class Rows:
         runner = _Runner(self.classifier, self.posterior, self.x, shared, actions, displacement)
         return runner.run(self.sites, labels)
 
-    def jacobian(self) -> Dual:
-        """Return the gradients of all K logits at the mean, (B, K, ...)."""
+    def tangent(self) -> Tangent:
+        """Return the gradients of all K logits at the mean, (B, K, ...), with Σ applied."""
         logits = self.start.logits
         classes = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
         grads = [self.gradient(self.start, row.expand_as(logits)) for row in classes]
@@ -119,7 +120,7 @@ class Rows:
             for layer, one in grads[0].outers.items()
         }
         dense = {name: torch.cat([g.dense[name] for g in grads], dim=1) for name in grads[0].dense}
-        return Dual(dense, outers)
+        return Tangent.of(self.posterior, Dual(dense, outers))
 
     def gradient(self, tape: Tape, cotangent: Tensor) -> Dual:
         """Pull a cotangent (B, L, K) of the logits back to the covered parameters of every row."""
@@ -168,14 +169,14 @@ class Rows:
 
     def residual(self, ascent: Dual) -> Tensor:
         """Return √(gᵀΣg) of every row, g the objective's gradient, (B, L)."""
-        squared = energy(self.posterior, ascent)
+        squared = energy(ascent, self.posterior.displacement(ascent))
         return squared.clamp(min=0).sqrt().to(torch.promote_types(squared.dtype, torch.float32))
 
     def _action(self, site: Site, displacement: Displacement) -> Action | None:
         if site in self.factored:
             return displacement.actions[site.layer]
         if site.layer.weight in displacement.dense:
-            return matrix_action(site.layer.join(displacement.dense, self.posterior.mean))
+            return MatrixAction(site.layer.join(displacement.dense, self.posterior.mean))
         return None  # the forward pass does not use this site
 
     def _dense(self, site: Site, taken: list[Passage], deltas: list[Tensor], size: int) -> Params:
