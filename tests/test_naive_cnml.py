@@ -1,9 +1,11 @@
-"""CNML by refitting against the exact refit of logistic regression, found by scipy."""
+"""Naive CNML against a literal training loop, and against exact refits found by scipy."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +14,20 @@ from scipy import optimize
 from scipy.special import log_softmax
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
 
-from acnml import Acnml, Classifier, Refit, cnml_log_lik, fit_laplace_diagonal, tuning
-from acnml.naive_cnml import _Training
+from acnml import (
+    Acnml,
+    Classifier,
+    NaiveCnml,
+    NaiveCnmlMax,
+    Refit,
+    fit_laplace_diagonal,
+    last_linear,
+    tuning,
+)
+from acnml.batches import as_arguments, map_inputs, size, take
+from acnml.naive_cnml import refit_each
 from cases import MODELS, normal
 
 # Labels that no line separates, so that the likelihood has a maximum.
@@ -29,8 +42,159 @@ def regression() -> nn.Linear:
     return model
 
 
-def exact_log_lik(query: Tensor, label: int) -> float:
-    """log p_θ̂(y|x) of the θ̂ that is fitted to the data and the query."""
+class Batches:
+    """A loader that counts the passes over it."""
+
+    def __init__(self, x: Any, y: Tensor, *sizes: int) -> None:
+        ends = np.cumsum(sizes)
+        slices = [slice(end - n, end) for end, n in zip(ends, sizes, strict=True)]
+        self.batches = [(take(x, part), y[part]) for part in slices]
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        self.passes += 1
+        yield from self.batches
+
+
+def joined(x: Any, query: Any) -> Any:
+    if isinstance(x, dict):
+        return {name: torch.cat([x[name], query[name]]) for name in x}
+    if isinstance(x, tuple):
+        return tuple(torch.cat(pair) for pair in zip(x, query, strict=True))
+    return torch.cat([x, query])
+
+
+def literal(model: nn.Module, loader: Batches, query: Any, label: int, refit: Refit) -> list[float]:
+    """log p_θ(label|query) after every step of the last epoch, of the parameters with gradients.
+
+    The paper's words: the query is appended to every minibatch, its loss down-weighted.
+    """
+    model, steps = copy.deepcopy(model).eval(), len(loader.batches)
+    data = sum(len(y) for _, y in loader.batches)
+    learning = [p for p in model.parameters() if p.requires_grad]
+    settings = {"momentum": refit.momentum, "weight_decay": refit.weight_decay}
+    optimizer = torch.optim.SGD(learning, lr=refit.learning_rate, **settings)
+
+    def logits(x: Any) -> Tensor:
+        args, kwargs = as_arguments(x)
+        return model(*args, **kwargs)
+
+    for _ in range(refit.epochs):
+        seen = []
+        for x, y in loader.batches:
+            weights = torch.tensor([steps / data] * len(y) + [1 / data], dtype=torch.float64)
+            targets = torch.cat([y, torch.tensor([label])])
+            losses = nn.functional.cross_entropy(
+                logits(joined(x, query)), targets, reduction="none"
+            )
+            optimizer.zero_grad()
+            (weights @ losses).backward()
+            optimizer.step()
+            seen.append(logits(query).log_softmax(-1)[0, label].item())
+    return seen
+
+
+def literal_rows(model: nn.Module, loader: Batches, x: Any, refit: Refit) -> Tensor:
+    """(B, K, steps): `literal` for every label of every input."""
+    queries = [take(x, slice(i, i + 1)) for i in range(size(x))]
+    rows = [[literal(model, loader, q, y, refit) for y in range(3)] for q in queries]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def learning_only(model: nn.Module, names: list[str]) -> nn.Module:
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names)
+    return model
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+@pytest.mark.parametrize("layers", ["all", "last"])
+@pytest.mark.parametrize("memory", [1, None], ids=["one by one", "together"])
+def test_is_the_literal_training_loop(case, layers, memory):
+    model, refit = case.model(), Refit(2, 0.3, momentum=0.8, weight_decay=0.05, memory=memory)
+    head = last_linear(model)
+    names = [n for n, p in model.named_parameters() if layers == "all" or p in {*head.parameters()}]
+    loader, x = Batches(case.x(7), torch.arange(7) % 3, 3, 3, 1), case.x(9)
+    queries = take(x, slice(7, 9))
+    expected = literal_rows(learning_only(model, names), loader, queries, refit)
+    classifier = Classifier(model)
+    last = NaiveCnml(classifier, loader, refit, names).log_lik(queries)
+    best = NaiveCnmlMax(classifier, loader, refit, names).log_lik(queries)
+    torch.testing.assert_close(last, expected[..., -1], rtol=0, atol=1e-10)
+    torch.testing.assert_close(best, expected.amax(-1), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("memory", "passes"),
+    [(None, 1 + 2), (9000, 1 + 2 * 2), (6500, 1 + 2 * 4), (1, 1 + 2 * 6)],
+    ids=["all rows", "a query's labels", "some labels", "one row"],
+)
+def test_memory_decides_which_rows_train_together_and_not_what_they_learn(memory, passes):
+    """2 queries of 3 labels each, 2 epochs, and one pass to count the data."""
+    case = MODELS[1]
+    loader, queries = Batches(case.x(4), torch.arange(4) % 3, 4), case.x(2)
+    refit = Refit(2, 0.3, memory=memory)
+    actual = NaiveCnml(Classifier(case.model()), loader, refit).log_lik(queries)
+    assert loader.passes == passes
+    expected = literal_rows(case.model(), loader, queries, refit)[..., -1]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+class LooksAtNumbers(nn.Module):
+    """Branches on a number, which `vmap` cannot see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        return self.head(hidden.tanh() if hidden.abs().max().item() < 100 else hidden)
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.again, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.again.weight = self.body.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.again(self.body(x).tanh()).tanh())
+
+
+@pytest.mark.parametrize(("build", "blocks"), [(LooksAtNumbers, 6), (Tied, 1)])
+def test_models_that_vmap_does_not_know_train_row_by_row_and_others_together(build, blocks):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build().double()
+    loader, refit = Batches(normal(5, 4), torch.arange(5) % 3, 3, 2), Refit(2, 0.3)
+    actual = NaiveCnml(Classifier(model), loader, refit).log_lik(normal(2, 4, seed=1))
+    assert loader.passes == 1 + 2 * blocks
+    expected = literal_rows(model, loader, normal(2, 4, seed=1), refit)[..., -1]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+def test_layers_before_the_trained_ones_run_once_for_all_rows():
+    """The arithmetic of an epoch: the frozen layer sees every input once, not once per row."""
+    ins, hidden, classes, data, queries = 7, 16, 3, 5, 2
+    model = nn.Sequential(nn.Linear(ins, hidden), nn.Tanh(), nn.Linear(hidden, classes)).double()
+    loader = [(normal(data, ins), torch.arange(data) % classes)]
+
+    def flops(epochs: int) -> int:
+        predict = NaiveCnml(Classifier(model), loader, Refit(epochs), [model[2]])
+        with FlopCounterMode(display=False) as counter:
+            predict.log_lik(normal(queries, ins))
+        return counter.get_total_flops()
+
+    frozen = 2 * ins * hidden * (data + queries)
+    trained = 4 * hidden * classes * (data + 1) * queries * classes  # forward, and by the weights
+    assert flops(epochs=2) - flops(epochs=1) == frozen + trained
+
+
+def exact_log_lik(query: Tensor, label: int, weight_decay: float) -> float:
+    """log p_θ̂(y|x) of the θ̂ that is fitted to the data and the query, found by scipy."""
     inputs = torch.cat([X, query[None]]).numpy()
     labels = np.append(Y.numpy(), label)
 
@@ -38,30 +202,38 @@ def exact_log_lik(query: Tensor, label: int) -> float:
         weight, bias = flat[:6].reshape(3, 2), flat[6:]
         return log_softmax(inputs @ weight.T + bias, axis=1)[np.arange(13), labels]
 
-    fit = optimize.minimize(lambda flat: -log_lik(flat).sum(), np.zeros(9), tol=1e-10)
+    def objective(flat: np.ndarray) -> float:
+        return -log_lik(flat).sum() / len(X) + weight_decay / 2 * (flat @ flat)
+
+    fit = optimize.minimize(objective, np.zeros(9), tol=1e-10)
     return float(log_lik(fit.x)[-1])
 
 
-def exact(queries: Tensor) -> Tensor:
-    rows = [[exact_log_lik(query, y) for y in range(3)] for query in queries]
-    return torch.tensor(rows, dtype=torch.float64)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.2], ids=["CNML", "CNMAP"])
+def test_many_epochs_of_full_batches_are_the_exact_refit(weight_decay):
+    refit = Refit(epochs=400, learning_rate=2.0, weight_decay=weight_decay)
+    actual = NaiveCnml(Classifier(regression()), [(X, Y)], refit).log_lik(QUERIES)
+    rows = [[exact_log_lik(query, y, weight_decay) for y in range(3)] for query in QUERIES]
+    torch.testing.assert_close(actual, torch.tensor(rows).double(), rtol=0, atol=1e-6)
 
 
-def test_many_epochs_of_full_batches_are_the_exact_refit():
-    refit = Refit(epochs=200, learning_rate=2.0)
-    actual = cnml_log_lik(Classifier(regression()), [(X, Y)], QUERIES[:1], refit)
-    torch.testing.assert_close(actual, exact(QUERIES[:1]), rtol=0, atol=1e-4)
+@pytest.mark.parametrize("sizes", [(12,), (4, 4, 4), (7, 1, 4), (11, 1)])
+def test_the_steps_of_a_pass_average_to_a_step_down_the_whole_objective(sizes):
+    """To first order in the learning rate ε, a pass moves the weights by -ε · steps · ∇F."""
+    model, epsilon, weight_decay, label = MODELS[1].model(), 1e-7, 0.5, 1
+    x, y, query = normal(12, 4), torch.arange(12) % 3, normal(1, 4, seed=3)
+    refit = Refit(1, epsilon, momentum=0, weight_decay=weight_decay)
+    after = NaiveCnml(Classifier(model), Batches(x, y, *sizes), refit).log_lik(query)[0, label]
 
-
-def test_batches_of_different_sizes_weigh_every_datum_the_same():
-    """The losses that a pass descends average to the mean over the data."""
-    model, sizes = MODELS[0].model(), [7, 1, 4]
-    x, y = normal(12, 4), torch.arange(12) % 3
-    training = _Training([], sizes, frozenset())
-    batches = zip(x.split(sizes), y.split(sizes), strict=True)
-    losses = [training.share(x) * nn.functional.cross_entropy(model(x), y) for x, y in batches]
-    mean = nn.functional.cross_entropy(model(x), y)
-    torch.testing.assert_close(torch.stack(losses).mean(), mean, rtol=1e-12, atol=0)
+    weights = list(model.parameters())
+    log_lik = model(query).log_softmax(-1)[0, label]
+    loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
+    penalty = sum(w.square().sum() for w in weights)
+    objective = (loss - log_lik) / 12 + weight_decay / 2 * penalty
+    gradients = (torch.autograd.grad(f, weights, retain_graph=True) for f in (log_lik, objective))
+    slope = -sum((a * b).sum() for a, b in zip(*gradients, strict=True))
+    moved = (after - log_lik.detach()) / (epsilon * len(sizes))
+    torch.testing.assert_close(moved, slope, rtol=1e-5, atol=0)
 
 
 def fitted(model: nn.Module, x: Tensor, y: Tensor) -> nn.Module:
@@ -83,19 +255,31 @@ def test_every_label_is_explained_better_than_before():
     """The query is one of the data now: from their optimum on, its likelihood rises."""
     model = fitted(regression(), X, Y)
     before = Classifier(model).log_probs(QUERIES).detach()
-    after = cnml_log_lik(Classifier(model), [(X, Y)], QUERIES, Refit(50, 0.1))
+    predict = NaiveCnml(Classifier(model), [(X, Y)], Refit(50, 0.1))
+    after = predict.log_lik(QUERIES)
     assert (after > before).all()
-    assert (after.logsumexp(1) > 0).all()  # the normaliser C(x) ≥ 1
+    torch.testing.assert_close(predict(QUERIES), after - after.logsumexp(1, keepdim=True))
+    torch.testing.assert_close(predict.regret(QUERIES), after.exp().sum(1).log())
+    assert (predict.regret(QUERIES) > 0).all()  # the normaliser C(x) ≥ 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_of_the_last_epoch_is_no_worse_than_the_last(seed):
+    loader = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)
+    (one,) = refit_each(Classifier(regression()), loader, QUERIES[:1], Refit(2, 0.5, seed=seed))
+    assert (one.best >= one.last).all()
+    assert (one.best > one.last).any()
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-def test_trains_any_model_without_touching_it(case):
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_touches_neither_the_model_nor_the_random_state(case, mode):
     model, y = case.model().train(), torch.arange(3)
-    before = copy.deepcopy(model.state_dict())
-    state = torch.get_rng_state()
-    actual = cnml_log_lik(Classifier(model), [(case.x(), y)], case.x(2), Refit(epochs=1))
-    assert actual.shape == (2, 3)
-    assert (actual < 0).all()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    with mode():
+        x = map_inputs(case.x(2), torch.clone)
+        actual = NaiveCnml(Classifier(model), [(case.x(), y)], Refit(1))(x)
+    torch.testing.assert_close(actual.exp().sum(1), torch.ones(2).double())
     assert not actual.requires_grad
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert model.training
@@ -107,23 +291,30 @@ def test_starts_at_the_weights_that_the_classifier_has():
     case = MODELS[1]
     moved = {"2.bias": torch.tensor([3.0, 0.0, -3.0]).double()}
     classifier = Classifier(case.model()).at(moved).tempered(2.0)
-    actual = cnml_log_lik(classifier, [(case.x(), torch.arange(3))], case.x(), Refit(1, 1e-9))
+    loader = [(case.x(), torch.arange(3))]
+    actual = NaiveCnml(classifier, loader, Refit(1, 1e-9)).log_lik(case.x())
     torch.testing.assert_close(actual, classifier.log_probs(case.x()).detach(), atol=1e-7, rtol=0)
 
 
-def test_trains_only_the_parameters_that_are_named():
-    """A bias alone cannot tell inputs apart: all queries have the same likelihoods."""
-    model, refit = regression(), Refit(epochs=2, learning_rate=0.5)
-    by_bias = cnml_log_lik(Classifier(model), [(X, Y)], QUERIES, refit, ["bias"])
-    torch.testing.assert_close(by_bias[0], by_bias[1])
-    by_all = cnml_log_lik(Classifier(model), [(X, Y)], QUERIES, refit, [model])
-    assert not torch.allclose(by_all[0], by_all[1])
+def test_an_input_has_the_same_result_in_any_company():
+    """So a run that ended early goes on with the inputs that it has not come to."""
+    loader = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)
+    predict = NaiveCnmlMax(Classifier(regression()), loader, Refit(2, 0.5))
+    x = normal(5, 2, seed=7)
+    together = predict.log_lik(x)
+    begun = predict.log_lik_each(x)
+    first = [next(begun), next(begun)]
+    torch.rand(3)  # what happens to the global random state meanwhile does not matter
+    resumed = torch.stack([*first, *predict.log_lik_each(x[2:])])
+    torch.testing.assert_close(resumed, together, rtol=0, atol=1e-10)
+    alone = torch.cat([predict.log_lik(one[None]) for one in x])
+    torch.testing.assert_close(alone, together, rtol=0, atol=1e-10)
 
 
 def test_the_seed_decides_the_order_of_the_data():
     loader = DataLoader(TensorDataset(X, Y), batch_size=2, shuffle=True)
     first, again, other = (
-        cnml_log_lik(Classifier(regression()), loader, QUERIES[:1], Refit(1, 0.5, seed))
+        NaiveCnml(Classifier(regression()), loader, Refit(1, 0.5, seed=seed)).log_lik(QUERIES)
         for seed in (1, 1, 2)
     )
     assert torch.equal(first, again)
@@ -141,32 +332,50 @@ def test_half_of_a_posterior_that_is_twice_too_wide_matches():
     model = fitted(nn.Linear(1, 2, bias=False).double(), x, y)
     classifier, queries = Classifier(model), torch.tensor([[-1.0], [2.0]])
     predictor = Acnml(classifier, fit_laplace_diagonal(classifier, [(x, y)], 1e-6))
-    likelihoods = cnml_log_lik(classifier, [(x, y)], queries, Refit(100, 0.3))
+    likelihoods = NaiveCnml(classifier, [(x, y)], Refit(100, 0.3)).log_lik(queries)
     choice = tuning.alpha_matching_cnml(predictor, queries, likelihoods)
     assert choice.value == 0.5
     distances = {row.value: row.distance for row in choice.table}
     assert distances.pop(0.5) < 0.1 * min(distances.values())
 
 
+@pytest.mark.parametrize("memory", [1, None])
 @pytest.mark.parametrize(
     ("loader", "x", "message"),
     [
-        ([], QUERIES, "the loader gave no batch"),
-        (iter([(X, Y)]), QUERIES, "an iterator used up before"),
-        ([X], QUERIES, "batch 0: it has no labels"),
-        ([(X, Y), (X, Y + 1)], QUERIES, "batch 1: label 3 at index 2 is outside"),
-        ([(X, Y)], QUERIES[:0], "the batch is empty"),
-        ([(X, Y)], QUERIES * math.nan, "input x is NaN"),
+        (lambda: [], QUERIES, "the loader gave no batch"),
+        (lambda: [(X[:0], Y[:0])], QUERIES, "the loader gave no batch"),
+        (lambda: iter([(X, Y)]), QUERIES, "an iterator used up before"),
+        (lambda: [X], QUERIES, "batch 0: it has no labels"),
+        (lambda: [(X, Y), (X, Y + 1)], QUERIES, "batch 1: label 3 at index 2 is outside"),
+        (lambda: [(X, Y), (X, -Y)], QUERIES, "batch 1: label -1 at index 1 is outside"),
+        (lambda: [(X, Y)], QUERIES[:0], "the batch is empty"),
+        (lambda: [(X, Y)], QUERIES * math.nan, "input x is NaN"),
+        (lambda: [(1e6 * X, Y)], QUERIES, r"batch 0: .*lower the learning rate"),
     ],
 )
-def test_refuses_bad_data(loader, x, message):
+def test_refuses_bad_data(loader, x, message, memory):
+    refit = Refit(9, 1e300, memory=memory)
     with pytest.raises(ValueError, match=message):
-        cnml_log_lik(Classifier(regression()), loader, x)
+        NaiveCnml(Classifier(regression()), loader(), refit)(x)
 
 
-def test_says_so_if_training_diverges():
-    with pytest.raises(ValueError, match=r"batch 0: .*lower the learning rate"):
-        cnml_log_lik(Classifier(regression()), [(1e6 * X, Y)], QUERIES, Refit(9, 1e300))
+def test_names_the_query_for_which_the_model_is_not_finite():
+    model = regression()
+    nn.init.constant_(model.weight, 1e200)
+    x = QUERIES * torch.tensor([[1.0], [1e200]], dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"log-probabilities are NaN .* first at index 1; check"):
+        NaiveCnml(Classifier(model), [(X, Y)])(x)
+
+
+def test_refuses_parameters_that_cannot_learn():
+    model = regression()
+    with pytest.raises(ValueError, match="no parameter or buffer 'wieght'; did you mean 'weight'"):
+        NaiveCnml(Classifier(model), [(X, Y)], parameters=["wieght"])
+    model.spare = nn.Linear(2, 2).double()
+    predict = NaiveCnml(Classifier(model), [(X, Y)], parameters=[model.spare])
+    with pytest.raises(ValueError, match=r"use none of the parameters \['spare.weight', "):
+        predict(QUERIES)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +383,19 @@ def test_says_so_if_training_diverges():
     [
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"learning_rate": 0.0}, "learning_rate must be a positive"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
+        ({"weight_decay": -0.1}, "weight_decay must be finite and not negative"),
+        ({"weight_decay": math.inf}, "weight_decay must be finite and not negative"),
     ],
 )
 def test_refuses_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         Refit(**settings)
+
+
+def test_says_how_it_trains():
+    predict = NaiveCnmlMax(Classifier(regression()), [(X, Y)], Refit(3, 0.1))
+    assert repr(predict) == (
+        "NaiveCnmlMax(Classifier(Linear), Refit(epochs=3, learning_rate=0.1, momentum=0.9, "
+        "weight_decay=0.0, seed=0, memory=None), 9 parameters: weight … bias)"
+    )

@@ -28,7 +28,7 @@ from acnml.inference import (
     fit_swag,
     kronecker_curvature,
 )
-from acnml.naive_cnml import Refit, cnml_log_lik
+from acnml.naive_cnml import Refit
 from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
 from acnml.predictors import (
     Acnml,
@@ -38,6 +38,8 @@ from acnml.predictors import (
     LogitSampling,
     Map,
     McDropout,
+    NaiveCnml,
+    NaiveCnmlMax,
     Predictor,
     Probit,
     Tempered,
@@ -66,6 +68,8 @@ __all__ = [
     "Map",
     "McDropout",
     "MonteCarloFisher",
+    "NaiveCnml",
+    "NaiveCnmlMax",
     "Posterior",
     "Predictor",
     "Probit",
@@ -77,7 +81,6 @@ __all__ = [
     "Swag",
     "Tempered",
     "batch_norm_statistics",
-    "cnml_log_lik",
     "collect_swag",
     "diagonal_curvature",
     "fit_bayes_by_backprop",

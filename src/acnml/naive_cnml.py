@@ -1,143 +1,292 @@
 """CNML by brute force: train again with the query added, once for every label.
 
-This is what ACNML amortises. It is too slow to predict with, and good for choosing ACNML's alpha on
-a few points (`tuning.alpha_matching_cnml`).
+With n training data, the weights that explain them and the label y of the query x best are
+
+    θ̂_y = argmin_θ F_y(θ),   F_y(θ) = (Σ_i -log p_θ(y_i|x_i) - log p_θ(y|x)) / n + w/2 ‖θ‖²,
+
+approximated by some epochs of SGD from the weights that the model has. Without weight decay w this
+is CNML, with it CNMAP (section 2 of the paper). ACNML amortises it.
+
+A row is one label of one query. Every row has weights of its own and sees the same batches, so that
+many rows train together, and what only frozen weights see of a batch is computed once for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.func import grad_and_value, vmap
 from torch.nn import functional
 
-from acnml import checks
-from acnml.batches import Inputs, size, split_labels, take
+from acnml import batches, checks
+from acnml.batches import Inputs
 from acnml.classifier import Classifier
-from acnml.inference.batches import cross_entropy, over_batches
+from acnml.inference.batches import over_batches, require_classes
+from acnml.memory import budget
+from acnml.params import Params, map_tensors, zip_with
 from acnml.progress import track
 from acnml.random import seeded
 from acnml.selection import Parameters, parameter_names
 
-MOMENTUM = 0.9
+# What a row holds at once: weights, velocity, the gradients of the data's and of the query's loss
+# and their sum; activations as autograd keeps them, gradients by them, and what an operation needs.
+COPIES_OF_WEIGHTS = 5
+COPIES_OF_ACTIVATIONS = 3
+
+# (θ, query, label) of a row -> tensors.
+RowFunction: TypeAlias = Callable[[Params, Inputs, Tensor], Any]
 
 
 @final
 @dataclass(frozen=True)
 class Refit:
-    """How training is taken up again: by SGD with momentum 0.9, from the trained weights.
+    """How training is taken up again: by SGD with momentum, at a constant learning rate.
 
     The network stays in eval mode, as ACNML has it: dropout is off and batch norm keeps its
     statistics.
 
     Args:
         epochs: passes over the training data.
-        learning_rate: constant; for the mean loss of a batch.
-        seed: of the loader's order, where that comes from torch's global random state; every refit
+        learning_rate: for the mean loss of the data.
+        momentum: of SGD; 0 is plain SGD.
+        weight_decay: w/2 ‖θ‖² is added to the mean loss, as in `torch.optim.SGD`; with n data it
+            stands for the prior N(0, 1/(n w) I) of CNMAP. Give what the model was trained with.
+        seed: of the loader's order, where that comes from torch's global random state; every row
             then sees the same batches.
+        memory: bytes that the rows trained at once may take; a share of what is free by default.
+            1 trains them one by one, without `torch.func.vmap`.
     """
 
     epochs: int = 5
     learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 0.0
     seed: int = 0
+    memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}")
         checks.require_positive(self.learning_rate, "learning_rate")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(f"weight_decay must be finite and not negative: {self.weight_decay}")
 
 
-class _Training(NamedTuple):
-    """The training data and which parameters learn from it."""
+class Refitted(NamedTuple):
+    """log p_θ(y|x) for every label y, each with the weights θ that were trained on this label."""
 
-    loader: Iterable[Any]
-    batch_sizes: list[int]
-    names: frozenset[str]
-
-    def share(self, x: Inputs) -> float:
-        """Return the factor of a batch's mean loss that makes it unbiased, also if it is small."""
-        return size(x) * len(self.batch_sizes) / self.data
-
-    @property
-    def data(self) -> int:
-        """Return n, the number of data."""
-        return sum(self.batch_sizes)
+    last: Tensor  # at the end of training
+    best: Tensor  # the highest after any step of the last epoch
 
 
-def cnml_log_lik(
+@torch.inference_mode(False)
+def refit_each(
     classifier: Classifier,
     loader: Iterable[Any],
     x: Inputs,
-    refit: Refit | None = None,
+    refit: Refit,
     parameters: Parameters = None,
     progress: bool | None = None,
-) -> Tensor:
-    """Return log p_θ̂_y(y|x) (B, K), where θ̂_y explains the training data and the label y best.
+) -> Iterator[Refitted]:
+    """Yield the refitted log-likelihoods (K,) of one input after the other.
 
-        θ̂_y = argmax_θ log p_θ(y|x) + Σ_i log p_θ(y_i|x_i)
-
-    approximated by a few epochs from the weights that the classifier has. Costs B · K · epochs
-    passes over the training data: B = 10 inputs with K = 10 labels train 100 times.
+    Inputs train in blocks that fit into memory, each when its first result is asked for. A result
+    depends, but for rounding, on its input alone.
 
     Args:
         classifier: the trained model, e.g. `classifier.at(posterior.mean)`.
-        loader: the training data, with labels.
-        x: the inputs to find likelihoods for; their labels are not needed.
-        refit: how to train; `Refit()` by default.
+        loader: the training data, with labels; gone through once more to count it.
+        x: the queries, without labels.
+        refit: how to train.
         parameters: parameter names or submodules that learn; all of the model's by default.
-        progress: show a progress bar; by default in a terminal only.
+        progress: show progress bars; by default in a terminal only.
     """
-    prepared, refit = classifier.prepare(x), refit or Refit()
-    names = frozenset(parameter_names(classifier.model, parameters))
+    queries = classifier.prepare(x)
+    log_probs = _finite_log_probs(classifier, queries)
+    names = parameter_names(classifier.model, parameters)
     with seeded(refit.seed):
-        training = _Training(loader, _batch_sizes(loader), names)
-    classes = classifier.log_probs(take(prepared, slice(0, 1))).shape[1]
-    rows = [(i, y) for i in range(size(prepared)) for y in range(classes)]
-    values = [
-        _refitted_log_lik(classifier, training, take(prepared, slice(i, i + 1)), y, refit)
-        for i, y in track(rows, "refits", progress)
-    ]
-    return torch.stack(values).view(-1, classes)
+        training = _Training(classifier, loader, names, refit, _batch_sizes(loader), progress)
+    labels = torch.arange(log_probs.shape[1], device=log_probs.device)
+    rows = training.rows_at_once(batches.take(queries, slice(0, 1)), labels)
+    blocks = list(batches.blocks(queries, max(1, rows // len(labels))))
+    each = (training.run(block, labels, rows) for block in track(blocks, "queries", progress))
+    return (Refitted(*one) for block in each for one in zip(*block, strict=True))
+
+
+@torch.no_grad()
+def _finite_log_probs(classifier: Classifier, queries: Inputs) -> Tensor:
+    log_probs = torch.cat([classifier.log_probs(block) for block in batches.blocks(queries)])
+    remedy = "check the model and these inputs"
+    return checks.require_finite(log_probs, "the model's log-probabilities are", remedy)
 
 
 def _batch_sizes(loader: Iterable[Any]) -> list[int]:
-    sizes = [size(split_labels(batch)[0]) for batch in loader]
-    if not sizes:
+    sizes = [batches.size(batches.split_labels(batch)[0]) for batch in loader]
+    if not sum(sizes):
         raise ValueError("the loader gave no batch; is it empty, or an iterator used up before?")
     return sizes
 
 
-def _refitted_log_lik(
-    classifier: Classifier, training: _Training, one: Inputs, label: int, refit: Refit
-) -> Tensor:
-    """Train a copy with one input added under this label; return its log-likelihood there."""
-    module = classifier.copy_module()
-    trained = [p.requires_grad_(n in training.names) for n, p in module.named_parameters()]
-    optimizer = torch.optim.SGD(
-        [p for p in trained if p.requires_grad], lr=refit.learning_rate, momentum=MOMENTUM
-    )
-    target = torch.tensor([label])
+@final
+@dataclass(frozen=True)
+class _Training:
+    """The model, the training data and how rows learn from them."""
 
-    def step(x: Inputs, labels: Tensor | None) -> None:
-        # Over a pass, these average to (Σ_i loss_i + loss of the query) / n.
-        of_data = cross_entropy(classifier.logits_of(module, x), labels)
-        of_query = cross_entropy(classifier.logits_of(module, one), target)
-        loss = training.share(x) * of_data + of_query / training.data
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    classifier: Classifier
+    loader: Iterable[Any]
+    names: list[str]
+    refit: Refit
+    batch_sizes: list[int]
+    progress: bool | None
 
-    with seeded(refit.seed):
-        for _ in range(refit.epochs):
-            over_batches(classifier, training.loader, step, "", progress=False)
-    return _log_lik(classifier, module, one, label)
+    @torch.inference_mode(False)
+    def rows_at_once(self, one: Inputs, labels: Tensor) -> int:
+        """Return how many rows fit into memory; 1 also where `vmap` does not know the model."""
+        start = self._start()
+        if not self.classifier.gradient(one, start):
+            raise ValueError(
+                f"the model's logits use none of the parameters {self.names}; "
+                "name some that the forward pass uses"
+            )
+        weights = sum(tensor.nbytes for tensor in start.values())
+        activations = max(self.batch_sizes) * _activation_bytes(self.classifier, start, one)
+        row = COPIES_OF_WEIGHTS * weights + COPIES_OF_ACTIVATIONS * activations
+        rows = budget(labels.device, self.refit.memory) // row
+        return rows if rows > 1 and self._can_vectorise(one, labels[:2]) else 1
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def run(self, queries: Inputs, labels: Tensor, rows: int) -> Refitted:
+        """Train all labels of the queries, so many rows at once; return (Q, K) each."""
+        kind = _ManyRows if rows > 1 else _OneRow
+        parts = [self._train(kind(self._start(), queries, some)) for some in labels.split(rows)]
+        return Refitted(*(torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)))
+
+    def _start(self) -> Params:
+        return self.classifier.copy_parameters(self.names)
+
+    def _train(self, rows: _Rows) -> Refitted:
+        """Train (Q, L) rows and return their log-likelihoods."""
+        before_steps: list[Tensor] = []
+        with seeded(self.refit.seed):
+            for epoch in range(self.refit.epochs):
+                before_steps = self._epoch(rows, f"epoch {epoch + 1}/{self.refit.epochs}")
+        last = rows.evaluate(self._log_lik)
+        checks.require_finite(last, "log-likelihoods are", "lower the learning rate")
+        return Refitted(last, torch.stack([*before_steps[1:], last]).amax(0))
+
+    def _epoch(self, rows: _Rows, description: str) -> list[Tensor]:
+        """Go over the data once and return the log-likelihoods (Q, L) before every step."""
+        seen: list[Tensor] = []
+
+        def step(x: Inputs, y: Tensor | None) -> None:
+            gradient, (loss, log_lik) = rows.evaluate(self._gradient(x, y))
+            if not torch.isfinite(loss).all():
+                raise ValueError("the loss is NaN or infinite: lower the learning rate")
+            seen.append(log_lik)
+            rows.descend(gradient, self.refit)
+
+        over_batches(self.classifier, self.loader, step, description, self.progress)
+        return seen
+
+    def _gradient(self, x: Inputs, y: Tensor | None) -> RowFunction:
+        """Return (gradient, (loss, log p_θ(label|query))) of a row on this batch.
+
+        Over the batches of a pass, also if some are small, the losses average to F but for the
+        weight decay.
+        """
+        if y is None:
+            raise ValueError("it has no labels: yield (x, y), or a mapping with 'labels'")
+        data = sum(self.batch_sizes)
+        share = batches.size(x) * len(self.batch_sizes) / data
+
+        def loss(theta: Params, query: Inputs, label: Tensor) -> tuple[Tensor, Tensor]:
+            log_probs = self.classifier.log_probs(x, theta)
+            require_classes(y, log_probs)
+            of_data = functional.nll_loss(log_probs, y.to(log_probs.device))
+            log_lik = self._log_lik(theta, query, label)
+            return share * of_data - log_lik / data, log_lik
+
+        return grad_and_value(loss, has_aux=True)
+
+    def _log_lik(self, theta: Params, query: Inputs, label: Tensor) -> Tensor:
+        """Return log p_θ(label|query) of a row."""
+        one = batches.map_inputs(query, lambda tensor: tensor.unsqueeze(0))
+        return self.classifier.log_probs(one, theta)[0].gather(0, label.unsqueeze(0)).squeeze(0)
+
+    def _can_vectorise(self, one: Inputs, labels: Tensor) -> bool:
+        """Try, with the query in the place of the data: the model has run without `vmap`."""
+        try:
+            _ManyRows(self._start(), one, labels).evaluate(self._gradient(one, labels[:1]))
+        except (RuntimeError, ValueError):
+            return False
+        return True
 
 
-@torch.no_grad()
-def _log_lik(classifier: Classifier, module: nn.Module, one: Inputs, label: int) -> Tensor:
-    logits = classifier.logits_of(module, one)
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return functional.log_softmax(logits.to(wide), dim=-1)[0, label]
+class _Rows(ABC):
+    """Some labels (L,) of some queries (Q, ...) in training, each row with weights of its own."""
+
+    def __init__(self, start: Params, queries: Inputs, labels: Tensor) -> None:
+        rows = (batches.size(queries), len(labels))
+        self.theta = {name: t.expand(*rows, *t.shape).clone() for name, t in start.items()}
+        self.velocity = zip_with(torch.zeros_like, self.theta)
+        self.queries, self.labels = queries, labels
+
+    @abstractmethod
+    def evaluate(self, function: RowFunction) -> Any:
+        """Return what the function returns, with (Q, L) in front of every tensor."""
+
+    @final
+    def descend(self, gradient: Params, refit: Refit) -> None:
+        """Take the step of `torch.optim.SGD`, in place."""
+        for name, point in self.theta.items():
+            velocity = self.velocity[name].mul_(refit.momentum).add_(gradient[name])
+            velocity.add_(point, alpha=refit.weight_decay)
+            point.sub_(velocity, alpha=refit.learning_rate)
+
+
+@final
+class _ManyRows(_Rows):
+    """Rows in one computation; the inner `vmap` shares what the labels of a query share."""
+
+    def evaluate(self, function: RowFunction) -> Any:
+        over_labels = vmap(function, in_dims=(0, None, 0))
+        over_queries = vmap(over_labels, in_dims=(0, 0, None))
+        return over_queries(self.theta, self.queries, self.labels)
+
+
+@final
+class _OneRow(_Rows):
+    """One label of one query, without `vmap`."""
+
+    def evaluate(self, function: RowFunction) -> Any:
+        theta = {name: tensor[0, 0] for name, tensor in self.theta.items()}
+        result = function(theta, batches.take(self.queries, 0), self.labels[0])
+        return map_tensors(result, lambda tensor: tensor[None, None])
+
+
+def _activation_bytes(classifier: Classifier, params: Params, one: Inputs) -> int:
+    """Return the bytes that autograd keeps of one input to find gradients by the parameters.
+
+    Only what depends on the parameters: rows share the rest.
+    """
+    kept: dict[int, int] = {}  # by address, because several operations may keep the same tensor
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.requires_grad:
+            kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with torch.enable_grad(), hooks:
+        classifier.log_probs(one, leaves)
+    own = {tensor.data_ptr() for tensor in leaves.values()}
+    return sum(size for address, size in kept.items() if address not in own)

@@ -7,6 +7,7 @@ from acnml.predictors.ensemble import Ensemble
 from acnml.predictors.glm import Glm, LogitSampling, Probit
 from acnml.predictors.map import Map
 from acnml.predictors.mc_dropout import McDropout
+from acnml.predictors.naive_cnml import NaiveCnml, NaiveCnmlMax
 from acnml.predictors.tempered import Tempered
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "LogitSampling",
     "Map",
     "McDropout",
+    "NaiveCnml",
+    "NaiveCnmlMax",
     "Predictor",
     "Probit",
     "Tempered",

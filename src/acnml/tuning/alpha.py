@@ -113,7 +113,7 @@ def alpha_matching_cnml(
     Args:
         predictor: classifier, posterior and solver are its own; its α is replaced.
         x: some validation inputs, B of them.
-        cnml_log_lik: `cnml_log_lik(classifier, train_loader, x)`, (B, K).
+        cnml_log_lik: `NaiveCnml(classifier, train_loader).log_lik(x)`, (B, K).
         alphas: the values to try.
         progress: show a progress bar; by default in a terminal only.
     """
