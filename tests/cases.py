@@ -162,3 +162,11 @@ POSTERIORS: dict[str, Callable[[nn.Module], Posterior]] = {
     "kronecker_eigen": eigen_kronecker,
     "last_layer": last_layer,
 }
+
+
+def layer_inputs(layer: Affine, *shape: int, seed: int) -> Tensor:
+    """Inputs of a layer, which end with a 1 where it has a bias."""
+    inputs = normal(*shape, seed=seed)
+    if layer.bias is not None:
+        inputs[..., -1] = 1
+    return inputs

@@ -27,18 +27,20 @@ MAY_KNOW = {
     "selection": {"checks"},
     "dual": {"params"},
     "actions": {"params", "dual"},
+    "kernels": set(),
     "classifier": {"params", "checks", "batches"},
     "batch_norm": MODEL,
     "layers": MODEL | {"dual"},
-    "posteriors": {"params", "dual", "actions", "checks", "posteriors"},
+    "posteriors": {"params", "dual", "actions", "kernels", "checks", "posteriors"},
     "inference": MODEL
     | {"dual", "layers", "posteriors", "selection", "progress", "random", "inference"},
-    "solvers": MODEL | {"dual", "actions", "layers", "memory", "posteriors", "solvers"},
+    "solvers": MODEL | {"dual", "actions", "kernels", "layers", "memory", "posteriors", "solvers"},
     "linearisation": MODEL | {"posteriors", "solvers", "layers"},
     "predictors": MODEL
     | {"batch_norm", "linearisation", "posteriors", "progress", "random", "solvers", "predictors"}
     | {"naive_cnml", "selection"},
     "naive_cnml": MODEL | {"inference", "memory", "progress", "random", "selection"},
+    "exact": {"checks", "classifier", "memory", "posteriors", "exact"},
     "tuning": {"batches", "checks", "inference", "metrics", "predictors", "progress", "tuning"},
 }
 NEVER_IN_THE_LIBRARY = {

@@ -23,6 +23,7 @@ from acnml import (
     Reference,
     StorageError,
 )
+from acnml.kernels import DenseKernel
 from acnml.solvers.newton import solve_logits
 from cases import MODELS, POSTERIORS, diagonal, normal
 
@@ -208,7 +209,7 @@ def test_works_in_any_gradient_mode(mode):
 def test_newton_solves_large_low_rank_kernels(scale):
     root = normal(20, 10, 3)
     logits, kernel = normal(20, 10, seed=1), scale * root @ root.mT
-    solved = solve_logits(logits, kernel, torch.arange(10), 1e-5, 50)
+    solved = solve_logits(logits, DenseKernel(kernel), torch.arange(10), 1e-5, 50)
     assert solved.residual.max() < 1e-2
 
 

@@ -11,7 +11,7 @@ from acnml import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posteri
 from acnml.dual import Affine, Dual, Outers
 from acnml.params import Params, flatten
 from acnml.posteriors.dense import materialised_displacement
-from cases import MODELS, POSTERIORS, affine_layers, normal
+from cases import MODELS, POSTERIORS, affine_layers, layer_inputs, normal
 from dense import covariance, vector
 
 CASES = [
@@ -97,14 +97,6 @@ def duals(posterior: Posterior, model: nn.Module) -> tuple[Dual, Dual]:
         if layer.groups == 1 and set(layer.names) <= set(posterior.mean)
     ]
     return _dual(posterior, layers), _dual(posterior, layers[::2])
-
-
-def layer_inputs(layer: Affine, *shape: int, seed: int) -> torch.Tensor:
-    """Inputs of a layer, which end with a 1 where it has a bias."""
-    inputs = normal(*shape, seed=seed)
-    if layer.bias is not None:
-        inputs[..., -1] = 1
-    return inputs
 
 
 def _dual(posterior: Posterior, layers: list[Affine]) -> Dual:

@@ -9,6 +9,7 @@ from torch import nn
 import acnml
 from acnml import Classifier, Diagonal, Gradient, Linearised, Reference
 from acnml.batches import size, take
+from acnml.kernels import DenseKernel
 from acnml.solvers.newton import solve_logits
 from acnml.solvers.rows import Rows
 from cases import MODELS, POSTERIORS, Case, affine_layers, diagonal, normal
@@ -155,7 +156,9 @@ def test_linearised_evaluates_the_network_at_the_linearised_solution(case, build
     moved = posterior.cov_mv(jacobian)
     kernel = sum(j.flatten(1) @ moved[n].flatten(1).T for n, j in jacobian.items())
     labels = torch.arange(3)
-    u = solve_logits(classifier.logits(x), kernel[None], labels, 1e-12, 100).coefficients[0]
+    u = solve_logits(
+        classifier.logits(x), DenseKernel(kernel[None]), labels, 1e-12, 100
+    ).coefficients[0]
     solution = Linearised(tolerance=1e-12)(classifier, posterior, x)
     for y in range(3):
         theta = {n: t + torch.tensordot(u[y], moved[n], dims=1) for n, t in posterior.mean.items()}
@@ -169,7 +172,7 @@ def test_newton_solves_the_fixed_point(scale, classes):
     root = normal(4, classes, classes + 2, seed=1)
     kernel = scale * root @ root.mT / classes
     labels = torch.arange(classes)
-    solved = solve_logits(logits, kernel, labels, 1e-10, 100)
+    solved = solve_logits(logits, DenseKernel(kernel), labels, 1e-10, 100)
     z = logits[:, None] + solved.coefficients @ kernel
     fixed = torch.eye(classes).double() - z.softmax(-1)
     torch.testing.assert_close(solved.coefficients, fixed, rtol=0, atol=1e-8)
@@ -178,7 +181,9 @@ def test_newton_solves_the_fixed_point(scale, classes):
 
 def test_newton_reports_what_it_could_not_solve():
     logits, kernel = normal(1, 3), 1e4 * torch.eye(3).double()[None]
-    assert solve_logits(logits, kernel, torch.arange(3), 1e-12, 1).residual.max() > 1e-3
+    assert (
+        solve_logits(logits, DenseKernel(kernel), torch.arange(3), 1e-12, 1).residual.max() > 1e-3
+    )
 
 
 @pytest.mark.parametrize("solver", [Gradient(3, 0.4), Linearised(), Linearised(polish=2)])

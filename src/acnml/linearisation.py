@@ -18,7 +18,6 @@ from acnml.classifier import Classifier
 from acnml.params import Params, count
 from acnml.posteriors import Posterior
 from acnml.solvers.blocks import row_blocks
-from acnml.solvers.quadratic import kernel as factored_kernel
 from acnml.solvers.rows import supported
 
 # How much of the Jacobians exists at once; a single input's is made whatever its size.
@@ -47,7 +46,7 @@ def logit_moments(classifier: Classifier, posterior: Posterior, x: Inputs) -> Lo
 def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
     """Take the gradients of all logits as outer products, never written out."""
     parts = [
-        (rows.start.logits[:, 0].detach(), factored_kernel(*rows.tangent()))
+        (rows.start.logits[:, 0].detach(), rows.kernel().dense())
         for rows, _ in row_blocks(classifier, posterior, x, gradients=1, memory=None)
     ]
     logits, kernel = (torch.cat(tensors) for tensors in zip(*parts, strict=True))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from acnml.actions import Displacement
 from acnml.dual import Affine, Dual
+from acnml.kernels import Kernel
 from acnml.params import Params, count, map_tensors
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class Posterior(ABC):
         The one hook of the fast solvers. A posterior without a faster form returns
         `materialised_displacement(self, dual)`.
         """
+
+    @abstractmethod
+    def output_kernel(self, layer: Affine, inputs: Tensor) -> Kernel:
+        """Return the covariance of an affine layer's outputs at inputs (B, in [+ 1])."""
 
     @abstractmethod
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 from acnml import checks
 from acnml.actions import Action, KeyAction, RotatedAction, Term
 from acnml.dual import Affine, Outers
+from acnml.kernels import Kernel, ScaledKernel, SpectralKernel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,6 +61,10 @@ class Block(ABC):
     @abstractmethod
     def prefers_factors(self, terms: int, positions: int) -> bool:
         """Whether `action` is faster than `cov_mv` of the written-out sum; see `Posterior`."""
+
+    @abstractmethod
+    def output_kernel(self, inputs: Tensor) -> Kernel:
+        """Return the covariance of the layer's outputs at inputs (B, in [+ 1])."""
 
     @abstractmethod
     def action(self, outers: Outers) -> Action:
@@ -127,6 +132,10 @@ class FactorBlock(Block):
         *_, out_size, in_size = self.shape
         return terms * positions <= out_size * in_size
 
+    def output_kernel(self, inputs: Tensor) -> ScaledKernel:
+        """Return ⟨a, A⁻¹a⟩ G⁻¹."""
+        return ScaledKernel(self.output_cov, ((inputs @ self.input_cov) * inputs).sum(-1))
+
     def action(self, outers: Outers) -> Action:
         """Act as Σ_t G⁻¹δ_t ⟨A⁻¹a_t, a'⟩: two dot products beside the plain layer."""
         deltas, keys = outers.deltas @ self.output_cov, outers.inputs @ self.input_cov
@@ -191,6 +200,10 @@ class EigenBlock(Block):
         """Compare a product with S a pair with four rotations of a matrix for every row."""
         *_, out_size, in_size = self.shape
         return terms * positions <= 2 * (out_size + in_size)
+
+    def output_kernel(self, inputs: Tensor) -> SpectralKernel:
+        """Return U_G diag(S (U_Aᵀa)²) U_Gᵀ."""
+        return SpectralKernel(self.output_basis, (inputs @ self.input_basis) ** 2 @ self.var.T)
 
     def action(self, outers: Outers) -> Action:
         """Act by the diagonal rule, between two rotations."""

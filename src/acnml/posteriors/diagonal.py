@@ -12,6 +12,7 @@ from torch import Tensor
 from acnml import checks
 from acnml.actions import DiagonalAction, Displacement
 from acnml.dual import Affine, Dual, diagonal_prefers_factors
+from acnml.kernels import DiagonalKernel
 from acnml.params import Params, flatten, scale, standard_normal, zip_with
 from acnml.posteriors.base import Posterior
 
@@ -53,6 +54,10 @@ class Diagonal(Posterior):
         """Return N(μ, α diag(s))."""
         checks.require_positive(alpha, "alpha")
         return Diagonal(self.mean, scale(self.var, alpha))
+
+    def output_kernel(self, layer: Affine, inputs: Tensor) -> DiagonalKernel:
+        """Return the independent variances S a²."""
+        return DiagonalKernel(inputs**2 @ layer.join(self.var, self.mean).T)
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Compare one product with S per pair of term and position with writing v out."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from acnml import checks
 from acnml.actions import Action, Displacement
 from acnml.dual import Affine, Dual
+from acnml.kernels import Kernel
 from acnml.params import Params, add, normal_like, subtract
 from acnml.posteriors.base import Posterior
 from acnml.posteriors.blocks import Block
@@ -63,10 +64,13 @@ class Kronecker(Posterior):
         checks.require_positive(alpha, "alpha")
         return Kronecker(self.mean, tuple(block.scaled(alpha) for block in self.blocks))
 
+    def output_kernel(self, layer: Affine, inputs: Tensor) -> Kernel:
+        """Ask the layer's block."""
+        return self._block(layer).output_kernel(inputs)
+
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Ask the layer's block."""
-        block = next(block for block in self.blocks if block.layer == layer)
-        return block.prefers_factors(terms, positions)
+        return self._block(layer).prefers_factors(terms, positions)
 
     def displacement(self, dual: Dual) -> Displacement:
         """Let the factored layers' blocks act on inputs; multiply the others out."""
@@ -79,6 +83,9 @@ class Kronecker(Posterior):
                 moved = block.cov_mv(block.layer.join(dual.dense, self.mean))
                 dense.update(block.layer.split(moved, self.mean))
         return Displacement(dense, actions)
+
+    def _block(self, layer: Affine) -> Block:
+        return next(block for block in self.blocks if block.layer == layer)
 
     def _block_log_prob(self, block: Block, offset: Params) -> Tensor:
         distance = block.distance(block.layer.join(offset, self.mean))

@@ -12,6 +12,7 @@ from torch import Tensor
 from acnml import checks
 from acnml.actions import Action, DiagonalAction, Displacement, LowRankAction
 from acnml.dual import Affine, Dual, Outers, diagonal_prefers_factors
+from acnml.kernels import DenseKernel
 from acnml.params import Params, add, flatten, normal_like, scale, standard_normal, unflatten
 from acnml.posteriors.base import Posterior
 
@@ -77,6 +78,12 @@ class LowRank(Posterior):
         checks.require_positive(alpha, "alpha")
         directions = scale(self.directions, math.sqrt(alpha))
         return LowRank(self.mean, scale(self.var, alpha), directions)
+
+    def output_kernel(self, layer: Affine, inputs: Tensor) -> DenseKernel:
+        """Return diag(S a²) + Σ_k (F_k a)(F_k a)ᵀ."""
+        variances = inputs**2 @ layer.join(self.var, self.mean).T
+        shared = torch.einsum("bi,koi->bko", inputs, layer.join(self.directions, self.mean))
+        return DenseKernel(torch.diag_embed(variances) + shared.mT @ shared)
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Decide as for the diagonal part, which costs the most."""

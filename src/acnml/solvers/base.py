@@ -18,10 +18,14 @@ class Solution(NamedTuple):
     `log_lik` is log p_θ̂_y(y|x), not normalised. `residual` is √(gᵀΣg) for the gradient g of
     log p_θ(y|x) + log q(θ) at θ̂_y: zero at an optimum, and free of units, so that 0.1 means "a
     tenth of a posterior standard deviation to go".
+
+    `omitted` is zero for every label that was solved for. With many classes some are not: their
+    `log_lik` is that at the mean, and p_θ̂_y(y|x) exceeds its exponential by `omitted` at most.
     """
 
     log_lik: Tensor  # (B, K)
     residual: Tensor  # (B, K)
+    omitted: Tensor  # (B, K)
 
     @property
     def log_probs(self) -> Tensor:

@@ -12,11 +12,11 @@ from torch import Tensor
 from acnml import batches, checks
 from acnml.batches import Inputs
 from acnml.classifier import Classifier
+from acnml.kernels import DIRECT
 from acnml.layers import require_understood
 from acnml.memory import budget
 from acnml.posteriors import Posterior
 from acnml.solvers.base import Solution
-from acnml.solvers.path import Tangent
 from acnml.solvers.rows import Rows
 
 # Copies of a row's activations that autograd, the factors and intermediate results hold at once.
@@ -24,10 +24,16 @@ COPIES = 4
 
 
 class Solved(NamedTuple):
-    """Some labels' rows of a block, solved."""
+    """Labels of a block of inputs, solved."""
 
     log_lik: Tensor  # (B, L)
     residual: Callable[[], Tensor]  # (B, L), for the price of another gradient
+    omitted: Tensor  # (B, L)
+
+    @staticmethod
+    def every(log_lik: Tensor, residual: Callable[[], Tensor]) -> Solved:
+        """Every label was solved for."""
+        return Solved(log_lik, residual, torch.zeros_like(log_lik))
 
 
 class RowSolver(Protocol):
@@ -45,15 +51,18 @@ class RowSolver(Protocol):
     def remedy(self) -> str:
         """What to do when the solution is not finite."""
 
-    def solve_rows(self, rows: Rows, tangent: Tangent, labels: Tensor) -> Solved:
-        """Solve for some labels (L,) of all inputs of a block."""
+    def solve(self, rows: Rows, at_once: int) -> Iterator[Solved]:
+        """Solve for all labels of a block of inputs, so many labels at once."""
+        ...
 
 
 def solution(
     solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs
 ) -> Solution:
     """Solve for every label of every input, with residuals."""
-    tensors = _in_blocks(solver, classifier, posterior, x, lambda s: (s.log_lik, s.residual()))
+    tensors = _in_blocks(
+        solver, classifier, posterior, x, lambda s: (s.log_lik, s.residual(), s.omitted)
+    )
     return Solution(*tensors)
 
 
@@ -72,13 +81,17 @@ def _in_blocks(
     """Solve a block of inputs and labels at a time; return the tensors wanted, each (B, K)."""
     parts = []
     for rows, at_once in row_blocks(classifier, posterior, x, solver.gradients, solver.memory):
-        tangent, logits = rows.tangent(), rows.start.logits
-        labels = torch.arange(logits.shape[-1], device=logits.device)
-        solved = [wanted(solver.solve_rows(rows, tangent, y)) for y in labels.split(at_once)]
+        solved = [wanted(some) for some in solver.solve(rows, at_once)]
         parts.append([torch.cat(tensors, dim=1) for tensors in zip(*solved, strict=True)])
     whole = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
     checks.require_finite(whole[0], "log-likelihoods are", solver.remedy)
     return whole
+
+
+def some_labels(rows: Rows, at_once: int) -> tuple[Tensor, ...]:
+    """Return all labels, so many at once."""
+    logits = rows.start.logits
+    return torch.arange(logits.shape[-1], device=logits.device).split(at_once)
 
 
 def row_blocks(
@@ -88,8 +101,7 @@ def row_blocks(
     one = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), gradients)
     require_understood(classifier.at(posterior.mean), one.sites, x)
     logits = one.start.logits
-    scalars = _scalars_per_row(one, gradients) + COPIES * logits.shape[-1] ** 2
-    row_bytes = logits.element_size() * scalars
+    row_bytes = logits.element_size() * _scalars_per_row(one, gradients)
     affordable = budget(logits.device, memory) // row_bytes
     inputs, labels = max(1, affordable // logits.shape[-1]), max(1, affordable)
     for block in batches.blocks(x, inputs):
@@ -101,7 +113,8 @@ def row_blocks(
 
 def _scalars_per_row(rows: Rows, gradients: int) -> int:
     """Estimate the numbers that one row keeps in memory."""
-    total = 0
+    classes = rows.start.logits.shape[-1]
+    total = COPIES * classes * min(classes, 2 * DIRECT)  # Newton's system, or his vectors
     for site, taken in rows.start.passages.items():
         ins = sum(one.inputs.numel() for one in taken)
         outs = sum(one.output.numel() for one in taken)

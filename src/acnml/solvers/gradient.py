@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -14,7 +15,7 @@ from acnml.posteriors import Posterior
 from acnml.solvers import blocks
 from acnml.solvers.base import Solution
 from acnml.solvers.blocks import Solved
-from acnml.solvers.path import Path, Tangent
+from acnml.solvers.path import Path
 from acnml.solvers.rows import Rows
 
 
@@ -59,13 +60,17 @@ class Gradient:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
         return blocks.log_lik(self, classifier, posterior, x)
 
-    def solve_rows(self, rows: Rows, tangent: Tangent, labels: Tensor) -> Solved:
-        """Solve for some labels of all inputs of a block."""
+    def solve(self, rows: Rows, at_once: int) -> Iterator[Solved]:
+        """Solve for all labels of a block of inputs, so many labels at once."""
+        for labels in blocks.some_labels(rows, at_once):
+            yield self._solve(rows, labels)
+
+    def _solve(self, rows: Rows, labels: Tensor) -> Solved:
         weights = rows.residuals(rows.start, labels)
         if self.steps == 0:
-            start = Path.along(tangent, weights)
-            return Solved(rows.log_lik(rows.start, labels), lambda: rows.residual(start.v()))
-        path = Path.along(tangent, self.step_size * weights)
+            start = Path.along(rows.tangent, weights)
+            return Solved.every(rows.log_lik(rows.start, labels), lambda: rows.residual(start.v()))
+        path = Path.along(rows.tangent, self.step_size * weights)
         return ascend(rows, path, labels, self.steps - 1, self.step_size)
 
 
@@ -79,4 +84,4 @@ def ascend(rows: Rows, path: Path, labels: Tensor, steps: int, step_size: float)
     def residual() -> Tensor:
         return rows.residual(rows.log_lik_gradient(tape, labels).blended(path.v(), 1, -1))
 
-    return Solved(rows.log_lik(tape, labels), residual)
+    return Solved.every(rows.log_lik(tape, labels), residual)

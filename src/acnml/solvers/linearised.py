@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -11,14 +12,15 @@ from torch import Tensor
 from acnml import checks
 from acnml.batches import Inputs
 from acnml.classifier import Classifier
+from acnml.kernels import Kernel
 from acnml.posteriors import Posterior
 from acnml.solvers import blocks
 from acnml.solvers.base import Solution
 from acnml.solvers.blocks import Solved
 from acnml.solvers.gradient import ascend
+from acnml.solvers.head import Precision, solve_head
 from acnml.solvers.newton import solve_logits
-from acnml.solvers.path import Path, Tangent
-from acnml.solvers.quadratic import kernel
+from acnml.solvers.path import Path
 from acnml.solvers.rows import Rows
 
 # A residual, in posterior standard deviations, with which no solution can be called one.
@@ -38,6 +40,8 @@ class Linearised:
         step_size: of those steps.
         tolerance: largest residual of the linearised problem, see `Solution`.
         newton_steps: but never more Newton steps than this.
+        negligible: with more than 64 classes and a last-layer posterior, labels are not solved for
+            that add this much to C(x) at most, all together, by a bound that `Solution` reports.
         memory: bytes that the rows solved at once may take; a share of what is free by default.
     """
 
@@ -45,6 +49,7 @@ class Linearised:
     step_size: float = 0.5
     tolerance: float = 1e-5
     newton_steps: int = 50
+    negligible: float = 1e-4
     memory: int | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +57,8 @@ class Linearised:
             raise ValueError(f"polish must be ≥ 0 and newton_steps ≥ 1, got {self}")
         checks.require_positive(self.step_size, "step_size")
         checks.require_positive(self.tolerance, "tolerance")
+        if self.negligible < 0:
+            raise ValueError(f"negligible must be ≥ 0, got {self.negligible}")
 
     @property
     def gradients(self) -> int:
@@ -71,20 +78,29 @@ class Linearised:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
         return blocks.log_lik(self, classifier, posterior, x)
 
-    def solve_rows(self, rows: Rows, tangent: Tangent, labels: Tensor) -> Solved:
-        """Solve for some labels of all inputs of a block."""
+    def solve(self, rows: Rows, at_once: int) -> Iterator[Solved]:
+        """Solve for all labels of a block of inputs, so many labels at once."""
         logits = rows.start.logits[:, 0].detach()
         # In double precision: large kernels leave nothing of single precision's digits.
-        gram = kernel(*tangent).double()
-        solved = solve_logits(logits.double(), gram, labels, self.tolerance, self.newton_steps)
-        self._require_solved(solved.residual)
-        wide = torch.promote_types(logits.dtype, torch.float32)
+        kernel = rows.kernel().double()
         if rows.is_linear():
-            index = labels.expand(len(logits), -1).unsqueeze(-1)
-            log_lik = solved.log_probs.gather(-1, index).squeeze(-1).to(wide)
-            return Solved(log_lik, lambda: solved.residual.to(wide))
-        path = Path.along(tangent, solved.coefficients.to(logits.dtype))
-        return ascend(rows, path, labels, self.polish, self.step_size)
+            yield self._exact(logits, kernel, at_once)
+            return
+        for labels in blocks.some_labels(rows, at_once):
+            found = solve_logits(logits.double(), kernel, labels, self.tolerance, self.newton_steps)
+            self._require_solved(found.residual)
+            path = Path.along(rows.tangent, found.coefficients.to(logits.dtype))
+            yield ascend(rows, path, labels, self.polish, self.step_size)
+
+    def _exact(self, logits: Tensor, kernel: Kernel, at_once: int) -> Solved:
+        """Solve for a last layer, in which the network is linear."""
+        precision = Precision(self.tolerance, self.newton_steps, self.negligible)
+        found = solve_head(logits.double(), kernel, precision, at_once)
+        self._require_solved(found.residual[found.omitted == 0])
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return Solved(
+            found.log_lik.to(wide), lambda: found.residual.to(wide), found.omitted.to(wide)
+        )
 
     def _require_solved(self, residual: Tensor) -> None:
         """Refuse to go on from rows that Newton left far from the optimum."""

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from acnml.kernels import Kernel
+
 # A full Newton step is nearly always right; far from the optimum of a large kernel it is not.
 HALVINGS = 40
 
@@ -24,56 +26,67 @@ class LogitSolution(NamedTuple):
     """The rows of a block of inputs, solved or on the way."""
 
     coefficients: Tensor  # u (B, L, K)
+    shift: Tensor  # Κu (B, L, K)
     log_probs: Tensor  # log softmax(z) (B, L, K)
     residual: Tensor  # √(FᵀΚF) with F = e_y - softmax(z) - u (B, L)
     objective: Tensor  # φ(u) (B, L)
 
 
+class _Problem(NamedTuple):
+    logits: Tensor  # z₀ (B, 1, K)
+    kernel: Kernel
+    targets: Tensor  # e_y (B or 1, L, K)
+
+
 def solve_logits(
-    logits: Tensor, kernel: Tensor, labels: Tensor, tolerance: float, steps: int
+    logits: Tensor, kernel: Kernel, labels: Tensor, tolerance: float, steps: int
 ) -> LogitSolution:
-    """Maximise φ by damped Newton steps, for labels (L,) of inputs with logits (B, K).
+    """Maximise φ by damped Newton steps, for labels of inputs with logits (B, K).
 
     A row stops when its residual is small enough or no step improves it any more, each for itself:
     its result does not depend on the rest of the batch.
 
     Args:
         logits: z₀.
-        kernel: Κ (B, K, K), symmetric and positive semidefinite.
-        labels: the labels y to solve for.
+        kernel: Κ.
+        labels: the labels y to solve for: (L,), or (B, L) for each input its own.
         tolerance: the residual to reach.
         steps: but never take more steps than this.
     """
-    targets = functional.one_hot(labels, logits.shape[1]).to(logits.dtype)  # (L, K)
-    zero = torch.zeros_like(targets).expand(len(logits), -1, -1)
-    state = _evaluate(zero, logits, kernel, targets)
+    targets = functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
+    problem = _Problem(logits.unsqueeze(1), kernel, targets if labels.ndim == 2 else targets[None])
+    zero = torch.zeros_like(targets).expand(len(logits), *targets.shape[-2:])
+    state = _evaluate(problem, zero, zero)
     active = state.residual > tolerance
     for _ in range(steps):
         if not bool(active.any()):
             break
-        moved = _step(state, logits, kernel, targets)
+        moved = _step(problem, state)
         active = active & _improved(moved, state)
         state = _choose(active, moved, state)
         active = active & (state.residual > tolerance)
     return state
 
 
-def _evaluate(u: Tensor, logits: Tensor, kernel: Tensor, targets: Tensor) -> LogitSolution:
-    shift = u @ kernel
-    log_probs = torch.log_softmax(logits.unsqueeze(1) + shift, dim=-1)
-    gap = targets - log_probs.exp() - u
-    residual = ((gap @ kernel) * gap).sum(-1).clamp(min=0).sqrt()
-    objective = (log_probs * targets).sum(-1) - (shift * u).sum(-1) / 2
-    return LogitSolution(u, log_probs, residual, objective)
+def _evaluate(problem: _Problem, u: Tensor, shift: Tensor) -> LogitSolution:
+    log_probs = torch.log_softmax(problem.logits + shift, dim=-1)
+    gap = problem.targets - log_probs.exp() - u
+    residual = (problem.kernel.mv(gap) * gap).sum(-1).clamp(min=0).sqrt()
+    objective = (log_probs * problem.targets).sum(-1) - (shift * u).sum(-1) / 2
+    return LogitSolution(u, shift, log_probs, residual, objective)
 
 
-def _step(state: LogitSolution, logits: Tensor, kernel: Tensor, targets: Tensor) -> LogitSolution:
+def _step(problem: _Problem, state: LogitSolution) -> LogitSolution:
     """Take a Newton step, halved for the rows that it would not improve."""
-    direction = _newton_direction(state, kernel, targets)
+    p = state.log_probs.exp()
+    gap = problem.targets - p - state.coefficients
+    direction = problem.kernel.newton_direction(p, gap)
+    shift = problem.kernel.mv(direction)
     size = torch.ones_like(state.objective).unsqueeze(-1)
     moved = state
     for _ in range(HALVINGS):
-        moved = _evaluate(state.coefficients + size * direction, logits, kernel, targets)
+        u, z = state.coefficients + size * direction, state.shift + size * shift
+        moved = _evaluate(problem, u, z)
         worse = ~_improved(moved, state)
         if not bool(worse.any()):
             break
@@ -86,16 +99,6 @@ def _improved(new: LogitSolution, old: LogitSolution) -> Tensor:
     rounding = ROUNDING * torch.finfo(old.objective.dtype).eps * (1 + old.objective.abs())
     not_lower = new.objective > old.objective - rounding
     return (new.objective > old.objective) | (not_lower & (new.residual < old.residual / 2))
-
-
-def _newton_direction(state: LogitSolution, kernel: Tensor, targets: Tensor) -> Tensor:
-    """Solve (I + HΚ)d = F, where H = diag(p) - ppᵀ is the Hessian at the logits."""
-    p = state.log_probs.exp()
-    gap = targets - p - state.coefficients
-    mean = (p @ kernel).unsqueeze(-2)  # pᵀΚ (B, L, 1, K)
-    system = p.unsqueeze(-1) * (kernel.unsqueeze(1) - mean)  # HΚ (B, L, K, K)
-    system.diagonal(dim1=-2, dim2=-1).add_(1)
-    return torch.linalg.solve_ex(system, gap)[0]  # a singular system gives a step that is refused
 
 
 def _choose(rows: Tensor, new: LogitSolution, old: LogitSolution) -> LogitSolution:

@@ -8,7 +8,7 @@ from acnml.actions import Displacement
 from acnml.dual import Dual
 
 
-def kernel(dual: Dual, moved: Displacement) -> Tensor:
+def gram(dual: Dual, moved: Displacement) -> Tensor:
     """Return v_cᵀ Σ v_c' for all pairs of the second batch dimension: (B, C, C), symmetric.
 
     `moved` is Σv.

@@ -62,7 +62,8 @@ class Reference:
             torch.cat(parts).view(size, classes) for parts in zip(*solved, strict=True)
         )
         remedy = f"the iteration diverged: lower step_size ({self.step_size}) or alpha"
-        return Solution(checks.require_finite(log_lik, "log-likelihoods are", remedy), residual)
+        checks.require_finite(log_lik, "log-likelihoods are", remedy)
+        return Solution(log_lik, residual, torch.zeros_like(log_lik))
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution."""

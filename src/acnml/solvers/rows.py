@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, final
 
 import torch
@@ -24,6 +25,7 @@ from acnml.actions import Action, Displacement, MatrixAction
 from acnml.batches import Inputs
 from acnml.classifier import Classifier, Hook
 from acnml.dual import Affine, Dual, Outers
+from acnml.kernels import DenseKernel, Kernel
 from acnml.layers import (
     AFFINE,
     SCALING,
@@ -39,7 +41,7 @@ from acnml.layers import (
 from acnml.params import Params
 from acnml.posteriors import Posterior
 from acnml.solvers.path import Path, Tangent
-from acnml.solvers.quadratic import energy
+from acnml.solvers.quadratic import energy, gram
 
 
 def supported(classifier: Classifier, posterior: Posterior) -> bool:
@@ -110,6 +112,7 @@ class Rows:
         runner = _Runner(self.classifier, self.posterior, self.x, shared, actions, displacement)
         return runner.run(self.sites, labels)
 
+    @cached_property
     def tangent(self) -> Tangent:
         """Return the gradients of all K logits at the mean, (B, K, ...), with Σ applied."""
         logits = self.start.logits
@@ -150,6 +153,14 @@ class Rows:
         if len(passed) != 1 or not passed[0].shared:
             return False
         return _is_only_reshaped(passed[0].output, self.start.logits)
+
+    def kernel(self) -> Kernel:
+        """Return the covariance of the logits at the mean, with the structure that it has."""
+        if not self.is_linear():
+            return DenseKernel(gram(*self.tangent))
+        ((site, (passed,)),) = self.start.passages.items()
+        outputs = self.posterior.output_kernel(site.layer, passed.inputs[:, 0, 0])
+        return outputs.scaled(self.classifier.temperature**-2)
 
     def log_lik_gradient(self, tape: Tape, labels: Tensor) -> Dual:
         """Return ∇ log p_θ(y|x) of every row at the weights of a tape."""

@@ -1,0 +1,138 @@
+"""Kernels of every structure against their dense matrices, and heads with many classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Classifier, Linearised, kernels
+from acnml.kernels import DenseKernel, DiagonalKernel, Kernel, ScaledKernel, SpectralKernel
+from acnml.solvers.head import Precision, solve_head, upper_bounds
+from acnml.solvers.newton import solve_logits
+from cases import POSTERIORS, affine_layers, layer_inputs, normal, spd
+from dense import covariance
+
+BATCH = 4
+
+
+def kernel(kind: str, classes: int, width: float = 1.0) -> Kernel:
+    positive = width * normal(BATCH, classes, seed=3).exp()
+    basis = torch.linalg.eigh(spd(classes, seed=4))[1]
+    return {
+        "dense": DenseKernel(width * spd(BATCH, classes, seed=1)),
+        "diagonal": DiagonalKernel(positive),
+        "scaled": ScaledKernel(spd(classes, seed=2), positive[:, 0]),
+        "spectral": SpectralKernel(basis, positive),
+    }[kind]
+
+
+each_kind = pytest.mark.parametrize("kind", ["dense", "diagonal", "scaled", "spectral"])
+
+
+def close(actual, expected, tolerance=1e-10):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@each_kind
+def test_a_kernel_is_its_dense_matrix(kind):
+    Κ, u = kernel(kind, 5), normal(BATCH, 3, 5, seed=7)
+    dense = Κ.dense()
+    close(dense, dense.mT)
+    close(Κ.mv(u), torch.einsum("bij,blj->bli", dense, u))
+    close(Κ.diagonal(), dense.diagonal(dim1=1, dim2=2))
+    close(Κ.scaled(0.3).dense(), 0.3 * dense)
+    assert torch.equal(Κ.double().dense(), dense)
+
+
+@each_kind
+@pytest.mark.parametrize("direct", [True, False])
+def test_the_newton_direction_solves_its_system(kind, direct, monkeypatch):
+    monkeypatch.setattr(kernels, "DIRECT", 64 if direct else 0)
+    monkeypatch.setattr(kernels, "RELATIVE_ERROR", 1e-13)
+    Κ, p = kernel(kind, 6), normal(BATCH, 3, 6, seed=8).softmax(-1)
+    gap = normal(BATCH, 3, 6, seed=9)
+    hessian = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+    system = torch.eye(6).double() + hessian @ Κ.dense().unsqueeze(1)
+    close(Κ.newton_direction(p, gap), torch.linalg.solve(system, gap), 1e-9)
+
+
+@pytest.mark.parametrize("name", [n for n in POSTERIORS if n != "last_layer"])
+def test_output_kernel_is_the_covariance_of_a_layers_outputs(name):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3, bias=False)).double()
+    posterior = POSTERIORS[name](model)
+    sizes = {n: t.numel() for n, t in posterior.mean.items()}
+    Σ, names = covariance(posterior), list(posterior.mean)
+    for layer in affine_layers(model):
+        matrix = layer.join(posterior.mean, posterior.mean)
+        a = layer_inputs(layer, BATCH, matrix.shape[1], seed=5)
+        start = sum(sizes[n] for n in names[: names.index(layer.weight)])
+        size = matrix.numel()
+        # Rows of d(output)/d(parameters): the inputs, once for each output, weights before biases.
+        jacobian = torch.stack([_output_jacobian(layer, matrix.shape, one) for one in a])
+        block = Σ[start : start + size, start : start + size]
+        expected = jacobian @ block @ jacobian.mT
+        close(posterior.output_kernel(layer, a).dense(), expected)
+
+
+def _output_jacobian(layer, shape, a):
+    out_size, in_size = shape
+    weights = in_size if layer.bias is None else in_size - 1
+    rows = torch.zeros(out_size, out_size * in_size).double()
+    for o in range(out_size):
+        rows[o, o * weights : (o + 1) * weights] = a[:weights]
+        if layer.bias is not None:
+            rows[o, out_size * weights + o] = 1
+    return rows
+
+
+@each_kind
+@pytest.mark.parametrize("width", [0.01, 1.0, 30.0])
+def test_bounds_hold_for_every_label(kind, width):
+    logits, Κ = 3 * normal(BATCH, 9, seed=1), kernel(kind, 9, width)
+    solved = solve_head(logits, Κ, Precision(1e-10, 200, 0.0), at_once=9)
+    lik = solved.log_lik.exp()
+    assert (lik <= upper_bounds(logits, Κ) + 1e-12).all()
+    assert (lik >= logits.softmax(-1) - 1e-12).all()
+
+
+@each_kind
+def test_labels_left_out_change_the_normaliser_by_no_more_than_their_bound(kind):
+    classes = 80  # more than are always solved for
+    logits, Κ = 4 * normal(BATCH, classes, seed=2), kernel(kind, classes, 0.05)
+    exact = solve_head(logits, Κ, Precision(1e-9, 100, 0.0), at_once=classes)
+    pruned = solve_head(logits, Κ, Precision(1e-9, 100, 0.01), at_once=7)
+    assert (exact.omitted == 0).all()
+    left_out = pruned.omitted > 0
+    assert left_out.any()
+    assert (pruned.omitted.sum(-1) <= 0.01).all()
+    gain = exact.log_lik.exp() - pruned.log_lik.exp()
+    assert (gain <= pruned.omitted + 1e-9).all()
+    close(exact.log_lik[~left_out], pruned.log_lik[~left_out], 1e-8)
+    close(pruned.log_lik[left_out], logits.log_softmax(-1)[left_out])
+
+
+def test_iterative_and_direct_solutions_agree(monkeypatch):
+    logits, Κ, labels = 2 * normal(BATCH, 12, seed=3), kernel("dense", 12, 3.0), torch.arange(12)
+    direct = solve_logits(logits, Κ, labels, 1e-10, 100)
+    monkeypatch.setattr(kernels, "DIRECT", 0)
+    iterative = solve_logits(logits, Κ, labels, 1e-10, 100)
+    close(direct.coefficients, iterative.coefficients, 1e-8)
+
+
+@pytest.mark.parametrize("name", ["diagonal", "kronecker_factors", "kronecker_eigen", "low_rank"])
+def test_many_classes_through_the_predictor(name):
+    """A head with many classes and a temperature, against the paper's iteration to convergence."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 70)).double()
+    classifier, x = Classifier(model).tempered(0.5), normal(3, 5)
+    posterior = POSTERIORS[name](model).scaled(0.05)
+    exact = Linearised(negligible=0, tolerance=1e-10)(classifier, posterior, x)
+    literal = acnml.Reference(steps=300, step_size=0.2)(classifier, posterior, x)
+    close(exact.log_lik, literal.log_lik, 1e-8)
+    pruned = Linearised(negligible=0.05, tolerance=1e-10)(classifier, posterior, x)
+    gain = exact.log_lik.exp() - pruned.log_lik.exp()
+    assert (gain <= pruned.omitted + 1e-9).all()
+    assert (gain >= -1e-9).all()
