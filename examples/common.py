@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from acnml import Acnml, Bma, Classifier, Map, Posterior, Predictor, metrics, tuning
-from acnml.experiments.data import digits, mnist
+from acnml.experiments.data.handwritten import handwritten_digits
+from acnml.experiments.data.rotation import rotate
 
 VALIDATION = 200  # images cut from the training data, to choose alpha on
 STEPS_PER_EPOCH = 120  # at most: batches of about 500 for MNIST, of 50 for the small digits
@@ -31,15 +32,11 @@ class Data(NamedTuple):
 
 def load_data() -> Data:
     """Return MNIST from the folder `ACNML_DATA`, or scikit-learn's small digits without it."""
-    if mnist.available():
-        (images, labels), (test, test_labels) = mnist.load("train"), mnist.load("test")
-        images, test = images.view(-1, 1, 28, 28), test.view(-1, 1, 28, 28)
-    else:
-        print("There is no MNIST in the folder ACNML_DATA: taking scikit-learn's 8x8 digits.\n")
-        small = digits.load_digits(validation=1, test=400, seed=0)
-        (images, labels), (test, test_labels) = small.train, small.test
+    data = handwritten_digits()
+    print(f"{data.note}\n")
+    images, labels = data.train
     validation = [(images[:VALIDATION], labels[:VALIDATION])]
-    return Data(_batches(images[VALIDATION:], labels[VALIDATION:]), validation, test, test_labels)
+    return Data(_batches(images[VALIDATION:], labels[VALIDATION:]), validation, *data.test)
 
 
 def network(data: Data, hidden: int) -> nn.Sequential:
@@ -90,7 +87,7 @@ def _print_table(predictors: dict[str, Predictor], images: Tensor, labels: Tenso
     columns = "accuracy  confidence   NLL"
     print(f"first {len(labels):<6}{'upright':{len(columns)}}   turned by {DEGREES}°")
     print(f"{'':12}{columns}   {columns}")
-    turned = digits.rotate(images, DEGREES)
+    turned = rotate(images, DEGREES)
     for name, predictor in predictors.items():
         print(
             f"{name:12}{_scores(predictor(images), labels)}   {_scores(predictor(turned), labels)}"

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from acnml import cli
 from acnml.experiments import drawing
-from acnml.experiments.data.digits import SIZE, load_digits, rotate
+from acnml.experiments.data.digits import SIZE, load_digits
+from acnml.experiments.data.rotation import rotate
 from acnml.experiments.demo import figures
 from acnml.experiments.demo import study as demo
 from acnml.experiments.demo.report import conclusions, report

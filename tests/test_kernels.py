@@ -43,6 +43,7 @@ def test_a_kernel_is_its_dense_matrix(kind):
     close(Κ.mv(u), torch.einsum("bij,blj->bli", dense, u))
     close(Κ.diagonal(), dense.diagonal(dim1=1, dim2=2))
     close(Κ.scaled(0.3).dense(), 0.3 * dense)
+    close(Κ.take(slice(1, 3)).dense(), dense[1:3])
     assert torch.equal(Κ.double().dense(), dense)
 
 

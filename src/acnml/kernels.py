@@ -42,6 +42,10 @@ class Kernel(ABC):
         """Return factor · Κ."""
 
     @abstractmethod
+    def take(self, rows: slice) -> Kernel:
+        """Return the matrices of some inputs."""
+
+    @abstractmethod
     def double(self) -> Kernel:
         """Return it in double precision."""
 
@@ -75,6 +79,10 @@ class DenseKernel(Kernel):
         """Return factor · Κ."""
         return DenseKernel(self.matrix * factor)
 
+    def take(self, rows: slice) -> DenseKernel:
+        """Return the matrices of some inputs."""
+        return DenseKernel(self.matrix[rows])
+
     def double(self) -> DenseKernel:
         """Return it in double precision."""
         return DenseKernel(self.matrix.double())
@@ -102,6 +110,10 @@ class DiagonalKernel(Kernel):
     def scaled(self, factor: float) -> DiagonalKernel:
         """Return factor · Κ."""
         return DiagonalKernel(self.var * factor)
+
+    def take(self, rows: slice) -> DiagonalKernel:
+        """Return the matrices of some inputs."""
+        return DiagonalKernel(self.var[rows])
 
     def double(self) -> DiagonalKernel:
         """Return it in double precision."""
@@ -142,6 +154,10 @@ class ScaledKernel(Kernel):
         """Return factor · Κ."""
         return ScaledKernel(self.matrix, self.scale * factor)
 
+    def take(self, rows: slice) -> ScaledKernel:
+        """Return the matrices of some inputs."""
+        return ScaledKernel(self.matrix, self.scale[rows])
+
     def double(self) -> ScaledKernel:
         """Return it in double precision."""
         return ScaledKernel(self.matrix.double(), self.scale.double())
@@ -171,6 +187,10 @@ class SpectralKernel(Kernel):
     def scaled(self, factor: float) -> SpectralKernel:
         """Return factor · Κ."""
         return SpectralKernel(self.basis, self.var * factor)
+
+    def take(self, rows: slice) -> SpectralKernel:
+        """Return the matrices of some inputs."""
+        return SpectralKernel(self.basis, self.var[rows])
 
     def double(self) -> SpectralKernel:
         """Return it in double precision."""

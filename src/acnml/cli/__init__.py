@@ -27,7 +27,7 @@ def build_app() -> "Typer":
     """Return all commands."""
     import typer
 
-    from acnml.cli import demo
+    from acnml.cli import data, demo
 
     app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -36,4 +36,5 @@ def build_app() -> "Typer":
         """Classifiers that say when they do not know."""
 
     demo.register(app)
+    data.register(app)
     return app

@@ -1,20 +1,60 @@
-"""Files that are complete or not there."""
+"""Files that are complete or not there, and the error of a file that cannot be written."""
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import final
+
+REMEDIES = {
+    errno.ENOSPC: "free some space on the disk",
+    errno.EDQUOT: "free some space, your quota is used up",
+    errno.EFBIG: "allow larger files (`ulimit -f`)",
+    errno.EACCES: "make it writable, or choose another folder",
+    errno.EPERM: "make it writable, or choose another folder",
+    errno.EROFS: "make the disk writable, or choose another folder",
+}
+
+
+@final
+class CannotWriteError(OSError):
+    """A file or folder cannot be written; the message says which, why, and what to do."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the system says when writing fails into a `CannotWriteError` about the path."""
+    try:
+        yield
+    except OSError as error:
+        remedy = REMEDIES.get(error.errno or 0, "remove the cause")
+        raise CannotWriteError(
+            f"Cannot write {path}: {error.strerror or error}. Nothing that was finished is lost: "
+            f"{remedy}, and run the same command again."
+        ) from error
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a file that is complete or not there: beside its place first, and then moved."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
+    with writing(path):
+        try:
+            with draft.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            with suppress(OSError):  # what made the writing fail must be what is heard of
+                draft.unlink(missing_ok=True)
+            raise
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what writers left that were killed; none may be writing in the folder meanwhile."""
+    for draft in folder.glob(".*.tmp"):
         draft.unlink(missing_ok=True)

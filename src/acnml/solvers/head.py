@@ -46,6 +46,15 @@ class HeadSolution(NamedTuple):
 
 def solve_head(logits: Tensor, kernel: Kernel, precision: Precision, at_once: int) -> HeadSolution:
     """Solve for all labels that matter, some labels at once. Left-out ones stay at the mean."""
+    if logits.shape[1] <= FEW_CLASSES:
+        return _solve(logits, kernel, precision, at_once)
+    # One by one: how many labels matter differs from input to input.
+    each = [slice(i, i + 1) for i in range(len(logits))]
+    parts = [_solve(logits[one], kernel.take(one), precision, at_once) for one in each]
+    return HeadSolution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def _solve(logits: Tensor, kernel: Kernel, precision: Precision, at_once: int) -> HeadSolution:
     log_lik, residual = _at_mean(logits, kernel)
     labels, omitted = _labels_that_matter(logits, kernel, precision.negligible)
     for block in labels.split(at_once, dim=1):

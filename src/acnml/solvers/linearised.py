@@ -49,7 +49,7 @@ class Linearised:
     step_size: float = 0.5
     tolerance: float = 1e-5
     newton_steps: int = 50
-    negligible: float = 1e-4
+    negligible: float = 1e-3
     memory: int | None = None
 
     def __post_init__(self) -> None:

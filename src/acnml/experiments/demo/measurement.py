@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeAlias
 from torch import Tensor
 
 from acnml import metrics
-from acnml.experiments.data.digits import Labelled, rotate
+from acnml.experiments.data.labelled import Labelled
+from acnml.experiments.data.rotation import rotate
 
 Predictions: TypeAlias = Mapping[str, Mapping[int, Tensor]]  # method -> angle -> log-probs (N, K)
 

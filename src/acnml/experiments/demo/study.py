@@ -28,7 +28,9 @@ from acnml import (
     last_linear,
     metrics,
 )
-from acnml.experiments.data.digits import SIZE, Digits, Labelled, load_digits, rotate
+from acnml.experiments.data.digits import SIZE, Digits, load_digits
+from acnml.experiments.data.labelled import Labelled
+from acnml.experiments.data.rotation import rotate
 from acnml.experiments.demo.measurement import (
     Bin,
     Example,

@@ -12,7 +12,8 @@ from typing import final
 import torch
 from torch import nn
 
-from acnml.experiments.data.digits import CLASSES, SIDE, Labelled
+from acnml.experiments.data.digits import CLASSES, SIDE
+from acnml.experiments.data.labelled import Labelled
 
 
 @final
