@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from acnml.dual import Affine, Outers, mix
-from acnml.params import Params, add, scale
+from acnml.params import Params
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,9 +57,12 @@ class Displacement(NamedTuple):
         return Displacement(dense, {k: a.combined(weights) for k, a in self.actions.items()})
 
     def blended(self, other: Displacement, kept: float, new: float) -> Displacement:
-        """Return kept · Σv + new · Σv', where `other` is Σv'."""
+        """Return kept · Σv + new · Σv', where `other` is Σv', whose tensors are used up."""
+        # In place: what is written out for every row is the largest thing in memory.
+        for name, moved in other.dense.items():
+            moved.mul_(new).add_(self.dense[name], alpha=kept)
         return Displacement(
-            add(scale(self.dense, kept), scale(other.dense, new)),
+            other.dense,
             {k: a.blended(other.actions[k], kept, new) for k, a in self.actions.items()},
         )
 

@@ -26,6 +26,7 @@ from acnml.batches import Inputs
 from acnml.params import Params
 
 # A forward hook: (module, its arguments, its output) -> new output.
+Forward: TypeAlias = Callable[[Tensor], Tensor]
 Hook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 
@@ -142,11 +143,14 @@ class Classifier:
         return torch.log_softmax(logits.to(wide), dim=-1)
 
     @contextmanager
-    def hooked(self, hooks: Mapping[str, Hook]) -> Iterator[None]:
+    def hooked(
+        self, hooks: Mapping[str, Hook], forwards: Mapping[str, Forward] | None = None
+    ) -> Iterator[None]:
         """Run forward hooks on the private copy's modules, by name, while the context lasts.
 
-        The user's own module never sees them.
+        `forwards` take the place of modules' own. The user's module never sees any of it.
         """
+        replaced = [(self._structure.get_submodule(n), f) for n, f in (forwards or {}).items()]
         handles = [
             self._structure.get_submodule(name).register_forward_hook(
                 lambda module, args, kwargs, output, hook=hook: hook(
@@ -156,11 +160,15 @@ class Classifier:
             )
             for name, hook in hooks.items()
         ]
+        for module, forward in replaced:
+            module.forward = forward
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+            for module, _ in replaced:
+                del module.forward  # the class's own is seen again
 
     def gradient(self, x: Inputs, params: Params, cotangent: Tensor | None = None) -> Params:
         """Return the gradient of ⟨cotangent, logits⟩ by the parameters that the logits use.

@@ -11,19 +11,16 @@ the rows part at their output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple, final
+from functools import cached_property, reduce
+from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml import batches
-from acnml.actions import Action, Displacement, MatrixAction
 from acnml.batches import Inputs
-from acnml.classifier import Classifier, Hook
+from acnml.classifier import Classifier
 from acnml.dual import Affine, Dual, Outers
 from acnml.kernels import DenseKernel, Kernel
 from acnml.layers import (
@@ -32,16 +29,15 @@ from acnml.layers import (
     WAY_OUT,
     Site,
     find_sites,
-    from_positions,
-    input_positions,
-    normalised,
     output_positions,
     scaling_gradients,
 )
-from acnml.params import Params
+from acnml.params import Params, add
 from acnml.posteriors import Posterior
+from acnml.solvers.convolution import weight_gradients
 from acnml.solvers.path import Path, Tangent
 from acnml.solvers.quadratic import energy, gram
+from acnml.solvers.runner import Passage, Runner, Tape, as_rows, site_inputs
 
 
 def supported(classifier: Classifier, posterior: Posterior) -> bool:
@@ -51,22 +47,6 @@ def supported(classifier: Classifier, posterior: Posterior) -> bool:
     except ValueError:
         return False
     return True
-
-
-class Passage(NamedTuple):
-    """One passage of all rows through a site."""
-
-    received: Tensor  # (B · L or B, ...) as the module receives it
-    inputs: Tensor  # (B, L or 1, [groups,] positions, in [+ 1]); normalised (B, L or 1, ...)
-    output: Tensor  # (B · L, ...) as the module gives it, a node of the graph
-    shared: bool  # whether the inputs are the same whatever the weights
-
-
-class Tape(NamedTuple):
-    """A forward pass of all rows: the logits, and what passed the sites on the way."""
-
-    logits: Tensor  # (B, L, K)
-    passages: Mapping[Site, list[Passage]]
 
 
 @final
@@ -94,22 +74,26 @@ class Rows:
     def at_mean(classifier: Classifier, posterior: Posterior, x: Inputs, steps: int) -> Rows:
         """Run the batch at the mean; `steps` is how many gradients v will be a sum of."""
         sites = find_sites(classifier.model, posterior.mean, AFFINE + SCALING, WAY_OUT)
-        start = _Runner(classifier, posterior, x, {}, {}, None).run(sites, 1)
+        start = Runner(classifier, posterior, x, frozenset()).run(sites, 1)
         if not start.passages or not start.logits.requires_grad:
             classifier.require_used(x, posterior.mean)
-        kept = (s for s, taken in start.passages.items() if _pays(posterior, s, taken, steps))
-        return Rows(classifier, posterior, sites, x, start, frozenset(kept))
+        pays = (s for s, taken in start.passages.items() if _pays(posterior, s, taken, steps))
+        factored = frozenset(pays)
+        passages = {
+            site: [_in_positions(site, one) for one in taken] if site in factored else taken
+            for site, taken in start.passages.items()
+        }
+        start = Tape(start.logits, passages)
+        return Rows(classifier, posterior, sites, x, start, factored)
 
     def displaced(self, path: Path, labels: int) -> Tape:
         """Run all rows at μ + Σv."""
-        displacement = path.moved
-        actions = {site: self._action(site, displacement) for site in self.sites if site.is_affine}
         shared = {
             site: taken
             for site, taken in self.start.passages.items()
             if all(one.shared for one in taken)
         }
-        runner = _Runner(self.classifier, self.posterior, self.x, shared, actions, displacement)
+        runner = Runner(self.classifier, self.posterior, self.x, self.factored, path.moved, shared)
         return runner.run(self.sites, labels)
 
     @cached_property
@@ -183,116 +167,53 @@ class Rows:
         squared = energy(ascent, self.posterior.displacement(ascent))
         return squared.clamp(min=0).sqrt().to(torch.promote_types(squared.dtype, torch.float32))
 
-    def _action(self, site: Site, displacement: Displacement) -> Action | None:
-        if site in self.factored:
-            return displacement.actions[site.layer]
-        if site.layer.weight in displacement.dense:
-            return MatrixAction(site.layer.join(displacement.dense, self.posterior.mean))
-        return None  # the forward pass does not use this site
-
     def _dense(self, site: Site, taken: list[Passage], deltas: list[Tensor], size: int) -> Params:
+        if isinstance(site.module, nn.Conv2d):
+            return reduce(
+                add,
+                (
+                    _convolution_gradients(site, *one, size)
+                    for one in zip(taken, deltas, strict=True)
+                ),
+            )
         if site.is_affine:
             matrix = _outers(site, taken, deltas, size).dense()
             return site.layer.split(matrix, self.posterior.mean)
         grads = torch.stack(deltas)  # (passages, B · L, ...)
-        inputs = torch.stack([_as_rows(one.inputs, grads.shape[1]) for one in taken])
+        inputs = torch.stack([as_rows(one.inputs, grads.shape[1]) for one in taken])
         by_row = scaling_gradients(site, inputs, grads)
         return {name: grad.unflatten(0, (size, -1)) for name, grad in by_row.items()}
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Runner:
-    """One forward pass of all rows, with a hook at every site."""
-
-    classifier: Classifier
-    posterior: Posterior
-    x: Inputs
-    shared: Mapping[Site, list[Passage]]
-    actions: Mapping[Site, Action | None]
-    displacement: Displacement | None
-
-    def run(self, sites: list[Site], labels: int) -> Tape:
-        """Let the rows part at the first adapted layer or, where a model forbids it, at the input.
-
-        A skip connection around the first adapted layer forbids it: it carries one row per input.
-        """
-        try:
-            return self._run(sites, self.x, labels)
-        except ValueError:
-            if labels == 1:
-                raise
-        size = batches.size(self.x)
-        index = torch.arange(size).repeat_interleave(labels)
-        return self._run(sites, batches.take(self.x, index), 1)
-
-    def _run(self, sites: list[Site], x: Inputs, labels: int) -> Tape:
-        taken: dict[Site, list[Passage]] = {site: [] for site in sites}
-        rows = batches.size(x) * labels
-        hooks = {site.name: self._hook(site, taken[site], rows) for site in sites}
-        with torch.inference_mode(False), torch.enable_grad(), self.classifier.hooked(hooks):
-            logits = self.classifier.logits(x, self.posterior.mean, rows=labels)
-            by_input = logits.unflatten(0, (batches.size(self.x), -1))
-        return Tape(by_input, {site: passed for site, passed in taken.items() if passed})
-
-    def _hook(self, site: Site, taken: list[Passage], rows: int) -> Hook:
-        size = batches.size(self.x)
-
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            received, at_mean = args[0].detach(), self.shared.get(site)
-            _require_rows(site, args[0], rows, size)
-            if at_mean and torch.equal(received, at_mean[len(taken)].received):
-                inputs = at_mean[len(taken)].inputs  # the same tensor, so that its terms merge
-            else:
-                inputs = _site_inputs(site, module, args[0], size)
-            if self.displacement is not None:
-                output = self._displaced(site, module, inputs, output)
-            output = output if output.requires_grad else output.detach().requires_grad_()
-            taken.append(Passage(received, inputs.detach(), output, not args[0].requires_grad))
-            return output.clone()  # an in-place activation may follow and must not touch ours
-
-        return hook
-
-    def _displaced(self, site: Site, module: nn.Module, inputs: Tensor, output: Tensor) -> Tensor:
-        """Add the displacement's share to an output: (B or B · L, ...) to (B · L, ...)."""
-        size = batches.size(self.x)
-        if site.is_affine:
-            action = self.actions[site]
-            assert action is not None
-            positions = output_positions(module, output).unflatten(0, (size, -1))
-            moved = positions + action(inputs)
-            return from_positions(module, moved.flatten(0, 1), output.shape[1:])
-        assert self.displacement is not None
-        weight, bias = site.layer.weight, site.layer.bias
-        moved = inputs * _broadcast(module, self.displacement.dense[weight], inputs.ndim)
-        if bias is not None:
-            moved = moved + _broadcast(module, self.displacement.dense[bias], inputs.ndim)
-        return (output.unflatten(0, (size, -1)) + moved).flatten(0, 1)
-
-
-def _require_rows(site: Site, received: Tensor, rows: int, size: int) -> None:
-    """Refuse a tensor that has not one entry per row, or before the rows part one per input.
-
-    A model that shapes its tensors by the size of its input would mix the labels of an input.
-    """
-    if len(received) != rows and (len(received) != size or received.requires_grad):
-        raise ValueError(f"layer {site.name!r} received {len(received)} entries for {rows} rows")
 
 
 def _pays(posterior: Posterior, site: Site, taken: list[Passage], steps: int) -> bool:
     """Whether a site's share of v is better kept in factors than written out for every row."""
     if not site.is_affine or site.layer.groups > 1:
         return False
-    positions = sum(one.inputs.shape[-2] for one in taken)
+    positions = sum(_positions(one, site) for one in taken)
     terms = positions if all(one.shared for one in taken) else positions * max(steps, 1)
     return posterior.prefers_factors(site.layer, terms, positions)
 
 
-def _site_inputs(site: Site, module: nn.Module, x: Tensor, size: int) -> Tensor:
-    if not site.is_affine:
-        return normalised(module, x).unflatten(0, (size, -1))
-    inputs = input_positions(module, x).unflatten(0, (size, -1))
-    return inputs if site.layer.bias is None else functional.pad(inputs, (0, 1), value=1.0)
+def _in_positions(site: Site, one: Passage) -> Passage:
+    """Turn a passage at the mean into one of a site that is kept in factors."""
+    inputs = site_inputs(site, site.module, one.received, len(one.inputs), factored=True)
+    return one._replace(inputs=inputs)
+
+
+def _positions(one: Passage, site: Site) -> int:
+    """Count the positions of one input at an affine layer."""
+    return int(output_positions(site.module, one.output).shape[-2])
+
+
+def _convolution_gradients(site: Site, one: Passage, deltas: Tensor, size: int) -> Params:
+    """Write out the gradients of a convolution's parameters for every row: (B, L, *shape)."""
+    assert isinstance(site.module, nn.Conv2d)
+    grads = {
+        site.layer.weight: weight_gradients(site.module, as_rows(one.inputs, len(deltas)), deltas)
+    }
+    if site.layer.bias is not None:
+        grads[site.layer.bias] = deltas.sum((2, 3))
+    return {name: grad.unflatten(0, (size, -1)) for name, grad in grads.items()}
 
 
 def _outers(site: Site, taken: list[Passage], deltas: list[Tensor], size: int) -> Outers:
@@ -303,19 +224,6 @@ def _outers(site: Site, taken: list[Passage], deltas: list[Tensor], size: int) -
     labels = parts[0].shape[1]
     inputs = [one.inputs.expand(-1, labels, *one.inputs.shape[2:]) for one in taken]
     return Outers(torch.cat(parts, dim=-2), torch.cat(inputs, dim=-2))
-
-
-def _as_rows(inputs: Tensor, rows: int) -> Tensor:
-    """Turn (B, L or 1, ...) into (B · L, ...)."""
-    size = len(inputs)
-    return inputs.expand(size, rows // size, *inputs.shape[2:]).flatten(0, 1)
-
-
-def _broadcast(module: nn.Module, values: Tensor, ndim: int) -> Tensor:
-    """Shape a scaling layer's parameter (B, L, *shape) to act on tensors (B, L, ...)."""
-    missing = ndim - values.ndim
-    where = 2 if isinstance(module, nn.LayerNorm) else values.ndim
-    return values.reshape(*values.shape[:where], *[1] * missing, *values.shape[where:])
 
 
 # What lies between a last layer's output and the logits of a model that is linear in it: our own

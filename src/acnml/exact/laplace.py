@@ -1,0 +1,72 @@
+"""The Laplace posterior of a logistic regression, with its whole covariance.
+
+It lets the library's own predictors be compared with what is solved exactly: `Acnml` with this
+posterior is ACNML as the paper's section 3.3 analyses it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from acnml.classifier import Classifier
+from acnml.exact.design import Design
+from acnml.exact.problem import LogisticProblem
+from acnml.exact.refit import Fit, fit
+from acnml.exact.rows import Rows
+from acnml.posteriors import LowRank
+
+
+class Laplace(NamedTuple):
+    """A logistic regression as the library's predictors take it; inputs are feature vectors."""
+
+    classifier: Classifier
+    posterior: LowRank
+    fit: Fit
+
+
+@torch.no_grad()
+def laplace(problem: LogisticProblem) -> Laplace:
+    """Return N(θ̂, H⁻¹), with θ̂ the MAP and H the Hessian of the negative log-posterior there.
+
+    H counts the whole training set and the penalty, H = Σ_i ∇²loss_i + 2λI: it is not divided by n.
+    The covariance is exact, kept as Σ = F Fᵀ in a `LowRank` posterior without a diagonal part.
+    """
+    design, found = Design.of(problem), fit(problem)
+    if bool(found.limit) or not bool(found.converged) or not design.knows_all_directions:
+        raise ValueError(
+            "the training set has no unique finite maximum to expand around; "
+            "give LogisticProblem a penalty l2 > 0"
+        )
+    weights = torch.linalg.lstsq(design.codes, found.weights)[0]  # (m, d), θ = C weights
+    posterior = LowRank(
+        mean={"0.weight": weights},
+        var={"0.weight": torch.zeros_like(weights)},
+        directions={"0.weight": directions(design, weights)},
+    )
+    return Laplace(Classifier(_network(weights, design.codes)), posterior, found)
+
+
+def directions(design: Design, weights: Tensor) -> Tensor:
+    """Return F (m·d, m, d) with Σ = F Fᵀ = H⁻¹ at weights (m, d).
+
+    In the design's coordinates H = L Lᵀ, and the rows of L⁻¹ are such directions.
+    """
+    own = torch.linalg.solve(design.basis, weights.mT).mT.unsqueeze(0)  # V, weights = V Bᵀ
+    rows = Rows(design, own.new_empty(1, 0, own.shape[-1]), torch.zeros_like(own))
+    factor = torch.linalg.cholesky(rows.derivatives(own)[1][0])
+    eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
+    return inverse.unflatten(-1, weights.shape) @ design.basis.mT
+
+
+def _network(weights: Tensor, codes: Tensor) -> nn.Sequential:
+    """Return logits C V x as two Linear layers, of which the posterior covers the first."""
+    layers = nn.Sequential(
+        nn.Linear(weights.shape[1], weights.shape[0], bias=False),
+        nn.Linear(codes.shape[1], codes.shape[0], bias=False),
+    ).to(weights.device, weights.dtype)
+    layers.load_state_dict({"0.weight": weights, "1.weight": codes})
+    return layers

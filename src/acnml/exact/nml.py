@@ -1,0 +1,74 @@
+"""Normalized maximum likelihood over whole label sequences, by enumeration of all of them.
+
+    p_NML(y_1 … y_n) = p_θ̂(y)(y_1 … y_n) / Σ_y' p_θ̂(y')(y'_1 … y'_n)
+
+(Shtarkov 1987): the distribution whose worst regret against the best model in hindsight is least.
+Its regret is the same for every sequence, which is what makes it so. There are Kⁿ sequences, so
+this is for tiny problems.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from acnml.exact.design import Design
+from acnml.exact.newton import maximise
+from acnml.exact.problem import LogisticProblem
+from acnml.exact.rows import Rows
+
+MOST_SEQUENCES = 2**20
+AT_ONCE = 2**14  # sequences solved together
+
+
+class Nml(NamedTuple):
+    """The NML distribution over all label sequences of some points."""
+
+    sequences: Tensor  # (S, n) labels, in lexicographic order
+    log_lik: Tensor  # (S,) log p_θ̂(y)(y), of the best model for each sequence
+    converged: Tensor  # (S,) bool
+    limit: Tensor  # (S,) bool: no finite maximum, `log_lik` is the supremum
+
+    @property
+    def log_probs(self) -> Tensor:
+        """log p_NML (S,)."""
+        return self.log_lik - self.complexity
+
+    @property
+    def complexity(self) -> Tensor:
+        """The log of the normaliser, which is the regret of NML for every sequence."""
+        return torch.logsumexp(self.log_lik, dim=0)
+
+    def regret(self, log_probs: Tensor) -> Tensor:
+        """Return the regret (S,) of any distribution over the sequences."""
+        return self.log_lik - log_probs
+
+
+@torch.no_grad()
+def nml(features: Tensor, l2: float | Tensor = 0.0, classes: int = 2) -> Nml:
+    """Return NML for points with these features (n, d); as for `LogisticProblem`.
+
+    With l2 > 0 the best model of a sequence is its MAP, as in CNMAP.
+    """
+    n = len(features)
+    if classes**n > MOST_SEQUENCES:
+        raise ValueError(
+            f"{n} points with {classes} classes have {classes}^{n} label sequences, more than "
+            f"{MOST_SEQUENCES:,}; take fewer points"
+        )
+    zeros = torch.zeros(n, dtype=torch.long, device=features.device)
+    design = Design.of(LogisticProblem(features, zeros, l2, classes))
+    sequences = torch.tensor(list(itertools.product(range(classes), repeat=n)))
+    parts = [_solve(design, labels.to(features.device)) for labels in sequences.split(AT_ONCE)]
+    return Nml(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def _solve(design: Design, labels: Tensor) -> Nml:
+    statistic = design.statistic(design.features, labels)
+    rows = Rows(design, statistic.new_empty(len(labels), 0, statistic.shape[-1]), statistic)
+    optimum = maximise(rows, rows.zero())
+    log_lik = rows.log_lik(optimum.weights).masked_fill(optimum.separated, 0)
+    return Nml(labels, log_lik, optimum.converged, optimum.limit)

@@ -1,0 +1,100 @@
+"""LogisticProblem: the data and the penalty of a logistic regression, binary or multinomial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from acnml import checks
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LogisticProblem:
+    """Maximise over θ: Σ_i log p_θ(y_i|x_i) - Σ_j λ_j ‖w_j‖², with p_θ(y|x) ∝ exp(w_yᵀx).
+
+    Two classes have one weight vector, that of class 1; class 0 has logit 0. More classes have a
+    weight vector each. (Two classes with a vector each and penalty λ would be the same as one
+    vector with λ/2.) Everything is computed in double precision.
+
+    Args:
+        features: x (n, d), used as they are. An intercept is a feature of ones, see
+            `with_intercept`, and is penalised like any other unless `l2` says otherwise.
+        labels: y (n,), integers from 0 to classes - 1; not all classes need occur.
+        l2: λ ≥ 0, for all features alike or one for each (d,). 0 is maximum likelihood (CNML),
+            more is MAP with the prior N(0, 1/2λ) (CNMAP).
+        classes: K.
+
+    >>> features = with_intercept(torch.tensor([[0.0], [1.0], [2.0]]))
+    >>> LogisticProblem(features, torch.tensor([0, 1, 1]), l2=torch.tensor([0.1, 0.0]))
+    LogisticProblem(3 points, 2 features, 2 classes)
+    """
+
+    features: Tensor
+    labels: Tensor
+    l2: float | Tensor = 0.0
+    classes: int = 2
+
+    def __post_init__(self) -> None:
+        require_features(self.features, "features")
+        _require_labels(self.labels, len(self.features), self.classes)
+        object.__setattr__(self, "features", self.features.detach().double())
+        object.__setattr__(self, "l2", spread_penalty(self.l2, self.features))
+
+    @property
+    def penalty(self) -> Tensor:
+        """λ_j of every feature (d,)."""
+        assert isinstance(self.l2, Tensor)  # __post_init__ has made it one
+        return self.l2
+
+    def __repr__(self) -> str:
+        n, d = self.features.shape
+        return f"LogisticProblem({n} points, {d} features, {self.classes} classes)"
+
+
+def with_intercept(features: Tensor) -> Tensor:
+    """Append a feature of ones: (..., d) to (..., d + 1)."""
+    return functional.pad(features, (0, 1), value=1.0)
+
+
+def spread_penalty(l2: float | Tensor, features: Tensor) -> Tensor:
+    """Return λ_j for every feature, or say what is wrong with it."""
+    penalty = torch.as_tensor(l2, dtype=torch.float64, device=features.device)
+    if penalty.ndim > 1 or penalty.numel() not in (1, features.shape[1]):
+        raise ValueError(
+            f"l2 must be a number or one for each of the {features.shape[1]} features, "
+            f"got shape {tuple(penalty.shape)}"
+        )
+    if not (torch.isfinite(penalty) & (penalty >= 0)).all():
+        raise ValueError("l2 must be finite and not negative")
+    return penalty.expand(features.shape[1])
+
+
+def require_features(features: Tensor, what: str) -> None:
+    """Refuse what is not a finite floating point matrix with at least one row and one column."""
+    if features.ndim != 2 or 0 in features.shape or not features.is_floating_point():
+        raise ValueError(
+            f"{what} must be a floating point matrix (points, features) with at least one of "
+            f"each, got {features.dtype} of shape {tuple(features.shape)}"
+        )
+    checks.require_finite(features, f"{what} are", "clean the data first")
+
+
+def _require_labels(labels: Tensor, points: int, classes: int) -> None:
+    """Refuse labels that are not one integer from 0 to K - 1 for every point."""
+    if classes < 2:
+        raise ValueError(f"a classification has at least 2 classes, got classes={classes}")
+    if labels.shape != (points,) or labels.is_floating_point():
+        raise ValueError(
+            f"labels must be integers of shape ({points},), "
+            f"got {labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(
+            f"labels must lie between 0 and {classes - 1}, "
+            f"got {labels.min().item()} to {labels.max().item()}"
+        )

@@ -1,0 +1,141 @@
+"""Exact CNML and CNMAP: refit on the training set and the query, once for every label.
+
+    θ̂_y = argmax_θ  log p_θ(y|x) + Σ_i log p_θ(y_i|x_i) - Σ_j λ_j ‖w_j‖²,    p(y|x) ∝ p_θ̂_y(y|x)
+
+(Zhou & Levine 2021, section 2; λ = 0 is CNML, λ > 0 CNMAP.) Every refit starts at the training
+solution, and all queries and labels are solved as one batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from acnml.exact.design import Design
+from acnml.exact.newton import Optimum, maximise
+from acnml.exact.problem import LogisticProblem, require_features
+from acnml.exact.rows import Rows
+from acnml.memory import budget
+
+COPIES = 6  # of a row's logits that intermediate results hold at once
+
+
+class Fit(NamedTuple):
+    """The maximum over the training set alone; weights are per class, as in `Refits`."""
+
+    weights: Tensor  # (K, d)
+    log_lik: Tensor  # () Σ_i log p_θ̂(y_i|x_i), without the penalty
+    residual: Tensor  # ()
+    converged: Tensor  # () bool
+    limit: Tensor  # () bool
+
+    def log_probs(self, features: Tensor) -> Tensor:
+        """Return log p_θ̂(y|x) (Q, K)."""
+        return torch.log_softmax(features.to(self.weights) @ self.weights.mT, dim=-1)
+
+
+class Refits(NamedTuple):
+    """For every query and label y: how well the model explains y when it may learn from it.
+
+    A row without a finite maximum (`limit`) has the limit of its log-likelihood; its weights are
+    only where the search stopped. A row that is not `converged` is not to be trusted.
+    """
+
+    log_lik: Tensor  # (Q, K) log p_θ̂_y(y|x), not normalised
+    weights: Tensor  # (Q, K, K, d) θ̂_y for query and y: logits are weights @ x
+    residual: Tensor  # (Q, K) the last Newton step in logits; for limits, the error of p left
+    converged: Tensor  # (Q, K) bool
+    limit: Tensor  # (Q, K) bool
+
+    @property
+    def log_probs(self) -> Tensor:
+        """The CNML or CNMAP distribution: log p_θ̂_y(y|x) - log C(x), (Q, K)."""
+        return torch.log_softmax(self.log_lik, dim=-1)
+
+    @property
+    def regret(self) -> Tensor:
+        """log C(x) = log Σ_y p_θ̂_y(y|x), (Q,): 0 where nothing is to choose, log K at most."""
+        return torch.logsumexp(self.log_lik, dim=-1)
+
+
+@torch.no_grad()
+def fit(problem: LogisticProblem) -> Fit:
+    """Fit the training set.
+
+    Where several weights are equally good (no penalty, dependent features), the shortest are
+    returned.
+    """
+    design = Design.of(problem)
+    optimum, log_lik = _train(design, problem.labels)
+    tensors = (design.class_weights(optimum.weights), log_lik, optimum.residual)
+    return Fit(*(t[0] for t in (*tensors, optimum.converged, optimum.limit)))
+
+
+@torch.no_grad()
+def cnml(problem: LogisticProblem, queries: Tensor, memory: int | None = None) -> Refits:
+    """Return the refits of all labels at queries (Q, d), with the features of the problem.
+
+    Args:
+        problem: the training set and its penalty.
+        queries: feature vectors; with an intercept if the problem's features have one.
+        memory: bytes that the rows solved at once may take; a share of what is free by default.
+    """
+    require_features(queries, "queries")
+    if queries.shape[1] != problem.features.shape[1]:
+        raise ValueError(
+            f"queries have {queries.shape[1]} features, the problem has "
+            f"{problem.features.shape[1]}; was an intercept left out?"
+        )
+    design = Design.of(problem)
+    trained = _train(design, problem.labels)[0]
+    # On its way to infinity the training solution is no good place to start from.
+    start = trained.weights.masked_fill(trained.limit, 0)
+    blocks = queries.to(problem.features).split(_queries_at_once(design, memory))
+    parts = [_refits(design, block, problem.labels, start) for block in blocks]
+    return Refits(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def _train(design: Design, labels: Tensor) -> tuple[Optimum, Tensor]:
+    """Solve for one row without points of its own, from V = 0."""
+    statistic = design.statistic(design.features, labels).unsqueeze(0)
+    rows = Rows(design, statistic.new_empty(1, 0, statistic.shape[-1]), statistic)
+    optimum = maximise(rows, rows.zero())
+    return optimum, rows.log_lik(optimum.weights).masked_fill(optimum.separated, 0)
+
+
+def _refits(design: Design, queries: Tensor, labels: Tensor, start: Tensor) -> Refits:
+    """Solve a row for every label of every query, query by query."""
+    Q, K = len(queries), design.classes
+    own = (queries @ design.basis).repeat_interleave(K, dim=0).unsqueeze(1)
+    targets = torch.arange(K, device=queries.device).repeat(Q).unsqueeze(-1)
+    statistic = design.statistic(own, targets) + design.statistic(design.features, labels)
+    rows = Rows(design, own, statistic)
+    optimum = maximise(rows, start.expand_as(statistic))
+    log_lik = rows.log_probs(optimum.weights)[:, -1].gather(-1, targets).squeeze(-1)
+    log_lik = log_lik.masked_fill(optimum.separated, 0)
+    tensors = (log_lik, design.class_weights(optimum.weights), *optimum[1:4])
+    refits = Refits(*(tensor.unflatten(0, (Q, K)) for tensor in tensors))
+    return _unheld(refits, design.is_outside(queries))
+
+
+def _unheld(refits: Refits, outside: Tensor) -> Refits:
+    """Put in the limit of queries that differ from the data in a direction that nothing holds.
+
+    Weights along such a direction change no other probability and cost no penalty, so that every
+    label of the query can be explained perfectly: its likelihood tends to 1.
+    """
+    rows = outside.unsqueeze(-1)
+    return refits._replace(
+        log_lik=refits.log_lik.masked_fill(rows, 0),
+        residual=refits.residual.masked_fill(rows, 0),
+        converged=refits.converged | rows,
+        limit=refits.limit | rows,
+    )
+
+
+def _queries_at_once(design: Design, memory: int | None) -> int:
+    n, K, m = len(design.features), design.classes, design.codes.shape[1]
+    row = design.features.element_size() * n * (COPIES * K + 3 * m * m)
+    return max(1, budget(design.features.device, memory) // (row * K))

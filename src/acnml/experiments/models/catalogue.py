@@ -1,0 +1,27 @@
+"""All networks of the studies, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from acnml.experiments.models.description import Description
+from acnml.experiments.models.mlp import mlp
+from acnml.experiments.models.resnet import resnet18, resnet20, resnet56
+from acnml.experiments.models.vgg import vgg16, vgg16_dropout
+from acnml.experiments.models.wide_resnet import wide_resnet28x10
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+
+MODELS: Mapping[str, Description] = MappingProxyType(
+    {
+        "mlp": Description(mlp, mean=(0.0,), std=(1.0,)),
+        "vgg16": Description(vgg16, *IMAGENET),
+        "vgg16_dropout": Description(vgg16_dropout, *IMAGENET),
+        "wide_resnet28x10": Description(wide_resnet28x10, *CIFAR10),
+        "resnet20": Description(resnet20, *IMAGENET, "resnet20.safetensors"),
+        "resnet56": Description(resnet56, *IMAGENET, "resnet56.safetensors"),
+        "resnet18": Description(resnet18, weights="resnet18.safetensors"),
+    }
+)

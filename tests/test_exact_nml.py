@@ -1,0 +1,79 @@
+"""NML over label sequences: closed forms, and the property that makes it NML."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from acnml.exact import LogisticProblem, cnml, fit, nml, with_intercept
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def counts_log_lik(sequence: list[int]) -> float:
+    """Σ_k n_k log(n_k / n): the best independent labels for a sequence."""
+    n = len(sequence)
+    return sum(count * math.log(count / n) for count in Counter(sequence).values())
+
+
+@pytest.mark.parametrize(("n", "classes"), [(1, 2), (6, 2), (4, 3), (3, 4)])
+def test_without_features_it_is_the_shtarkov_distribution(n, classes):
+    """With nothing but an intercept the best model is the shares of the labels."""
+    found = nml(torch.ones(n, 1), classes=classes)
+    expected = torch.tensor([counts_log_lik(s) for s in found.sequences.tolist()]).double()
+    assert found.converged.all()
+    torch.testing.assert_close(found.log_lik, expected, rtol=0, atol=1e-6)
+    shtarkov = sum(math.exp(value) for value in expected.tolist())
+    assert found.complexity.item() == pytest.approx(math.log(shtarkov), abs=1e-6)
+
+
+CASES = {
+    "a line": (with_intercept(normal(0, 6, 1)), 0.0, 2),
+    "a plane": (with_intercept(normal(1, 7, 2)), 0.0, 2),
+    "three classes": (with_intercept(normal(2, 4, 1)), 0.0, 3),
+    "with a penalty": (with_intercept(normal(3, 6, 1)), 0.3, 2),
+    "duplicates": (with_intercept(normal(4, 3, 1)).repeat(2, 1), 0.0, 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_regret_is_the_same_for_every_sequence_and_no_distribution_has_less(name):
+    features, l2, classes = CASES[name]
+    found = nml(features, l2, classes)
+    assert found.converged.all()
+    # The likelihoods come one by one from fits of their own.
+    for labels, log_lik in list(zip(found.sequences, found.log_lik, strict=True))[::5]:
+        alone = fit(LogisticProblem(features, labels, l2, classes))
+        torch.testing.assert_close(log_lik, alone.log_lik, rtol=0, atol=1e-9)
+    assert found.log_probs.exp().sum().item() == pytest.approx(1)
+    regret = found.regret(found.log_probs)
+    torch.testing.assert_close(regret, found.complexity.expand_as(regret))
+    rivals = torch.log_softmax(normal(5, 20, len(found.log_lik)), dim=-1)
+    uniform = torch.full_like(found.log_lik, -math.log(len(found.log_lik)))
+    mixed = torch.logaddexp(found.log_probs, uniform) - math.log(2)
+    for rival in (*rivals, uniform, mixed):
+        assert found.regret(rival).max() > found.complexity + 1e-6
+
+
+def test_cnml_is_nml_of_the_last_label():
+    """Given the other labels, the likelihoods of CNML are those of NML's sequences at that point.
+
+    The whole sequence's maximum is shared; CNML looks at its probability of the last label only.
+    """
+    features, labels = with_intercept(normal(6, 7, 1)), torch.tensor([0, 1, 0, 1, 1, 0])
+    refits = cnml(LogisticProblem(features[:6], labels), features[6:])
+    for label in range(2):
+        whole = fit(LogisticProblem(features, torch.cat([labels, torch.tensor([label])])))
+        own = whole.log_probs(features[6:])[0, label]
+        torch.testing.assert_close(refits.log_lik[0, label], own, rtol=0, atol=1e-9)
+
+
+def test_too_many_sequences_are_refused():
+    with pytest.raises(ValueError, match="2\\^21 label sequences"):
+        nml(torch.ones(21, 1))
