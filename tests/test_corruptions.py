@@ -237,6 +237,27 @@ def test_motion_blur_takes_each_image_in_its_own_direction():
     assert rows.min() < 14
 
 
+def drawn_out(image, radius, std, degrees):
+    """Motion blur of one image (H, W, C), tap by tap and pixel by pixel, in bytes."""
+    taps = np.exp(-(np.arange(2 * radius + 1) ** 2) / (2 * std**2))
+    result = np.zeros_like(image)
+    for y, x in np.ndindex(image.shape[:2]):
+        for distance, tap in enumerate(taps / taps.sum()):
+            below = y + np.ceil(distance * np.sin(np.pi * degrees / 180) - 0.5)
+            beside = x + np.ceil(distance * np.cos(np.pi * degrees / 180) - 0.5)
+            result[y, x] += tap * image[int(np.clip(below, 0, 31)), int(np.clip(beside, 0, 31))]
+    return np.round(result * 255)
+
+
+@pytest.mark.parametrize("degrees", [-37.0, 12.5, -101.0])
+def test_motion_blur_is_a_walk_along_its_direction(degrees):
+    image = PICTURES[0] / 255
+    actual = motion_blur(image[None], 6, 2.5, np.array([degrees]))[0] * 255
+    # Sums in another order may be rounded to the next byte, but only at its edge.
+    assert np.abs(actual - drawn_out(image, 6, 2.5, degrees)).max() <= 1
+    assert (np.round(actual) == drawn_out(image, 6, 2.5, degrees)).mean() > 0.999
+
+
 @pytest.mark.parametrize("factor", [1, 1.01, 1.13, 1.25, 1.75, 2.25])
 def test_zooming_in_is_cutting_out_and_enlarging(factor):
     kept = int(np.ceil(32 / factor))
@@ -266,6 +287,21 @@ def test_snow_only_brightens_and_falls_from_two_sides(severity):
     assert np.array_equal(snow, snow[:, ::-1, ::-1])
     assert np.array_equal(snow[..., 0], snow[..., 1])
     assert len(np.unique(snow)) > 20
+
+
+@pytest.mark.parametrize("severity", SEVERITIES)
+def test_snow_is_noise_zoomed_cut_off_and_drawn_out(severity):
+    snow = CORRUPTIONS["snow"].parameters[severity - 1]
+    image, (generator,) = PICTURES[0] / 255, generators(1)
+    noise = generator.normal(snow.mean, snow.std, size=(32, 32))
+    flakes = zoom_in(noise[None, :, :, None], snow.zoom)[0]
+    flakes = np.floor(np.clip(np.where(flakes < snow.threshold, 0, flakes), 0, 1) * 255) / 255
+    flakes = drawn_out(flakes, snow.radius, snow.blur, generator.uniform(-135, -45)) / 255
+    grey = 0.299 * image[..., :1] + 0.587 * image[..., 1:2] + 0.114 * image[..., 2:]
+    white = np.maximum(image, grey * 1.5 + 0.5)
+    expected = snow.kept * image + (1 - snow.kept) * white + flakes + np.rot90(flakes, 2)
+    actual = CORRUPTIONS["snow"].apply(image[None], snow, generators(1))[0]
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_frost_is_a_part_of_a_picture():

@@ -76,12 +76,18 @@ class Gradient:
 
 def ascend(rows: Rows, path: Path, labels: Tensor, steps: int, step_size: float) -> Solved:
     """Take steps of the paper's iteration along a path, and evaluate where they end."""
-    for _ in range(steps):
-        gradient = rows.log_lik_gradient(rows.displaced(path, len(labels)), labels)
-        path = path.stepped(rows.posterior, gradient, step_size)
+    path = walked(rows, path, labels, steps, step_size)
     tape = rows.displaced(path, len(labels))
 
     def residual() -> Tensor:
         return rows.residual(rows.log_lik_gradient(tape, labels).blended(path.v(), 1, -1))
 
     return Solved.every(rows.log_lik(tape, labels), residual)
+
+
+def walked(rows: Rows, path: Path, labels: Tensor, steps: int, step_size: float) -> Path:
+    """Take steps of the paper's iteration, θ ← θ + ε Σ(∇log p_θ(y|x) + ∇log q(θ))."""
+    for _ in range(steps):
+        gradient = rows.log_lik_gradient(rows.displaced(path, len(labels)), labels)
+        path = path.stepped(rows.posterior, gradient, step_size)
+    return path

@@ -13,11 +13,13 @@ from typing import NamedTuple, Protocol, final
 import torch
 from torch import Tensor
 
-from acnml import Acnml, Bma, Map, Predictor
+from acnml import Acnml, Bma, Linearised, Map, Predictor
 from acnml.exact import LogisticProblem, Refits, cnml, fit, laplace, with_intercept
 from acnml.experiments.demo.study import one_thread
 
 METHODS = CNMAP, ACNML, BMA, MAP = "CNMAP", "ACNML", "BMA", "MAP"
+# Exact for a logistic regression; far from the data the steps are many.
+EXACTLY = Linearised(tolerance=1e-9, newton_steps=500)
 UNDECIDED = 0.1  # a probability within this of one half is called undecided
 
 
@@ -210,7 +212,7 @@ def compare(
     posed, features = problem(sample, l2), with_intercept(grid(study))
     fitted = laplace(posed)
     predictors: dict[str, Predictor] = {
-        ACNML: Acnml(fitted.classifier, fitted.posterior),
+        ACNML: Acnml(fitted.classifier, fitted.posterior, EXACTLY),
         BMA: Bma(fitted.classifier, fitted.posterior, study.samples, study.seed),
         MAP: Map(fitted.classifier),
     }

@@ -1,0 +1,142 @@
+"""What is measured: costs per input, and how good the solutions are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from acnml import Bma, Gradient, Linearised, Posterior, Reference
+from acnml.solvers.blocks import row_blocks, some_labels
+from acnml.solvers.gradient import walked
+from acnml.solvers.newton import solve_logits
+from acnml.solvers.path import Path
+from acnml.solvers.quadratic import energy
+from acnml.solvers.rows import Rows
+from benchmarks.subjects import TRAINING_IMAGES, Subject
+from benchmarks.timing import fastest
+
+BATCH = 128  # of naive CNML's training
+Run = Callable[[], object]
+
+
+def costs(subject: Subject) -> list[dict[str, Any]]:
+    """Return one row per method: seconds per input, as ratios to a forward pass and to the loop."""
+    runs, inputs = {"forward pass": _forward(subject)}, {"forward pass": subject.forward_inputs}
+    keys = [(p, m) for p, methods in subject.solvers.items() for m in methods]
+    for posterior, method in keys:
+        name = f"{posterior}: {method}"
+        runs[name], inputs[name] = _method(subject, subject.posteriors[posterior], method)
+    slow = {name: run for name, run in runs.items() if "paper" in name}
+    quick = {name: run for name, run in runs.items() if name not in slow}
+    for run in quick.values():
+        run()  # once for nothing: memory is allocated, libraries choose their kernels
+    times = fastest(quick, subject.rounds) | fastest(slow, 1)
+    per_input = {name: seconds / inputs[name] for name, seconds in times.items()}
+    per_input |= _naive_cnml(subject)
+    forward = per_input["forward pass"]
+    return [
+        {"subject": subject.name, "method": name, "seconds": s, "forwards": s / forward}
+        for name, s in per_input.items()
+    ]
+
+
+def gaps(subject: Subject, posterior: str, inputs: int = 16) -> dict[str, Any]:
+    """Return how far solvers stay below the converged objective, in nats, mean over all rows.
+
+    The objective is log p_θ(y|x) + log q(θ) - log q(μ) = log p_θ(y|x) - ½ vᵀΣv.
+    """
+    q = subject.posteriors[posterior]
+    x = subject.data[0][:inputs]
+    kronecker = posterior.startswith("Kronecker")
+    steps, size = (10, 0.25) if kronecker else (5, 0.5)
+    found: dict[str, list[Tensor]] = {}
+    for rows, at_once in row_blocks(subject.classifier, q, x, gradients=steps, memory=None):
+        for labels in some_labels(rows, at_once):
+            for name, path in _paths(rows, labels, steps, size).items():
+                found.setdefault(name, []).append(_objective(rows, path, labels).flatten())
+    values = {name: torch.cat(parts).double() for name, parts in found.items()}
+    best = torch.stack(list(values.values())).amax(0)
+    means = {name: float((best - value).mean()) for name, value in values.items()}
+    return {"subject": subject.name, "posterior": posterior, "steps": steps, "gap": means}
+
+
+def _paths(rows: Rows, labels: Tensor, steps: int, size: float) -> dict[str, Path]:
+    logits = rows.start.logits[:, 0].detach().double()
+    solved = solve_logits(logits, rows.kernel().double(), labels, 1e-5, 50)
+    weights = solved.coefficients.to(rows.start.logits.dtype)
+    linearised = Path.along(rows.tangent, weights)
+    first = Path.along(rows.tangent, size * rows.residuals(rows.start, labels))
+    return {
+        "the paper's steps": walked(rows, first, labels, steps - 1, size),
+        "linearised": linearised,
+        "linearised, 1 step more": walked(rows, linearised, labels, 1, size),
+        "converged": walked(rows, Path.along(rows.tangent, weights), labels, 60, 0.2),
+    }
+
+
+def _objective(rows: Rows, path: Path, labels: Tensor) -> Tensor:
+    log_lik = rows.log_lik(rows.displaced(path, len(labels)), labels)
+    return log_lik - energy(path.v(), path.moved) / 2
+
+
+def _forward(subject: Subject) -> Run:
+    network, images = subject.network, _repeated(subject.data[0], subject.forward_inputs)
+
+    def run() -> object:
+        with torch.no_grad():
+            return network(images)
+
+    return run
+
+
+def _method(subject: Subject, posterior: Posterior, method: str) -> tuple[Run, int]:
+    """Return how to run a method, and on how many inputs."""
+    classifier, images = subject.classifier, subject.data[0]
+    if method.startswith("BMA"):
+        bma, many = Bma(classifier, posterior), _repeated(images, subject.forward_inputs)
+        return lambda: bma(many), len(many)
+    if method == "one step of the paper's loop":
+        one = images[:1]
+        return lambda: Reference(1, 0.5).log_lik(classifier, posterior, one), 1
+    kronecker = "Kronecker" in type(posterior).__name__
+    steps, size = (10, 0.25) if kronecker else (5, 0.5)
+    solver = {"linearised": Linearised(), "the paper's loop": Reference(steps, size)}.get(
+        method, Gradient(steps, size)
+    )
+    count = 1 if method == "the paper's loop" else subject.inputs
+    if method == "linearised" and len(posterior.mean) <= 2:
+        count = min(5 * subject.inputs, subject.forward_inputs)  # a last layer: cheap
+    x = _repeated(images, count)
+    return _solving(solver, subject, posterior, x), count
+
+
+def _solving(solver: Any, subject: Subject, posterior: Posterior, x: Tensor) -> Run:
+    def run() -> object:
+        with torch.no_grad():
+            return solver.log_lik(subject.classifier, posterior, x)
+
+    return run
+
+
+def _naive_cnml(subject: Subject) -> dict[str, float]:
+    """Compute one epoch of naive CNML, all labels of an input, from one measured step."""
+    if subject.name.startswith("head"):
+        return {}
+    images, labels = (_repeated(tensor, BATCH) for tensor in subject.data)
+    network = subject.classifier.copy_module()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(images), labels).backward()
+        optimizer.step()
+
+    seconds = fastest({"step": step}, 2)["step"]
+    return {"naive CNML, an epoch (computed)": seconds * 10 * TRAINING_IMAGES / BATCH}
+
+
+def _repeated(tensor: Tensor, count: int) -> Tensor:
+    return tensor[torch.arange(count) % len(tensor)]

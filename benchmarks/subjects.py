@@ -1,0 +1,183 @@
+"""The networks that are measured, with posteriors and inputs.
+
+Trained networks and real images where the data folder has them; random ones otherwise, which cost
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import acnml
+from acnml import Classifier, Diagonal, FactorBlock, Posterior
+from acnml.experiments.data import cifar10, mnist
+from acnml.experiments.data.folder import data_folder
+from acnml.experiments.models.catalogue import MODELS
+from acnml.random import seeded
+
+Labelled = tuple[Tensor, Tensor]
+TRAINING_IMAGES = 60_000  # that naive CNML would pass over in an epoch
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network and what is measured on it."""
+
+    name: str
+    network: nn.Module
+    data: Labelled  # for fitting, and the inputs to predict
+    posteriors: Mapping[str, Posterior]
+    solvers: Mapping[str, tuple[str, ...]]  # posterior -> methods
+    inputs: int  # that a fast solver gets at once
+    forward_inputs: int  # that the forward pass gets at once
+    rounds: int
+
+    @property
+    def classifier(self) -> Classifier:
+        """The network as the library sees it."""
+        return Classifier(self.network)
+
+
+def perceptron() -> Subject:
+    """784-1200-1200-10 on MNIST."""
+    network = nn.Sequential(nn.Flatten(), *_layers())
+    images, labels = _digits()
+    _train(network, images, labels)
+    classifier, some = Classifier(network), [(images[:5000], labels[:5000])]
+    curvature = acnml.kronecker_curvature(classifier, some, progress=False)
+    head = [acnml.last_linear(network)]
+    posteriors = {
+        "diagonal": acnml.fit_laplace_diagonal(classifier, some, 300.0, progress=False),
+        "Kronecker": curvature.posterior(30.0, FactorBlock.damped),
+        "Kronecker, eigenbasis": curvature.posterior(30.0),
+        "last layer": acnml.fit_kfac_laplace(classifier, some, 30.0, head, progress=False),
+    }
+    solvers = {
+        "diagonal": ("5 exact steps", "linearised", "BMA, 30 samples", "the paper's loop"),
+        "Kronecker": ("10 exact steps", "linearised", "the paper's loop"),
+        "Kronecker, eigenbasis": ("linearised",),
+        "last layer": ("linearised",),
+    }
+    data = images[5000:6000], labels[5000:6000]
+    return Subject("MLP 784-1200-1200-10", network, data, posteriors, solvers, 200, 1000, 4)
+
+
+def residual() -> Subject:
+    """ResNet-20 on CIFAR-10."""
+    images, labels = _photographs(600)
+    description = MODELS["resnet20"]
+    weights = data_folder() / "weights"
+    known = (weights / str(description.weights)).is_file()
+    network = description.trained(weights) if known else description.untrained(seed=0).eval()
+    data = description.normalise(images), labels
+    return _convolutional("ResNet-20", network, data, (32, 200, 2))
+
+
+def vgg() -> Subject:
+    """VGG16 with batch norm, untrained, on 32×32 images."""
+    network = MODELS["vgg16"].untrained(seed=0).eval()
+    return _convolutional("VGG16", network, _photographs(64), (2, 50, 1))
+
+
+def wide_residual() -> Subject:
+    """WideResNet-28-10, untrained, one input."""
+    network = MODELS["wide_resnet28x10"].untrained(seed=0).eval()
+    classifier = Classifier(network)
+    posteriors = {"diagonal": _narrow(classifier)}
+    solvers = {"diagonal": ("linearised", "one step of the paper's loop")}
+    return Subject("WideResNet-28-10", network, _photographs(8), posteriors, solvers, 1, 4, 1)
+
+
+def head(classes: int) -> Subject:
+    """A last layer with 2048 features and many classes; the inputs are its features."""
+    with seeded(0):
+        network: nn.Module = nn.Linear(2048, classes)
+        features, labels = torch.randn(600, 2048).relu(), torch.randint(0, classes, (600,))
+        with torch.no_grad():
+            network.weight.mul_(12.0)  # confident, as trained networks are
+    classifier = Classifier(network)
+    curvature = acnml.kronecker_curvature(classifier, [(features, labels)], progress=False)
+    names = [name for name, _ in network.named_parameters()]
+    mean = classifier.copy_parameters(names)
+    posteriors = {
+        "diagonal": Diagonal(mean, {n: torch.full_like(t, 1e-3) for n, t in mean.items()}),
+        "Kronecker": curvature.posterior(300.0, FactorBlock.damped),
+    }
+    solvers = dict.fromkeys(posteriors, ("linearised",))
+    size = 200 if classes <= 100 else 8
+    data = features, labels
+    return Subject(f"head, {classes} classes", network, data, posteriors, solvers, size, 600, 2)
+
+
+SUBJECTS: Mapping[str, Callable[[], Subject]] = {
+    "mlp": perceptron,
+    "resnet20": residual,
+    "vgg16": vgg,
+    "wrn28x10": wide_residual,
+    "head10": lambda: head(10),
+    "head100": lambda: head(100),
+    "head1000": lambda: head(1000),
+}
+
+
+def _convolutional(
+    name: str, network: nn.Module, data: Labelled, sizes: tuple[int, int, int]
+) -> Subject:
+    classifier, (images, labels) = Classifier(network), data
+    some = [(images[:64], labels[:64])]
+    curvature = acnml.kronecker_curvature(classifier, some, progress=False)
+    last = [acnml.last_linear(network)]
+    posteriors = {
+        "diagonal": _narrow(classifier),
+        "Kronecker": curvature.posterior(100.0, FactorBlock.damped),
+        "last layer": acnml.fit_kfac_laplace(classifier, some, 30.0, last, progress=False),
+    }
+    solvers = {
+        "diagonal": ("5 exact steps", "linearised", "BMA, 30 samples", "the paper's loop"),
+        "Kronecker": ("linearised",),
+        "last layer": ("linearised",),
+    }
+    return Subject(name, network, data, posteriors, solvers, *sizes)
+
+
+def _narrow(classifier: Classifier) -> Diagonal:
+    names = [name for name, _ in classifier.model.named_parameters()]
+    mean = classifier.copy_parameters(names)
+    return Diagonal(mean, {name: torch.full_like(t, 1e-5) for name, t in mean.items()})
+
+
+def _layers() -> list[nn.Module]:
+    with seeded(0):
+        sizes = (784, 1200), (1200, 1200), (1200, 10)
+        first, second, last = (nn.Linear(*size) for size in sizes)
+    return [first, nn.ReLU(), second, nn.ReLU(), last]
+
+
+def _digits() -> Labelled:
+    if mnist.available():
+        return tuple(mnist.load("train"))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(6000, 1, 28, 28, generator=generator)
+    return images, torch.randint(0, 10, (6000,), generator=generator)
+
+
+def _photographs(count: int) -> Labelled:
+    if cifar10.available():
+        images, labels = cifar10.load("test")
+        return cifar10.to_unit(images[:count]), labels[:count]
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(count, 3, 32, 32, generator=generator)
+    return images, torch.randint(0, 10, (count,), generator=generator)
+
+
+def _train(network: nn.Module, images: Tensor, labels: Tensor) -> None:
+    """One quick pass: enough for realistic probabilities."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    for batch in torch.arange(len(images)).split(500):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(images[batch]), labels[batch]).backward()
+        optimizer.step()
