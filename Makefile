@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test check bench format clean
 
 setup: $(VENV)/.installed  ## a virtual environment with the package and all extras
 
@@ -26,6 +26,9 @@ check: setup  ## everything CI checks: format, lint, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+bench: setup  ## what predictions cost on this machine, into docs/performance.md
+	$(BIN)/python -m benchmarks
 
 format: setup
 	$(BIN)/ruff format .

@@ -38,7 +38,9 @@ def main() -> None:
         if not names:
             save("classes", against_classes())
             save("training images", against_training_images())
-    write_page(load())
+    results = load()
+    if {"costs", "gaps", "classes", "training images"} <= set(results):
+        write_page(results)
 
 
 def measure(name: str) -> None:
@@ -82,7 +84,7 @@ def write_page(results: dict[str, Any]) -> None:
     text = path.read_text()
     for name, table in tables.items():
         marked = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(marked, lambda m, t=table: f"{m[1]}\n{t}\n\n{m[2]}", text, flags=re.S)
+        text = re.sub(marked, rf"\g<1>\n{table}\n\n\g<2>", text, flags=re.DOTALL)
     write_file(path, text.encode())
     write_file(images / "performance.png", to_png(page.overview(results)))
     write_file(images / "performance-classes.png", to_png(page.growth(results)))

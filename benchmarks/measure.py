@@ -43,7 +43,7 @@ def costs(subject: Subject) -> list[dict[str, Any]]:
     ]
 
 
-def gaps(subject: Subject, posterior: str, inputs: int = 16) -> dict[str, Any]:
+def gaps(subject: Subject, posterior: str, inputs: int = 8) -> dict[str, Any]:
     """Return how far solvers stay below the converged objective, in nats, mean over all rows.
 
     The objective is log p_θ(y|x) + log q(θ) - log q(μ) = log p_θ(y|x) - ½ vᵀΣv.
@@ -72,8 +72,8 @@ def _paths(rows: Rows, labels: Tensor, steps: int, size: float) -> dict[str, Pat
     return {
         "the paper's steps": walked(rows, first, labels, steps - 1, size),
         "linearised": linearised,
-        "linearised, 1 step more": walked(rows, linearised, labels, 1, size),
-        "converged": walked(rows, Path.along(rows.tangent, weights), labels, 60, 0.2),
+        "polished": walked(rows, linearised, labels, 2, 0.5),
+        "converged": walked(rows, Path.along(rows.tangent, weights), labels, 40, 0.3),
     }
 
 
@@ -103,9 +103,11 @@ def _method(subject: Subject, posterior: Posterior, method: str) -> tuple[Run, i
         return lambda: Reference(1, 0.5).log_lik(classifier, posterior, one), 1
     kronecker = "Kronecker" in type(posterior).__name__
     steps, size = (10, 0.25) if kronecker else (5, 0.5)
-    solver = {"linearised": Linearised(), "the paper's loop": Reference(steps, size)}.get(
-        method, Gradient(steps, size)
-    )
+    solver = {
+        "linearised": Linearised(),
+        "polished": Linearised(polish=2),
+        "the paper's loop": Reference(steps, size),
+    }.get(method, Gradient(steps, size))
     count = 1 if method == "the paper's loop" else subject.inputs
     if method == "linearised" and len(posterior.mean) <= 2:
         count = min(5 * subject.inputs, subject.forward_inputs)  # a last layer: cheap

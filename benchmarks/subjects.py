@@ -57,8 +57,14 @@ def perceptron() -> Subject:
         "last layer": acnml.fit_kfac_laplace(classifier, some, 30.0, head, progress=False),
     }
     solvers = {
-        "diagonal": ("5 exact steps", "linearised", "BMA, 30 samples", "the paper's loop"),
-        "Kronecker": ("10 exact steps", "linearised", "the paper's loop"),
+        "diagonal": (
+            "5 exact steps",
+            "linearised",
+            "polished",
+            "BMA, 30 samples",
+            "the paper's loop",
+        ),
+        "Kronecker": ("10 exact steps", "linearised", "polished", "the paper's loop"),
         "Kronecker, eigenbasis": ("linearised",),
         "last layer": ("linearised",),
     }
@@ -95,7 +101,7 @@ def wide_residual() -> Subject:
 def head(classes: int) -> Subject:
     """A last layer with 2048 features and many classes; the inputs are its features."""
     with seeded(0):
-        network: nn.Module = nn.Linear(2048, classes)
+        network = nn.Linear(2048, classes)
         features, labels = torch.randn(600, 2048).relu(), torch.randint(0, classes, (600,))
         with torch.no_grad():
             network.weight.mul_(12.0)  # confident, as trained networks are
@@ -137,8 +143,14 @@ def _convolutional(
         "last layer": acnml.fit_kfac_laplace(classifier, some, 30.0, last, progress=False),
     }
     solvers = {
-        "diagonal": ("5 exact steps", "linearised", "BMA, 30 samples", "the paper's loop"),
-        "Kronecker": ("linearised",),
+        "diagonal": (
+            "5 exact steps",
+            "linearised",
+            "polished",
+            "BMA, 30 samples",
+            "the paper's loop",
+        ),
+        "Kronecker": ("linearised", "polished"),
         "last layer": ("linearised",),
     }
     return Subject(name, network, data, posteriors, solvers, *sizes)
@@ -159,7 +171,8 @@ def _layers() -> list[nn.Module]:
 
 def _digits() -> Labelled:
     if mnist.available():
-        return tuple(mnist.load("train"))
+        images, labels = mnist.load("train")
+        return images, labels
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(6000, 1, 28, 28, generator=generator)
     return images, torch.randint(0, 10, (6000,), generator=generator)
