@@ -9,6 +9,7 @@ from torch import nn
 import acnml
 from acnml import Classifier, Linearised, kernels
 from acnml.kernels import DenseKernel, DiagonalKernel, Kernel, ScaledKernel, SpectralKernel
+from acnml.posteriors.dense import materialised_output_kernel
 from acnml.solvers.head import Precision, solve_head, upper_bounds
 from acnml.solvers.newton import solve_logits
 from cases import POSTERIORS, affine_layers, layer_inputs, normal, spd
@@ -75,6 +76,15 @@ def test_output_kernel_is_the_covariance_of_a_layers_outputs(name):
         block = Σ[start : start + size, start : start + size]
         expected = jacobian @ block @ jacobian.mT
         close(posterior.output_kernel(layer, a).dense(), expected)
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_output_kernel_without_a_faster_form(name):
+    model = nn.Linear(4, 3).double()
+    posterior, (layer,) = POSTERIORS[name](model), affine_layers(model)
+    a = layer_inputs(layer, BATCH, 5, seed=5)
+    found = materialised_output_kernel(posterior, layer, a)
+    close(found.dense(), posterior.output_kernel(layer, a).dense())
 
 
 def _output_jacobian(layer, shape, a):
