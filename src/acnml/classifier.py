@@ -59,6 +59,9 @@ class Classifier:
         self._structure = _eval_structure(model)
         self.overrides: Params = {}
         self.temperature = 1.0
+        # Names of parameters whose use has been checked: a property of the structure, so that all
+        # views share it and no batch pays for it again. See `layers.require_understood`.
+        self.understood: set[str] = set()
 
     def at(self, tensors: Params) -> Classifier:
         """View the same model with some parameters or buffers replaced by the given tensors."""

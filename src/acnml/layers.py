@@ -120,7 +120,11 @@ def require_understood(classifier: Classifier, sites: list[Site], x: Inputs) -> 
 
     A subclass may compute something else, a parent may take a layer's weight without calling the
     layer. For one input, the gradients put together from the passes must be those of autograd.
+    What has been understood once is not checked again.
     """
+    names = {name for site in sites for name in site.layer.names}
+    if names <= classifier.understood:
+        return
     one = take(x, slice(0, 1))
     logits, passes = record(classifier, sites, one)
     cotangent = torch.linspace(1, 2, logits.shape[1]).to(logits).unsqueeze(0)
@@ -137,6 +141,7 @@ def require_understood(classifier: Classifier, sites: list[Site], x: Inputs) -> 
                     f"layer {site.name!r} ({type(site.module).__name__}) uses {name!r} otherwise "
                     f"than a plain {_kind(site)} does; {WAY_OUT}"
                 )
+    classifier.understood |= names
 
 
 def example_gradients(site: Site, inputs: Tensor, deltas: Tensor, like: Params) -> Params:

@@ -27,7 +27,7 @@ def build_app() -> "Typer":
     """Return all commands."""
     import typer
 
-    from acnml.cli import data, demo
+    from acnml.cli import data, demo, reproduce
 
     app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -37,4 +37,5 @@ def build_app() -> "Typer":
 
     demo.register(app)
     data.register(app)
+    reproduce.register(app)
     return app

@@ -1,12 +1,13 @@
 """Bayes by Backprop as a network to train: means and log-variances are its parameters.
 
-The objective is that of `acnml.fit_bayes_by_backprop`, and so are the numbers it gives. This form
-can be stopped after any epoch and taken up again, and the variances may learn at a rate of their own.
+The objective is that of `acnml.fit_bayes_by_backprop`. This form can be stopped after any epoch and
+taken up again, and the variances may learn at a rate of their own.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import final
 
 import torch
@@ -39,9 +40,7 @@ class MeanField(nn.Module):
     def loss(self, images: Tensor, labels: Tensor, data: int, noise: torch.Generator) -> Tensor:
         """Return E_q[-log p_θ(y|x)] + KL(q ‖ prior) / n for a batch, with n data in all."""
         mean, var = self._named(self.mean), self._named([v.exp() for v in self.log_var])
-        logits = local_reparameterised(
-            self._classifier, self._sites, mean, var, images, noise
-        )
+        logits = local_reparameterised(self._classifier, self._sites, mean, var, images, noise)
         return nn.functional.cross_entropy(logits, labels) + self._divergence() / data
 
     def posterior(self) -> Diagonal:
@@ -57,5 +56,5 @@ class MeanField(nn.Module):
         ]
         return torch.stack(terms).sum() / 2
 
-    def _named(self, tensors) -> Params:  # type: ignore[no-untyped-def]
+    def _named(self, tensors: Iterable[Tensor]) -> Params:
         return dict(zip(self._names, tensors, strict=True))

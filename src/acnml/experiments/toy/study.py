@@ -6,7 +6,8 @@ Every map is the probability of class 1 on a square grid around the data. What c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, final
 
@@ -14,13 +15,13 @@ import torch
 from torch import Tensor
 
 from acnml import Acnml, Bma, Linearised, Map, Predictor
-from acnml.exact import LogisticProblem, Refits, cnml, fit, laplace, with_intercept
+from acnml.exact import LogisticProblem, cnml, fit, laplace, with_intercept
 from acnml.experiments.demo.study import one_thread
 
 METHODS = CNMAP, ACNML, BMA, MAP = "CNMAP", "ACNML", "BMA", "MAP"
-# Exact for a logistic regression; far from the data the steps are many.
-EXACTLY = Linearised(tolerance=1e-9, newton_steps=500)
-UNDECIDED = 0.1  # a probability within this of one half is called undecided
+CNML = "CNML"  # CNMAP without a penalty
+# Exact for a logistic regression; far from the data it can take many steps.
+SOLVER = Linearised(tolerance=1e-6, newton_steps=500)
 
 
 @final
@@ -31,30 +32,36 @@ class ToyStudy:
     Args:
         seed: of the points and of BMA's samples.
         points: training points, half of each class.
-        overlapping: distance of the classes' centres, in standard deviations, so that no line
-            parts them.
-        apart: the same, so that many lines do.
+        overlapping: distance of the classes' centres, in standard deviations, for the sample that
+            no line should part.
+        apart: the same, for the sample that many lines should part.
         extent: the maps reach from -extent to extent in both directions.
         resolution: of the maps, in points along a side.
         query: where the two refits are shown.
         penalties: λ of CNMAP, in increasing order. The intercept is not penalised.
+        distances: radii of the rings on which confidence is averaged, in increasing order.
         samples: posterior samples of BMA.
     """
 
-    seed: int = 0
+    seed: int = 1
     points: int = 40
-    overlapping: float = 3.0
+    overlapping: float = 2.2
     apart: float = 6.0
     extent: float = 8.0
     resolution: int = 100
-    query: tuple[float, float] = (4.5, -5.0)
+    query: tuple[float, float] = (6.0, -3.0)
     penalties: tuple[float, ...] = (0.1, 1.0, 10.0)
+    distances: tuple[float, ...] = (2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)
     samples: int = 200
 
+    def __post_init__(self) -> None:
+        if list(self.penalties) != sorted(self.penalties) or self.penalties[0] <= 0:
+            raise ValueError("penalties must be positive and increase")
+
     @property
-    def cells(self) -> int:
-        """Grid points of a map."""
-        return self.resolution**2
+    def ring_penalty(self) -> float:
+        """The λ that methods have on the rings: the middle one."""
+        return self.penalties[len(self.penalties) // 2]
 
     @property
     def work(self) -> int:
@@ -80,9 +87,8 @@ class Sample(NamedTuple):
 
 
 class ExactMap(NamedTuple):
-    """CNML on the grid."""
+    """CNML or CNMAP on the grid."""
 
-    sample: Sample
     probability: Tensor  # (resolution, resolution) of class 1; rows are heights
     normaliser: Tensor  # (resolution, resolution) C(x), from 1 to 2
     limits: float  # the share of refits without a finite maximum
@@ -102,11 +108,14 @@ class Findings:
     """All that the study has found."""
 
     study: ToyStudy
-    overlapping: ExactMap
-    apart: ExactMap
+    sample: Sample
+    apart_sample: Sample
+    exact: Mapping[float, ExactMap]  # λ -> CNMAP, with CNML at 0
+    apart: ExactMap  # CNML on the other sample
     trained: QueryFit
     refits: tuple[QueryFit, QueryFit]  # with the query in class 0, and in class 1
     maps: Mapping[str, Mapping[float, Tensor]]  # method -> λ -> probability of class 1
+    rings: Mapping[str, tuple[float, ...]]  # method -> mean confidence at every distance
 
     @property
     def cnml_at_query(self) -> tuple[float, float]:
@@ -114,33 +123,35 @@ class Findings:
         first, second = (refit.at_query[y] for y, refit in enumerate(self.refits))
         return first / (first + second), second / (first + second)
 
-    def undecided(self, method: str, l2: float) -> float:
-        """Return the share of a map on which neither class is preferred by much."""
-        return share_undecided(self.maps[method][l2])
+    def normaliser(self, l2: float) -> float:
+        """Return CNMAP's mean normaliser over the map."""
+        return self.exact[l2].normaliser.mean().item()
+
+    def confidence(self, method: str, l2: float) -> float:
+        """Return a method's mean confidence over the map."""
+        probability = self.maps[method][l2]
+        return torch.maximum(probability, 1 - probability).mean().item()
 
     def distance(self, method: str, l2: float) -> float:
         """Return a method's mean distance to CNMAP over the map, in probability."""
-        difference = self.maps[method][l2] - self.maps[CNMAP][l2]
-        return difference.abs().mean().item()
-
-
-def share_undecided(probability: Tensor) -> float:
-    """Return the share of a map within `UNDECIDED` of one half."""
-    return ((probability - 0.5).abs() <= UNDECIDED).double().mean().item()
+        return (self.maps[method][l2] - self.maps[CNMAP][l2]).abs().mean().item()
 
 
 @one_thread()
 def run(study: ToyStudy, progress: Progress) -> Findings:
     """Run all stages."""
     progress.stage("CNML on two samples")
-    sample = draw(study, study.overlapping)
-    overlapping = exact_map(study, sample, progress)
-    apart = exact_map(study, draw(study, study.apart), progress)
+    sample, other = (draw(study, distance) for distance in (study.overlapping, study.apart))
+    exact = {0.0: exact_map(study, sample, 0.0, progress)}
+    apart = exact_map(study, other, 0.0, progress)
     trained, refits = query_fits(study, sample)
     progress.stage("CNMAP, ACNML, BMA and MAP")
-    by_penalty = {l2: compare(study, sample, l2, progress) for l2 in study.penalties}
-    maps = {m: {l2: found[m] for l2, found in by_penalty.items()} for m in METHODS}
-    return Findings(study, overlapping, apart, trained, refits, maps)
+    exact |= {l2: exact_map(study, sample, l2, progress) for l2 in study.penalties}
+    maps = {CNMAP: {l2: exact[l2].probability for l2 in study.penalties}}
+    maps |= approximate_maps(study, sample, progress)
+    progress.stage("Further and further away")
+    found = rings(study, sample)
+    return Findings(study, sample, other, exact, apart, trained, refits, maps, found)
 
 
 # Data ------------------------------------------------------------------------------------------
@@ -152,14 +163,20 @@ def draw(study: ToyStudy, distance: float) -> Sample:
     noise = torch.randn(study.points, 2, generator=generator, dtype=torch.float64)
     labels = torch.arange(study.points) % 2
     side = (2 * labels - 1).unsqueeze(-1) * distance / 2
-    return Sample(noise + side / 2**0.5, labels)
+    return Sample(noise + side / math.sqrt(2), labels)
 
 
 def grid(study: ToyStudy) -> Tensor:
-    """Return the maps' points (cells, 2), line by line from below."""
+    """Return the features of the maps' points (cells, 3), line by line from below."""
     axis = torch.linspace(-study.extent, study.extent, study.resolution, dtype=torch.float64)
     height, across = torch.meshgrid(axis, axis, indexing="ij")
-    return torch.stack([across, height], dim=-1).flatten(0, 1)
+    return with_intercept(torch.stack([across, height], dim=-1).flatten(0, 1))
+
+
+def ring(distance: float) -> Tensor:
+    """Return the features of points (60, 3) that far from the middle, in all directions."""
+    angle = torch.arange(60, dtype=torch.float64) * math.tau / 60
+    return with_intercept(distance * torch.stack([angle.cos(), angle.sin()], dim=-1))
 
 
 def problem(sample: Sample, l2: float) -> LogisticProblem:
@@ -171,12 +188,11 @@ def problem(sample: Sample, l2: float) -> LogisticProblem:
 # Maps ------------------------------------------------------------------------------------------
 
 
-def exact_map(study: ToyStudy, sample: Sample, progress: Progress) -> ExactMap:
-    """Solve CNML on the grid."""
-    refits = cnml(problem(sample, 0.0), with_intercept(grid(study)))
+def exact_map(study: ToyStudy, sample: Sample, l2: float, progress: Progress) -> ExactMap:
+    """Refit at every point of the grid, with both labels."""
+    refits = cnml(problem(sample, l2), grid(study))
     progress.advance(1)
     return ExactMap(
-        sample,
         as_map(study, refits.log_probs),
         refits.regret.exp().view(study.resolution, -1),
         refits.limit.double().mean().item(),
@@ -184,39 +200,63 @@ def exact_map(study: ToyStudy, sample: Sample, progress: Progress) -> ExactMap:
     )
 
 
+def approximate_maps(
+    study: ToyStudy, sample: Sample, progress: Progress
+) -> dict[str, dict[float, Tensor]]:
+    """Map the methods that need no refits, for every penalty."""
+    maps: dict[str, dict[float, Tensor]] = {ACNML: {}, BMA: {}, MAP: {}}
+    for l2 in study.penalties:
+        for method, predict in predictors(study, sample, l2).items():
+            maps[method][l2] = as_map(study, predict(grid(study)))
+            progress.advance(1)
+    return maps
+
+
+def predictors(study: ToyStudy, sample: Sample, l2: float) -> dict[str, Predictor]:
+    """Return the methods that need no refits, around the Laplace posterior."""
+    fitted = laplace(problem(sample, l2))
+    return {
+        ACNML: Acnml(fitted.classifier, fitted.posterior, SOLVER),
+        BMA: Bma(fitted.classifier, fitted.posterior, study.samples, study.seed),
+        MAP: Map(fitted.classifier),
+    }
+
+
 def as_map(study: ToyStudy, log_probs: Tensor) -> Tensor:
     """Return the probability of class 1 (resolution, resolution) from log-probabilities."""
     return log_probs[:, 1].exp().view(study.resolution, -1)
 
 
+# Two refits ------------------------------------------------------------------------------------
+
+
 def query_fits(study: ToyStudy, sample: Sample) -> tuple[QueryFit, tuple[QueryFit, QueryFit]]:
     """Fit the data, and the data with the query in either class, all without a penalty."""
     query = with_intercept(torch.tensor([study.query], dtype=torch.float64))
-    refits: Refits = cnml(problem(sample, 0.0), query)
+    refits = cnml(problem(sample, 0.0), query)
     trained = fit(problem(sample, 0.0)).weights
-    both = (_query_fit(study, query, weights) for weights in refits.weights[0])
-    return _query_fit(study, query, trained), (next(both), next(both))
+    first, second = (_query_fit(study, query, weights) for weights in refits.weights[0])
+    return _query_fit(study, query, trained), (first, second)
 
 
 def _query_fit(study: ToyStudy, query: Tensor, weights: Tensor) -> QueryFit:
-    features = torch.cat([query, with_intercept(grid(study))])
-    log_probs = torch.log_softmax(features @ weights.mT, dim=-1)
+    log_probs = torch.log_softmax(torch.cat([query, grid(study)]) @ weights.mT, dim=-1)
     first, second = log_probs[0].exp().tolist()
     return QueryFit(as_map(study, log_probs[1:]), (first, second))
 
 
-def compare(
-    study: ToyStudy, sample: Sample, l2: float, progress: Progress
-) -> dict[str, Tensor]:
-    """Map CNMAP and the methods that need no refit, all for one penalty."""
-    posed, features = problem(sample, l2), with_intercept(grid(study))
-    fitted = laplace(posed)
-    predictors: dict[str, Predictor] = {
-        ACNML: Acnml(fitted.classifier, fitted.posterior, EXACTLY),
-        BMA: Bma(fitted.classifier, fitted.posterior, study.samples, study.seed),
-        MAP: Map(fitted.classifier),
+# Rings -----------------------------------------------------------------------------------------
+
+
+def rings(study: ToyStudy, sample: Sample) -> dict[str, tuple[float, ...]]:
+    """Return every method's mean confidence, the larger probability, at every distance."""
+    l2 = study.ring_penalty
+    methods: dict[str, Callable[[Tensor], Tensor]] = {
+        CNML: lambda x: cnml(problem(sample, 0.0), x).log_probs,
+        CNMAP: lambda x: cnml(problem(sample, l2), x).log_probs,
+        **predictors(study, sample, l2),
     }
-    maps = {CNMAP: as_map(study, cnml(posed, features).log_probs)}
-    maps |= {name: as_map(study, predict(features)) for name, predict in predictors.items()}
-    progress.advance(len(maps))
-    return maps
+    return {
+        method: tuple(predict(ring(r)).amax(-1).exp().mean().item() for r in study.distances)
+        for method, predict in methods.items()
+    }

@@ -1,0 +1,77 @@
+"""Where the study's stages become artefacts: made when they are missing, or only looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, final
+
+from acnml.experiments.pipeline import Artefact, Content, Stage, Store, Work
+from acnml.experiments.pipeline.blocks import Compute
+
+Make: TypeAlias = Callable[[Work], Content]
+Prepare: TypeAlias = Callable[[], Compute]  # loads what is heavy, before the clock runs
+
+
+class Artefacts(Protocol):
+    """Stage -> artefact."""
+
+    def make(self, stage: Stage, function: Make) -> Artefact:
+        """Return the artefact of a stage that is done in one go."""
+        ...
+
+    def predict(self, stage: Stage, inputs: int, block: int, prepare: Prepare) -> Artefact:
+        """Return the artefact of predictions, which are computed in blocks."""
+        ...
+
+
+@final
+class Making:
+    """Makes what is missing.
+
+    Args:
+        store: where artefacts are kept.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def make(self, stage: Stage, function: Make) -> Artefact:
+        """Return the artefact of a stage that is done in one go."""
+        return self._store.make(stage, function)
+
+    def predict(self, stage: Stage, inputs: int, block: int, prepare: Prepare) -> Artefact:
+        """Return the artefact of predictions, which are computed in blocks."""
+        if (found := self._store.find(stage)) is not None:
+            return found
+        return self._store.predict(stage, inputs, block, prepare())
+
+
+@final
+class MissingError(Exception):
+    """Something that a report would show is not there yet."""
+
+
+@final
+class Finished:
+    """Makes nothing, for reports: what is missing is an error that names it.
+
+    Args:
+        store: where artefacts are kept.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def make(self, stage: Stage, function: Make) -> Artefact:
+        """Return the artefact of a stage that is done in one go."""
+        return self._find(stage)
+
+    def predict(self, stage: Stage, inputs: int, block: int, prepare: Prepare) -> Artefact:
+        """Return the artefact of predictions, which are computed in blocks."""
+        return self._find(stage)
+
+    def _find(self, stage: Stage) -> Artefact:
+        found = self._store.find(stage)
+        if found is None:
+            raise MissingError(stage.title)
+        return found

@@ -1,0 +1,93 @@
+"""Knobs: chosen on validation images alone, and swept to see what caution costs and buys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from acnml import Classifier, Map, metrics, tuning
+from acnml.experiments.rotated_mnist.methods import FIXED, LEAST_NLL, MAP, Method, sweep_values
+from acnml.experiments.rotated_mnist.predict import (
+    log_probs_of,
+    predict_sweep,
+    predict_validation,
+)
+from acnml.experiments.rotated_mnist.workshop import Workshop
+
+
+class SweepPoint(NamedTuple):
+    """One value of a family's knob: its price upright, and what every shift is like with it."""
+
+    family: Method
+    value: float
+    validation_nll: float
+    ece: dict[str, float]  # by shift
+    nll: dict[str, float]
+
+
+def chosen(method: Method, workshop: Workshop) -> Method:
+    """Return a method with its knob set, on validation images where it has to be chosen."""
+    if method.choice == FIXED:
+        return method
+    values = sweep_values(method, workshop.study)
+    if method.choice == LEAST_NLL:
+        return method.at(_temperature_of_least_nll(workshop))
+    nlls = [validation_nll(method.family.at(value), workshop) for value in values]
+    budget = validation_nll(MAP, workshop) + workshop.study.choice.tolerance
+    return method.at(most_cautious(values, nlls, budget))
+
+
+def most_cautious(values: Sequence[float], nlls: Sequence[float], budget: float) -> float:
+    """Return the most cautious value whose NLL is within the budget.
+
+    Values come with the most cautious first. Between two that were tried, log NLL is interpolated
+    linearly in the logarithm of the value, so that all methods pay the same price and none is lucky
+    in the grid. Where none is in budget it is the last, the one closest to the plain network.
+
+    >>> most_cautious([1, 10, 100], [0.4, 0.1, 0.1], budget=0.2)
+    3.162
+    """
+    inside = next((i for i, nll in enumerate(nlls) if nll <= budget), len(values) - 1)
+    if inside == 0 or nlls[inside] > budget:
+        return values[inside]
+    share = math.log(nlls[inside - 1] / budget) / math.log(nlls[inside - 1] / nlls[inside])
+    ratio = values[inside] / values[inside - 1]
+    return rounded(values[inside - 1] * ratio**share)
+
+
+def rounded(value: float) -> float:
+    """Keep four digits: what is chosen is not to depend on the last bits of a sum."""
+    return float(f"{value:.4g}")
+
+
+def validation_nll(method: Method, workshop: Workshop) -> float:
+    """Return the NLL on validation images."""
+    log_probs = log_probs_of(predict_validation(method, workshop).load())
+    return metrics.nll(log_probs, workshop.data.validation.labels)
+
+
+def sweep_point(family: Method, value: float, workshop: Workshop) -> SweepPoint:
+    """Measure one value of a family's knob on validation images and on the frontier's."""
+    method, frontier = family.family.at(value), workshop.study.frontier
+    log_probs = log_probs_of(predict_sweep(method, workshop).load())
+    count = workshop.data.count(frontier.images)
+    parts = dict(zip(frontier.shifts, log_probs.split(count), strict=True))
+    labels = workshop.data.test.labels[:count]
+    return SweepPoint(
+        method,
+        value,
+        validation_nll(method, workshop),
+        {s: metrics.ece(p, labels, workshop.study.bins) for s, p in parts.items()},
+        {s: metrics.nll(p, labels) for s, p in parts.items()},
+    )
+
+
+def _temperature_of_least_nll(workshop: Workshop) -> float:
+    """Return the plain network's temperature of least validation NLL, as usual (Guo et al.)."""
+    saved = predict_validation(MAP, workshop).load()
+    batch = [(log_probs_of(saved), workshop.data.validation.labels)]
+    as_saved = Map(Classifier(nn.Identity()))
+    return rounded(tuning.temperature_by_nll(as_saved, batch, progress=False).value)

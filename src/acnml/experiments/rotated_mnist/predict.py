@@ -1,0 +1,109 @@
+"""Predictions: every method at every shift, saved in blocks; all that comes after reads only these.
+
+Of ACNML the log-likelihoods log p_θ̂_y(y|x) are kept before they are normalised, so that both the
+probabilities and the regret follow. Of a plain network the energy is kept beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from acnml import Acnml, Map, Predictor
+from acnml.experiments.data.labelled import Labelled
+from acnml.experiments.pipeline import Artefact, Stage
+from acnml.experiments.pipeline.blocks import Compute
+from acnml.experiments.rotated_mnist.methods import (
+    CONVERGED,
+    Method,
+    artefacts_of,
+    images_of,
+    predictor,
+)
+from acnml.experiments.rotated_mnist.study import LETTERS
+from acnml.experiments.rotated_mnist.workshop import Workshop
+from acnml.params import Params
+
+BLOCK = {"": 1000, "linearised": 500, "paper's steps": 50, CONVERGED: 10}
+
+
+def predict_shift(method: Method, shift: str, workshop: Workshop) -> Artefact:
+    """Let a method, its knob set, see the images of a shift."""
+    count = workshop.data.count(images_of(method, workshop.study))
+    return _predict(
+        f"predict {method.name} {shift}",
+        method,
+        (shift, count),
+        count,
+        lambda: workshop.data.shifted(shift, count),
+        workshop,
+    )
+
+
+def predict_validation(method: Method, workshop: Workshop) -> Artefact:
+    """Let a method see the validation images."""
+    name, data = f"validate {method.name} {method.value:g}", workshop.data.validation
+    return _predict(name, method, "validation", len(data.labels), lambda: data, workshop)
+
+
+def predict_sweep(method: Method, workshop: Workshop) -> Artefact:
+    """Let a method see the frontier's images: those of all its shifts, one after the other."""
+    frontier = workshop.study.frontier
+    count = workshop.data.count(frontier.images)
+
+    def load() -> Labelled:
+        parts = [workshop.data.shifted(shift, count) for shift in frontier.shifts]
+        return Labelled(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    name, what = f"sweep {method.name} {method.value:g}", (frontier.shifts, count)
+    return _predict(name, method, what, count * len(frontier.shifts), load, workshop)
+
+
+def shifts_of(workshop: Workshop) -> tuple[str, ...]:
+    """Return all shifts that there are images of."""
+    letters = () if workshop.data.letters is None else (LETTERS,)
+    return (*workshop.study.shifts, *letters)
+
+
+def log_probs_of(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return the log-probabilities of saved predictions."""
+    if "log_lik" in tensors:
+        return torch.log_softmax(tensors["log_lik"], dim=-1)
+    return tensors["log_probs"]
+
+
+def _predict(
+    name: str,
+    method: Method,
+    what: object,
+    count: int,
+    load: Callable[[], Labelled],
+    workshop: Workshop,
+) -> Artefact:
+    needs = tuple(artefact.stage for artefact in artefacts_of(method, workshop))
+    settings = (method, what, workshop.study.samples, workshop.data.checksum)
+    stage = Stage(name, settings, workshop.seed, needs=needs)
+
+    def prepare() -> Compute:
+        built, images = predictor(method, workshop), load().images
+        return lambda rows: outputs(built, images[rows], method)
+
+    return workshop.artefacts.predict(stage, count, BLOCK[method.solver], prepare)
+
+
+@torch.no_grad()
+def outputs(predict: Predictor, images: Tensor, method: Method) -> Params:
+    """Return what is saved of a batch of predictions."""
+    if isinstance(predict, Acnml):
+        if method.solver == CONVERGED:
+            solution = predict.solve(images)
+            return {"log_lik": solution.log_lik, "residual": solution.residual}
+        assert predict.solver is not None  # methods name theirs
+        return {"log_lik": predict.solver.log_lik(predict.classifier, predict.posterior, images)}
+    if isinstance(predict, Map):
+        logits = predict.classifier.logits(images)
+        log_probs = torch.log_softmax(logits, dim=-1)
+        return {"log_probs": log_probs, "energy": -torch.logsumexp(logits, dim=-1)}
+    return {"log_probs": predict(images)}

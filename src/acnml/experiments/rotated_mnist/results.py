@@ -1,0 +1,191 @@
+"""What the study has found so far, as plain numbers, read from saved predictions alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from typing import Any, NamedTuple, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from acnml import metrics
+from acnml.experiments.rotated_mnist.artefacts import Artefacts, MissingError
+from acnml.experiments.rotated_mnist.detection import Detection, detections
+from acnml.experiments.rotated_mnist.frontier import SweepPoint, chosen, sweep_point
+from acnml.experiments.rotated_mnist.methods import (
+    ACNML_BBP,
+    ACNML_KFAC,
+    ACNML_SWAG,
+    CHEAP,
+    CONVERGED,
+    LINEARISED,
+    METHODS,
+    PAPER,
+    SWEPT,
+    Method,
+    sweep_values,
+)
+from acnml.experiments.rotated_mnist.naive import Comparison, compare
+from acnml.experiments.rotated_mnist.predict import log_probs_of, predict_shift, shifts_of
+from acnml.experiments.rotated_mnist.shifts import StudyData
+from acnml.experiments.rotated_mnist.study import LETTERS, RANDOM, RotatedMnist
+from acnml.experiments.rotated_mnist.workshop import Workshop
+
+T = TypeVar("T")
+STUDY = "rotated-mnist"
+
+
+class Row(NamedTuple):
+    """How one method does on the images of one shift, for one seed."""
+
+    method: Method
+    seed: int
+    shift: str
+    n: int
+    accuracy: float
+    nll: float
+    brier: float
+    ece: float
+    seconds_per_input: float
+
+
+class Agreement(NamedTuple):
+    """How far a solver's probabilities are from the converged ones, on average over all shifts."""
+
+    method: Method
+    total_variation: float
+    residual: float  # of the converged solution, its median
+
+
+class Diagram(NamedTuple):
+    """Points of a reliability diagram, over all seeds."""
+
+    confidence: tuple[float, ...]
+    accuracy: tuple[float, ...]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Results:
+    """All that tables, figures and the report are made of."""
+
+    study: RotatedMnist
+    data: StudyData
+    rows: tuple[Row, ...]
+    diagrams: dict[tuple[str, str], Diagram]  # by method's name and shift
+    detections: tuple[Detection, ...]
+    agreements: tuple[Agreement, ...]
+    sweep: tuple[SweepPoint, ...]
+    comparisons: tuple[Comparison, ...]
+    epoch_seconds: float | None  # of training the plain network
+    missing: tuple[str, ...]  # what is not finished
+
+    def values(self, method: Method, score: str, shift: str) -> list[float]:
+        """Return a score of a method at a shift, for every seed that there is."""
+        rows = (r for r in self.rows if r.method.name == method.name and r.shift == shift)
+        return [float(getattr(row, score)) for row in rows]
+
+
+def collect(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> Results:
+    """Gather what is finished, and note what is not."""
+    workshops = [Workshop(study, data, artefacts, seed) for seed in study.seeds]
+    first, found = workshops[0], _Gathering()
+    sweep = ((family, value) for family in SWEPT for value in sweep_values(family, study))
+    return Results(
+        study,
+        data,
+        rows=found.each(_row, product(workshops, METHODS, study.shifts)),
+        diagrams=_diagrams(workshops, found),
+        detections=tuple(chain(*found.each(_detect, product(workshops, CHEAP)))),
+        agreements=found.each(_agreement, product([first], _solved())),
+        sweep=found.each(sweep_point, ((*point, first) for point in sweep)),
+        comparisons=found.each(compare, product([first], ("0°", study.naive_cnml.shift))),
+        epoch_seconds=next(iter(found.each(_seconds_per_epoch, [(first,)])), None),
+        missing=tuple(found.missing),
+    )
+
+
+@final
+class _Gathering:
+    """Takes what there is, and keeps the names of what is missing."""
+
+    def __init__(self) -> None:
+        self.missing: dict[str, None] = {}  # in order, once each
+
+    def each(self, find: Callable[..., T], arguments: Iterable[tuple[Any, ...]]) -> tuple[T, ...]:
+        """Call the function with each of the arguments, and leave out what is missing."""
+        found = []
+        for some in arguments:
+            try:
+                found.append(find(*some))
+            except MissingError as error:
+                self.missing[str(error)] = None
+        return tuple(found)
+
+
+def _row(workshop: Workshop, method: Method, shift: str) -> Row:
+    ready = chosen(method, workshop)
+    artefact = predict_shift(ready, shift, workshop)
+    log_probs = log_probs_of(artefact.load())
+    labels = workshop.data.test.labels[: len(log_probs)]
+    return Row(
+        ready,
+        workshop.seed,
+        shift,
+        len(labels),
+        metrics.accuracy(log_probs, labels),
+        metrics.nll(log_probs, labels),
+        metrics.brier(log_probs, labels),
+        metrics.ece(log_probs, labels, workshop.study.bins),
+        artefact.seconds_per_input,
+    )
+
+
+def _diagrams(workshops: list[Workshop], found: _Gathering) -> dict[tuple[str, str], Diagram]:
+    """Return the diagrams of upright and of randomly turned images, by method's name and shift."""
+    diagrams = {}
+    for method, shift in product(METHODS, ("0°", RANDOM)):
+        parts = found.each(_log_probs, product(workshops, [method], [shift]))
+        if parts:
+            labels = workshops[0].data.test.labels[: len(parts[0])].repeat(len(parts))
+            bins = metrics.reliability(torch.cat(parts), labels, workshops[0].study.bins)
+            points = (tuple(t.tolist()) for t in (bins.confidence, bins.accuracy))
+            diagrams[method.name, shift] = Diagram(*points)
+    return diagrams
+
+
+def _log_probs(workshop: Workshop, method: Method, shift: str) -> Tensor:
+    return log_probs_of(predict_shift(chosen(method, workshop), shift, workshop).load())
+
+
+def _detect(workshop: Workshop, method: Method) -> list[Detection]:
+    if LETTERS not in shifts_of(workshop):
+        return []
+    ready = chosen(method, workshop)
+    inside, outside = (predict_shift(ready, s, workshop).load() for s in ("0°", LETTERS))
+    return detections(ready, workshop.seed, inside, outside)
+
+
+def _solved() -> list[Method]:
+    methods = (ACNML_BBP, ACNML_KFAC, ACNML_SWAG)
+    return [replace(method, solver=solver) for method in methods for solver in (LINEARISED, PAPER)]
+
+
+def _agreement(workshop: Workshop, method: Method) -> Agreement:
+    ready, distances, residuals = chosen(method, workshop), [], []
+    for shift in workshop.study.shifts:
+        exact = predict_shift(replace(ready, solver=CONVERGED), shift, workshop).load()
+        probs = log_probs_of(predict_shift(ready, shift, workshop).load()).exp()
+        expected = log_probs_of(exact).exp()
+        both = min(len(probs), len(expected))
+        distances.append((probs[:both] - expected[:both]).abs().sum(1) / 2)
+        residuals.append(exact["residual"].flatten())
+    means = torch.cat(distances).mean().item(), torch.cat(residuals).median().item()
+    return Agreement(ready, *means)
+
+
+def _seconds_per_epoch(workshop: Workshop) -> float:
+    network = workshop.network()
+    return network.seconds / int(network.facts["epochs"])

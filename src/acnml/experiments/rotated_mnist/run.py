@@ -1,0 +1,39 @@
+"""The order of the work: what matters most and costs least comes first."""
+
+from __future__ import annotations
+
+from acnml.experiments.rotated_mnist.artefacts import Artefacts
+from acnml.experiments.rotated_mnist.frontier import chosen, sweep_point
+from acnml.experiments.rotated_mnist.methods import CHEAP, COSTLY, SWEPT, Method, sweep_values
+from acnml.experiments.rotated_mnist.naive import compare_all
+from acnml.experiments.rotated_mnist.predict import predict_shift, shifts_of
+from acnml.experiments.rotated_mnist.shifts import StudyData
+from acnml.experiments.rotated_mnist.study import RotatedMnist
+from acnml.experiments.rotated_mnist.workshop import Workshop
+
+
+def run(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> None:
+    """Do all of the study that is not on disk yet: one seed after the other, naive CNML last."""
+    workshops = [Workshop(study, data, artefacts, seed) for seed in study.seeds]
+    for workshop in workshops:
+        for method in CHEAP:
+            predict_everywhere(method, workshop)
+        if workshop is workshops[0]:
+            sweep_everything(workshop)
+        for method in COSTLY:
+            predict_everywhere(method, workshop)
+    compare_all(workshops[0])
+
+
+def predict_everywhere(method: Method, workshop: Workshop) -> None:
+    """Let one method see every shift."""
+    ready = chosen(method, workshop)
+    for shift in shifts_of(workshop):
+        predict_shift(ready, shift, workshop)
+
+
+def sweep_everything(workshop: Workshop) -> None:
+    """Turn the knob of every family."""
+    for family in SWEPT:
+        for value in sweep_values(family, workshop.study):
+            sweep_point(family, value, workshop)

@@ -1,0 +1,170 @@
+"""Workshop: the networks and posteriors of one seed, made when first asked for."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from torch import Tensor, nn
+
+import acnml
+from acnml import Affine, Classifier, Posterior
+from acnml.experiments.models.mlp import mlp
+from acnml.experiments.pipeline import Artefact, Content, Stage, Work
+from acnml.experiments.rotated_mnist.artefacts import Artefacts, Make
+from acnml.experiments.rotated_mnist.shifts import StudyData
+from acnml.experiments.rotated_mnist.study import RotatedMnist
+from acnml.experiments.rotated_mnist.training import Batches, train_mean_field, train_network
+from acnml.inference.curvature import Factors, KroneckerCurvature
+from acnml.random import seeded
+
+MEMBER_SEEDS = 1000  # between the networks of an ensemble: no two studies' seeds meet
+
+
+@final
+class Workshop:
+    """What predictors are built from, for one seed.
+
+    Args:
+        study: the settings.
+        data: the images.
+        artefacts: where stages become artefacts.
+        seed: of all that is random in training.
+    """
+
+    def __init__(
+        self, study: RotatedMnist, data: StudyData, artefacts: Artefacts, seed: int
+    ) -> None:
+        self.study, self.data, self.artefacts, self.seed = study, data, artefacts, seed
+        self._made: dict[str, Artefact] = {}
+
+    # Stages ------------------------------------------------------------------------------------
+
+    def network(self, member: int = 0) -> Artefact:
+        """Train a network; all members of the ensemble but the first are for the ensemble only."""
+        seed, training = self.seed + MEMBER_SEEDS * member, self.study.training
+        stage = self._stage("train network", training, seed)
+        return self._make(
+            stage,
+            lambda work: train_network(self._plain(seed), self.data.train, training, seed, work),
+        )
+
+    def dropout(self) -> Artefact:
+        """Train a network with dropout."""
+        training, seed = self.study.training, self.seed
+        stage = self._stage("train dropout", (training, self.study.dropout), seed)
+        return self._make(
+            stage,
+            lambda work: train_network(self._dropping(), self.data.train, training, seed, work),
+        )
+
+    def bayes_by_backprop(self) -> Artefact:
+        """Train a mean-field posterior."""
+        settings, seed = self.study.bayes_by_backprop, self.seed
+        stage = self._stage("train Bayes by Backprop", settings, seed)
+        return self._make(
+            stage,
+            lambda work: train_mean_field(self._plain(seed), self.data.train, settings, seed, work),
+        )
+
+    def swag(self) -> Artefact:
+        """Collect SWAG-D, from the trained network on."""
+        settings, network = self.study.swag, self.network()
+
+        def make(_: Work) -> Content:
+            batches = Batches(self.data.train, settings.batch_size)
+            swag = acnml.collect_swag(
+                self.classifier(network),
+                batches,
+                settings.epochs,
+                settings.learning_rate,
+                seed=self.seed,
+                progress=False,
+            )
+            return Content.of_posterior(swag.diagonal())
+
+        return self._make(Stage("fit SWAG-D", settings, self.seed, needs=(network.stage,)), make)
+
+    def curvature(self) -> Artefact:
+        """Find the Kronecker-factored curvature of the whole network."""
+        return self._curvature("fit KFAC", self.network(), None)
+
+    def head_curvature(self, member: int = 0) -> Artefact:
+        """Find the Kronecker-factored curvature of the last layer."""
+        name = _last_layer(self._plain(0))
+        names = [f"{name}.weight", f"{name}.bias"]
+        return self._curvature("fit KFAC last layer", self.network(member), names)
+
+    # What they become --------------------------------------------------------------------------
+
+    def classifier(self, network: Artefact) -> Classifier:
+        """Return a trained network."""
+        dropping = network.stage.name == "train dropout"
+        model = self._dropping() if dropping else self._plain(0)
+        model.load_state_dict(network.load())
+        return Classifier(model)
+
+    def at_mean(self, posterior: Posterior) -> Classifier:
+        """Return the network at the mean of a posterior of all its weights."""
+        return Classifier(self._plain(0)).at(posterior.mean)
+
+    # What they share ---------------------------------------------------------------------------
+
+    def _stage(self, name: str, settings: Any, seed: int) -> Stage:
+        return Stage(name, (settings, self.study.hidden, self.data.checksum), seed)
+
+    def _make(self, stage: Stage, function: Make) -> Artefact:
+        """Look at the disk once for every stage."""
+        if stage.key not in self._made:
+            self._made[stage.key] = self.artefacts.make(stage, function)
+        return self._made[stage.key]
+
+    def _curvature(self, name: str, network: Artefact, names: list[str] | None) -> Artefact:
+        def make(_: Work) -> Content:
+            batches = Batches(self.data.train, 1000)
+            classifier = self.classifier(network)
+            curvature = acnml.kronecker_curvature(classifier, batches, names, progress=False)
+            return curvature_content(curvature)
+
+        seed = network.stage.seed
+        return self._make(Stage(name, None, seed, needs=(network.stage,)), make)
+
+    def _plain(self, seed: int) -> nn.Module:
+        pixels = self.data.train.images[0].numel()
+        with seeded(seed):
+            return mlp(10, self.study.hidden, pixels)
+
+    def _dropping(self) -> nn.Module:
+        """Return the network with dropout after every hidden layer."""
+        layers: list[nn.Module] = []
+        for layer in self._plain(self.seed).children():
+            layers += [layer, nn.Dropout(self.study.dropout)] if _is_hidden(layer) else [layer]
+        return nn.Sequential(*layers)
+
+
+def curvature_content(curvature: KroneckerCurvature) -> Content:
+    """Return a curvature as tensors: the mean, and both factors of every layer."""
+    tensors = {f"mean/{name}": tensor for name, tensor in curvature.mean.items()}
+    for layer, inputs, gradients in curvature.factors:
+        tensors |= {f"inputs/{layer.weight}": inputs, f"gradients/{layer.weight}": gradients}
+    layers = [[layer.weight, layer.bias] for layer, _, _ in curvature.factors]
+    return Content(tensors, {"layers": layers})
+
+
+def load_curvature(artefact: Artefact) -> KroneckerCurvature:
+    """Invert `curvature_content`."""
+    tensors = artefact.load()
+
+    def factors(weight: str, bias: str | None) -> Factors:
+        parts: tuple[Tensor, Tensor] = (tensors[f"inputs/{weight}"], tensors[f"gradients/{weight}"])
+        return Factors(Affine(weight, bias), *parts)
+
+    mean = {n.removeprefix("mean/"): t for n, t in tensors.items() if n.startswith("mean/")}
+    return KroneckerCurvature(mean, tuple(factors(*layer) for layer in artefact.facts["layers"]))
+
+
+def _last_layer(network: nn.Module) -> str:
+    return max((name for name, _ in network.named_children()), key=int)
+
+
+def _is_hidden(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.ReLU)
