@@ -477,6 +477,12 @@ def test_the_laplace_covariance_is_the_inverse_hessian(classes):
     )
 
 
+def test_the_laplace_posterior_leaves_the_random_state_alone():
+    state = torch.get_rng_state()
+    laplace(make_problem(40, 2, 3, 0.3))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_without_a_unique_maximum_there_is_no_laplace_posterior():
     with pytest.raises(ValueError, match="l2 > 0"):
         laplace(grid_problem([0, 0, 1, 1]))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from test_demo import Balance
 from torch import Tensor
+from typer.testing import CliRunner
 
-from acnml import Acnml, Gradient, Linearised
+from acnml import Acnml, Gradient, Linearised, cli
 from acnml.exact import LogisticProblem, cnml, fit, laplace, with_intercept
 from acnml.exact.theory import (
     acnml_estimate,
@@ -20,7 +25,12 @@ from acnml.exact.theory import (
     theorem_constants,
 )
 
-EXACTLY = Linearised(tolerance=1e-12)
+from acnml.experiments.theory import study
+from acnml.experiments.theory.report import report, verdicts
+from acnml.experiments.theory.study import ACNML, INFLUENCE, MAP, TheoryStudy
+from acnml.experiments.theory.summary import closing_sentence, number, power, table
+
+EXACTLY = Linearised(tolerance=1e-12, newton_steps=500)
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -180,7 +190,7 @@ def test_without_a_large_enough_ball_nothing_is_claimed(monkeypatch):
 # Rates -----------------------------------------------------------------------------------------
 
 # Rates are for many data: with 12 queries, some of them far out, a few hundred are not many.
-SIZES = [1000, 4000, 16_000, 64_000]
+SIZES = [1000, 4000, 16_000]
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -208,3 +218,131 @@ def test_errors_of_the_parameters_fall_at_their_rates(estimate, expected):
             (estimate(problem, fit(problem), QUERIES) - refitted).norm(dim=-1).max().item()
         )
     assert slope(SIZES, errors) == pytest.approx(expected, abs=0.2)
+
+
+# Study -----------------------------------------------------------------------------------------
+
+tiny_study = partial(TheoryStudy, sizes=(300, 1200, 4800), queries=4, spread=1.5)
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.points = 0
+
+    def stage(self, name: str) -> None:
+        pass
+
+    def advance(self, points: int) -> None:
+        self.points += points
+
+
+@pytest.fixture(scope="module")
+def findings():
+    return study.run(tiny_study(), Silent())
+
+
+def test_the_same_seed_gives_the_same_numbers_and_leaves_no_trace(findings):
+    state, threads, progress = torch.get_rng_state(), torch.get_num_threads(), Silent()
+    again = study.run(tiny_study(), progress)
+    assert table(again) == table(findings)
+    assert progress.points == findings.study.work
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+def test_the_study_finds_the_rates_and_breaks_no_bound(findings):
+    assert findings.broken == 0
+    assert all(m.converged for m in findings.measured)
+    for method, expected in ((MAP, -1), (INFLUENCE, -2), (ACNML, -2)):
+        assert findings.parameter_slope(method) == pytest.approx(expected, abs=0.2)
+        assert findings.log_prob_slope(method) == pytest.approx(expected, abs=0.2)
+
+
+def test_smaller_training_sets_are_the_beginning_of_larger_ones():
+    whole, queries = study.draw(tiny_study())
+    assert len(whole.features) == 4800
+    assert queries.shape == (4, 3)
+    share = torch.sigmoid(whole.features @ torch.tensor(tiny_study().weights).double()).mean()
+    assert whole.labels.double().mean() == pytest.approx(share.item(), abs=0.03)
+
+
+def test_bounds_are_put_beside_their_errors():
+    bound = torch.tensor([1.0, 2.0, math.inf, 3.0])
+    found = study.compare(bound, torch.tensor([0.5, 4.0, 9.0, 1.0]))
+    assert found == study.Bound(largest=math.inf, proven=0.75, broken=1, tightest=0.5)
+    nothing = study.compare(torch.tensor([math.inf]), torch.tensor([1.0]))
+    assert nothing == study.Bound(math.inf, 0.0, 0, math.inf)
+
+
+def with_theorem(findings, *proven: float):
+    """Findings with other shares of queries that meet the theorem's condition."""
+    measured = tuple(
+        m._replace(theorem_bound=m.theorem_bound._replace(proven=share))
+        for m, share in zip(findings.measured, proven, strict=True)
+    )
+    return replace(findings, measured=measured)
+
+
+def test_the_theorem_holds_from_where_it_holds_for_good(findings):
+    assert with_theorem(findings, 1, 0.5, 1).theorem_from == 4800
+    assert with_theorem(findings, 0, 1, 1).theorem_from == 1200
+    assert with_theorem(findings, 1, 1, 0.9).theorem_from is None
+    assert "fails for some query at every n" in verdicts(with_theorem(findings, 1, 1, 0))
+    assert "from n = 1,200 on" in verdicts(with_theorem(findings, 0, 1, 1))
+
+
+def test_words_follow_the_numbers(findings):
+    assert closing_sentence(findings).endswith("no error is above its bound.")
+    assert "as the theory says" in closing_sentence(findings)
+    last = findings.measured[-1]
+    broken = last._replace(acnml_bound=last.acnml_bound._replace(broken=2))
+    worse = last._replace(log_prob_errors={**last.log_prob_errors, ACNML: 1.0})
+    early = findings.measured[:-1]
+    assert "2 errors are above their bounds" in closing_sentence(
+        replace(findings, measured=(*early, broken))
+    )
+    assert "less than the theory says" in closing_sentence(
+        replace(findings, measured=(*early, worse))
+    )
+    unsolved = replace(findings, measured=(*early, last._replace(converged=False)))
+    assert "Not all refits converged" in verdicts(unsolved)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(math.inf, "none"), (0.0123, "0.012"), (258.4, "258"), (1.26e-7, "1.3e-7"), (12345, "1.2e4")],
+)
+def test_numbers_are_written_short(value, expected):
+    assert number(value) == expected
+
+
+def test_powers_are_written_above_the_line():
+    assert power(-1.98) == "n⁻¹·⁹⁸"
+
+
+@pytest.mark.parametrize("sizes", [(100,), (200, 100), (100, 100)])
+def test_sizes_that_do_not_increase_are_refused(sizes):
+    with pytest.raises(ValueError, match="increase"):
+        tiny_study(sizes=sizes)
+
+
+def test_the_report_is_well_formed_and_self_contained(findings):
+    html = report(findings)
+    parsed = Balance()
+    parsed.feed(html)
+    assert parsed.open == []
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert all(reference.startswith("#") for reference in parsed.references)
+    body = html[html.index("<body>") :]
+    assert set(re.findall(r"#[0-9a-f]{6}\b", body)) == set()  # all colours follow the page
+
+
+def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, findings):
+    monkeypatch.setattr(study, "TheoryStudy", tiny_study)
+    result = CliRunner().invoke(cli.build_app(), ["reproduce", "theory", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    for row in table(findings):
+        assert re.search(r"^ +" + r" +".join(map(re.escape, row)), result.output, re.MULTILINE)
+    assert f"Report: {tmp_path / 'report.html'}" in result.output
+    assert " ".join(result.output.split()).endswith(closing_sentence(findings))
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == report(findings)

@@ -141,13 +141,13 @@ class _KeyRule(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, terms: Terms) -> Tensor:
         ctx.terms, ctx.shape = terms, inputs.shape
-        return _total((one.weight * inputs) @ one.inputs.mT @ one.deltas for one in terms)
+        return _total((one.weight * (inputs @ one.inputs.mT)) @ one.deltas for one in terms)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Pull back to the inputs: Σ_t k_t ⟨d_t, g⟩."""
-        pulled = _total((one.weight * grad) @ one.deltas.mT @ one.inputs for one in ctx.terms)
+        pulled = _total((one.weight * (grad @ one.deltas.mT)) @ one.inputs for one in ctx.terms)
         return pulled.sum_to_size(ctx.shape), None
 
 
@@ -212,22 +212,27 @@ class _DiagonalRule(torch.autograd.Function):
         ctx.terms, ctx.var, ctx.shape = terms, var, inputs.shape
         width = var.shape[1]
         inputs = inputs[..., :width]
-        return _total(
-            (a[..., :width] * inputs) @ var.T * (weight * delta)
-            for weight, delta, a in _one_by_one(terms)
-        )
+        total = None
+        for weight, delta, a in _one_by_one(terms):
+            total = _added(total, (a[..., :width] * inputs) @ var.T, delta, weight)
+        assert total is not None
+        return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """Pull back to the inputs: Σ_t a_t ⊙ Sᵀ(δ_t ⊙ g)."""
-        width = ctx.var.shape[1]
-        pulled = _total(
-            (weight * delta * grad) @ ctx.var * a[..., :width]
-            for weight, delta, a in _one_by_one(ctx.terms)
-        )
-        whole = functional.pad(pulled, (0, ctx.shape[-1] - width))
+        width, total = ctx.var.shape[1], None
+        for weight, delta, a in _one_by_one(ctx.terms):
+            total = _added(total, (delta * grad) @ ctx.var, a[..., :width], weight)
+        assert total is not None
+        whole = functional.pad(total, (0, ctx.shape[-1] - width))
         return whole.sum_to_size(ctx.shape), None, None
+
+
+def _added(total: Tensor | None, x: Tensor, y: Tensor, weight: float) -> Tensor:
+    """Return total + weight · x ⊙ y, in place: these tensors are large."""
+    return (x * y).mul_(weight) if total is None else total.addcmul_(x, y, value=weight)
 
 
 def _one_by_one(terms: Terms) -> Iterator[tuple[float, Tensor, Tensor]]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from acnml.classifier import Classifier
 from acnml.exact.design import Design
@@ -64,9 +65,11 @@ def directions(design: Design, weights: Tensor) -> Tensor:
 
 def _network(weights: Tensor, codes: Tensor) -> nn.Sequential:
     """Return logits C V x as two Linear layers, of which the posterior covers the first."""
+    like = {"bias": False, "device": weights.device, "dtype": weights.dtype}
+    # Left without initial values, which would come from the global random state.
     layers = nn.Sequential(
-        nn.Linear(weights.shape[1], weights.shape[0], bias=False),
-        nn.Linear(codes.shape[1], codes.shape[0], bias=False),
-    ).to(weights.device, weights.dtype)
+        skip_init(nn.Linear, weights.shape[1], weights.shape[0], **like),
+        skip_init(nn.Linear, codes.shape[1], codes.shape[0], **like),
+    )
     layers.load_state_dict({"0.weight": weights, "1.weight": codes})
     return layers
