@@ -31,13 +31,15 @@ GAPS = ("diagonal", "Kronecker")
 
 def main() -> None:
     """Run what the arguments name."""
-    names = [name for name in sys.argv[1:] if name in SUBJECTS]
-    if "--page" not in sys.argv:
-        for name in names or SUBJECTS:
+    everything = [*SUBJECTS, "growth"]
+    for name in everything if len(sys.argv) == 1 else sys.argv[1:]:
+        if name in SUBJECTS:
             measure(name)
-        if not names:
+        elif name == "growth":
             save("classes", against_classes())
             save("training images", against_training_images())
+        elif name != "--page":
+            sys.exit(f"nothing is called {name!r} here; there are {', '.join(everything)}")
     results = load()
     if {"costs", "gaps", "classes", "training images"} <= set(results):
         write_page(results)

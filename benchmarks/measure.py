@@ -100,13 +100,13 @@ def _method(subject: Subject, posterior: Posterior, method: str) -> tuple[Run, i
         return lambda: bma(many), len(many)
     if method == "one step of the paper's loop":
         one = images[:1]
-        return lambda: Reference(1, 0.5).log_lik(classifier, posterior, one), 1
+        return lambda: Reference(1, 0.5, rows_at_once=1).log_lik(classifier, posterior, one), 1
     kronecker = "Kronecker" in type(posterior).__name__
     steps, size = (10, 0.25) if kronecker else (5, 0.5)
     solver = {
         "linearised": Linearised(),
         "polished": Linearised(polish=2),
-        "the paper's loop": Reference(steps, size),
+        "the paper's loop": Reference(steps, size, rows_at_once=1),
     }.get(method, Gradient(steps, size))
     count = 1 if method == "the paper's loop" else subject.inputs
     if method == "linearised" and len(posterior.mean) <= 2:

@@ -114,7 +114,7 @@ def head(classes: int) -> Subject:
         "Kronecker": curvature.posterior(300.0, FactorBlock.damped),
     }
     solvers = dict.fromkeys(posteriors, ("linearised",))
-    size = 200 if classes <= 100 else 8
+    size = 120 if classes <= 100 else 1
     data = features, labels
     return Subject(f"head, {classes} classes", network, data, posteriors, solvers, size, 600, 2)
 
@@ -139,7 +139,7 @@ def _convolutional(
     last = [acnml.last_linear(network)]
     posteriors = {
         "diagonal": _narrow(classifier),
-        "Kronecker": curvature.posterior(100.0, FactorBlock.damped),
+        "Kronecker": curvature.posterior(1e5, FactorBlock.damped),
         "last layer": acnml.fit_kfac_laplace(classifier, some, 30.0, last, progress=False),
     }
     solvers = {

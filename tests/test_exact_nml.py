@@ -61,11 +61,8 @@ def test_the_regret_is_the_same_for_every_sequence_and_no_distribution_has_less(
         assert found.regret(rival).max() > found.complexity + 1e-6
 
 
-def test_cnml_is_nml_of_the_last_label():
-    """Given the other labels, the likelihoods of CNML are those of NML's sequences at that point.
-
-    The whole sequence's maximum is shared; CNML looks at its probability of the last label only.
-    """
+def test_cnml_looks_at_the_last_label_of_a_fitted_sequence():
+    """The maximum is that of the whole sequence; CNML takes its probability of the last label."""
     features, labels = with_intercept(normal(6, 7, 1)), torch.tensor([0, 1, 0, 1, 1, 0])
     refits = cnml(LogisticProblem(features[:6], labels), features[6:])
     for label in range(2):

@@ -9,7 +9,6 @@ from functools import partial
 
 import pytest
 import torch
-from test_demo import Balance
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -24,11 +23,11 @@ from acnml.exact.theory import (
     theorem_bound,
     theorem_constants,
 )
-
 from acnml.experiments.theory import study
 from acnml.experiments.theory.report import report, verdicts
 from acnml.experiments.theory.study import ACNML, INFLUENCE, MAP, TheoryStudy
 from acnml.experiments.theory.summary import closing_sentence, number, power, table
+from test_demo import Balance
 
 EXACTLY = Linearised(tolerance=1e-12, newton_steps=500)
 

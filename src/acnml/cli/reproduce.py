@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
     @studies.command()
     def toy(
         out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("toy"),
-        seed: Annotated[int, typer.Option(min=0, help="Another seed, other points.")] = 1,
+        seed: Annotated[int, typer.Option(min=0, help="Another seed, other points.")] = 0,
     ) -> None:
         """Section 2: exact CNML and CNMAP on points in the plane, in under a minute."""
         run_toy(out, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from torch import nn
@@ -63,6 +64,7 @@ def rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
+@lru_cache(maxsize=1024)  # a choice looks at the same few for every shift
 def validation_nll(method: Method, workshop: Workshop) -> float:
     """Return the NLL on validation images."""
     log_probs = log_probs_of(predict_validation(method, workshop).load())

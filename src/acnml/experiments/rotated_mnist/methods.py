@@ -21,6 +21,7 @@ NETWORK, DROPOUT, BBP, SWAG, KFAC = "network", "dropout", "BBP", "SWAG-D", "KFAC
 HEAD, ENSEMBLE, HEADS = "KFAC last layer", "ensemble", "ensemble, KFAC last layers"
 # How ACNML is solved.
 LINEARISED, PAPER, CONVERGED = "linearised", "paper's steps", "converged"
+NEWTON_STEPS = 200  # at most: the widest posteriors of a sweep take many
 # Knobs.
 TEMPERATURE, ALPHA, TAU, SCALE = "temperature", "alpha", "prior precision", "covariance scale"
 # How the knob is set.
@@ -204,8 +205,8 @@ def solver_of(method: Method) -> Solver:
     if method.solver == PAPER:
         return acnml.Gradient(10, 0.25) if method.posterior == KFAC else acnml.Gradient(5, 0.5)
     if method.solver == CONVERGED:
-        return acnml.Linearised(polish=30, step_size=0.3)
-    return acnml.Linearised()
+        return acnml.Linearised(polish=30, step_size=0.3, newton_steps=NEWTON_STEPS)
+    return acnml.Linearised(newton_steps=NEWTON_STEPS)
 
 
 def _ground(method: Method, workshop: Workshop) -> Ground:

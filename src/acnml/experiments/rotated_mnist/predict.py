@@ -7,6 +7,7 @@ probabilities and the regret follow. Of a plain network the energy is kept besid
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -87,10 +88,16 @@ def _predict(
     stage = Stage(name, settings, workshop.seed, needs=needs)
 
     def prepare() -> Compute:
-        built, images = predictor(method, workshop), load().images
+        built, images = _built(method, workshop), load().images
         return lambda rows: outputs(built, images[rows], method)
 
     return workshop.artefacts.predict(stage, count, BLOCK[method.solver], prepare)
+
+
+@lru_cache(maxsize=1)
+def _built(method: Method, workshop: Workshop) -> Predictor:
+    """Build a predictor once for all shifts in a row: samples of a posterior take their time."""
+    return predictor(method, workshop)
 
 
 @torch.no_grad()

@@ -66,7 +66,7 @@ class Frontier:
     shifts: tuple[str, ...] = ("0°", "60°", "90°", "180°", RANDOM)
     temperatures: tuple[float, ...] = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
     alphas: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-    prior_precisions: tuple[float, ...] = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+    prior_precisions: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
     covariance_scales: tuple[float, ...] = (0.1, 0.3, 1.0, 1.5, 2.0)
 
 

@@ -14,11 +14,13 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from acnml.experiments.drawing import FAINT, INK, PAPER, STYLE, halo, label_ends, panel
+from acnml.experiments.drawing import FAINT, INK, STYLE, halo, label_ends, panel
 from acnml.experiments.toy.study import ACNML, BMA, CNMAP, CNML, MAP, Findings, QueryFit, Sample
 
 # Okabe and Ito's palette, whose colours stay apart for every common kind of colour vision.
-CLASS_COLOURS = ("#d55e00", "#0072b2")
+# What lies on a map keeps its colours in a dark page, as the map does: none of these is the page's.
+CLASS_COLOURS = ("#d45d00", "#0071b1")
+LINE, EDGE = "#23272c", "#fdfdfd"
 CLASS_MARKERS = ("o", "^")
 # Lighter than the points that lie on them.
 CLASSES = LinearSegmentedColormap.from_list("classes", ["#ea9a5b", "#ffffff", "#5fa8d6"])
@@ -68,8 +70,12 @@ def query_map(findings: Findings, fit: QueryFit, label: int | None, title: str) 
     axes = figure.axes[0]
     x, y = findings.study.query
     marker = "*" if label is None else CLASS_MARKERS[label]
-    face = PAPER if label is None else CLASS_COLOURS[label]
-    star: dict[str, Any] = {"markerfacecolor": face, "markeredgecolor": INK, "markeredgewidth": 1.3}
+    face = EDGE if label is None else CLASS_COLOURS[label]
+    star: dict[str, Any] = {
+        "markerfacecolor": face,
+        "markeredgecolor": LINE,
+        "markeredgewidth": 1.3,
+    }
     axes.plot(x, y, marker, markersize=13 if label is None else 10, **star)
     return figure
 
@@ -136,7 +142,7 @@ def draw_map(
 def draw_levels(axes: Axes, findings: Findings, probability: Tensor) -> None:
     """Draw where a class becomes likelier than the other, and where it has 90%."""
     e = findings.study.extent
-    box: dict[str, Any] = {"extent": (-e, e, -e, e), "colors": INK}
+    box: dict[str, Any] = {"extent": (-e, e, -e, e), "colors": LINE}
     values = probability.numpy()
     axes.contour(values, [0.5], linewidths=1.1, **box)
     axes.contour(values, [0.1, 0.9], linewidths=0.7, linestyles="dashed", **box)
@@ -146,5 +152,5 @@ def draw_points(axes: Axes, sample: Sample) -> None:
     """Draw the training points, a shape and a colour per class."""
     for label, (marker, colour) in enumerate(zip(CLASS_MARKERS, CLASS_COLOURS, strict=True)):
         points = sample.points[sample.labels == label].numpy()
-        edge: dict[str, Any] = {"markeredgecolor": PAPER, "markeredgewidth": 0.7}
+        edge: dict[str, Any] = {"markeredgecolor": EDGE, "markeredgewidth": 0.7}
         axes.plot(*points.T, marker, color=colour, markersize=4.5, **edge)

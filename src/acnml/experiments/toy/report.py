@@ -94,10 +94,10 @@ def one_query(findings: Findings) -> str:
     return f"""<h2>One new point, two stories</h2>
 <figure><div class="panels" style="{COLUMNS}">{panels}</div>{_class_bar("bar-query")}
 <figcaption>The solid line parts the classes, at the dashed lines a class has 90%. Fitted to the
-data alone, the model gives the star {findings.trained.at_query[1]:.0%} for blue. But if it is
-told that the point is orange, the line turns, the data are still explained well enough, and orange
-gets {first.at_query[0]:.0%}. Told that it is blue, blue gets {second.at_query[1]:.0%}. Divided
-by their sum, CNML gives orange {orange} and blue {blue}.</figcaption></figure>"""
+data alone, the model gives the star {_percent(findings.trained.at_query[1])} for blue. But if it is
+told that the point is orange, the line turns to explain it as well as the data allow, and orange
+gets {_percent(first.at_query[0])}. Told that it is blue, blue gets {_percent(second.at_query[1])}.
+Divided by their sum, CNML gives orange {orange} and blue {blue}.</figcaption></figure>"""
 
 
 def everywhere(findings: Findings) -> str:
@@ -205,10 +205,12 @@ def _approximation_claim(findings: Findings) -> str:
     first, last = findings.study.penalties[0], findings.study.penalties[-1]
     near, far = (findings.distance(ACNML, l2) for l2 in (last, first))
     closest = listed([f"{_closest(findings, p)} (λ = {p:g})" for p in findings.study.penalties])
+    cautious = findings.confidence(ACNML, first) < findings.confidence(CNMAP, first)
+    why = " It is too cautious there: the Gaussian is wider than what the data allow."
     return (
         f"ACNML’s Gaussian knows the curvature at the trained weights and nowhere else. On average "
-        f"it is {near:.3f} from CNMAP with λ = {last:g} and {far:.3f} with λ = {first:g}. Closest "
-        f"to CNMAP of the methods without refits: {closest}."
+        f"it is {near:.3f} from CNMAP with λ = {last:g} and {far:.3f} with λ = {first:g}."
+        f"{why if cautious else ''} Closest to CNMAP of the methods without refits: {closest}."
     )
 
 
@@ -223,6 +225,11 @@ def _solved_claim(findings: Findings) -> str:
     if open_rows:
         return f"{open_rows:,} of {refits:,} refits did not converge; the maps are not exact there."
     return f"All {refits:,} refits converged."
+
+
+def _percent(probability: float) -> str:
+    """Write a probability without rounding it to certainty."""
+    return "more than 99.9%" if probability > 0.999 else f"{probability:.0%}"
 
 
 # What they share -------------------------------------------------------------------------------

@@ -43,13 +43,13 @@ class ToyStudy:
         samples: posterior samples of BMA.
     """
 
-    seed: int = 1
+    seed: int = 0
     points: int = 40
     overlapping: float = 2.2
     apart: float = 6.0
     extent: float = 8.0
     resolution: int = 100
-    query: tuple[float, float] = (6.0, -3.0)
+    query: tuple[float, float] = (4.5, -5.0)
     penalties: tuple[float, ...] = (0.1, 1.0, 10.0)
     distances: tuple[float, ...] = (2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)
     samples: int = 200

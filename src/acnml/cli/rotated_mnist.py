@@ -1,0 +1,69 @@
+"""`acnml reproduce rotated-mnist`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from acnml.cli.folders import require_writable
+
+
+def register(studies: typer.Typer) -> None:
+    """Add the study."""
+
+    @studies.command(name="rotated-mnist")
+    def rotated_mnist(
+        preset: Annotated[str, typer.Option(help="quick (15 minutes) or full (hours).")] = "quick",
+        seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds.")] = None,
+        out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("rotated-mnist"),
+        settings: Annotated[
+            list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting.")
+        ] = None,
+        report_only: Annotated[
+            bool, typer.Option("--report-only", help="Report what is finished, and do no more.")
+        ] = False,
+    ) -> None:
+        """MNIST as it turns: calibration, its price, and what the paper says of both.
+
+        A run that was interrupted goes on where it was when the same command is given again.
+        """
+        chosen = [*(settings or []), *([f"seeds={_first(seeds)}"] if seeds else [])]
+        run_study(preset, chosen, out, report_only)
+
+
+def run_study(preset_name: str, settings: list[str], out: Path, report_only: bool) -> None:
+    """Do what is missing of the study, and write its report."""
+    require_writable(out)
+    from rich.console import Console
+
+    from acnml.experiments.data.folder import DataError
+    from acnml.experiments.files import CannotWriteError
+    from acnml.experiments.pipeline import Reporter, SettingError, Store, override, preset
+    from acnml.experiments.rotated_mnist.artefacts import Finished, Making
+    from acnml.experiments.rotated_mnist.report import headline, write_report
+    from acnml.experiments.rotated_mnist.results import collect
+    from acnml.experiments.rotated_mnist.run import run
+    from acnml.experiments.rotated_mnist.shifts import load_data
+    from acnml.experiments.rotated_mnist.study import PRESETS
+
+    console = Console()
+    try:
+        study = override(preset(PRESETS, preset_name), settings)
+        data = load_data(study)
+        console.print(data.note, highlight=False, markup=False)
+        store = Store(out, study, Reporter(console, out / "run.log"))
+        if not report_only:
+            run(study, data, Making(store))
+        results = collect(study, data, Finished(store))
+        path = write_report(results, out)
+    except (SettingError, DataError, CannotWriteError) as error:
+        sys.exit(str(error))
+    console.print(f"Report: {path}", soft_wrap=True, highlight=False)
+    console.print(f"\n{headline(results)}", highlight=False)
+
+
+def _first(count: int) -> str:
+    return ",".join(map(str, range(count)))

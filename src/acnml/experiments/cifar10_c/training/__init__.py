@@ -1,0 +1,40 @@
+"""Training as in the SWAG paper: SGD, then SGD at a constant rate whose weights are collected.
+
+    settings.py     what is done, as plain data, with the presets `paper` and `cpu`
+    task.py         a network, the images it learns from, and their order
+    processes.py    one process, or several that `torchrun` has started
+    loop.py         SGD, from the last checkpoint on
+    keeper.py       who keeps checkpoints
+    state.py        all that the loop goes on from, as tensors
+    result.py       what comes out of it, as an artefact's content and back
+    stage.py        the stage of a study, made by all processes together
+
+Several processes train one network by
+
+    torchrun --nproc-per-node 2 -m acnml.experiments.cifar10_c.training vgg16 --out OUT
+"""
+
+from acnml.experiments.cifar10_c.training.keeper import Keeper, Nobody
+from acnml.experiments.cifar10_c.training.loop import train
+from acnml.experiments.cifar10_c.training.processes import Processes, joined
+from acnml.experiments.cifar10_c.training.result import Trained, load_trained
+from acnml.experiments.cifar10_c.training.settings import PRESETS, Recipe, Training
+from acnml.experiments.cifar10_c.training.stage import make_together, training_stage
+from acnml.experiments.cifar10_c.training.task import Task, prepare_task
+
+__all__ = [
+    "PRESETS",
+    "Keeper",
+    "Nobody",
+    "Processes",
+    "Recipe",
+    "Task",
+    "Trained",
+    "Training",
+    "joined",
+    "load_trained",
+    "make_together",
+    "prepare_task",
+    "train",
+    "training_stage",
+]

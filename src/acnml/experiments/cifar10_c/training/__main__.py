@@ -1,0 +1,48 @@
+"""Train one network of a preset, in as many processes as `torchrun` starts.
+
+    torchrun --nproc-per-node 2 -m acnml.experiments.cifar10_c.training vgg16 --out OUT
+
+The study finds the network in the folder OUT. Run the same command again after a break.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from acnml.experiments.cifar10_c.training import (
+    PRESETS,
+    Recipe,
+    joined,
+    make_together,
+    prepare_task,
+    training_stage,
+)
+from acnml.experiments.data import cifar10
+from acnml.experiments.pipeline import Reporter, Store, override, preset
+
+RECIPES = {name: recipe for recipes in PRESETS.values() for name, recipe in recipes.items()}
+
+
+def main(
+    model: Annotated[str, typer.Argument(help=f"One of {', '.join(RECIPES)}.")],
+    out: Annotated[Path, typer.Option(help="Folder of the study.")],
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="training.epochs=2")] = None,
+) -> None:
+    """Train a network on the 50,000 training images of CIFAR-10."""
+    recipe: Recipe = override(preset(RECIPES, model), settings or [])
+    data = cifar10.load("train")
+    stage = training_stage(recipe, data, seed)
+    with joined() as processes:
+        store = Store(out, recipe, Reporter(Console(quiet=not processes.leads), out / "run.log"))
+        prepare = partial(prepare_task, recipe, data, seed)
+        make_together(store, stage, recipe.training, prepare, processes)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,77 @@
+"""Small pieces of the report: inline figures, table rows, and what methods are called in tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from html import escape
+
+from acnml.experiments.drawing import THEME
+from acnml.experiments.page import inline_svg
+from acnml.experiments.pipeline import duration
+from acnml.experiments.rotated_mnist.looks import MATCHED, VARIABLES
+from acnml.experiments.rotated_mnist.methods import LEAST_NLL, LINEARISED, TEMPERATURE, Method
+from acnml.experiments.rotated_mnist.results import Results
+from acnml.experiments.rotated_mnist.tables import knob_text, shown
+
+COLOURS = {**VARIABLES, **THEME}
+
+
+def label(method: Method) -> str:
+    """Name a method in a table: its rule, what it stands on, how it is solved."""
+    tempered = {True: "tempered ", False: ""}[method.knob == TEMPERATURE]
+    least = ", T of least NLL" if method.choice == LEAST_NLL else ""
+    solver = f", {method.solver}" if method.solver not in ("", LINEARISED) else ""
+    return f"{tempered}{method.rule}, {method.posterior}{solver}{least}"
+
+
+def svg(name: str, document: str) -> str:
+    """Put a figure inline, in the page's colours."""
+    return inline_svg(document, name, name.replace("-", " "), COLOURS)
+
+
+def panels(drawn: dict[str, str], prefix: str) -> str:
+    """Put all figures inline whose names begin so."""
+    return "".join(svg(name, drawn[name]) for name in drawn if name.startswith(prefix))
+
+
+def row(head: str, cells: Sequence[str]) -> str:
+    """Return a row of a table."""
+    columns = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return f'<tr><th scope="row">{escape(head)}</th>{columns}</tr>'
+
+
+def score_row(results: Results, method: Method, shifts: Sequence[str]) -> str:
+    """Return a method's upright NLL, and its ECE at some shifts."""
+    nll = shown(results.values(method, "nll", "0°"))
+    return row(label(method), [nll, *(shown(results.values(method, "ece", s)) for s in shifts)])
+
+
+def timing_row(name: str, seconds: float, plain: Sequence[float]) -> str:
+    """Return what one image takes, and how many forward passes that is."""
+    passes = f"{seconds / statistics.fmean(plain):,.1f}" if plain else "–"
+    return row(name, [duration(seconds), passes])
+
+
+def detection_rows(results: Results) -> str:
+    """Return a row for every method and score, the best AUROC first."""
+    by_key: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for found in results.detections:
+        key = label(found.method), found.score
+        by_key.setdefault(key, []).append((found.auroc, found.fpr95))
+    ordered = sorted(by_key.items(), key=lambda item: -statistics.fmean(a for a, _ in item[1]))
+    return "".join(
+        row(name, [score, *(shown(values) for values in zip(*pairs, strict=True))])
+        for (name, score), pairs in ordered
+    )
+
+
+def choices(results: Results) -> str:
+    """Say where the knobs of matched methods stand, for the first seed."""
+    ready = {r.method.name: r.method for r in results.rows if r.seed == results.study.seeds[0]}
+    texts = [
+        f"{label(method)}: {knob_text(ready[method.name])}"
+        for method in MATCHED
+        if method.knob and method.name in ready
+    ]
+    return f"Knobs of seed {results.study.seeds[0]}: {escape('; '.join(texts))}." if texts else ""

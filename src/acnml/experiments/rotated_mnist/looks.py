@@ -1,0 +1,67 @@
+"""How methods look in figures and what they are called there: one label, colour and marker each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from acnml.experiments.rotated_mnist import methods
+from acnml.experiments.rotated_mnist.methods import Method
+
+
+class Look(NamedTuple):
+    """A label, a colour of Okabe and Ito's palette (or near it), and a marker."""
+
+    label: str
+    colour: str
+    marker: str
+
+
+ORANGE, PINK, BLUE, GREEN = "#d55e00", "#cc79a7", "#0072b2", "#009e73"
+SKY, AMBER, VIOLET, GREY = "#56b4e9", "#e69f00", "#7b5cc4", "#8a9099"
+# The first four follow the page's light or dark scheme.
+VARIABLES = {ORANGE: "map", PINK: "bma", BLUE: "acnml", GREEN: "last-layer"}
+
+LOOKS: Mapping[Method, Look] = {
+    methods.MAP: Look("MAP", ORANGE, "o"),
+    methods.TEMPERED: Look("tempered MAP", AMBER, "v"),
+    methods.TEMPERED_LEAST_NLL: Look("MAP, T of least NLL", AMBER, "1"),
+    methods.ENSEMBLE_MAP: Look("ensemble", GREY, "P"),
+    methods.TEMPERED_ENSEMBLE: Look("tempered ensemble", VIOLET, "X"),
+    methods.MC_DROPOUT: Look("MC dropout", SKY, "p"),
+    methods.GLM_HEAD: Look("GLM, last layer", PINK, "s"),
+    methods.ACNML_HEAD: Look("ACNML, last layer", GREEN, "D"),
+    methods.ACNML_HEADS: Look("ensemble of ACNML, last layer", BLUE, "*"),
+    methods.ACNML_KFAC: Look("ACNML, KFAC", SKY, "^"),
+    methods.BMA_KFAC: Look("BMA, KFAC", GREY, "<"),
+    methods.MAP_BBP: Look("MAP", ORANGE, "o"),
+    methods.TEMPERED_BBP: Look("tempered MAP", AMBER, "v"),
+    methods.BMA_BBP: Look("BMA", PINK, "s"),
+    methods.ACNML_BBP: Look("ACNML, linearised", GREEN, "D"),
+    methods.ACNML_BBP_PAPER: Look("ACNML, 5 steps", BLUE, "^"),
+    methods.MAP_SWAG: Look("MAP", ORANGE, "o"),
+    methods.BMA_SWAG: Look("BMA", PINK, "s"),
+    methods.ACNML_SWAG: Look("ACNML", BLUE, "^"),
+}
+PAPERS = (methods.MAP_BBP, methods.BMA_BBP, methods.ACNML_BBP_PAPER, methods.ACNML_BBP)
+MATCHED = (
+    methods.MAP,
+    methods.TEMPERED,
+    methods.ENSEMBLE_MAP,
+    methods.TEMPERED_ENSEMBLE,
+    methods.GLM_HEAD,
+    methods.ACNML_KFAC,
+    methods.ACNML_HEAD,
+    methods.ACNML_HEADS,
+)
+# Families whose sweeps are drawn together: around one network, around the mean-field posterior.
+AROUND_NETWORK = (
+    methods.TEMPERED,
+    methods.TEMPERED_ENSEMBLE,
+    methods.GLM_HEAD,
+    methods.BMA_KFAC,
+    methods.ACNML_KFAC,
+    methods.ACNML_HEAD,
+    methods.ACNML_HEADS,
+)
+AROUND_BBP = (methods.TEMPERED_BBP, methods.BMA_BBP, methods.ACNML_BBP)

@@ -1,0 +1,71 @@
+"""The study's main numbers as a Markdown page, results.md: small enough to keep beside the code."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from acnml.experiments.pipeline import duration
+from acnml.experiments.rotated_mnist.fragments import label
+from acnml.experiments.rotated_mnist.methods import METHODS
+from acnml.experiments.rotated_mnist.results import Results
+from acnml.experiments.rotated_mnist.tables import knob_text, shown
+from acnml.experiments.rotated_mnist.verdict import Verdict, verdicts
+
+OUTCOME = {True: "yes", False: "no", None: "–"}
+
+
+def markdown(results: Results) -> str:
+    """Return the page."""
+    parts = [
+        "# Rotated MNIST: results",
+        "Written by `acnml reproduce rotated-mnist`; see [the story](../../rotated-mnist.md).",
+        f"{results.data.note} Seeds: {len(results.study.seeds)}.",
+        *([f"**{len(results.missing)} pieces are not finished.**"] if results.missing else []),
+        "## Does it hold?",
+        table(("", "claim", "measured", "holds if"), map(_verdict_row, verdicts(results))),
+        "## All methods: NLL upright, and ECE by shift",
+        scores_table(results),
+        "## Letters among the digits",
+        detection_table(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def scores_table(results: Results) -> str:
+    """Return NLL at 0°, ECE at some shifts, the knob and the time of every method."""
+    shifts = [s for s in ("0°", "60°", "90°", "180°", "random") if s in results.study.shifts]
+    rows = []
+    for method in METHODS:
+        ready = [row.method for row in results.rows if row.method.name == method.name]
+        seconds = results.values(method, "seconds_per_input", "0°")
+        if ready:
+            eces = [shown(results.values(method, "ece", shift)) for shift in shifts]
+            nll = shown(results.values(method, "nll", "0°"))
+            time = duration(statistics.fmean(seconds)) if seconds else "–"
+            rows.append([label(method), knob_text(ready[0]), nll, *eces, time])
+    head = ("method", "knob, first seed", "NLL 0°", *(f"ECE {s}" for s in shifts), "per image")
+    return table(head, rows)
+
+
+def detection_table(results: Results) -> str:
+    """Return AUROC and FPR95 of every method and score, for notMNIST against MNIST."""
+    if not results.detections:
+        return "There were no letters to detect."
+    keys = dict.fromkeys((label(d.method), d.score) for d in results.detections)
+    rows = []
+    for name, score in keys:
+        found = [d for d in results.detections if (label(d.method), d.score) == (name, score)]
+        values = (shown([d.auroc for d in found]), shown([d.fpr95 for d in found]))
+        rows.append([name, score, *values])
+    return table(("method", "score", "AUROC", "FPR95"), rows)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _verdict_row(verdict: Verdict) -> list[str]:
+    return [OUTCOME[verdict.holds], verdict.claim, verdict.measured, verdict.rule]

@@ -1,0 +1,214 @@
+"""What the paper says of MNIST, what was measured, and whether the two agree.
+
+A verdict is computed from the numbers alone, by the rule that it states. The paper's claims are
+about a mean-field posterior; the last ones go beyond it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from acnml.experiments.rotated_mnist import methods
+from acnml.experiments.rotated_mnist.looks import LOOKS, MATCHED
+from acnml.experiments.rotated_mnist.methods import Method
+from acnml.experiments.rotated_mnist.results import Results
+
+FAR = 45  # degrees from which digits count as turned
+CLASSES = 10
+HARDLY = 0.01  # nats that validation images may have misjudged
+
+
+class Verdict(NamedTuple):
+    """A claim, the rule by which it is judged, the numbers, and the outcome: None if unknown."""
+
+    claim: str
+    rule: str
+    measured: str
+    holds: bool | None
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Judge every claim."""
+    posteriors = {
+        "Bayes by Backprop": (methods.MAP_BBP, methods.BMA_BBP, methods.ACNML_BBP),
+        "KFAC-Laplace": (methods.MAP, methods.BMA_KFAC, methods.ACNML_KFAC),
+        "SWAG-D": (methods.MAP_SWAG, methods.BMA_SWAG, methods.ACNML_SWAG),
+    }
+    return [
+        *(_better(results, name, trio, "ece") for name, trio in posteriors.items()),
+        _better(results, "Bayes by Backprop", posteriors["Bayes by Backprop"], "brier"),
+        _ece_upright(results),
+        _accuracy(results),
+        _agreement_with_naive(results),
+        _cheaper_than_naive(results),
+        _more_than_tempering(results, methods.ACNML_BBP, methods.TEMPERED_BBP),
+        _more_than_tempering(results, methods.ACNML_HEAD, methods.TEMPERED),
+        _best_everywhere(results),
+    ]
+
+
+def far_shifts(results: Results) -> list[str]:
+    """Return the angles that count as turned."""
+    return [f"{angle}°" for angle in results.study.angles if angle >= FAR]
+
+
+def mean_far(results: Results, method: Method, score: str) -> float | None:
+    """Return a score averaged over all turned images and seeds, None where some are missing."""
+    each = [results.values(method, score, shift) for shift in far_shifts(results)]
+    return statistics.fmean(v for values in each for v in values) if each and all(each) else None
+
+
+def wins(results: Results, method: Method, other: Method, score: str) -> list[str]:
+    """Return the turned angles at which a method's mean score is below another's."""
+    pairs = {s: [results.values(m, score, s) for m in (method, other)] for s in far_shifts(results)}
+    return [
+        shift
+        for shift, (ours, theirs) in pairs.items()
+        if ours and theirs and statistics.fmean(ours) < statistics.fmean(theirs)
+    ]
+
+
+# Claims of the paper ---------------------------------------------------------------------------
+
+
+def _better(results: Results, name: str, trio: Sequence[Method], score: str) -> Verdict:
+    labels, shown = ("MAP", "BMA", "ACNML"), {"ece": "ECE", "brier": "Brier score"}[score]
+    far = far_shifts(results)
+    ours = trio[-1]
+    claim = f"With {name}, ACNML has a lower {shown} than BMA and MAP on turned digits."
+    rule = f"lower at every angle from {FAR}° up"
+    means = [mean_far(results, method, score) for method in trio]
+    if not far or any(mean is None for mean in means):
+        return Verdict(claim, rule, "not finished", None)
+    won = [len(wins(results, ours, other, score)) for other in trio[:-1]]
+    text = ", ".join(f"{n} {m:.3f}" for n, m in zip(labels, means, strict=True))
+    angles = f"below MAP at {won[0]} and below BMA at {won[1]} of {len(far)} angles"
+    return Verdict(claim, rule, f"mean {text}; {angles}", min(won) == len(far))
+
+
+def _ece_upright(results: Results) -> Verdict:
+    trio = (methods.MAP_BBP, methods.BMA_BBP, methods.ACNML_BBP)
+    claim = "On upright digits ACNML pays for it: it is the most cautious, not the best calibrated."
+    each = [results.values(method, "ece", "0°") for method in trio]
+    if not all(each):
+        return Verdict(claim, "highest ECE at 0°", "not finished", None)
+    means = [statistics.fmean(values) for values in each]
+    text = ", ".join(f"{n} {m:.3f}" for n, m in zip(("MAP", "BMA", "ACNML"), means, strict=True))
+    return Verdict(claim, "highest ECE at 0°", text, means[2] == max(means))
+
+
+def _accuracy(results: Results) -> Verdict:
+    claim, rule = "ACNML does not cost accuracy on upright digits.", "within 0.5 % of MAP at 0°"
+    ours, plain = (
+        results.values(method, "accuracy", "0°") for method in (methods.ACNML_BBP, methods.MAP_BBP)
+    )
+    if not ours or not plain:
+        return Verdict(claim, rule, "not finished", None)
+    both = statistics.fmean(ours), statistics.fmean(plain)
+    text = f"ACNML {both[0]:.2%}, MAP {both[1]:.2%}"
+    return Verdict(claim, rule, text, both[0] >= both[1] - 0.005)
+
+
+def _agreement_with_naive(results: Results) -> Verdict:
+    claim = "ACNML is close to naive CNML, of which it is the approximation."
+    rule = "rank correlation of the normalisers above 0.5, upright and shifted together"
+    if len(results.comparisons) < 2:
+        return Verdict(claim, rule, "not finished", None)
+    ours = torch.cat([c.acnml.double().exp().sum(1) for c in results.comparisons])
+    naive = torch.cat([c.naive.double().exp().sum(1) for c in results.comparisons])
+    correlation = rank_correlation(ours, naive)
+    text = f"rank correlation {correlation:.2f}; mean normaliser {ours.mean():.2f} by ACNML"
+    return Verdict(claim, rule, f"{text}, {naive.mean():.2f} by naive CNML", correlation > 0.5)
+
+
+def _cheaper_than_naive(results: Results) -> Verdict:
+    claim = "ACNML is orders of magnitude cheaper than naive CNML."
+    rule = "its paper's steps at least 100 times cheaper than one epoch for every label"
+    steps = results.values(methods.ACNML_BBP_PAPER, "seconds_per_input", "0°")
+    if not steps or results.epoch_seconds is None:
+        return Verdict(claim, rule, "not finished", None)
+    ratio = CLASSES * results.epoch_seconds / statistics.fmean(steps)
+    return Verdict(claim, rule, f"{ratio:,.0f} times cheaper", ratio >= 100)
+
+
+# Beyond the paper ------------------------------------------------------------------------------
+
+
+def _more_than_tempering(results: Results, family: Method, tempering: Method) -> Verdict:
+    name = f"{family.rule} {family.posterior}"
+    claim = f"Beyond the paper: {name} does more than lower all confidences as a temperature does."
+    rule = "lower ECE than the temperature of equal validation NLL, at every shift of the sweep"
+    gaps = matched_gaps(results, family, tempering)
+    if not gaps:
+        return Verdict(claim, rule, "not finished, or no common NLL", None)
+    text = ", ".join(f"{shift} {gap:+.3f}" for shift, gap in gaps.items())
+    return Verdict(claim, rule, f"mean difference of ECE: {text}", max(gaps.values()) < 0)
+
+
+def matched_gaps(results: Results, family: Method, other: Method) -> dict[str, float]:
+    """Return the mean difference of ECE to another family at equal validation NLL, by shift.
+
+    Every value of the family that costs an NLL within the other's range counts; between the other's
+    values ECE is interpolated linearly.
+    """
+    ours, theirs = (
+        [p for p in results.sweep if p.family.family == f.family] for f in (family, other)
+    )
+    gaps: dict[str, list[float]] = {}
+    for point in ours:
+        for shift, ece in point.ece.items():
+            path = sorted((p.validation_nll, p.ece[shift]) for p in theirs)
+            expected = interpolated(path, point.validation_nll)
+            if shift != "0°" and expected is not None:
+                gaps.setdefault(shift, []).append(ece - expected)
+    return {shift: statistics.fmean(values) for shift, values in gaps.items()}
+
+
+def interpolated(path: Sequence[tuple[float, float]], x: float) -> float | None:
+    """Return the height of a path at x, None outside of it.
+
+    >>> interpolated([(0.0, 1.0), (2.0, 3.0)], 1.0)
+    2.0
+    """
+    for (x0, y0), (x1, y1) in pairwise(path):
+        if x0 <= x <= x1:
+            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return None
+
+
+def _best_everywhere(results: Results) -> Verdict:
+    claim = (
+        "Beyond the paper: a configuration chosen on upright validation images is best at every "
+        "rotation and costs nothing upright, ensembles included."
+    )
+    means = {m: v for m in MATCHED if (v := mean_far(results, m, "ece")) is not None}
+    if methods.MAP not in means:
+        return Verdict(claim, "", "not finished", None)
+    best = min(means, key=lambda method: means[method])
+    others = [method for method in means if method != best]
+    far = far_shifts(results)
+    everywhere = all(len(wins(results, best, other, "ece")) == len(far) for other in others)
+    nll, plain = (statistics.fmean(results.values(m, "nll", "0°")) for m in (best, methods.MAP))
+    text = f"{LOOKS[best].label}: mean ECE {means[best]:.3f} from {FAR}° up, test NLL {nll:.3f}"
+    price = f"test NLL at 0° at most {HARDLY:g} above MAP’s"
+    rule = f"lowest ECE of all at every angle from {FAR}° up, {price}"
+    compared = f"{text} (MAP {means[methods.MAP]:.3f}, {plain:.3f})"
+    return Verdict(claim, rule, compared, everywhere and nll <= plain + HARDLY)
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> float:
+    """Return Spearman's correlation; ties get their mean rank."""
+    ranks = torch.stack([_ranks(x), _ranks(y)])
+    return torch.corrcoef(ranks)[0, 1].item()
+
+
+def _ranks(x: Tensor) -> Tensor:
+    below = (x[:, None] > x).double().sum(1)
+    equal = (x[:, None] == x).double().sum(1)
+    return below + (equal - 1) / 2
