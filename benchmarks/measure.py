@@ -110,15 +110,17 @@ def _method(subject: Subject, posterior: Posterior, method: str) -> tuple[Run, i
     }.get(method, Gradient(steps, size))
     count = 1 if method == "the paper's loop" else subject.inputs
     if method == "linearised" and len(posterior.mean) <= 2:
-        count = min(5 * subject.inputs, subject.forward_inputs)  # a last layer: cheap
+        count = subject.forward_inputs if subject.inputs > 1 else 5  # a last layer: cheap
     x = _repeated(images, count)
     return _solving(solver, subject, posterior, x), count
 
 
 def _solving(solver: Any, subject: Subject, posterior: Posterior, x: Tensor) -> Run:
+    classifier = subject.classifier
+
     def run() -> object:
         with torch.no_grad():
-            return solver.log_lik(subject.classifier, posterior, x)
+            return solver.log_lik(classifier, posterior, x)
 
     return run
 
