@@ -147,3 +147,16 @@ def test_many_classes_through_the_predictor(name):
     gain = exact.log_lik.exp() - pruned.log_lik.exp()
     assert (gain <= pruned.omitted + 1e-9).all()
     assert (gain >= -1e-9).all()
+
+
+@pytest.mark.parametrize("lead", [2.0, 5.757080287844746, 12.0, 40.0])
+@pytest.mark.parametrize("variance", [0.1, 11.507819863388864, 150.0, 1e5])
+def test_newton_does_not_zigzag(lead, variance):
+    """Two classes and one logit: z = lead and its posterior variance, at hand in one dimension."""
+    logits = torch.tensor([[lead, 0.0]], dtype=torch.float64)
+    Κ = DenseKernel(torch.tensor([[[variance, 0.0], [0.0, 0.0]]], dtype=torch.float64))
+    solved = solve_logits(logits, Κ, torch.arange(2), 1e-9, 50)
+    assert solved.residual.max() <= 1e-9
+    t = solved.coefficients[0, :, 0]  # e_y - p, by the first class
+    odds = lead + variance * t
+    close(t, torch.tensor([1.0, 0.0]).double() - torch.sigmoid(odds), 1e-9)

@@ -21,6 +21,9 @@ HALVINGS = 40
 # Scalar steps towards a good start.
 TWO_CLASS_STEPS = 8
 
+# A step must gain this share of what the slope promises: any gain at all could zigzag for ever.
+SHARE_OF_SLOPE = 0.1
+
 # Changes of the objective below this many units of rounding mean nothing.
 ROUNDING = 64
 
@@ -63,8 +66,8 @@ def solve_logits(
     for _ in range(steps):
         if not bool(active.any()):
             break
-        moved = _step(problem, state)
-        active = active & _improved(moved, state)
+        moved, improved = _step(problem, state)
+        active = active & improved
         state = _choose(active, moved, state)
         active = active & (state.residual > tolerance)
     return state
@@ -104,29 +107,30 @@ def _evaluate(problem: _Problem, u: Tensor, shift: Tensor) -> LogitSolution:
     return LogitSolution(u, shift, log_probs, residual, objective)
 
 
-def _step(problem: _Problem, state: LogitSolution) -> LogitSolution:
-    """Take a Newton step, halved for the rows that it would not improve."""
+def _step(problem: _Problem, state: LogitSolution) -> tuple[LogitSolution, Tensor]:
+    """Take a Newton step, halved for the rows that it would not improve; say which it improved."""
     p = state.log_probs.exp()
     gap = problem.targets - p - state.coefficients
     direction = problem.kernel.newton_direction(p, gap)
     shift = problem.kernel.mv(direction)
-    size = torch.ones_like(state.objective).unsqueeze(-1)
-    moved = state
+    slope = (gap * shift).sum(-1)  # of φ along the direction: ∇φ = Κ gap
+    size = torch.ones_like(slope)
     for _ in range(HALVINGS):
-        u, z = state.coefficients + size * direction, state.shift + size * shift
-        moved = _evaluate(problem, u, z)
-        worse = ~_improved(moved, state)
-        if not bool(worse.any()):
+        u = state.coefficients + size.unsqueeze(-1) * direction
+        moved = _evaluate(problem, u, state.shift + size.unsqueeze(-1) * shift)
+        improved = _improved(moved, state, SHARE_OF_SLOPE * size * slope)
+        if bool(improved.all()):
             break
-        size = torch.where(worse.unsqueeze(-1), size / 2, size)
-    return moved
+        size = torch.where(improved, size, size / 2)
+    return moved, improved
 
 
-def _improved(new: LogitSolution, old: LogitSolution) -> Tensor:
-    """Whether a row's objective rose or, where rounding hides that, its residual halved."""
+def _improved(new: LogitSolution, old: LogitSolution, gain: Tensor) -> Tensor:
+    """Whether a row's objective rose enough or, where rounding hides that, its residual halved."""
     rounding = ROUNDING * torch.finfo(old.objective.dtype).eps * (1 + old.objective.abs())
     not_lower = new.objective > old.objective - rounding
-    return (new.objective > old.objective) | (not_lower & (new.residual < old.residual / 2))
+    risen = (new.objective > old.objective) & (new.objective >= old.objective + gain)
+    return risen | (not_lower & (new.residual < old.residual / 2))
 
 
 def _choose(rows: Tensor, new: LogitSolution, old: LogitSolution) -> LogitSolution:
