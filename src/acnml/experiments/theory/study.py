@@ -34,7 +34,7 @@ METHODS = MAP, INFLUENCE, ACNML = "MAP", "influence function", "ACNML"
 # One full step from the mean is the influence function; the other is ACNML, solved.
 SOLVERS: Mapping[str, Solver] = {
     INFLUENCE: Gradient(steps=1, step_size=1.0),
-    ACNML: Linearised(tolerance=1e-12, newton_steps=500),
+    ACNML: Linearised(tolerance=1e-12),
 }
 
 

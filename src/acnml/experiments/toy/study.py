@@ -21,7 +21,7 @@ from acnml.experiments.demo.study import one_thread
 METHODS = CNMAP, ACNML, BMA, MAP = "CNMAP", "ACNML", "BMA", "MAP"
 CNML = "CNML"  # CNMAP without a penalty
 # Exact for a logistic regression, whose logits are linear; a few points take many Newton steps.
-SOLVER = Linearised(tolerance=1e-6, newton_steps=500)
+SOLVER = Linearised(tolerance=1e-6)
 
 
 @final
