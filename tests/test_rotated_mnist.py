@@ -18,7 +18,7 @@ from acnml.experiments.pipeline import Content, Reporter, Store, Work, override
 from acnml.experiments.rotated_mnist import methods, verdict
 from acnml.experiments.rotated_mnist.artefacts import Finished, Making, MissingError
 from acnml.experiments.rotated_mnist.detection import detections, entropy, log_confidence, scores
-from acnml.experiments.rotated_mnist.frontier import chosen, most_cautious
+from acnml.experiments.rotated_mnist.frontier import SweepPoint, chosen, most_cautious
 from acnml.experiments.rotated_mnist.mean_field import MeanField
 from acnml.experiments.rotated_mnist.methods import METHODS, SWEPT, Method, predictor
 from acnml.experiments.rotated_mnist.predict import outputs, predict_shift
@@ -331,6 +331,25 @@ def test_rank_correlation_agrees_with_scipy():
     x = torch.tensor([1.0, 2.0, 2.0, 5.0, 0.0])
     y = torch.tensor([3.0, 1.0, 4.0, 4.0, 0.0])
     assert verdict.rank_correlation(x, y) == pytest.approx(spearmanr(x, y).statistic)
+
+
+def test_families_are_compared_on_their_cautious_branches(finished):
+    """A temperature passes each NLL twice; only the cautious passage counts."""
+    _, results = finished
+
+    def points(method: Method, path: list[tuple[float, float, float]]) -> list[SweepPoint]:
+        return [SweepPoint(method.family.at(v), v, n, {"90°": e}, {"90°": 1.0}) for v, n, e in path]
+
+    # NLL falls from T = 1 to T = 2 and rises again; at NLL 0.15 the cautious ECE is 0.35.
+    tempered = points(methods.TEMPERED, [(4, 0.2, 0.3), (2, 0.1, 0.4), (1, 0.15, 0.9)])
+    head = points(methods.ACNML_HEAD, [(1, 0.15, 0.3), (100, 0.1, 0.4)])
+    swept = replace(results, sweep=(*tempered, *head))
+    gaps = verdict.matched_gaps(swept, methods.ACNML_HEAD, methods.TEMPERED)
+    assert gaps == pytest.approx({"90°": (0.3 - 0.35 + 0.4 - 0.4) / 2})
+    assert verdict.matched_gaps(swept, methods.TEMPERED, methods.TEMPERED) == pytest.approx(
+        {"90°": 0}
+    )
+    assert verdict.cautious_branch([]) == []
 
 
 def test_methods_have_names_of_their_own():

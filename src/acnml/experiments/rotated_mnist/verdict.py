@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from acnml.experiments.rotated_mnist import methods
+from acnml.experiments.rotated_mnist.frontier import SweepPoint
 from acnml.experiments.rotated_mnist.looks import LOOKS, MATCHED
 from acnml.experiments.rotated_mnist.methods import Method
 from acnml.experiments.rotated_mnist.results import Results
@@ -155,10 +156,11 @@ def matched_gaps(results: Results, family: Method, other: Method) -> dict[str, f
     """Return the mean difference of ECE to another family at equal validation NLL, by shift.
 
     Every value of the family that costs an NLL within the other's range counts; between the other's
-    values ECE is interpolated linearly.
+    values ECE is interpolated linearly. Both are compared on their cautious branches.
     """
     ours, theirs = (
-        [p for p in results.sweep if p.family.family == f.family] for f in (family, other)
+        cautious_branch([p for p in results.sweep if p.family.family == f.family])
+        for f in (family, other)
     )
     gaps: dict[str, list[float]] = {}
     for point in ours:
@@ -168,6 +170,16 @@ def matched_gaps(results: Results, family: Method, other: Method) -> dict[str, f
             if shift != "0°" and expected is not None:
                 gaps.setdefault(shift, []).append(ece - expected)
     return {shift: statistics.fmean(values) for shift, values in gaps.items()}
+
+
+def cautious_branch(path: Sequence[SweepPoint]) -> Sequence[SweepPoint]:
+    """Return a sweep, the most cautious first, up to its least NLL.
+
+    Beyond it the same NLL comes a second time, from too much confidence: a path through both would
+    compare caution with overconfidence.
+    """
+    least = min(range(len(path)), key=lambda i: path[i].validation_nll, default=-1)
+    return path[: least + 1]
 
 
 def interpolated(path: Sequence[tuple[float, float]], x: float) -> float | None:
