@@ -17,7 +17,13 @@ from acnml.cli.rotated_mnist import run_study
 from acnml.experiments.pipeline import Content, Reporter, Store, Work, override
 from acnml.experiments.rotated_mnist import methods, verdict
 from acnml.experiments.rotated_mnist.artefacts import Finished, Making, MissingError
-from acnml.experiments.rotated_mnist.detection import detections, entropy, log_confidence, scores
+from acnml.experiments.rotated_mnist.detection import (
+    by_brightness,
+    detections,
+    entropy,
+    log_confidence,
+    scores,
+)
 from acnml.experiments.rotated_mnist.frontier import SweepPoint, chosen, most_cautious
 from acnml.experiments.rotated_mnist.mean_field import MeanField
 from acnml.experiments.rotated_mnist.methods import METHODS, SWEPT, Method, predictor
@@ -313,6 +319,14 @@ def test_detection_agrees_with_scikit_learn():
         assert found.auroc == pytest.approx(roc_auc_score(truth, both))
         false, true, _ = roc_curve(truth, both, drop_intermediate=False)
         assert found.fpr95 == pytest.approx(false[true >= 0.95][0])
+
+
+def test_brightness_is_the_mean_of_the_pixels():
+    generator = torch.Generator().manual_seed(0)
+    inside, outside = (torch.rand(20, 1, 3, 3, generator=generator) for _ in range(2))
+    both = torch.cat([inside, outside]).numpy().mean(axis=(1, 2, 3))
+    found = by_brightness(0, inside, outside)
+    assert found.auroc == pytest.approx(roc_auc_score([0] * 20 + [1] * 20, both))
 
 
 def test_scores_of_known_distributions():

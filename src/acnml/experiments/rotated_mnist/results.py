@@ -12,7 +12,7 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml.experiments.rotated_mnist.artefacts import Artefacts, MissingError
-from acnml.experiments.rotated_mnist.detection import Detection, detections
+from acnml.experiments.rotated_mnist.detection import Detection, by_brightness, detections
 from acnml.experiments.rotated_mnist.frontier import SweepPoint, chosen, sweep_point
 from acnml.experiments.rotated_mnist.methods import (
     ACNML_BBP,
@@ -98,7 +98,7 @@ def collect(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> Resul
         data,
         rows=found.each(_row, product(workshops, METHODS, study.shifts)),
         diagrams=_diagrams(workshops, found),
-        detections=tuple(chain(*found.each(_detect, product(workshops, CHEAP)))),
+        detections=(*_brightness(first), *chain(*found.each(_detect, product(workshops, CHEAP)))),
         agreements=found.each(_agreement, product([first], _solved())),
         sweep=found.each(sweep_point, ((*point, first) for point in sweep)),
         comparisons=found.each(compare, product([first], ("0°", study.naive_cnml.shift))),
@@ -166,6 +166,14 @@ def _detect(workshop: Workshop, method: Method) -> list[Detection]:
     ready = chosen(method, workshop)
     inside, outside = (predict_shift(ready, s, workshop).load() for s in ("0°", LETTERS))
     return detections(ready, workshop.seed, inside, outside)
+
+
+def _brightness(workshop: Workshop) -> list[Detection]:
+    if LETTERS not in shifts_of(workshop):
+        return []
+    count = workshop.data.count(workshop.study.images.cheap)
+    inside, outside = (workshop.data.shifted(s, count).images for s in ("0°", LETTERS))
+    return [by_brightness(workshop.seed, inside, outside)]
 
 
 def _solved() -> list[Method]:
