@@ -194,7 +194,7 @@ def test_training_goes_on_from_its_checkpoint(data, tmp_path, monkeypatch):
 
 def test_predictions_lose_one_block(data, tmp_path, monkeypatch):
     calls = []
-    study = override(TINY, ["images.converged=12"])
+    study = override(TINY, ["images.converged=12", "images.beside=1"])
     method = replace(methods.ACNML_SWAG, solver=methods.CONVERGED)  # in blocks of 10
 
     def dies(*arguments):
