@@ -78,7 +78,7 @@ def _paths(rows: Rows, labels: Tensor, steps: int, size: float) -> dict[str, Pat
 
 
 def _objective(rows: Rows, path: Path, labels: Tensor) -> Tensor:
-    log_lik = rows.log_lik(rows.displaced(path, len(labels)), labels)
+    log_lik = rows.log_lik(rows.evaluated(path, len(labels)), labels)
     return log_lik - energy(path.v(), path.moved) / 2
 
 

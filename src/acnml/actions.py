@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from acnml.dual import Affine, Outers, mix
+from acnml.dual import Affine, Outers, diagonal_products, mix
 from acnml.params import Params
 
 if TYPE_CHECKING:
@@ -177,10 +177,15 @@ class DiagonalAction(Action):
         return DiagonalAction((Term(1.0, *outers, outers.inputs),), var, bias_var)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Multiply with S, once a term."""
-        if len(self.terms) == 1 and inputs is self.terms[0].inputs:
+        """Multiply with S for every pair of term and position, or write Σv out bit by bit."""
+        terms = sum(one.deltas.shape[-2] for one in self.terms)
+        pairs, rows = terms * inputs.shape[-2], self.terms[0].deltas.shape[:-2].numel()
+        products = diagonal_products(terms, inputs.shape[-2])
+        own = len(self.terms) == 1 and inputs is self.terms[0].inputs
+        if own and pairs * inputs.shape[:-2].numel() <= products * rows:
             return self._on_own_inputs()
-        added: Tensor = _DiagonalRule.apply(inputs, self.terms, self.var)
+        rule = _PairRule if pairs == products else _WrittenRule
+        added: Tensor = rule.apply(inputs, self.terms, self.var)
         if self.bias_var is None:
             return added
         deltas = _total(one.weight * one.deltas.sum(-2, keepdim=True) for one in self.terms)
@@ -204,7 +209,7 @@ class DiagonalAction(Action):
         return (term.weight * term.deltas.unsqueeze(-2) * self.known["own"]).sum(-3)
 
 
-class _DiagonalRule(torch.autograd.Function):
+class _PairRule(torch.autograd.Function):
     """Σ_t δ_t ⊙ S(a_t ⊙ a'); its gradient needs nothing but the terms."""
 
     @staticmethod
@@ -228,6 +233,61 @@ class _DiagonalRule(torch.autograd.Function):
         assert total is not None
         whole = functional.pad(total, (0, ctx.shape[-1] - width))
         return whole.sum_to_size(ctx.shape), None, None
+
+
+class _WrittenRule(torch.autograd.Function):
+    """The same, for many pairs: Σ_t δ_t a_tᵀ ⊙ S, written out for some outputs at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, terms: Terms, var: Tensor) -> Tensor:
+        ctx.terms, ctx.var, ctx.shape = terms, var, inputs.shape
+        inputs = inputs[..., : var.shape[1]]
+        parts = [_applied(matrix, inputs) for _, matrix in _bit_by_bit(terms, var)]
+        return torch.cat(parts, dim=-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Pull back to the inputs."""
+        written = _bit_by_bit(ctx.terms, ctx.var)
+        total = _total(grad[..., some] @ matrix for some, matrix in written)
+        whole = functional.pad(total, (0, ctx.shape[-1] - ctx.var.shape[1]))
+        return whole.sum_to_size(ctx.shape), None, None
+
+
+# Numbers of a row's bit: it is to fit into a core's second-level cache.
+BIT = 2**17
+
+
+def _bit_by_bit(terms: Terms, var: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield Σ_t δ_t a_tᵀ ⊙ S, some outputs at a time: (*batch, some, in)."""
+    out_size, width = var.shape
+    for start in range(0, out_size, max(1, BIT // width)):
+        some = slice(start, start + max(1, BIT // width))
+        parts = (
+            _products(one.weight * one.deltas[..., some], one.inputs[..., :width]) for one in terms
+        )
+        yield some, _total(parts).mul_(var[some])
+
+
+def _products(deltas: Tensor, inputs: Tensor) -> Tensor:
+    """Return Σ_t δ_t a_tᵀ for every row; one matrix product serves rows that share their inputs."""
+    if _each_its_own(inputs):
+        return deltas.mT @ inputs
+    rows = deltas.mT.flatten(-3, -2) @ inputs.squeeze(-3)
+    return rows.unflatten(-2, (deltas.shape[-3], -1))
+
+
+def _applied(matrix: Tensor, inputs: Tensor) -> Tensor:
+    """Multiply every row's inputs (*batch, positions, in) with its matrix (*batch, some, in)."""
+    if _each_its_own(inputs):
+        return inputs @ matrix.mT
+    rows = inputs.squeeze(-3) @ matrix.flatten(-3, -2).mT
+    return rows.unflatten(-1, (matrix.shape[-3], -1)).transpose(-3, -2)
+
+
+def _each_its_own(inputs: Tensor) -> bool:
+    return inputs.ndim < 3 or inputs.shape[-3] > 1
 
 
 def _added(total: Tensor | None, x: Tensor, y: Tensor, weight: float) -> Tensor:

@@ -26,7 +26,7 @@ from acnml.batches import Inputs
 from acnml.params import Params
 
 # A forward hook: (module, its arguments, its output) -> new output.
-Forward: TypeAlias = Callable[[Tensor], Tensor]
+Forward: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 Hook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 
@@ -151,7 +151,8 @@ class Classifier:
     ) -> Iterator[None]:
         """Run forward hooks on the private copy's modules, by name, while the context lasts.
 
-        `forwards` take the place of modules' own. The user's module never sees any of it.
+        `forwards` take the place of modules' own, and get the module, which holds the values of the
+        run, and its input. The user's module never sees any of it.
         """
         replaced = [(self._structure.get_submodule(n), f) for n, f in (forwards or {}).items()]
         handles = [
@@ -164,7 +165,7 @@ class Classifier:
             for name, hook in hooks.items()
         ]
         for module, forward in replaced:
-            module.forward = forward
+            module.forward = partial(_call, forward, module)
         try:
             yield
         finally:
@@ -207,6 +208,12 @@ class Classifier:
     def __repr__(self) -> str:
         tempered = "" if self.temperature == 1 else f", temperature={self.temperature:g}"
         return f"Classifier({type(self.model).__name__}{tempered})"
+
+
+def _call(forward: Forward, module: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
+    """Run a forward on a module's only input, by whatever name it comes."""
+    (x,) = args or kwargs.values()
+    return forward(module, x)
 
 
 def _require_viewable(model: nn.Module) -> None:

@@ -114,11 +114,22 @@ def mix(weights: Tensor, values: Tensor) -> Tensor:
     return (weights @ values.flatten(2)).unflatten(2, values.shape[2:])
 
 
-# Passing once over a matrix that must come from memory costs about as much as this many products
-# with it that stay in the cache.
-PASSES = 150
+# What other work with a matrix (out, in) costs, in products with it for one vector. Writing one out
+# bit by bit, so that it stays in the cache:
+WRITING = 40
+# Writing it out for every row and keeping it, in memory:
+KEEPING = 150
 
 
-def diagonal_prefers_factors(terms: int, positions: int) -> bool:
-    """Weigh a product with S for every term and position against v, written and applied."""
-    return terms * positions <= 2 * positions + PASSES
+def diagonal_products(terms: int, positions: int) -> int:
+    """Count the products of δaᵀ ⊙ S with vectors: one for every pair, or written out bit by bit."""
+    return min(terms * positions, terms + positions + WRITING)
+
+
+def diagonal_prefers_factors(terms: int, positions: int, out_size: int) -> bool:
+    """Weigh v in factors against v that is written out and kept.
+
+    Where a layer has more positions than outputs, its inputs, unfolded, are larger than v.
+    """
+    in_factors = diagonal_products(terms, positions) if positions < out_size else terms * positions
+    return in_factors <= 2 * positions + KEEPING

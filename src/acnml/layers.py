@@ -266,10 +266,10 @@ def scaling_gradients(site: Site, inputs: Tensor, grads: Tensor) -> Params:
     weight_grads = {site.layer.weight: inputs * grads}
     if site.layer.bias is not None:
         weight_grads[site.layer.bias] = grads
-    return {name: _sum_to_parameter(site.module, g.sum(0)) for name, g in weight_grads.items()}
+    return {name: sum_to_parameter(site.module, g.sum(0)) for name, g in weight_grads.items()}
 
 
-def _sum_to_parameter(module: nn.Module, grads: Tensor) -> Tensor:
+def sum_to_parameter(module: nn.Module, grads: Tensor) -> Tensor:
     """Sum (B, ...) over all that the module's elementwise parameters are broadcast along."""
     if isinstance(module, nn.LayerNorm):  # parameters live in the last dimensions
         own = len(module.normalized_shape)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from acnml import checks
 from acnml.actions import Action, KeyAction, RotatedAction, Term
-from acnml.dual import Affine, Outers
+from acnml.dual import Affine, Outers, diagonal_products
 from acnml.kernels import Kernel, ScaledKernel, SpectralKernel
 
 if TYPE_CHECKING:
@@ -197,9 +197,9 @@ class EigenBlock(Block):
         return replace(self, var=self.var * alpha)
 
     def prefers_factors(self, terms: int, positions: int) -> bool:
-        """Compare a product with S a pair with four rotations of a matrix for every row."""
+        """Compare the diagonal rule with four rotations of a matrix for every row."""
         *_, out_size, in_size = self.shape
-        return terms * positions <= 2 * (out_size + in_size)
+        return diagonal_products(terms, positions) <= 2 * (out_size + in_size)
 
     def output_kernel(self, inputs: Tensor) -> SpectralKernel:
         """Return U_G diag(S (U_Aᵀa)²) U_Gᵀ."""

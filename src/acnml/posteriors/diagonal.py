@@ -60,8 +60,8 @@ class Diagonal(Posterior):
         return DiagonalKernel(inputs**2 @ layer.join(self.var, self.mean).T)
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
-        """Compare one product with S per pair of term and position with writing v out."""
-        return diagonal_prefers_factors(terms, positions)
+        """Weigh what the diagonal rule costs against writing v out."""
+        return diagonal_prefers_factors(terms, positions, len(self.mean[layer.weight]))
 
     def displacement(self, dual: Dual) -> Displacement:
         """Act on inputs as Σ_t δ_t ⊙ S(a_t ⊙ a'), one shared matrix product per term."""

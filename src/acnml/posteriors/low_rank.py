@@ -87,7 +87,7 @@ class LowRank(Posterior):
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Decide as for the diagonal part, which costs the most."""
-        return diagonal_prefers_factors(terms, positions)
+        return diagonal_prefers_factors(terms, positions, len(self.mean[layer.weight]))
 
     def displacement(self, dual: Dual) -> Displacement:
         """Act as the diagonal rule plus F c, where c = Fᵀv couples all layers.

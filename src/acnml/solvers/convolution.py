@@ -36,22 +36,30 @@ def convolve(module: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) 
     return output if bias is None else output + bias[:, :, None, None]
 
 
-def weight_gradients(module: nn.Conv2d, x: Tensor, deltas: Tensor) -> Tensor:
-    """Return every row's gradient by its weight (R, *shape), deltas (R, ...) at the outputs."""
-    rows, shape = len(x), module.weight.shape
-    if _is_large(module):
-        return (deltas.flatten(2) @ input_positions(module, x)).view(rows, *shape)
+def weight_gradients(module: nn.Conv2d, inputs: Tensor, deltas: Tensor) -> Tensor:
+    """Return every row's gradient by its weight (B, L, *shape).
+
+    Inputs are (B, L or 1, ...), deltas at the outputs (B, L, ...). Rows that share an input share
+    its patches, and one matrix product serves them.
+    """
+    size, labels = deltas.shape[:2]
+    rows, shape = size * labels, module.weight.shape
+    if module.groups == 1 and (inputs.shape[1] == 1 or _is_large(module)):
+        patches = input_positions(module, inputs.flatten(0, 1)).unflatten(0, (size, -1))
+        by_input = deltas.flatten(3) if inputs.shape[1] > 1 else deltas.flatten(1, 2).flatten(2)
+        return (by_input @ patches.squeeze(1)).view(size, labels, *shape)
+    x = inputs.expand(-1, labels, *inputs.shape[2:]).flatten(0, 1)
     padded, padding = _padded(module, x)
     gradient = conv2d_weight(
         padded.flatten(0, 1).unsqueeze(0),
         torch.Size((rows * shape[0], *shape[1:])),
-        deltas.flatten(0, 1).unsqueeze(0),
+        deltas.flatten(0, 2).unsqueeze(0),
         module.stride,
         padding,
         module.dilation,
         rows * module.groups,
     )
-    return gradient.view(rows, *shape)
+    return gradient.view(size, labels, *shape)
 
 
 def _is_large(module: nn.Conv2d) -> bool:

@@ -69,7 +69,9 @@ class Gradient:
         weights = rows.residuals(rows.start, labels)
         if self.steps == 0:
             start = Path.along(rows.tangent, weights)
-            return Solved.every(rows.log_lik(rows.start, labels), lambda: rows.residual(start.v()))
+            return Solved.every(
+                rows.log_lik(rows.start.logits, labels), lambda: rows.residual(start.v())
+            )
         path = Path.along(rows.tangent, self.step_size * weights)
         return ascend(rows, path, labels, self.steps - 1, self.step_size)
 
@@ -77,12 +79,13 @@ class Gradient:
 def ascend(rows: Rows, path: Path, labels: Tensor, steps: int, step_size: float) -> Solved:
     """Take steps of the paper's iteration along a path, and evaluate where they end."""
     path = walked(rows, path, labels, steps, step_size)
-    tape = rows.displaced(path, len(labels))
+    logits = rows.evaluated(path, len(labels))
 
     def residual() -> Tensor:
-        return rows.residual(rows.log_lik_gradient(tape, labels).blended(path.v(), 1, -1))
+        gradient = rows.log_lik_gradient(rows.displaced(path, len(labels)), labels)
+        return rows.residual(gradient.blended(path.v(), 1, -1))
 
-    return Solved.every(rows.log_lik(tape, labels), residual)
+    return Solved.every(rows.log_lik(logits, labels), residual)
 
 
 def walked(rows: Rows, path: Path, labels: Tensor, steps: int, step_size: float) -> Path:

@@ -11,6 +11,7 @@ the rows part at their output.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import final
@@ -30,14 +31,14 @@ from acnml.layers import (
     Site,
     find_sites,
     output_positions,
-    scaling_gradients,
+    sum_to_parameter,
 )
 from acnml.params import Params, add
 from acnml.posteriors import Posterior
 from acnml.solvers.convolution import weight_gradients
 from acnml.solvers.path import Path, Tangent
 from acnml.solvers.quadratic import energy, gram
-from acnml.solvers.runner import Passage, Runner, Tape, as_rows, site_inputs
+from acnml.solvers.runner import Passage, Runner, Tape, site_inputs
 
 
 def supported(classifier: Classifier, posterior: Posterior) -> bool:
@@ -88,47 +89,41 @@ class Rows:
 
     def displaced(self, path: Path, labels: int) -> Tape:
         """Run all rows at μ + Σv."""
-        shared = {
-            site: taken
-            for site, taken in self.start.passages.items()
-            if all(one.shared for one in taken)
-        }
-        runner = Runner(self.classifier, self.posterior, self.x, self.factored, path.moved, shared)
-        return runner.run(self.sites, labels)
+        return self._runner(path).run(self.sites, labels)
+
+    def evaluated(self, path: Path, labels: int) -> Tensor:
+        """Return the logits (B, L, K) of all rows at μ + Σv, and nothing to go on from."""
+        return self._runner(path).evaluate(self.sites, labels)
+
+    def _runner(self, path: Path) -> Runner:
+        passages = self.start.passages
+        return Runner(self.classifier, self.posterior, self.x, self.factored, path.moved, passages)
 
     @cached_property
     def tangent(self) -> Tangent:
         """Return the gradients of all K logits at the mean, (B, K, ...), with Σ applied."""
         logits = self.start.logits
         classes = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
-        grads = [self.gradient(self.start, row.expand_as(logits)) for row in classes]
-        outers = {
-            layer: Outers(torch.cat([g.outers[layer].deltas for g in grads], dim=1), one.inputs)
-            for layer, one in grads[0].outers.items()
-        }
-        dense = {name: torch.cat([g.dense[name] for g in grads], dim=1) for name in grads[0].dense}
-        return Tangent.of(self.posterior, Dual(dense, outers))
+        each = [_pulled(self.start, row.expand_as(logits)) for row in classes]
+        # All classes at once: they share a layer's inputs.
+        deltas = [torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*each, strict=True)]
+        return Tangent.of(self.posterior, self._dual(self.start, deltas))
 
     def gradient(self, tape: Tape, cotangent: Tensor) -> Dual:
         """Pull a cotangent (B, L, K) of the logits back to the covered parameters of every row."""
-        outputs = [one.output for taken in tape.passages.values() for one in taken]
-        pulled = torch.autograd.grad(
-            tape.logits,
-            outputs,
-            cotangent,
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        grads = iter(pulled)
+        return self._dual(tape, _pulled(tape, cotangent))
+
+    def _dual(self, tape: Tape, deltas: Sequence[Tensor]) -> Dual:
+        """Pair the gradients (B · L, ...) at the sites' outputs with the sites' inputs."""
+        grads, size = iter(deltas), len(tape.logits)
         dense: Params = {}
         outers: dict[Affine, Outers] = {}
         for site, taken in tape.passages.items():
-            deltas = [next(grads) for _ in taken]
+            own = [next(grads) for _ in taken]
             if site in self.factored:
-                outers[site.layer] = _outers(site, taken, deltas, tape.logits.shape[0])
+                outers[site.layer] = _outers(site, taken, own, size)
             else:
-                dense.update(self._dense(site, taken, deltas, tape.logits.shape[0]))
+                dense.update(self._dense(site, taken, own, size))
         return Dual(dense, outers)
 
     def is_linear(self) -> bool:
@@ -155,10 +150,10 @@ class Rows:
         targets = functional.one_hot(labels, tape.logits.shape[-1]).to(tape.logits.dtype)
         return targets - tape.logits.detach().softmax(-1)
 
-    def log_lik(self, tape: Tape, labels: Tensor) -> Tensor:
-        """Return log p_θ(y|x) of every row at the weights of a tape, (B, L)."""
-        wide = torch.promote_types(tape.logits.dtype, torch.float32)
-        log_probs = torch.log_softmax(tape.logits.detach().to(wide), dim=-1)
+    def log_lik(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return log p_θ(y|x) of every row, (B, L), from logits (B, L or 1, K)."""
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        log_probs = torch.log_softmax(logits.detach().to(wide), dim=-1)
         index = labels.expand(len(log_probs), -1).unsqueeze(-1)
         return log_probs.expand(-1, len(labels), -1).gather(-1, index).squeeze(-1)
 
@@ -168,21 +163,25 @@ class Rows:
         return squared.clamp(min=0).sqrt().to(torch.promote_types(squared.dtype, torch.float32))
 
     def _dense(self, site: Site, taken: list[Passage], deltas: list[Tensor], size: int) -> Params:
-        if isinstance(site.module, nn.Conv2d):
-            return reduce(
-                add,
-                (
-                    _convolution_gradients(site, *one, size)
-                    for one in zip(taken, deltas, strict=True)
-                ),
-            )
-        if site.is_affine:
+        if site.is_affine and not isinstance(site.module, nn.Conv2d):
             matrix = _outers(site, taken, deltas, size).dense()
             return site.layer.split(matrix, self.posterior.mean)
-        grads = torch.stack(deltas)  # (passages, B · L, ...)
-        inputs = torch.stack([as_rows(one.inputs, grads.shape[1]) for one in taken])
-        by_row = scaling_gradients(site, inputs, grads)
-        return {name: grad.unflatten(0, (size, -1)) for name, grad in by_row.items()}
+        gradients = _convolution_gradients if site.is_affine else _scaling_gradients
+        pairs = zip(taken, deltas, strict=True)
+        return reduce(add, (gradients(site, one.inputs, d, size) for one, d in pairs))
+
+
+def _pulled(tape: Tape, cotangent: Tensor) -> tuple[Tensor, ...]:
+    """Pull a cotangent (B, L, K) of the logits back to the outputs of all passages."""
+    outputs = [one.output for taken in tape.passages.values() for one in taken]
+    return torch.autograd.grad(
+        tape.logits,
+        outputs,
+        cotangent,
+        retain_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )
 
 
 def _pays(posterior: Posterior, site: Site, taken: list[Passage], steps: int) -> bool:
@@ -205,15 +204,24 @@ def _positions(one: Passage, site: Site) -> int:
     return int(output_positions(site.module, one.output).shape[-2])
 
 
-def _convolution_gradients(site: Site, one: Passage, deltas: Tensor, size: int) -> Params:
+def _convolution_gradients(site: Site, inputs: Tensor, deltas: Tensor, size: int) -> Params:
     """Write out the gradients of a convolution's parameters for every row: (B, L, *shape)."""
     assert isinstance(site.module, nn.Conv2d)
-    grads = {
-        site.layer.weight: weight_gradients(site.module, as_rows(one.inputs, len(deltas)), deltas)
-    }
+    by_input = deltas.unflatten(0, (size, -1))
+    grads = {site.layer.weight: weight_gradients(site.module, inputs, by_input)}
     if site.layer.bias is not None:
-        grads[site.layer.bias] = deltas.sum((2, 3))
-    return {name: grad.unflatten(0, (size, -1)) for name, grad in grads.items()}
+        grads[site.layer.bias] = by_input.sum((3, 4))
+    return grads
+
+
+def _scaling_gradients(site: Site, inputs: Tensor, deltas: Tensor, size: int) -> Params:
+    """Write out the gradients of a scaling layer's parameters for every row: (B, L, *shape)."""
+    scaled = (inputs * deltas.unflatten(0, (size, -1))).flatten(0, 1)
+    grads = {site.layer.weight: scaled}
+    if site.layer.bias is not None:
+        grads[site.layer.bias] = deltas
+    summed = {name: sum_to_parameter(site.module, grad) for name, grad in grads.items()}
+    return {name: grad.unflatten(0, (size, -1)) for name, grad in summed.items()}
 
 
 def _outers(site: Site, taken: list[Passage], deltas: list[Tensor], size: int) -> Outers:

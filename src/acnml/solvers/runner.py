@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, final
+from itertools import count
+from typing import NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from acnml.classifier import Classifier, Forward, Hook
 from acnml.layers import Site, from_positions, input_positions, normalised, output_positions
 from acnml.posteriors import Posterior
 from acnml.solvers.convolution import convolve
+from acnml.solvers.scaling import scale
+
+Run = TypeVar("Run")
 
 
 class Passage(NamedTuple):
@@ -47,64 +51,106 @@ class Runner:
     x: Inputs
     factored: frozenset[Site]
     displacement: Displacement | None = None
-    shared: Mapping[Site, list[Passage]] = field(default_factory=dict)
+    at_mean: Mapping[Site, list[Passage]] = field(default_factory=dict)
 
     def run(self, sites: list[Site], labels: int) -> Tape:
+        """Run with a graph, and keep what passes the sites."""
+
+        def attempt(x: Inputs, each: int) -> Tape:
+            taken: dict[Site, list[Passage]] = {site: [] for site in sites}
+            rows = batches.size(x) * each
+            hooks = {site.name: self._keeper(site, taken[site], rows) for site in sites}
+            with torch.inference_mode(False), torch.enable_grad():
+                logits = self._logits(sites, hooks, x, each)
+            return Tape(logits, {site: passed for site, passed in taken.items() if passed})
+
+        return self._parting(attempt, labels)
+
+    def evaluate(self, sites: list[Site], labels: int) -> Tensor:
+        """Run for the logits alone (B, L, K): nothing is kept."""
+
+        def attempt(x: Inputs, each: int) -> Tensor:
+            hooks = {site.name: self._mover(site, batches.size(x) * each) for site in sites}
+            with torch.inference_mode(False), torch.no_grad():
+                return self._logits(sites, hooks, x, each)
+
+        return self._parting(attempt, labels)
+
+    def _parting(self, attempt: Callable[[Inputs, int], Run], labels: int) -> Run:
         """Let the rows part at the first adapted layer or, where a model forbids it, at the input.
 
         A skip connection around the first adapted layer forbids it: it carries one row per input.
         """
         try:
-            return self._run(sites, self.x, labels)
+            return attempt(self.x, labels)
         except ValueError:
             if labels == 1:
                 raise
-        size = batches.size(self.x)
-        index = torch.arange(size).repeat_interleave(labels)
-        return self._run(sites, batches.take(self.x, index), 1)
+        index = torch.arange(batches.size(self.x)).repeat_interleave(labels)
+        return attempt(batches.take(self.x, index), 1)
 
-    def _run(self, sites: list[Site], x: Inputs, labels: int) -> Tape:
-        taken: dict[Site, list[Passage]] = {site: [] for site in sites}
-        rows = batches.size(x) * labels
-        hooks = {site.name: self._hook(site, taken[site], rows) for site in sites}
-        forwards = {site.name: self._convolution(site) for site in sites if self._replaces(site)}
-        hooked = self.classifier.hooked(hooks, forwards)
-        with torch.inference_mode(False), torch.enable_grad(), hooked:
+    def _logits(
+        self, sites: list[Site], hooks: Mapping[str, Hook], x: Inputs, labels: int
+    ) -> Tensor:
+        forwards = {site.name: self._forward(site) for site in sites if self._replaces(site)}
+        with self.classifier.hooked(hooks, forwards):
             logits = self.classifier.logits(x, self.posterior.mean, rows=labels)
-            by_input = logits.unflatten(0, (batches.size(self.x), -1))
-        return Tape(by_input, {site: passed for site, passed in taken.items() if passed})
+        return logits.unflatten(0, (batches.size(self.x), -1))
 
-    def _hook(self, site: Site, taken: list[Passage], rows: int) -> Hook:
-        size = batches.size(self.x)
-
+    def _keeper(self, site: Site, taken: list[Passage], rows: int) -> Hook:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            received, at_mean = args[0].detach(), self.shared.get(site)
-            _require_rows(site, args[0], rows, size)
-            if at_mean and torch.equal(received, at_mean[len(taken)].received):
-                inputs = at_mean[len(taken)].inputs  # the same tensor, so that its terms merge
-            else:
-                inputs = site_inputs(site, module, args[0], size, site in self.factored)
-            if self.displacement is not None and not self._replaces(site):
+            self._require_rows(site, args[0], rows, len(taken))
+            inputs = self._inputs(site, module, args[0], len(taken))
+            if not self._replaces(site):
                 output = self._displaced(site, module, inputs, output)
             output = output if output.requires_grad else output.detach().requires_grad_()
-            taken.append(Passage(received, inputs.detach(), output, not args[0].requires_grad))
+            received, shared = args[0].detach(), not args[0].requires_grad
+            taken.append(Passage(received, inputs.detach(), output, shared))
             return output.clone()  # an in-place activation may follow and must not touch ours
 
         return hook
 
+    def _mover(self, site: Site, rows: int) -> Hook:
+        passages = count()
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            passage = next(passages)
+            self._require_rows(site, args[0], rows, passage)
+            if self._replaces(site):
+                return output
+            inputs = self._inputs(site, module, args[0], passage)
+            return self._displaced(site, module, inputs, output)
+
+        return hook
+
+    def _inputs(self, site: Site, module: nn.Module, x: Tensor, passage: int) -> Tensor:
+        """Return what the gradients multiply, see `Passage`."""
+        shared = self._shared(site, passage)
+        if shared is not None and torch.equal(x.detach(), shared.received):
+            return shared.inputs  # the same tensor, so that its terms merge
+        return site_inputs(site, module, x, batches.size(self.x), site in self.factored)
+
+    def _shared(self, site: Site, passage: int) -> Passage | None:
+        """Return a passage at the mean if its inputs are the same whatever the weights."""
+        found = self.at_mean.get(site, [])[passage : passage + 1]
+        return found[0] if found and found[0].shared else None
+
+    def _require_rows(self, site: Site, received: Tensor, rows: int, passage: int) -> None:
+        """Refuse a tensor that has not one entry per row, or before the rows part one per input.
+
+        A model that shapes its tensors by the size of its input would mix the labels of an input.
+        """
+        before_parting = len(received) == batches.size(self.x) and self._shared(site, passage)
+        if len(received) != rows and not before_parting:
+            raise ValueError(f"layer {site.name!r} received {len(received)} entries, not {rows}")
+
     def _displaced(self, site: Site, module: nn.Module, inputs: Tensor, output: Tensor) -> Tensor:
-        """Add the displacement's share to an output: (B or B · L, ...) to (B · L, ...)."""
-        size = batches.size(self.x)
-        assert self.displacement is not None
-        if site.is_affine:
-            positions = output_positions(module, output).unflatten(0, (size, -1))
-            moved = positions + self._action(site)(inputs)
-            return from_positions(module, moved.flatten(0, 1), output.shape[1:])
-        weight, bias = site.layer.weight, site.layer.bias
-        moved = inputs * _broadcast(module, self.displacement.dense[weight], inputs.ndim)
-        if bias is not None:
-            moved = moved + _broadcast(module, self.displacement.dense[bias], inputs.ndim)
-        return (output.unflatten(0, (size, -1)) + moved).flatten(0, 1)
+        """Add the displacement's share to an affine output: (B or B · L, ...) to (B · L, ...)."""
+        if self.displacement is None:
+            return output
+        positions = output_positions(module, output).unflatten(0, (batches.size(self.x), -1))
+        moved = positions + self._action(site)(inputs)
+        return from_positions(module, moved.flatten(0, 1), output.shape[1:])
 
     def _action(self, site: Site) -> Action:
         assert self.displacement is not None
@@ -113,36 +159,28 @@ class Runner:
         return MatrixAction(site.layer.join(self.displacement.dense, self.posterior.mean))
 
     def _replaces(self, site: Site) -> bool:
-        """Whether a convolution runs with every row's own kernel, written out."""
-        if self.displacement is None or site in self.factored:
+        """Whether a layer runs with every row's own weights, written out."""
+        if self.displacement is None or isinstance(site.module, nn.Linear):
             return False
-        return isinstance(site.module, nn.Conv2d) and site.layer.weight in self.displacement.dense
+        return site.layer.weight in self.displacement.dense
 
-    def _convolution(self, site: Site) -> Forward:
+    def _forward(self, site: Site) -> Forward:
         size, layer, mean = batches.size(self.x), site.layer, self.posterior.mean
-        assert isinstance(site.module, nn.Conv2d)
         assert self.displacement is not None
-        module, moved = site.module, self.displacement.dense
+        moved = self.displacement.dense
         own = {name: (mean[name] + moved[name]).flatten(0, 1) for name in layer.names}
+        weight, own_bias = own[layer.weight], own.get(layer.bias or "")
 
-        bias = site.name + ".bias" if site.name else "bias"
-        frozen = None if layer.bias else self.classifier.parameters.get(bias)
-
-        def forward(x: Tensor) -> Tensor:
-            rows = as_rows(x.unflatten(0, (size, -1)), len(own[layer.weight]))
-            moved = convolve(module, rows, own[layer.weight], own.get(layer.bias or ""))
-            return moved if frozen is None else moved + frozen[:, None, None]
+        def forward(module: nn.Module, x: Tensor) -> Tensor:
+            rows = as_rows(x.unflatten(0, (size, -1)), len(weight))
+            bias = own_bias
+            if bias is None and isinstance(module.bias, Tensor):  # there is one that does not adapt
+                bias = module.bias.expand(len(weight), *module.bias.shape)
+            if isinstance(module, nn.Conv2d):
+                return convolve(module, rows, weight, bias)
+            return scale(module, rows, weight, bias)
 
         return forward
-
-
-def _require_rows(site: Site, received: Tensor, rows: int, size: int) -> None:
-    """Refuse a tensor that has not one entry per row, or before the rows part one per input.
-
-    A model that shapes its tensors by the size of its input would mix the labels of an input.
-    """
-    if len(received) != rows and (len(received) != size or received.requires_grad):
-        raise ValueError(f"layer {site.name!r} received {len(received)} entries for {rows} rows")
 
 
 def site_inputs(site: Site, module: nn.Module, x: Tensor, size: int, factored: bool) -> Tensor:
@@ -159,10 +197,3 @@ def as_rows(inputs: Tensor, rows: int) -> Tensor:
     """Turn (B, L or 1, ...) into (B · L, ...)."""
     size = len(inputs)
     return inputs.expand(size, rows // size, *inputs.shape[2:]).flatten(0, 1)
-
-
-def _broadcast(module: nn.Module, values: Tensor, ndim: int) -> Tensor:
-    """Shape a scaling layer's parameter (B, L, *shape) to act on tensors (B, L, ...)."""
-    missing = ndim - values.ndim
-    where = 2 if isinstance(module, nn.LayerNorm) else values.ndim
-    return values.reshape(*values.shape[:where], *[1] * missing, *values.shape[where:])
