@@ -95,6 +95,19 @@ def test_factored_or_written_out_is_the_same(case, build, force, monkeypatch):
 
 
 @each_case
+def test_written_out_bit_by_bit_is_the_same(case, build, monkeypatch):
+    model, x = case.model(), case.x(2)
+    posterior = build(model)
+    solvers = Gradient(3, 0.4), Linearised()
+    expected = [solver(Classifier(model), posterior, x) for solver in solvers]
+    monkeypatch.setattr(type(posterior), "prefers_factors", lambda *_: True)
+    monkeypatch.setattr("acnml.dual.WRITING", -1_000_000)  # cheaper than any number of pairs
+    monkeypatch.setattr("acnml.actions.BIT", 8)
+    for solver, solution in zip(solvers, expected, strict=True):
+        assert_same(solver(Classifier(model), posterior, x), solution)
+
+
+@each_case
 def test_linearised_is_the_reference_where_the_model_is_linear(case, build):
     """The reference at convergence, for a posterior over the last layer alone."""
     model, x = case.model(), case.x(3)

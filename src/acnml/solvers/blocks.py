@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from acnml import batches, checks
+from acnml.actions import BIT
 from acnml.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.kernels import DIRECT
@@ -121,7 +122,7 @@ def _scalars_per_row(rows: Rows, gradients: int) -> int:
         total += COPIES * (ins + outs)
         if site in rows.factored:
             positions = sum(one.inputs.shape[-2] for one in taken)
-            total += gradients * (ins * (1 + positions) + outs * (1 + positions))
+            total += gradients * (ins + outs) + positions * outs // classes + BIT
         else:
             shapes = (rows.posterior.mean[name].shape for name in site.layer.names)
             total += COPIES * sum(math.prod(shape) for shape in shapes)
