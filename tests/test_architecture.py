@@ -26,15 +26,17 @@ MAY_KNOW = {
     "checks": {"params"},
     "selection": {"checks"},
     "dual": {"params"},
-    "actions": {"params", "dual"},
+    "rules": set(),
+    "actions": {"params", "dual", "rules"},
     "kernels": set(),
     "classifier": {"params", "checks", "batches"},
     "batch_norm": MODEL,
     "layers": MODEL | {"dual"},
-    "posteriors": {"params", "dual", "actions", "kernels", "checks", "posteriors"},
+    "posteriors": {"params", "dual", "actions", "rules", "kernels", "checks", "posteriors"},
     "inference": MODEL
     | {"dual", "layers", "posteriors", "selection", "progress", "random", "inference"},
-    "solvers": MODEL | {"dual", "actions", "kernels", "layers", "memory", "posteriors", "solvers"},
+    "solvers": MODEL
+    | {"dual", "actions", "rules", "kernels", "layers", "memory", "posteriors", "solvers"},
     "linearisation": MODEL | {"posteriors", "solvers", "layers"},
     "predictors": MODEL
     | {"batch_norm", "linearisation", "posteriors", "progress", "random", "solvers", "predictors"}

@@ -16,7 +16,6 @@ from acnml import metrics
 from acnml.cli.rotated_mnist import run_study
 from acnml.experiments.pipeline import Content, Reporter, Store, Work, override
 from acnml.experiments.rotated_mnist import methods, verdict
-from acnml.experiments.rotated_mnist.artefacts import Finished, Making, MissingError
 from acnml.experiments.rotated_mnist.detection import (
     by_brightness,
     detections,
@@ -24,7 +23,7 @@ from acnml.experiments.rotated_mnist.detection import (
     log_confidence,
     scores,
 )
-from acnml.experiments.rotated_mnist.frontier import SweepPoint, chosen, most_cautious
+from acnml.experiments.rotated_mnist.frontier import SweepPoint, chosen
 from acnml.experiments.rotated_mnist.mean_field import MeanField
 from acnml.experiments.rotated_mnist.methods import METHODS, SWEPT, Method, predictor
 from acnml.experiments.rotated_mnist.predict import outputs, predict_shift
@@ -44,7 +43,10 @@ from acnml.experiments.rotated_mnist.study import (
     Swag,
 )
 from acnml.experiments.rotated_mnist.training import Learner, constant, learn
-from acnml.experiments.rotated_mnist.workshop import Workshop, curvature_content, load_curvature
+from acnml.experiments.rotated_mnist.workshop import Workshop
+from acnml.experiments.study.artefacts import Finished, Making, MissingError
+from acnml.experiments.study.choices import most_cautious
+from acnml.experiments.study.saved import curvature_content, load_curvature
 
 TINY = replace(
     RotatedMnist(),

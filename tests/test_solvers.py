@@ -102,7 +102,7 @@ def test_written_out_bit_by_bit_is_the_same(case, build, monkeypatch):
     expected = [solver(Classifier(model), posterior, x) for solver in solvers]
     monkeypatch.setattr(type(posterior), "prefers_factors", lambda *_: True)
     monkeypatch.setattr("acnml.dual.WRITING", -1_000_000)  # cheaper than any number of pairs
-    monkeypatch.setattr("acnml.actions.BIT", 8)
+    monkeypatch.setattr("acnml.rules.BIT", 8)
     for solver, solution in zip(solvers, expected, strict=True):
         assert_same(solver(Classifier(model), posterior, x), solution)
 

@@ -12,18 +12,16 @@ Tensors are as in `acnml.dual`: factors (*batch, terms, features), inputs (*batc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from acnml.dual import Affine, Outers, diagonal_products, mix
 from acnml.params import Params
+from acnml.rules import KeyRule, PairRule, Term, Terms, WrittenRule, total
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,18 +85,6 @@ class MatrixAction(Action):
         return MatrixAction(kept * self.matrix + new * other.matrix)
 
 
-class Term(NamedTuple):
-    """A weighted sum of outer products, Σ_t w δ_t a_tᵀ, in a posterior's own coordinates."""
-
-    weight: float
-    deltas: Tensor  # (*batch, terms, out)
-    inputs: Tensor  # (*batch, terms, in)
-    source: Tensor  # the layer's inputs that `inputs` were made from
-
-
-Terms: TypeAlias = tuple[Term, ...]
-
-
 def _combined(terms: Terms, weights: Tensor) -> Terms:
     """Combine the δ of every term; the inputs are shared."""
     return tuple(one._replace(deltas=mix(weights, one.deltas)) for one in terms)
@@ -124,7 +110,7 @@ class KeyAction(Action):
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Weigh every d by how well its key fits the input."""
-        return _KeyRule.apply(inputs, self.terms)
+        return KeyRule.apply(inputs, self.terms)
 
     def combined(self, weights: Tensor) -> KeyAction:
         """Combine the d."""
@@ -133,27 +119,6 @@ class KeyAction(Action):
     def blended(self, other: KeyAction, kept: float, new: float) -> KeyAction:
         """Join the terms."""
         return KeyAction(_blended(self.terms, other.terms, kept, new))
-
-
-class _KeyRule(torch.autograd.Function):
-    """Σ_t d_t ⟨k_t, a'⟩; its gradient needs nothing but the terms."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, terms: Terms) -> Tensor:
-        ctx.terms, ctx.shape = terms, inputs.shape
-        return _total((one.weight * (inputs @ one.inputs.mT)) @ one.deltas for one in terms)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Pull back to the inputs: Σ_t k_t ⟨d_t, g⟩."""
-        pulled = _total((one.weight * (grad @ one.deltas.mT)) @ one.inputs for one in ctx.terms)
-        return pulled.sum_to_size(ctx.shape), None
-
-
-def _total(parts: Iterable[Tensor]) -> Tensor:
-    """Add tensors up, in place."""
-    return reduce(Tensor.add_, parts)
 
 
 @final
@@ -184,11 +149,11 @@ class DiagonalAction(Action):
         own = len(self.terms) == 1 and inputs is self.terms[0].inputs
         if own and pairs * inputs.shape[:-2].numel() <= products * rows:
             return self._on_own_inputs()
-        rule = _PairRule if pairs == products else _WrittenRule
+        rule = PairRule if pairs == products else WrittenRule
         added: Tensor = rule.apply(inputs, self.terms, self.var)
         if self.bias_var is None:
             return added
-        deltas = _total(one.weight * one.deltas.sum(-2, keepdim=True) for one in self.terms)
+        deltas = total(one.weight * one.deltas.sum(-2, keepdim=True) for one in self.terms)
         return added + deltas * self.bias_var
 
     def combined(self, weights: Tensor) -> DiagonalAction:
@@ -207,99 +172,6 @@ class DiagonalAction(Action):
             moved = (a.unsqueeze(-2) * a.unsqueeze(-3)) @ self.var.T  # (*batch, t, p, out)
             self.known["own"] = moved if self.bias_var is None else moved + self.bias_var
         return (term.weight * term.deltas.unsqueeze(-2) * self.known["own"]).sum(-3)
-
-
-class _PairRule(torch.autograd.Function):
-    """Σ_t δ_t ⊙ S(a_t ⊙ a'); its gradient needs nothing but the terms."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, terms: Terms, var: Tensor) -> Tensor:
-        ctx.terms, ctx.var, ctx.shape = terms, var, inputs.shape
-        width = var.shape[1]
-        inputs = inputs[..., :width]
-        total = None
-        for weight, delta, a in _one_by_one(terms):
-            total = _added(total, (a[..., :width] * inputs) @ var.T, delta, weight)
-        assert total is not None
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Pull back to the inputs: Σ_t a_t ⊙ Sᵀ(δ_t ⊙ g)."""
-        width, total = ctx.var.shape[1], None
-        for weight, delta, a in _one_by_one(ctx.terms):
-            total = _added(total, (delta * grad) @ ctx.var, a[..., :width], weight)
-        assert total is not None
-        whole = functional.pad(total, (0, ctx.shape[-1] - width))
-        return whole.sum_to_size(ctx.shape), None, None
-
-
-class _WrittenRule(torch.autograd.Function):
-    """The same, for many pairs: Σ_t δ_t a_tᵀ ⊙ S, written out for some outputs at a time."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, terms: Terms, var: Tensor) -> Tensor:
-        ctx.terms, ctx.var, ctx.shape = terms, var, inputs.shape
-        inputs = inputs[..., : var.shape[1]]
-        parts = [_applied(matrix, inputs) for _, matrix in _bit_by_bit(terms, var)]
-        return torch.cat(parts, dim=-1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Pull back to the inputs."""
-        written = _bit_by_bit(ctx.terms, ctx.var)
-        total = _total(grad[..., some] @ matrix for some, matrix in written)
-        whole = functional.pad(total, (0, ctx.shape[-1] - ctx.var.shape[1]))
-        return whole.sum_to_size(ctx.shape), None, None
-
-
-# Numbers of a row's bit: it is to fit into a core's second-level cache.
-BIT = 2**17
-
-
-def _bit_by_bit(terms: Terms, var: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield Σ_t δ_t a_tᵀ ⊙ S, some outputs at a time: (*batch, some, in)."""
-    out_size, width = var.shape
-    for start in range(0, out_size, max(1, BIT // width)):
-        some = slice(start, start + max(1, BIT // width))
-        parts = (
-            _products(one.weight * one.deltas[..., some], one.inputs[..., :width]) for one in terms
-        )
-        yield some, _total(parts).mul_(var[some])
-
-
-def _products(deltas: Tensor, inputs: Tensor) -> Tensor:
-    """Return Σ_t δ_t a_tᵀ for every row; one matrix product serves rows that share their inputs."""
-    if _each_its_own(inputs):
-        return deltas.mT @ inputs
-    rows = deltas.mT.flatten(-3, -2) @ inputs.squeeze(-3)
-    return rows.unflatten(-2, (deltas.shape[-3], -1))
-
-
-def _applied(matrix: Tensor, inputs: Tensor) -> Tensor:
-    """Multiply every row's inputs (*batch, positions, in) with its matrix (*batch, some, in)."""
-    if _each_its_own(inputs):
-        return inputs @ matrix.mT
-    rows = inputs.squeeze(-3) @ matrix.flatten(-3, -2).mT
-    return rows.unflatten(-1, (matrix.shape[-3], -1)).transpose(-3, -2)
-
-
-def _each_its_own(inputs: Tensor) -> bool:
-    return inputs.ndim < 3 or inputs.shape[-3] > 1
-
-
-def _added(total: Tensor | None, x: Tensor, y: Tensor, weight: float) -> Tensor:
-    """Return total + weight · x ⊙ y, in place: these tensors are large."""
-    return (x * y).mul_(weight) if total is None else total.addcmul_(x, y, value=weight)
-
-
-def _one_by_one(terms: Terms) -> Iterator[tuple[float, Tensor, Tensor]]:
-    """Yield every single δ and a with its weight, each (*batch, 1, features)."""
-    for one in terms:
-        for delta, a in zip(one.deltas.split(1, -2), one.inputs.split(1, -2), strict=True):
-            yield one.weight, delta, a
 
 
 @final

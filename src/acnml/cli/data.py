@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +27,13 @@ def register(app: typer.Typer) -> None:
         """Download data sets, go on with what was interrupted, and replace what is corrupt."""
         download_data(names)
 
+    @group.command()
+    def sheet(
+        out: Annotated[Path, typer.Option(help="PNG file.")] = Path("corruptions.png"),
+    ) -> None:
+        """Draw two images of CIFAR-10 under every corruption and severity, to be looked at."""
+        draw_sheet(out)
+
 
 def show_data() -> None:
     """Show what there is of every data set, what is wrong with it, and who needs it."""
@@ -46,6 +54,19 @@ def show_data() -> None:
     wanting = [each.name for each, found in conditions.items() if found.state is not State.PRESENT]
     if wanting:
         console.print(f"To get more: acnml data download {' '.join(wanting)}", highlight=False)
+
+
+def draw_sheet(out: Path) -> None:
+    """Write the contact sheet of all corruptions, or end with a sentence that says why not."""
+    from acnml.experiments.data.corruptions import write_sheet
+    from acnml.experiments.data.folder import DataError
+    from acnml.experiments.files import CannotWriteError
+
+    try:
+        write_sheet(out)
+    except (DataError, CannotWriteError) as error:
+        sys.exit(str(error))
+    typer.echo(f"Sheet: {out}")
 
 
 def download_data(names: list[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from acnml.cli import rotated_mnist
+from acnml.cli import cifar10_c, rotated_mnist
 from acnml.cli.folders import require_writable
 
 
@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
         run_theory(out, seed)
 
     rotated_mnist.register(studies)
+    cifar10_c.register(studies)
 
 
 def run_toy(out: Path, seed: int) -> None:

@@ -42,12 +42,12 @@ def run_study(preset_name: str, settings: list[str], out: Path, report_only: boo
     from acnml.experiments.data.folder import DataError
     from acnml.experiments.files import CannotWriteError
     from acnml.experiments.pipeline import Reporter, SettingError, Store, override, preset
-    from acnml.experiments.rotated_mnist.artefacts import Finished, Making
     from acnml.experiments.rotated_mnist.report import headline, write_report
     from acnml.experiments.rotated_mnist.results import collect
     from acnml.experiments.rotated_mnist.run import run
     from acnml.experiments.rotated_mnist.shifts import load_data
     from acnml.experiments.rotated_mnist.study import PRESETS
+    from acnml.experiments.study.artefacts import Finished, Making
 
     console = Console()
     try:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from acnml import checks
-from acnml.actions import Action, KeyAction, RotatedAction, Term
+from acnml.actions import Action, KeyAction, RotatedAction
 from acnml.dual import Affine, Outers, diagonal_products
 from acnml.kernels import Kernel, ScaledKernel, SpectralKernel
+from acnml.rules import Term
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from acnml import batches, checks
-from acnml.actions import BIT
 from acnml.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.kernels import DIRECT
 from acnml.layers import require_understood
 from acnml.memory import budget
 from acnml.posteriors import Posterior
+from acnml.rules import BIT
 from acnml.solvers.base import Solution
 from acnml.solvers.rows import Rows
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml.experiments.rotated_mnist.methods import Method
-from acnml.experiments.rotated_mnist.predict import log_probs_of
+from acnml.experiments.study.saved import log_probs_of
 
 # What needs no network: a method is worth something where it detects better than this.
 NO_NETWORK, BRIGHTNESS = Method("no network", "pixels"), "brightness"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import matplotlib as mpl
 import torch
@@ -12,15 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from acnml.experiments.drawing import FAINT, INK, STYLE, panel
-from acnml.experiments.rotated_mnist.looks import BLUE, LOOKS, ORANGE, Look
+from acnml.experiments.drawing import FAINT, STYLE, panel
+from acnml.experiments.rotated_mnist.looks import LOOKS
 from acnml.experiments.rotated_mnist.methods import Method
 from acnml.experiments.rotated_mnist.naive import Comparison
 from acnml.experiments.rotated_mnist.results import Results
 from acnml.experiments.rotated_mnist.study import RANDOM
-from acnml.experiments.rotated_mnist.tables import mean_std
-
-DASHES = (0, (4, 2))
+from acnml.experiments.study.figures import BLUE, DASHES, ORANGE, Look, legend_below
+from acnml.experiments.study.tables import mean_std
 
 
 def against_angle(results: Results, methods: Sequence[Method], score: str, title: str) -> Figure:
@@ -37,7 +36,7 @@ def against_angle(results: Results, methods: Sequence[Method], score: str, title
     axes.set_ylim(bottom=0)
     axes.set_xticks([angle for angle in results.study.angles if angle % 30 == 0])
     axes.xaxis.set_major_formatter("{x:.0f}°")
-    _legend_below(figure)
+    legend_below(figure)
     return figure
 
 
@@ -46,12 +45,6 @@ def _draw_band(axes: Axes, look: Look, points: Sequence[tuple[float, float, floa
     axes.plot(angles, means, look.marker, linestyle="-", color=look.colour, label=look.label)
     low, high = ([m + s * std for m, std in zip(means, stds, strict=True)] for s in (-1, 1))
     axes.fill_between(angles, low, high, color=look.colour, alpha=0.15, linewidth=0)
-
-
-def _legend_below(figure: Figure, columns: int = 3) -> None:
-    if figure.axes[0].get_legend_handles_labels()[0]:
-        style: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": INK}
-        figure.legend(loc="outside lower center", ncols=columns, **style)
 
 
 def reliability(results: Results, method: Method, title: str) -> Figure:
@@ -94,7 +87,7 @@ def frontier(results: Results, families: Sequence[Method], shift: str, title: st
     axes.tick_params(axis="x", which="both", labelsize=8)
     axes.set_ylim(bottom=0)
     axes.set(xlabel="NLL of upright validation images", ylabel="ECE")
-    _legend_below(figure)
+    legend_below(figure)
     return figure
 
 

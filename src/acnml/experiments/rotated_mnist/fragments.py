@@ -1,4 +1,4 @@
-"""Small pieces of the report: inline figures, table rows, and what methods are called in tables."""
+"""Small pieces of the report: table rows, and what methods are called in them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import statistics
 from collections.abc import Sequence
 from html import escape
 
-from acnml.experiments.drawing import THEME
-from acnml.experiments.page import inline_svg
 from acnml.experiments.pipeline import duration
-from acnml.experiments.rotated_mnist.looks import MATCHED, VARIABLES
+from acnml.experiments.rotated_mnist.looks import MATCHED
 from acnml.experiments.rotated_mnist.methods import LEAST_NLL, LINEARISED, TEMPERATURE, Method
 from acnml.experiments.rotated_mnist.results import Results
-from acnml.experiments.rotated_mnist.tables import knob_text, shown
-
-COLOURS = {**VARIABLES, **THEME}
+from acnml.experiments.rotated_mnist.tables import knob_text
+from acnml.experiments.study.tables import html_row, shown
 
 
 def label(method: Method) -> str:
@@ -25,32 +22,18 @@ def label(method: Method) -> str:
     return f"{tempered}{method.rule}, {method.posterior}{solver}{least}"
 
 
-def svg(name: str, document: str) -> str:
-    """Put a figure inline, in the page's colours."""
-    return inline_svg(document, name, name.replace("-", " "), COLOURS)
-
-
-def panels(drawn: dict[str, str], prefix: str) -> str:
-    """Put all figures inline whose names begin so."""
-    return "".join(svg(name, drawn[name]) for name in drawn if name.startswith(prefix))
-
-
-def row(head: str, cells: Sequence[str]) -> str:
-    """Return a row of a table."""
-    columns = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr><th scope="row">{escape(head)}</th>{columns}</tr>'
-
-
 def score_row(results: Results, method: Method, shifts: Sequence[str]) -> str:
     """Return a method's upright NLL, and its ECE at some shifts."""
     nll = shown(results.values(method, "nll", "0°"))
-    return row(label(method), [nll, *(shown(results.values(method, "ece", s)) for s in shifts)])
+    return html_row(
+        label(method), [nll, *(shown(results.values(method, "ece", s)) for s in shifts)]
+    )
 
 
-def timing_row(name: str, seconds: float, plain: Sequence[float]) -> str:
+def timing_row(name: str, seconds: float, plain: float | None) -> str:
     """Return what one image takes, and how many forward passes that is."""
-    passes = f"{seconds / statistics.fmean(plain):,.1f}" if plain else "–"
-    return row(name, [duration(seconds), passes])
+    passes = f"{seconds / plain:,.1f}" if plain else "–"
+    return html_row(name, [duration(seconds), passes])
 
 
 def detection_rows(results: Results) -> str:
@@ -61,7 +44,7 @@ def detection_rows(results: Results) -> str:
         by_key.setdefault(key, []).append((found.auroc, found.fpr95))
     ordered = sorted(by_key.items(), key=lambda item: -statistics.fmean(a for a, _ in item[1]))
     return "".join(
-        row(name, [score, *(shown(values) for values in zip(*pairs, strict=True))])
+        html_row(name, [score, *(shown(values) for values in zip(*pairs, strict=True))])
         for (name, score), pairs in ordered
     )
 

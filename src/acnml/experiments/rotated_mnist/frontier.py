@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,12 +9,10 @@ from torch import nn
 
 from acnml import Classifier, Map, metrics, tuning
 from acnml.experiments.rotated_mnist.methods import FIXED, LEAST_NLL, MAP, Method, sweep_values
-from acnml.experiments.rotated_mnist.predict import (
-    log_probs_of,
-    predict_sweep,
-    predict_validation,
-)
+from acnml.experiments.rotated_mnist.predict import predict_sweep, predict_validation
 from acnml.experiments.rotated_mnist.workshop import Workshop
+from acnml.experiments.study.choices import most_cautious, rounded
+from acnml.experiments.study.saved import log_probs_of
 
 
 class SweepPoint(NamedTuple):
@@ -39,29 +35,6 @@ def chosen(method: Method, workshop: Workshop) -> Method:
     nlls = [validation_nll(method.family.at(value), workshop) for value in values]
     budget = validation_nll(MAP, workshop) + workshop.study.choice.tolerance
     return method.at(most_cautious(values, nlls, budget))
-
-
-def most_cautious(values: Sequence[float], nlls: Sequence[float], budget: float) -> float:
-    """Return the most cautious value whose NLL is within the budget.
-
-    Values come with the most cautious first. Between two that were tried, log NLL is interpolated
-    linearly in the logarithm of the value, so that all methods pay the same price and none is lucky
-    in the grid. Where none is in budget it is the last, the one closest to the plain network.
-
-    >>> most_cautious([1, 10, 100], [0.4, 0.1, 0.1], budget=0.2)
-    3.162
-    """
-    inside = next((i for i, nll in enumerate(nlls) if nll <= budget), len(values) - 1)
-    if inside == 0 or nlls[inside] > budget:
-        return values[inside]
-    share = math.log(nlls[inside - 1] / budget) / math.log(nlls[inside - 1] / nlls[inside])
-    ratio = values[inside] / values[inside - 1]
-    return rounded(values[inside - 1] * ratio**share)
-
-
-def rounded(value: float) -> float:
-    """Keep four digits: what is chosen is not to depend on the last bits of a sum."""
-    return float(f"{value:.4g}")
 
 
 @lru_cache(maxsize=1024)  # a choice looks at the same few for every shift

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from acnml.experiments.rotated_mnist import methods
 from acnml.experiments.rotated_mnist.methods import Method
-
-
-class Look(NamedTuple):
-    """A label, a colour of Okabe and Ito's palette (or near it), and a marker."""
-
-    label: str
-    colour: str
-    marker: str
-
-
-ORANGE, PINK, BLUE, GREEN = "#d55e00", "#cc79a7", "#0072b2", "#009e73"
-SKY, AMBER, VIOLET, GREY = "#56b4e9", "#e69f00", "#7b5cc4", "#8a9099"
-# The first four follow the page's light or dark scheme.
-VARIABLES = {ORANGE: "map", PINK: "bma", BLUE: "acnml", GREEN: "last-layer"}
+from acnml.experiments.study.figures import (
+    AMBER,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    SKY,
+    VIOLET,
+    Look,
+)
 
 LOOKS: Mapping[Method, Look] = {
     methods.MAP: Look("MAP", ORANGE, "o"),

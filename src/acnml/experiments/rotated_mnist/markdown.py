@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
-
 from acnml.experiments.pipeline import duration
 from acnml.experiments.rotated_mnist.fragments import label
 from acnml.experiments.rotated_mnist.methods import METHODS
 from acnml.experiments.rotated_mnist.results import Results
-from acnml.experiments.rotated_mnist.tables import knob_text, shown
-from acnml.experiments.rotated_mnist.verdict import Verdict, verdicts
-
-OUTCOME = {True: "yes", False: "no", None: "–"}
+from acnml.experiments.rotated_mnist.tables import knob_text
+from acnml.experiments.rotated_mnist.verdict import verdicts
+from acnml.experiments.study.tables import markdown_table, shown
+from acnml.experiments.study.verdict import verdicts_markdown
 
 
 def markdown(results: Results) -> str:
@@ -23,7 +20,7 @@ def markdown(results: Results) -> str:
         f"{results.data.note} Seeds: {len(results.study.seeds)}.",
         *([f"**{len(results.missing)} pieces are not finished.**"] if results.missing else []),
         "## Does it hold?",
-        table(("", "claim", "measured", "holds if"), map(_verdict_row, verdicts(results))),
+        verdicts_markdown(verdicts(results)),
         "## All methods: NLL upright, and ECE by shift",
         scores_table(results),
         "## Letters among the digits",
@@ -38,14 +35,14 @@ def scores_table(results: Results) -> str:
     rows = []
     for method in METHODS:
         ready = [row.method for row in results.rows if row.method.name == method.name]
-        seconds = results.values(method, "seconds_per_input", "0°")
+        seconds = results.fastest(method)
         if ready:
             eces = [shown(results.values(method, "ece", shift)) for shift in shifts]
             nll = shown(results.values(method, "nll", "0°"))
-            time = duration(statistics.fmean(seconds)) if seconds else "–"
+            time = "–" if seconds is None else duration(seconds)
             rows.append([label(method), knob_text(ready[0]), nll, *eces, time])
     head = ("method", "knob, first seed", "NLL 0°", *(f"ECE {s}" for s in shifts), "per image")
-    return table(head, rows)
+    return markdown_table(head, rows)
 
 
 def detection_table(results: Results) -> str:
@@ -58,14 +55,4 @@ def detection_table(results: Results) -> str:
         found = [d for d in results.detections if (label(d.method), d.score) == (name, score)]
         values = (shown([d.auroc for d in found]), shown([d.fpr95 for d in found]))
         rows.append([name, score, *values])
-    return table(("method", "score", "AUROC", "FPR95"), rows)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _verdict_row(verdict: Verdict) -> list[str]:
-    return [OUTCOME[verdict.holds], verdict.claim, verdict.measured, verdict.rule]
+    return markdown_table(("method", "score", "AUROC", "FPR95"), rows)

@@ -14,7 +14,8 @@ import acnml
 from acnml import Classifier, FactorBlock, Posterior, Predictor, Solver
 from acnml.experiments.pipeline import Artefact
 from acnml.experiments.rotated_mnist.study import RotatedMnist
-from acnml.experiments.rotated_mnist.workshop import Workshop, load_curvature
+from acnml.experiments.rotated_mnist.workshop import Workshop
+from acnml.experiments.study.saved import load_curvature
 
 # What rules stand on.
 NETWORK, DROPOUT, BBP, SWAG, KFAC = "network", "dropout", "BBP", "SWAG-D", "KFAC"

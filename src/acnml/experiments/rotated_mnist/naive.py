@@ -19,7 +19,8 @@ from acnml.experiments.models.mlp import mlp
 from acnml.experiments.pipeline import Artefact, Content, Stage, Work
 from acnml.experiments.pipeline.blocks import Compute
 from acnml.experiments.rotated_mnist.training import Batches, train_network
-from acnml.experiments.rotated_mnist.workshop import Workshop, curvature_content, load_curvature
+from acnml.experiments.rotated_mnist.workshop import Workshop
+from acnml.experiments.study.saved import curvature_content, load_curvature
 from acnml.naive_cnml import refit_each
 from acnml.params import Params
 from acnml.random import seeded

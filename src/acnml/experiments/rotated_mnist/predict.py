@@ -1,18 +1,17 @@
 """Predictions: every method at every shift, saved in blocks; all that comes after reads only these.
 
-Of ACNML the log-likelihoods log p_θ̂_y(y|x) are kept before they are normalised, so that both the
-probabilities and the regret follow. Of a plain network the energy is kept beside.
+What is kept of a prediction is said in `study/saved.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from acnml import Acnml, Map, Predictor
+from acnml import Acnml, Predictor
 from acnml.experiments.data.labelled import Labelled
 from acnml.experiments.pipeline import Artefact, Stage
 from acnml.experiments.pipeline.blocks import Compute
@@ -25,6 +24,7 @@ from acnml.experiments.rotated_mnist.methods import (
 )
 from acnml.experiments.rotated_mnist.study import LETTERS
 from acnml.experiments.rotated_mnist.workshop import Workshop
+from acnml.experiments.study import saved
 from acnml.params import Params
 
 BLOCK = {"": 1000, "linearised": 500, "paper's steps": 50, CONVERGED: 10}
@@ -68,13 +68,6 @@ def shifts_of(workshop: Workshop) -> tuple[str, ...]:
     return (*workshop.study.shifts, *letters)
 
 
-def log_probs_of(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return the log-probabilities of saved predictions."""
-    if "log_lik" in tensors:
-        return torch.log_softmax(tensors["log_lik"], dim=-1)
-    return tensors["log_probs"]
-
-
 def _predict(
     name: str,
     method: Method,
@@ -102,15 +95,8 @@ def _built(method: Method, workshop: Workshop) -> Predictor:
 
 @torch.no_grad()
 def outputs(predict: Predictor, images: Tensor, method: Method) -> Params:
-    """Return what is saved of a batch of predictions."""
-    if isinstance(predict, Acnml):
-        if method.solver == CONVERGED:
-            solution = predict.solve(images)
-            return {"log_lik": solution.log_lik, "residual": solution.residual}
-        assert predict.solver is not None  # methods name theirs
-        return {"log_lik": predict.solver.log_lik(predict.classifier, predict.posterior, images)}
-    if isinstance(predict, Map):
-        logits = predict.classifier.logits(images)
-        log_probs = torch.log_softmax(logits, dim=-1)
-        return {"log_probs": log_probs, "energy": -torch.logsumexp(logits, dim=-1)}
-    return {"log_probs": predict(images)}
+    """Return what is saved of a batch of predictions: of converged ones the residual as well."""
+    if isinstance(predict, Acnml) and method.solver == CONVERGED:
+        solution = predict.solve(images)
+        return {"log_lik": solution.log_lik, "residual": solution.residual}
+    return saved.outputs(predict, images)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain, product
-from typing import Any, NamedTuple, TypeVar, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from acnml import metrics
-from acnml.experiments.rotated_mnist.artefacts import Artefacts, MissingError
 from acnml.experiments.rotated_mnist.detection import Detection, by_brightness, detections
 from acnml.experiments.rotated_mnist.frontier import SweepPoint, chosen, sweep_point
 from acnml.experiments.rotated_mnist.methods import (
@@ -28,12 +26,13 @@ from acnml.experiments.rotated_mnist.methods import (
     sweep_values,
 )
 from acnml.experiments.rotated_mnist.naive import Comparison, compare
-from acnml.experiments.rotated_mnist.predict import log_probs_of, predict_shift, shifts_of
+from acnml.experiments.rotated_mnist.predict import predict_shift, shifts_of
 from acnml.experiments.rotated_mnist.shifts import StudyData
 from acnml.experiments.rotated_mnist.study import LETTERS, RANDOM, RotatedMnist
 from acnml.experiments.rotated_mnist.workshop import Workshop
+from acnml.experiments.study.artefacts import Artefacts, Gathering
+from acnml.experiments.study.saved import log_probs_of
 
-T = TypeVar("T")
 STUDY = "rotated-mnist"
 
 
@@ -87,11 +86,19 @@ class Results:
         rows = (r for r in self.rows if r.method.name == method.name and r.shift == shift)
         return [float(getattr(row, score)) for row in rows]
 
+    def fastest(self, method: Method) -> float | None:
+        """Return the seconds that an image takes, of all seeds and shifts when it was fastest.
+
+        A run takes hours, and whatever else the machine has to do in them makes a method slower.
+        """
+        times = [r.seconds_per_input for r in self.rows if r.method.name == method.name]
+        return min(times, default=None)
+
 
 def collect(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> Results:
     """Gather what is finished, and note what is not."""
     workshops = [Workshop(study, data, artefacts, seed) for seed in study.seeds]
-    first, found = workshops[0], _Gathering()
+    first, found = workshops[0], Gathering()
     sweep = ((family, value) for family in SWEPT for value in sweep_values(family, study))
     return Results(
         study,
@@ -105,24 +112,6 @@ def collect(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> Resul
         epoch_seconds=next(iter(found.each(_seconds_per_epoch, [(first,)])), None),
         missing=tuple(found.missing),
     )
-
-
-@final
-class _Gathering:
-    """Takes what there is, and keeps the names of what is missing."""
-
-    def __init__(self) -> None:
-        self.missing: dict[str, None] = {}  # in order, once each
-
-    def each(self, find: Callable[..., T], arguments: Iterable[tuple[Any, ...]]) -> tuple[T, ...]:
-        """Call the function with each of the arguments, and leave out what is missing."""
-        found = []
-        for some in arguments:
-            try:
-                found.append(find(*some))
-            except MissingError as error:
-                self.missing[str(error)] = None
-        return tuple(found)
 
 
 def _row(workshop: Workshop, method: Method, shift: str) -> Row:
@@ -143,7 +132,7 @@ def _row(workshop: Workshop, method: Method, shift: str) -> Row:
     )
 
 
-def _diagrams(workshops: list[Workshop], found: _Gathering) -> dict[tuple[str, str], Diagram]:
+def _diagrams(workshops: list[Workshop], found: Gathering) -> dict[tuple[str, str], Diagram]:
     """Return the diagrams of upright and of randomly turned images, by method's name and shift."""
     diagrams = {}
     for method, shift in product(METHODS, ("0°", RANDOM)):

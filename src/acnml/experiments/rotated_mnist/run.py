@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from acnml.experiments.rotated_mnist.artefacts import Artefacts
 from acnml.experiments.rotated_mnist.frontier import chosen, sweep_point
 from acnml.experiments.rotated_mnist.methods import CHEAP, COSTLY, SWEPT, Method, sweep_values
 from acnml.experiments.rotated_mnist.naive import compare_all
@@ -10,19 +9,21 @@ from acnml.experiments.rotated_mnist.predict import predict_shift, shifts_of
 from acnml.experiments.rotated_mnist.shifts import StudyData
 from acnml.experiments.rotated_mnist.study import RotatedMnist
 from acnml.experiments.rotated_mnist.workshop import Workshop
+from acnml.experiments.study.artefacts import Artefacts
 
 
 def run(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> None:
-    """Do all of the study that is not on disk yet: one seed after the other, naive CNML last."""
+    """Do all of the study that is not on disk yet."""
     workshops = [Workshop(study, data, artefacts, seed) for seed in study.seeds]
     for workshop in workshops:
         for method in CHEAP:
             predict_everywhere(method, workshop)
         if workshop is workshops[0]:
             sweep_everything(workshop)
+            compare_all(workshop)
+    for workshop in workshops:
         for method in COSTLY:
             predict_everywhere(method, workshop)
-    compare_all(workshops[0])
 
 
 def predict_everywhere(method: Method, workshop: Workshop) -> None:

@@ -54,8 +54,8 @@ class Images:
     """How many test images a method sees at every shift, by what it costs."""
 
     cheap: int = 10_000  # about 2 ms an image at most
-    paper_steps: int = 1000  # the paper's 5 or 10 gradient steps: 10 to 30 ms
-    converged: int = 60  # linearised and polished by 10 gradient steps: 100 ms
+    paper_steps: int = 500  # the paper's 5 or 10 gradient steps: 10 to 30 ms
+    converged: int = 40  # linearised and polished by 10 gradient steps: 100 ms
     beside: float = 0.25  # share of these for what needs 30 forward passes and is not the paper's
 
 
@@ -90,7 +90,7 @@ class Choice:
 class NaiveCnml:
     """The comparison with training anew: a smaller training set, few queries, few epochs."""
 
-    queries: int = 30  # of upright images, and as many of the shifted
+    queries: int = 15  # of upright images, and as many of the shifted
     shift: str = RANDOM
     train_images: int = 2000
     refit_epochs: int = 5

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,19 +17,12 @@ from acnml.experiments.rotated_mnist.frontier import SweepPoint
 from acnml.experiments.rotated_mnist.looks import LOOKS, MATCHED
 from acnml.experiments.rotated_mnist.methods import Method
 from acnml.experiments.rotated_mnist.results import Results
+from acnml.experiments.study.choices import interpolated, up_to_least
+from acnml.experiments.study.verdict import Verdict
 
 FAR = 45  # degrees from which digits count as turned
 CLASSES = 10
 HARDLY = 0.01  # nats that validation images may have misjudged
-
-
-class Verdict(NamedTuple):
-    """A claim, the rule by which it is judged, the numbers, and the outcome: None if unknown."""
-
-    claim: str
-    rule: str
-    measured: str
-    holds: bool | None
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -131,10 +122,10 @@ def _agreement_with_naive(results: Results) -> Verdict:
 def _cheaper_than_naive(results: Results) -> Verdict:
     claim = "ACNML is orders of magnitude cheaper than naive CNML."
     rule = "its paper's steps at least 100 times cheaper than one epoch for every label"
-    steps = results.values(methods.ACNML_BBP_PAPER, "seconds_per_input", "0°")
-    if not steps or results.epoch_seconds is None:
+    steps = results.fastest(methods.ACNML_BBP_PAPER)
+    if steps is None or results.epoch_seconds is None:
         return Verdict(claim, rule, "not finished", None)
-    ratio = CLASSES * results.epoch_seconds / statistics.fmean(steps)
+    ratio = CLASSES * results.epoch_seconds / steps
     return Verdict(claim, rule, f"{ratio:,.0f} times cheaper", ratio >= 100)
 
 
@@ -173,25 +164,8 @@ def matched_gaps(results: Results, family: Method, other: Method) -> dict[str, f
 
 
 def cautious_branch(path: Sequence[SweepPoint]) -> Sequence[SweepPoint]:
-    """Return a sweep, the most cautious first, up to its least NLL.
-
-    Beyond it the same NLL comes a second time, from too much confidence: a path through both would
-    compare caution with overconfidence.
-    """
-    least = min(range(len(path)), key=lambda i: path[i].validation_nll, default=-1)
-    return path[: least + 1]
-
-
-def interpolated(path: Sequence[tuple[float, float]], x: float) -> float | None:
-    """Return the height of a path at x, None outside of it.
-
-    >>> interpolated([(0.0, 1.0), (2.0, 3.0)], 1.0)
-    2.0
-    """
-    for (x0, y0), (x1, y1) in pairwise(path):
-        if x0 <= x <= x1:
-            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return None
+    """Return a sweep, the most cautious first, up to its least NLL."""
+    return path[: up_to_least([point.validation_nll for point in path])]
 
 
 def _best_everywhere(results: Results) -> Verdict:

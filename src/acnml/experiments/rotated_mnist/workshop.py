@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from torch import Tensor, nn
+from torch import nn
 
 import acnml
-from acnml import Affine, Classifier, Posterior
+from acnml import Classifier, Posterior
 from acnml.experiments.models.mlp import mlp
 from acnml.experiments.pipeline import Artefact, Content, Stage, Work
-from acnml.experiments.rotated_mnist.artefacts import Artefacts, Make
 from acnml.experiments.rotated_mnist.shifts import StudyData
 from acnml.experiments.rotated_mnist.study import RotatedMnist
 from acnml.experiments.rotated_mnist.training import Batches, train_mean_field, train_network
-from acnml.inference.curvature import Factors, KroneckerCurvature
+from acnml.experiments.study.artefacts import Artefacts, Make
+from acnml.experiments.study.saved import curvature_content
 from acnml.random import seeded
 
 MEMBER_SEEDS = 1000  # between the networks of an ensemble: no two studies' seeds meet
@@ -139,27 +139,6 @@ class Workshop:
         for layer in self._plain(self.seed).children():
             layers += [layer, nn.Dropout(self.study.dropout)] if _is_hidden(layer) else [layer]
         return nn.Sequential(*layers)
-
-
-def curvature_content(curvature: KroneckerCurvature) -> Content:
-    """Return a curvature as tensors: the mean, and both factors of every layer."""
-    tensors = {f"mean/{name}": tensor for name, tensor in curvature.mean.items()}
-    for layer, inputs, gradients in curvature.factors:
-        tensors |= {f"inputs/{layer.weight}": inputs, f"gradients/{layer.weight}": gradients}
-    layers = [[layer.weight, layer.bias] for layer, _, _ in curvature.factors]
-    return Content(tensors, {"layers": layers})
-
-
-def load_curvature(artefact: Artefact) -> KroneckerCurvature:
-    """Invert `curvature_content`."""
-    tensors = artefact.load()
-
-    def factors(weight: str, bias: str | None) -> Factors:
-        parts: tuple[Tensor, Tensor] = (tensors[f"inputs/{weight}"], tensors[f"gradients/{weight}"])
-        return Factors(Affine(weight, bias), *parts)
-
-    mean = {n.removeprefix("mean/"): t for n, t in tensors.items() if n.startswith("mean/")}
-    return KroneckerCurvature(mean, tuple(factors(*layer) for layer in artefact.facts["layers"]))
 
 
 def _last_layer(network: nn.Module) -> str:

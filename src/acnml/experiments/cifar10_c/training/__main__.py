@@ -1,6 +1,7 @@
 """Train one network of a preset, in as many processes as `torchrun` starts.
 
-    torchrun --nproc-per-node 2 -m acnml.experiments.cifar10_c.training vgg16 --out OUT
+    torchrun --nproc-per-node 2 -m acnml.experiments.cifar10_c.training vgg16 --out OUT \
+        --held-out 5000
 
 The study finds the network in the folder OUT. Run the same command again after a break.
 """
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from acnml.experiments.cifar10_c.data import without_held_out
 from acnml.experiments.cifar10_c.training import (
     PRESETS,
     Recipe,
@@ -33,10 +35,11 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the study.")],
     seed: Annotated[int, typer.Option(min=0)] = 0,
     settings: Annotated[list[str] | None, typer.Option("--set", help="training.epochs=2")] = None,
+    held_out: Annotated[int, typer.Option(min=0, help="5000 for the preset `paper`.")] = 0,
 ) -> None:
-    """Train a network on the 50,000 training images of CIFAR-10."""
+    """Train a network on the training images of CIFAR-10, but for those that are held out."""
     recipe: Recipe = override(preset(RECIPES, model), settings or [])
-    data = cifar10.load("train")
+    data = without_held_out(cifar10.load("train"), held_out)
     stage = training_stage(recipe, data, seed)
     with joined() as processes:
         store = Store(out, recipe, Reporter(Console(quiet=not processes.leads), out / "run.log"))

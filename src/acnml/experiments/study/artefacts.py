@@ -1,13 +1,14 @@
-"""Where the study's stages become artefacts: made when they are missing, or only looked for."""
+"""Where a study's stages become artefacts: made when they are missing, or only looked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias, final
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias, TypeVar, final
 
 from acnml.experiments.pipeline import Artefact, Content, Stage, Store, Work
 from acnml.experiments.pipeline.blocks import Compute
 
+T = TypeVar("T")
 Make: TypeAlias = Callable[[Work], Content]
 Prepare: TypeAlias = Callable[[], Compute]  # loads what is heavy, before the clock runs
 
@@ -75,3 +76,21 @@ class Finished:
         if found is None:
             raise MissingError(stage.title)
         return found
+
+
+@final
+class Gathering:
+    """Takes what there is, and keeps the names of what is missing."""
+
+    def __init__(self) -> None:
+        self.missing: dict[str, None] = {}  # in order, once each
+
+    def each(self, find: Callable[..., T], arguments: Iterable[tuple[Any, ...]]) -> tuple[T, ...]:
+        """Call the function with each of the arguments, and leave out what is missing."""
+        found = []
+        for some in arguments:
+            try:
+                found.append(find(*some))
+            except MissingError as error:
+                self.missing[str(error)] = None
+        return tuple(found)

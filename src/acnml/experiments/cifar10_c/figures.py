@@ -1,0 +1,147 @@
+"""The study's figures: functions of `Results`, drawn without pyplot in the style of all pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from acnml.experiments.cifar10_c.choices import SweepPoint
+from acnml.experiments.cifar10_c.looks import LOOKS
+from acnml.experiments.cifar10_c.methods import SWEPT, TEMPERED, Method
+from acnml.experiments.cifar10_c.results import Results, blurred_shifts
+from acnml.experiments.cifar10_c.study import CLEAN
+from acnml.experiments.drawing import FAINT, INK, panel
+from acnml.experiments.study.figures import DASHES, Look, legend_below
+
+RESAMPLES, INTERVAL = 1000, (0.025, 0.975)
+BOXES = 0.8  # the share of a severity's width that its boxes take
+
+
+def boxes(results: Results, methods: Sequence[Method], score: str, title: str, n: int) -> Figure:
+    """Draw a score over all corruptions as boxes, side by side at every severity."""
+    figure, axes = panel(title, (9.4, 3.6))
+    there = [m for m in methods if any(_scores(results, m, score, n).values())]
+    for place, method in enumerate(there):
+        offset = BOXES * ((place + 0.5) / len(there) - 0.5)
+        scores = _scores(results, method, score, n)
+        _draw_boxes(axes, LOOKS[method], scores, offset, 0.8 * BOXES / len(there))
+    _severities(axes, sorted(results.study.severities))
+    axes.grid(axis="x", visible=False)
+    legend_below(figure, columns=6)
+    return figure
+
+
+def lines(results: Results, methods: Sequence[Method], score: str, title: str, n: int) -> Figure:
+    """Draw the median over corruptions against severity, with its 95 % bootstrap interval."""
+    figure, axes = panel(title, (5.0, 4.0))
+    for method in methods:
+        scores = {0: results.at_severity(method, score, 0, n), **_scores(results, method, score, n)}
+        points = {s: values for s, values in sorted(scores.items()) if values}
+        if points:
+            _draw_medians(axes, LOOKS[method], points)
+    _severities(axes, [0, *sorted(results.study.severities)])
+    legend_below(figure, columns=2 if len(methods) < 6 else 3)
+    return figure
+
+
+def reliability(results: Results, method: Method) -> Figure:
+    """Draw accuracy against confidence for clean images and for two severities of blur."""
+    look = LOOKS[method]
+    figure, axes = panel(look.label, (3.1, 3.0))
+    axes.plot([0, 1], [0, 1], color=FAINT, linestyle=DASHES, linewidth=1)
+    shifts = blurred_shifts(results.study)
+    for place, shift in enumerate(shifts):
+        diagram = results.diagrams.get((method.name, shift))
+        strength = (place + 1) / len(shifts)
+        if diagram:
+            axes.plot(*diagram, "o-", color=look.colour, alpha=strength, markersize=3)
+        name = "clean" if shift == CLEAN else f"blur {shift.split()[-1]}"
+        axes.text(0.04, 0.93 - 0.09 * place, name, color=look.colour, alpha=strength)
+    axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
+    axes.set_xticks([0, 0.5, 1])
+    axes.set_yticks([0.5, 1])
+    axes.set_aspect("equal")
+    return figure
+
+
+def frontier(results: Results) -> Figure:
+    """Draw the mean ECE over corruptions against the NLL of held-out images, a path per family."""
+    severity = results.study.frontier.severity
+    figure, axes = panel(f"Mean ECE at severity {severity}", (8.0, 5.4))
+    for family in SWEPT:
+        path = path_of(results, family)
+        if path:
+            look, prices = LOOKS[family], [point.held_out_nll for point in path]
+            eces = [point.ece for point in path]
+            axes.plot(prices, eces, look.marker, linestyle="-", color=look.colour, label=look.label)
+    plain = [p.held_out_nll for p in path_of(results, TEMPERED) if p.method.value == 1]
+    if plain:
+        axes.axvline(plain[0], color=FAINT, linestyle=DASHES, linewidth=1)
+        least = min(point.held_out_nll for point in results.sweep)
+        axes.set_xlim(0.95 * least, 2.5 * plain[0])
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:.2g}")
+    axes.xaxis.set_minor_formatter("{x:.2g}")
+    axes.tick_params(axis="x", which="both", labelsize=8)
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="NLL of held-out images", ylabel="ECE")
+    legend_below(figure, columns=4)
+    return figure
+
+
+def path_of(results: Results, family: Method) -> list[SweepPoint]:
+    """Return the sweep of a family, the most cautious value first."""
+    return [point for point in results.sweep if point.family == family.family]
+
+
+def bootstrap_median(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median and its 95 % interval, by drawing the values with replacement."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(values), (RESAMPLES, len(values)), generator=generator)
+    medians = torch.tensor(values, dtype=torch.float64)[drawn].quantile(0.5, dim=1)
+    low, high = medians.quantile(torch.tensor(INTERVAL, dtype=torch.float64)).tolist()
+    return median(values), low, high
+
+
+def _scores(results: Results, method: Method, score: str, n: int) -> dict[int, list[float]]:
+    """Return a score of every corruption, by severity."""
+    return {s: results.at_severity(method, score, s, n) for s in sorted(results.study.severities)}
+
+
+def _draw_boxes(
+    axes: Axes, look: Look, scores: dict[int, list[float]], offset: float, width: float
+) -> None:
+    there = {severity: values for severity, values in scores.items() if values}
+    drawn = axes.boxplot(
+        list(there.values()),
+        positions=[severity + offset for severity in there],
+        widths=width,
+        patch_artist=True,
+        manage_ticks=False,
+        flierprops={"marker": ".", "markersize": 3, "markeredgecolor": look.colour},
+        medianprops={"color": INK, "linewidth": 1.2},
+    )
+    for part in (*drawn["boxes"], *drawn["whiskers"], *drawn["caps"]):
+        part.set(color=look.colour, linewidth=0.9)
+    for box in drawn["boxes"]:
+        box.set(facecolor=look.colour, alpha=0.55)
+    drawn["boxes"][0].set_label(look.label)
+
+
+def _draw_medians(axes: Axes, look: Look, points: dict[int, list[float]]) -> None:
+    middle, low, high = zip(*(bootstrap_median(v) for v in points.values()), strict=True)
+    places = list(points)
+    axes.plot(places, middle, look.marker, linestyle="-", color=look.colour, label=look.label)
+    axes.fill_between(places, low, high, color=look.colour, alpha=0.13, linewidth=0)
+
+
+def _severities(axes: Axes, severities: Sequence[int]) -> None:
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(severities)
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("severity")

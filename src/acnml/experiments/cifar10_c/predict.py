@@ -1,0 +1,93 @@
+"""Predictions: every method at every shift, saved in blocks; all that comes after reads only these.
+
+What is kept of a prediction is said in `study/saved.py` and `unsolved.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from acnml import Predictor
+from acnml.experiments.cifar10_c.methods import STEPS, Method, images_of
+from acnml.experiments.cifar10_c.posteriors import sampling
+from acnml.experiments.cifar10_c.predictors import artefacts_of, predictor
+from acnml.experiments.cifar10_c.study import shift
+from acnml.experiments.cifar10_c.unsolved import outputs_or_uniform
+from acnml.experiments.cifar10_c.workshop import Workshop
+from acnml.experiments.data.cifar10 import LabelledBytes
+from acnml.experiments.pipeline import Artefact, Stage
+from acnml.experiments.pipeline.blocks import Compute
+
+CHEAP_BLOCK, NETWORK_WIDE_BLOCK, STEPS_BLOCK = 500, 50, 5  # images: what a killed run may lose
+
+
+def predict_shift(method: Method, shift: str, workshop: Workshop) -> Artefact:
+    """Let a method, its knob set, see the images of a shift."""
+    data = workshop.data
+    count = data.count(images_of(method, shift, workshop.study), shift)
+    name, what = f"predict {method.name} {shift}", (shift, count)
+    return _predict(name, method, what, count, lambda: data.shifted(shift, count), workshop)
+
+
+def predict_held_out(method: Method, workshop: Workshop) -> Artefact:
+    """Let a method see the held-out images."""
+    name, data = f"try {method.name} {method.value:g}", workshop.data.held_out
+    return _predict(name, method, "held out", len(data.labels), lambda: data, workshop)
+
+
+def predict_sweep(method: Method, workshop: Workshop) -> Artefact:
+    """Let a method see the frontier's images: those of all corruptions, one after the other."""
+    data, shifts = workshop.data, frontier_shifts(workshop)
+    count = frontier_images(workshop)
+
+    def load() -> LabelledBytes:
+        parts = [data.shifted(each, count) for each in shifts]
+        return LabelledBytes(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    name, what = f"sweep {method.name} {method.value:g}", (shifts, count)
+    return _predict(name, method, what, count * len(shifts), load, workshop)
+
+
+def frontier_shifts(workshop: Workshop) -> tuple[str, ...]:
+    """Return the shifts of the frontier."""
+    study = workshop.study
+    return tuple(shift(name, study.frontier.severity) for name in study.corruptions)
+
+
+def frontier_images(workshop: Workshop) -> int:
+    """Return how many images of each there are."""
+    return workshop.data.count(workshop.study.frontier.images, frontier_shifts(workshop)[0])
+
+
+def _predict(
+    name: str,
+    method: Method,
+    what: object,
+    count: int,
+    load: Callable[[], LabelledBytes],
+    workshop: Workshop,
+) -> Artefact:
+    needs = tuple(artefact.stage for artefact in artefacts_of(method, workshop))
+    settings = (method, what, sampling(method, workshop), workshop.data.checksum)
+    stage = Stage(name, settings, workshop.seed, needs=needs)
+
+    def prepare() -> Compute:
+        built, images = _built(method, workshop), load().images
+        return lambda rows: outputs_or_uniform(built, workshop.inputs(images[rows]))
+
+    return workshop.artefacts.predict(stage, count, _block(method), prepare)
+
+
+def _block(method: Method) -> int:
+    if method.solver == STEPS:
+        return STEPS_BLOCK
+    return NETWORK_WIDE_BLOCK if method.is_network_wide else CHEAP_BLOCK
+
+
+@lru_cache(maxsize=1)
+def _built(method: Method, workshop: Workshop) -> Predictor:
+    """Build a predictor once for all shifts in a row: samples of a posterior take their time."""
+    return predictor(method, workshop)

@@ -1,0 +1,36 @@
+"""Doing the work: everything that is not on disk yet."""
+
+from __future__ import annotations
+
+from acnml.experiments.cifar10_c.choices import chosen, held_out, prepared, sweep_point
+from acnml.experiments.cifar10_c.data import StudyData
+from acnml.experiments.cifar10_c.jobs import FRONTIER, HELD_OUT, Job, phases
+from acnml.experiments.cifar10_c.methods import methods_of
+from acnml.experiments.cifar10_c.predict import predict_shift
+from acnml.experiments.cifar10_c.predictors import artefacts_of
+from acnml.experiments.cifar10_c.study import Cifar10CStudy
+from acnml.experiments.cifar10_c.workshop import Workshop
+from acnml.experiments.study.artefacts import Artefacts
+
+
+def run(study: Cifar10CStudy, data: StudyData, artefacts: Artefacts) -> None:
+    """Do all of the study that is not on disk yet: networks and posteriors, then predictions."""
+    workshops = {seed: Workshop(study, data, artefacts, seed) for seed in study.seeds}
+    for workshop in workshops.values():
+        for method in methods_of(study):
+            if method.likelihood == 1:  # others wait for a temperature
+                artefacts_of(method, workshop)
+    for phase in phases(study):
+        for seed in phase.seeds:
+            for job in phase.jobs:
+                do(job, workshops[seed])
+
+
+def do(job: Job, workshop: Workshop) -> None:
+    """Do one job."""
+    if job.where == FRONTIER and job.value is not None:
+        sweep_point(job.method, job.value, workshop)
+    elif job.where == HELD_OUT and job.value is not None:
+        held_out(prepared(job.method.at(job.value), workshop), workshop)
+    else:
+        predict_shift(chosen(job.method, workshop), job.where, workshop)

@@ -1,0 +1,1 @@
+"""What studies share beside the pipeline: artefacts, choices, tables and pieces of a page."""
