@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -18,8 +18,19 @@ from torch import Tensor
 DIRECT = 64
 
 # The iterative solution of a Newton step: how exact, and how long at most.
-RELATIVE_ERROR = 1e-3
+RELATIVE_ERROR = 0.03
 ITERATIONS = 200
+
+
+class Norms(NamedTuple):
+    """How large the matrices of a kernel are."""
+
+    off: Tensor  # (B, K) of every row without the diagonal, √(Σ_j≠i Κ_ij²)
+    largest: Tensor  # (B,) no eigenvalue is above it
+
+    def take(self, rows: slice) -> Norms:
+        """Return those of some inputs."""
+        return Norms(self.off[rows], self.largest[rows])
 
 
 class Kernel(ABC):
@@ -42,12 +53,27 @@ class Kernel(ABC):
         """Return factor · Κ."""
 
     @abstractmethod
-    def take(self, rows: slice) -> Kernel:
+    def take(self, rows: slice | Tensor) -> Kernel:
         """Return the matrices of some inputs."""
 
     @abstractmethod
+    def to(self, dtype: torch.dtype) -> Kernel:
+        """Return it in another precision."""
+
+    @final
     def double(self) -> Kernel:
         """Return it in double precision."""
+        return self.to(torch.float64)
+
+    def rows(self, classes: Tensor) -> Tensor:
+        """Return the rows of some classes (L,): (B, L, K)."""
+        return self.dense()[:, classes]
+
+    def norms(self) -> Norms:
+        """Return how large the matrices are; no eigenvalue is above the largest sum of a row."""
+        matrix = self.dense()
+        off = matrix - torch.diag_embed(self.diagonal())
+        return Norms(off.norm(dim=-1), matrix.abs().sum(-1).amax(-1))
 
     def newton_direction(self, p: Tensor, gap: Tensor) -> Tensor:
         """Solve (I + HΚ)d = gap for rows (B, L, K), where H = diag(p) - ppᵀ."""
@@ -79,13 +105,13 @@ class DenseKernel(Kernel):
         """Return factor · Κ."""
         return DenseKernel(self.matrix * factor)
 
-    def take(self, rows: slice) -> DenseKernel:
+    def take(self, rows: slice | Tensor) -> DenseKernel:
         """Return the matrices of some inputs."""
         return DenseKernel(self.matrix[rows])
 
-    def double(self) -> DenseKernel:
-        """Return it in double precision."""
-        return DenseKernel(self.matrix.double())
+    def to(self, dtype: torch.dtype) -> DenseKernel:
+        """Return it in another precision."""
+        return DenseKernel(self.matrix.to(dtype))
 
 
 @final
@@ -111,23 +137,17 @@ class DiagonalKernel(Kernel):
         """Return factor · Κ."""
         return DiagonalKernel(self.var * factor)
 
-    def take(self, rows: slice) -> DiagonalKernel:
+    def take(self, rows: slice | Tensor) -> DiagonalKernel:
         """Return the matrices of some inputs."""
         return DiagonalKernel(self.var[rows])
 
-    def double(self) -> DiagonalKernel:
-        """Return it in double precision."""
-        return DiagonalKernel(self.var.double())
+    def to(self, dtype: torch.dtype) -> DiagonalKernel:
+        """Return it in another precision."""
+        return DiagonalKernel(self.var.to(dtype))
 
     def newton_direction(self, p: Tensor, gap: Tensor) -> Tensor:
-        """Use that I + HΚ = D - p(p ⊙ s)ᵀ with D = I + diag(p ⊙ s): Sherman and Morrison's formula.
-
-        Its denominator, 1 - (p ⊙ s)ᵀD⁻¹p, is Σ_c p_c / D_c, which loses no digits.
-        """
-        weights = p * self.var.unsqueeze(1)
-        solved, column = gap / (1 + weights), p / (1 + weights)
-        factor = (weights * solved).sum(-1, keepdim=True) / column.sum(-1, keepdim=True)
-        return solved + factor * column
+        """Need no iterations."""
+        return solved_as_if_diagonal(self.var, p, gap)
 
 
 @final
@@ -150,17 +170,26 @@ class ScaledKernel(Kernel):
         """Write the matrices out: (B, K, K)."""
         return self.scale[:, None, None] * self.matrix
 
+    def rows(self, classes: Tensor) -> Tensor:
+        """Look the rows up."""
+        return self.scale[:, None, None] * self.matrix[classes]
+
+    def norms(self) -> Norms:
+        """Return the matrix's, scaled."""
+        off = (self.matrix - torch.diag(self.matrix.diagonal())).norm(dim=-1)
+        return Norms(self.scale[:, None] * off, self.scale * self.matrix.abs().sum(-1).max())
+
     def scaled(self, factor: float) -> ScaledKernel:
         """Return factor · Κ."""
         return ScaledKernel(self.matrix, self.scale * factor)
 
-    def take(self, rows: slice) -> ScaledKernel:
+    def take(self, rows: slice | Tensor) -> ScaledKernel:
         """Return the matrices of some inputs."""
         return ScaledKernel(self.matrix, self.scale[rows])
 
-    def double(self) -> ScaledKernel:
-        """Return it in double precision."""
-        return ScaledKernel(self.matrix.double(), self.scale.double())
+    def to(self, dtype: torch.dtype) -> ScaledKernel:
+        """Return it in another precision."""
+        return ScaledKernel(self.matrix.to(dtype), self.scale.to(dtype))
 
 
 @final
@@ -184,17 +213,84 @@ class SpectralKernel(Kernel):
         matrix = (self.basis * self.var.unsqueeze(1)) @ self.basis.T
         return (matrix + matrix.mT) / 2
 
+    def rows(self, classes: Tensor) -> Tensor:
+        """Multiply some rows out."""
+        return (self.basis[classes] * self.var.unsqueeze(1)) @ self.basis.T
+
+    def norms(self) -> Norms:
+        """Return them from (Κ²)_ii = Σ_j s_j² U_ij², and the largest eigenvalue."""
+        own, squares = torch.stack([self.var, self.var**2]) @ (self.basis**2).T
+        return Norms((squares - own**2).clamp(min=0).sqrt(), self.var.amax(-1))
+
     def scaled(self, factor: float) -> SpectralKernel:
         """Return factor · Κ."""
         return SpectralKernel(self.basis, self.var * factor)
 
-    def take(self, rows: slice) -> SpectralKernel:
+    def take(self, rows: slice | Tensor) -> SpectralKernel:
         """Return the matrices of some inputs."""
         return SpectralKernel(self.basis, self.var[rows])
 
-    def double(self) -> SpectralKernel:
-        """Return it in double precision."""
-        return SpectralKernel(self.basis.double(), self.var.double())
+    def to(self, dtype: torch.dtype) -> SpectralKernel:
+        """Return it in another precision."""
+        return SpectralKernel(self.basis.to(dtype), self.var.to(dtype))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BorderedKernel(Kernel):
+    """One matrix (K-1, K-1) for all inputs, and for each a last class of its own."""
+
+    matrix: Tensor
+    border: Tensor  # (B, K-1) covariances with the last class
+    corner: Tensor  # (B, 1) its variance
+
+    def mv(self, u: Tensor) -> Tensor:
+        """Multiply with the shared matrix, all rows at once, and with the border."""
+        inner, last = u[..., :-1], u[..., -1:]
+        border = self.border.unsqueeze(1)
+        own = (inner * border).sum(-1, keepdim=True) + last * self.corner.unsqueeze(1)
+        return torch.cat([inner @ self.matrix + last * border, own], dim=-1)
+
+    def diagonal(self) -> Tensor:
+        """Return the diagonals (B, K)."""
+        shared = self.matrix.diagonal().expand_as(self.border)
+        return torch.cat([shared, self.corner], dim=-1)
+
+    def newton_direction(self, p: Tensor, gap: Tensor) -> Tensor:
+        """Iterate: with one shared matrix that is always faster."""
+        return _solved_iteratively(self, p, gap)
+
+    def dense(self) -> Tensor:
+        """Write the matrices out: (B, K, K)."""
+        last = torch.cat([self.border, self.corner], dim=-1)
+        shared = self.matrix.expand(len(self.border), -1, -1)
+        return torch.cat(
+            [torch.cat([shared, self.border.unsqueeze(-2)], -2), last.unsqueeze(-1)], -1
+        )
+
+    def scaled(self, factor: float) -> BorderedKernel:
+        """Return factor · Κ."""
+        return BorderedKernel(self.matrix * factor, self.border * factor, self.corner * factor)
+
+    def take(self, rows: slice | Tensor) -> BorderedKernel:
+        """Return the matrices of some inputs."""
+        return BorderedKernel(self.matrix, self.border[rows], self.corner[rows])
+
+    def to(self, dtype: torch.dtype) -> BorderedKernel:
+        """Return it in another precision."""
+        return BorderedKernel(self.matrix.to(dtype), self.border.to(dtype), self.corner.to(dtype))
+
+
+def solved_as_if_diagonal(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
+    """Solve (I + HΚ)d = gap with nothing but the variances (B, K) of Κ, by Sherman and Morrison.
+
+    I + HΚ = D - p(p ⊙ s)ᵀ with D = I + diag(p ⊙ s). The formula's denominator, 1 - (p ⊙ s)ᵀD⁻¹p, is
+    Σ_c p_c / D_c, which loses no digits.
+    """
+    weights = p * var.unsqueeze(1)
+    solved, column = gap / (1 + weights), p / (1 + weights)
+    factor = (weights * solved).sum(-1, keepdim=True) / column.sum(-1, keepdim=True)
+    return solved + factor * column
 
 
 def _solved_directly(kernel: Tensor, p: Tensor, gap: Tensor) -> Tensor:
@@ -209,18 +305,20 @@ def _solved_iteratively(kernel: Kernel, p: Tensor, gap: Tensor) -> Tensor:
     """Take conjugate gradients in the inner product xᵀΚy, in which I + HΚ is self-adjoint.
 
     Its eigenvalues are 1 but for as many as classes have noticeable probability: few iterations
-    suffice. A row that has converged is not touched any more, whatever the others need.
+    suffice, and hardly any where logits of different classes are nearly independent, for which the
+    start is exact. A row that has converged is not touched any more, whatever the others need.
     """
-    d, residual = torch.zeros_like(gap), gap
+    enough = _dot(gap, kernel.mv(gap)) * RELATIVE_ERROR**2
+    d = solved_as_if_diagonal(kernel.diagonal(), p, gap)
+    residual = gap - _system(p, d, kernel.mv(d))
     moved = kernel.mv(residual)  # Κr
     step, moved_step = residual, moved
     energy = _dot(residual, moved)
-    enough = energy * RELATIVE_ERROR**2
     for _ in range(ITERATIONS):
         active = (energy > enough) & (energy > 0)
         if not bool(active.any()):
             break
-        image = step + p * (moved_step - _dot(p, moved_step))  # (I + HΚ) step
+        image = _system(p, step, moved_step)
         size = torch.where(active, energy / _dot(moved_step, image).clamp(min=TINY), 0.0)
         d, residual = d + size * step, residual - size * image
         moved = kernel.mv(residual)
@@ -231,6 +329,11 @@ def _solved_iteratively(kernel: Kernel, p: Tensor, gap: Tensor) -> Tensor:
 
 
 TINY = 1e-300
+
+
+def _system(p: Tensor, d: Tensor, moved: Tensor) -> Tensor:
+    """Return (I + HΚ)d, where `moved` is Κd."""
+    return d + p * (moved - _dot(p, moved))
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ label costs as little as one class, whatever their number.
 How exact that is. With w = dg, g' = -g/(1+w), g'' = g/(1+w)³, g''' = g(2w-1)/(1+w)⁵ and
 g⁽⁶⁾ = g(120w⁴ - 444w³ + 328w² - 52w + 1)/(1+w)¹¹: neither |g'''| nor |g⁽⁶⁾| is above g''. Between
 nodes h apart a quintic is thus off by h⁶/46080 · exp(h/2) · max T'' at most, T'' at the two nodes.
-And if probabilities p found in this way sum to 1 + ε, then p / (1 + ε) is the softmax at u = e_y - p:
-the residual is |ε| / (1 + ε) · √(Σ_k d_k p_k²).
+And if probabilities p found in this way sum to 1 + ε, then p / (1 + ε) is the softmax at the point
+u = e_y - p: the residual is |ε| / (1 + ε) · √(Σ_k d_k p_k²).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ LEFT_STEPS = 6
 STEPS = 40
 
 # Nodes of a table at most; the rare problem that needs more is left unsolved, and says so.
-MOST_NODES = 200
+MOST_NODES = 400
 
-# f(h/2)'s part in the error of a quintic that matches value, slope and curvature at two nodes.
+# A quintic that matches value, slope and curvature at two nodes is off by h⁶/46080 · max |f⁽⁶⁾|.
 QUINTIC = 46080
 
 
@@ -66,6 +66,10 @@ class _Table(NamedTuple):
     error: Tensor  # (B, n - 1) largest error of a piece
     spread: Tensor  # (B, n - 1) largest Σ d g² in a piece
 
+    @property
+    def right(self) -> Tensor:
+        return self.left + self.spacing * self.pieces.shape[1]
+
 
 class _Sum(NamedTuple):
     """A label's probabilities at some L, summed."""
@@ -82,6 +86,11 @@ class IndependentSolution(NamedTuple):
     residual: Tensor  # (B, K), an upper bound
 
 
+def without_label(logits: Tensor, var: Tensor) -> Tensor:
+    """Return p = softmax(z₀ - d ⊙ p), nearly: what labels that hardly change it have in common."""
+    return _share(logits - _left_end(logits, var), var.log()).log.softmax(-1)
+
+
 def solve_independent(logits: Tensor, var: Tensor, tolerance: float) -> IndependentSolution:
     """Solve for all labels of inputs with logits z₀ and variances d, both (B, K)."""
     logits = logits - logits.amax(-1, keepdim=True)
@@ -92,7 +101,7 @@ def solve_independent(logits: Tensor, var: Tensor, tolerance: float) -> Independ
     for _ in range(STEPS):
         if bool((total.excess.abs() <= tolerance / (4 * most)).all()):
             break
-        L = L - total.excess / total.slope
+        L = (L - total.excess / total.slope).clamp(table.left, table.right)
         total = _sum(table, logits, var, L)
     return _solution(table, var, L, total)
 
@@ -174,5 +183,5 @@ def _sum(table: _Table, logits: Tensor, var: Tensor, L: Tensor) -> _Sum:
 def _locate(table: _Table, L: Tensor) -> tuple[Tensor, Tensor]:
     """Return in which piece every L is, and where in it."""
     t = (L - table.left) / table.spacing
-    piece = t.detach().floor().clamp(0, table.pieces.shape[1] - 1)
+    piece = t.nan_to_num().floor().clamp(0, table.pieces.shape[1] - 1)
     return piece.long(), t - piece

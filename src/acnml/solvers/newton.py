@@ -18,6 +18,9 @@ from acnml.kernels import Kernel
 # A full Newton step is nearly always right; far from the optimum of a large kernel it is not.
 HALVINGS = 40
 
+# With a larger share of rows active, all of them take part in a step: that saves copying.
+MANY = 0.5
+
 # Scalar steps towards a good start.
 TWO_CLASS_STEPS = 8
 
@@ -45,7 +48,12 @@ class _Problem(NamedTuple):
 
 
 def solve_logits(
-    logits: Tensor, kernel: Kernel, labels: Tensor, tolerance: float, steps: int
+    logits: Tensor,
+    kernel: Kernel,
+    labels: Tensor,
+    tolerance: float,
+    steps: int,
+    start: Tensor | None = None,
 ) -> LogitSolution:
     """Maximise φ by damped Newton steps, for labels of inputs with logits (B, K).
 
@@ -58,19 +66,40 @@ def solve_logits(
         labels: the labels y to solve for: (L,), or (B, L) for each input its own.
         tolerance: the residual to reach.
         steps: but never take more steps than this.
+        start: a u (B, L, K) to begin with, if one is known.
     """
     targets = functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
     problem = _Problem(logits.unsqueeze(1), kernel, targets if labels.ndim == 2 else targets[None])
-    state = _start(problem)
+    state = _start(problem) if start is None else _evaluate(problem, start, kernel.mv(start))
     active = state.residual > tolerance
     for _ in range(steps):
         if not bool(active.any()):
             break
-        moved, improved = _step(problem, state)
-        active = active & improved
-        state = _choose(active, moved, state)
-        active = active & (state.residual > tolerance)
+        state, improved = _advance(problem, state, active)
+        active = active & improved & (state.residual > tolerance)
     return state
+
+
+def _advance(
+    problem: _Problem, state: LogitSolution, active: Tensor
+) -> tuple[LogitSolution, Tensor]:
+    """Take a step with the active rows (B, L); say which of them it improved."""
+    if active.float().mean() > MANY:
+        moved, improved = _step(problem, state)
+        return _choose(active & improved, moved, state), improved
+    where = active.nonzero(as_tuple=True)
+    some = LogitSolution(*(tensor[where].unsqueeze(1) for tensor in state))
+    moved, improved = _step(_rows(problem, *where), some)
+    better = _choose(improved, moved, some)
+    pairs = zip(state, better, strict=True)
+    whole = (old.index_put(where, new.squeeze(1)) for old, new in pairs)
+    return LogitSolution(*whole), torch.zeros_like(active).index_put(where, improved.squeeze(1))
+
+
+def _rows(problem: _Problem, inputs: Tensor, labels: Tensor) -> _Problem:
+    """Return rows (n,) of a problem, each as an input of its own with one label."""
+    targets = problem.targets.expand(len(problem.logits), -1, -1)[inputs, labels]
+    return _Problem(problem.logits[inputs], problem.kernel.take(inputs), targets.unsqueeze(1))
 
 
 def _start(problem: _Problem) -> LogitSolution:
