@@ -69,7 +69,7 @@ def perceptron() -> Subject:
         "last layer": ("linearised",),
     }
     data = images[5000:6000], labels[5000:6000]
-    return Subject("MLP 784-1200-1200-10", network, data, posteriors, solvers, 200, 1000, 4)
+    return Subject("MLP 784-1200-1200-10", network, data, posteriors, solvers, 200, 1000, 6)
 
 
 def residual() -> Subject:
@@ -80,13 +80,13 @@ def residual() -> Subject:
     known = (weights / str(description.weights)).is_file()
     network = description.trained(weights) if known else description.untrained(seed=0).eval()
     data = description.normalise(images), labels
-    return _convolutional("ResNet-20", network, data, (32, 200, 2))
+    return _convolutional("ResNet-20", network, data, (32, 200, 3))
 
 
 def vgg() -> Subject:
     """VGG16 with batch norm, untrained, on 32×32 images."""
     network = MODELS["vgg16"].untrained(seed=0).eval()
-    return _convolutional("VGG16", network, _photographs(64), (2, 50, 1))
+    return _convolutional("VGG16", network, _photographs(64), (2, 50, 3))
 
 
 def wide_residual() -> Subject:

@@ -122,7 +122,8 @@ def _scalars_per_row(rows: Rows, gradients: int) -> int:
         total += COPIES * (ins + outs)
         if site in rows.factored:
             positions = sum(one.inputs.shape[-2] for one in taken)
-            total += gradients * (ins + outs) + positions * outs // classes + BIT
+            total += gradients * (ins + outs)
+            total += positions * outs // classes + BIT if positions > 1 else 0
         else:
             shapes = (rows.posterior.mean[name].shape for name in site.layer.names)
             total += COPIES * sum(math.prod(shape) for shape in shapes)
