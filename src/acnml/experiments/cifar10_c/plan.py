@@ -29,13 +29,12 @@ from acnml.experiments.cifar10_c.study import (
 )
 
 # What one image costs in forward passes, in docs/performance.md: for a residual network, for VGG.
-# Not measured there: KFAC with damped factors (a short run of the study took as long as SWAG-D),
-# the paper's ten steps with it (taken as twice five), and GLM over the whole network (taken as half
-# of the linearised solution, whose Jacobian it needs).
+# Not measured there: the paper's ten steps with KFAC (taken as twice five), and GLM over the whole
+# network (taken as half of the linearised solution, whose Jacobian it needs).
 TRAINING_STEP, KFAC_IMAGE = 3.5, 40.0  # by count: forward and backward; one backward for a label
 SAMPLE, LAST_LAYER = "sample", "last layer"
-RESIDUAL = {SWAG_D: 102.0, KFAC: 102.0, STEPS: 393.0, SAMPLE: 1.35, LAST_LAYER: 2.2}
-VGG = {SWAG_D: 177.0, KFAC: 174.0, STEPS: 599.0, SAMPLE: 1.0, LAST_LAYER: 3.4}
+RESIDUAL = {SWAG_D: 82.0, KFAC: 73.0, STEPS: 287.0, SAMPLE: 1.1, LAST_LAYER: 1.2}
+VGG = {SWAG_D: 89.0, KFAC: 74.0, STEPS: 846.0, SAMPLE: 1.2, LAST_LAYER: 1.4}
 
 
 class Line(NamedTuple):
