@@ -34,7 +34,7 @@ def cost_table(results: Results) -> str:
         key = row["subject"], row["method"]
         loop = _loop(results, row)
         lines.append(
-            f"| {key[0]} | {key[1]} | {1000 * row['seconds']:.3g} | {row['forwards']:.3g} | "
+            f"| {key[0]} | {key[1]} | {_number(1000 * row['seconds'])} | {_number(row['forwards'])} | "
             f"{TARGETS.get(key, '')} | {'' if loop is None else f'{loop:.3g}×'} |"
         )
     return "\n".join(lines)
@@ -51,8 +51,9 @@ def gap_table(results: Results) -> str:
 
 
 def overview(results: Results) -> Figure:
-    """Draw every method's cost in forward passes."""
-    rows = [r for r in results["costs"] if r["method"] != "forward pass"]
+    """Draw every method's cost in forward passes; a head alone is no network to compare with."""
+    networks = [r for r in results["costs"] if not r["subject"].startswith("head")]
+    rows = [r for r in networks if r["method"] != "forward pass"]
     rows.sort(key=lambda r: r["forwards"])
     figure, axes = panel("Cost of one input, in forward passes", (8.6, 0.24 * len(rows) + 1))
     names = [f"{r['subject']}, {r['method']}" for r in rows]
@@ -61,8 +62,12 @@ def overview(results: Results) -> Figure:
     axes.set_xscale("log")
     axes.grid(visible=False, axis="y")
     for y, row in enumerate(rows):
-        axes.text(row["forwards"] * 1.1, y, f"{row['forwards']:.3g}", va="center", color=INK)
+        axes.text(row["forwards"] * 1.1, y, _number(row["forwards"]), va="center", color=INK)
     return figure
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def growth(results: Results) -> Figure:
