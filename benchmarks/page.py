@@ -32,9 +32,9 @@ def cost_table(results: Results) -> str:
     ]
     for row in results["costs"]:
         key = row["subject"], row["method"]
-        loop = _loop(results, row)
+        loop, milliseconds = _loop(results, row), 1000 * row["seconds"]
         lines.append(
-            f"| {key[0]} | {key[1]} | {_number(1000 * row['seconds'])} | {_number(row['forwards'])} | "
+            f"| {key[0]} | {key[1]} | {_number(milliseconds)} | {_number(row['forwards'])} | "
             f"{TARGETS.get(key, '')} | {'' if loop is None else f'{loop:.3g}×'} |"
         )
     return "\n".join(lines)
