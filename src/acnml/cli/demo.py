@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,18 +26,11 @@ def register(app: typer.Typer) -> None:
 def run_demo(out: Path, seed: int) -> None:
     """Run the demo, show its table and write its report."""
     require_writable(out)
-    from rich.console import Console
-
+    from acnml.cli.short import run_short
     from acnml.experiments.demo.report import write_report
     from acnml.experiments.demo.study import DemoStudy, run
     from acnml.experiments.demo.summary import closing_sentence
-    from acnml.experiments.demo.terminal import ProgressBar, results_table
+    from acnml.experiments.demo.terminal import results_table
 
-    console, study = Console(), DemoStudy(seed=seed)
-    with ProgressBar(console, study.work) as progress:
-        findings = run(study, progress)
-        progress.stage("Drawing the report")
-        path = write_report(findings, out)
-    console.print(results_table(findings))
-    console.print(f"Report: {path}", soft_wrap=True, highlight=False)
-    console.print(f"\n{closing_sentence(findings)}", highlight=False)
+    study, report = DemoStudy(seed=seed), partial(write_report, folder=out)
+    run_short(study, run, report, results_table, closing_sentence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -43,40 +44,24 @@ def register(app: typer.Typer) -> None:
 def run_toy(out: Path, seed: int) -> None:
     """Run the toy study, show its table and write its report."""
     require_writable(out)
-    from rich.console import Console
-
-    from acnml.experiments.demo.terminal import ProgressBar
+    from acnml.cli.short import run_short
     from acnml.experiments.toy.report import write_report
     from acnml.experiments.toy.study import ToyStudy, run
     from acnml.experiments.toy.summary import closing_sentence
     from acnml.experiments.toy.terminal import results_table
 
-    console, study = Console(), ToyStudy(seed=seed)
-    with ProgressBar(console, study.work) as progress:
-        findings = run(study, progress)
-        progress.stage("Drawing the report")
-        path = write_report(findings, out)
-    console.print(results_table(findings))
-    console.print(f"Report: {path}", soft_wrap=True, highlight=False)
-    console.print(f"\n{closing_sentence(findings)}", highlight=False)
+    study, report = ToyStudy(seed=seed), partial(write_report, folder=out)
+    run_short(study, run, report, results_table, closing_sentence)
 
 
 def run_theory(out: Path, seed: int) -> None:
     """Run the theory study, show its table and write its report."""
     require_writable(out)
-    from rich.console import Console
-
-    from acnml.experiments.demo.terminal import ProgressBar
+    from acnml.cli.short import run_short
     from acnml.experiments.theory.report import write_report
     from acnml.experiments.theory.study import TheoryStudy, run
     from acnml.experiments.theory.summary import closing_sentence
     from acnml.experiments.theory.terminal import results_table
 
-    console, study = Console(), TheoryStudy(seed=seed)
-    with ProgressBar(console, study.work) as progress:
-        findings = run(study, progress)
-        progress.stage("Drawing the report")
-        path = write_report(findings, out)
-    console.print(results_table(findings))
-    console.print(f"Report: {path}", soft_wrap=True, highlight=False)
-    console.print(f"\n{closing_sentence(findings)}", highlight=False)
+    study, report = TheoryStudy(seed=seed), partial(write_report, folder=out)
+    run_short(study, run, report, results_table, closing_sentence)

@@ -7,13 +7,11 @@ Data flows through four stages, each a function: train → fit → predict → m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar, final
+from typing import NamedTuple, TypeAlias, TypeVar, final
 
-import torch
 from torch import Tensor
 
 from acnml import (
@@ -41,6 +39,7 @@ from acnml.experiments.demo.measurement import (
     score,
 )
 from acnml.experiments.demo.training import Training, small_network, train
+from acnml.experiments.study.short import Progress, one_thread
 
 METHODS = MAP, BMA, ACNML, LAST_LAYER = "MAP", "BMA", "ACNML", "ACNML last layer"
 TUNED = (BMA, ACNML, LAST_LAYER)  # the methods that have a posterior, and so a prior precision
@@ -110,16 +109,6 @@ class DemoStudy:
         return tries * self.trial_work + len(self.angles) * self.test_images
 
 
-class Progress(Protocol):
-    """Hears what the study is doing and how far it is."""
-
-    def stage(self, name: str) -> None:
-        """A stage begins."""
-
-    def advance(self, images: int) -> None:
-        """Every method has predicted these many images more."""
-
-
 class Trial(NamedTuple):
     """What one prior precision would cost, and what it would buy."""
 
@@ -154,21 +143,6 @@ class Findings:
         """Return the mean of a score over all angles but 0."""
         values = [getattr(self.scores[method][angle], score) for angle in self.study.angles[1:]]
         return float(sum(values) / len(values))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread inside.
-
-    So small a network gains little from more, which on a busy machine wait for each other for
-    minutes; and the numbers do not depend on how many cores there are.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @one_thread()

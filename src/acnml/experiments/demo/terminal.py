@@ -1,72 +1,12 @@
-"""What the demo shows in a terminal: a progress bar while it works, a table when it is done.
-
-Without a terminal (in a pipe, in CI) there is no bar, only a line for every finished stage.
-"""
+"""What the demo shows in a terminal when it is done: a table."""
 
 from __future__ import annotations
 
-import time
-from types import TracebackType
-from typing import final
-
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from acnml.experiments.demo.study import Findings
 from acnml.experiments.demo.summary import COLUMNS, Cell, heading, table
-
-
-@final
-class ProgressBar:
-    """One bar over all stages; a finished stage leaves a line with its duration."""
-
-    def __init__(self, console: Console, work: int) -> None:
-        columns = (
-            SpinnerColumn("line"),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-        )
-        self._bar = Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        )
-        self._task = self._bar.add_task("", total=work)
-        self._console = console
-        self._stage = ""
-        self._since = time.perf_counter()
-
-    def __enter__(self) -> ProgressBar:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-        if error is None:
-            self._finish_stage()
-
-    def stage(self, name: str) -> None:
-        """Begin a stage, and say how long the last one took."""
-        self._finish_stage()
-        self._stage, self._since = name, time.perf_counter()
-        self._bar.update(self._task, description=name)
-
-    def advance(self, images: int) -> None:
-        """Move the bar."""
-        self._bar.advance(self._task, images)
-
-    def _finish_stage(self) -> None:
-        if self._stage:
-            seconds = time.perf_counter() - self._since
-            self._console.print(f"{self._stage:<30} {seconds:5.1f} s", highlight=False)
 
 
 def results_table(findings: Findings) -> Table:

@@ -27,7 +27,7 @@ LOOKS: Mapping[Method, Look] = {
     methods.MC_DROPOUT: Look("MC dropout", SKY, "p"),
     methods.GLM_HEAD: Look("GLM, last layer", PINK, "s"),
     methods.ACNML_HEAD: Look("ACNML, last layer", GREEN, "D"),
-    methods.ACNML_HEADS: Look("ensemble of ACNML, last layer", BLUE, "*"),
+    methods.ACNML_HEADS: Look("ensemble of ACNML", BLUE, "*"),
     methods.ACNML_KFAC: Look("ACNML, KFAC", SKY, "^"),
     methods.BMA_KFAC: Look("BMA, KFAC", GREY, "<"),
     methods.MAP_BBP: Look("MAP", ORANGE, "o"),

@@ -254,7 +254,7 @@ def timing(results: Results) -> str:
     return f"""<h2>What it costs</h2>
 <div class="scroll"><table><caption>Time for one image, in batches, as it was measured while the
 study ran: the fastest of all seeds and shifts. Naive CNML’s is that of training the plain network
-on {len(results.data.train.labels):,} images.</caption>
+on {len(results.data.train.labels):,} images. The paper’s own times were not at hand.</caption>
 <thead><tr><th scope="col">method</th><th>time</th><th>in forward passes</th></tr></thead>
 <tbody>{body}</tbody></table></div>"""
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from acnml.exact.theory import (
     theorem_bound,
     theorem_constants,
 )
-from acnml.experiments.demo.study import one_thread
+from acnml.experiments.study.short import Progress, one_thread
 
 METHODS = MAP, INFLUENCE, ACNML = "MAP", "influence function", "ACNML"
 # One full step from the mean is the influence function; the other is ACNML, solved.
@@ -67,16 +67,6 @@ class TheoryStudy:
     def work(self) -> int:
         """Training points that are fitted in all: a measure of the study's duration."""
         return sum(self.sizes)
-
-
-class Progress(Protocol):
-    """Hears what the study is doing and how far it is."""
-
-    def stage(self, name: str) -> None:
-        """A stage begins."""
-
-    def advance(self, points: int) -> None:
-        """These many training points more are done."""
 
 
 class Bound(NamedTuple):

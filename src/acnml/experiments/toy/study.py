@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from acnml import Acnml, Bma, Linearised, Map, Predictor
 from acnml.exact import LogisticProblem, cnml, fit, laplace, with_intercept
-from acnml.experiments.demo.study import one_thread
+from acnml.experiments.study.short import Progress, one_thread
 
 METHODS = CNMAP, ACNML, BMA, MAP = "CNMAP", "ACNML", "BMA", "MAP"
 CNML = "CNML"  # CNMAP without a penalty
@@ -67,16 +67,6 @@ class ToyStudy:
     def work(self) -> int:
         """Maps that are computed: a measure of the study's duration."""
         return 2 + len(METHODS) * len(self.penalties)
-
-
-class Progress(Protocol):
-    """Hears what the study is doing and how far it is."""
-
-    def stage(self, name: str) -> None:
-        """A stage begins."""
-
-    def advance(self, maps: int) -> None:
-        """These many maps more are done."""
 
 
 class Sample(NamedTuple):
