@@ -61,7 +61,7 @@ def load_data(study: RotatedMnist) -> StudyData:
     return StudyData(digits.name, note, parts[0], parts[1], test, letters, checksum)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)  # every shift of a study: turning ten thousand images takes seconds
 def _shifted(data: StudyData, shift: str) -> Labelled:
     if shift == LETTERS:
         assert data.letters is not None  # or it would not be among the shifts
