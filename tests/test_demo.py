@@ -33,6 +33,7 @@ from acnml.experiments.demo.summary import closing_sentence, table
 from acnml.experiments.demo.training import Training, small_network, train
 from acnml.experiments.files import write_file
 from acnml.experiments.page import inline_svg, page
+from silent import Silent
 
 tiny_study = partial(
     DemoStudy,
@@ -44,17 +45,6 @@ tiny_study = partial(
     prior_precisions=(3.0, 30.0),
     samples=4,
 )
-
-
-class Silent:
-    def __init__(self) -> None:
-        self.images = 0
-
-    def stage(self, name: str) -> None:
-        pass
-
-    def advance(self, images: int) -> None:
-        self.images += images
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +110,7 @@ def test_the_same_seed_gives_the_same_numbers_and_leaves_no_trace(findings):
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     progress = Silent()
     assert demo.run(tiny_study(), progress) == findings
-    assert progress.images == findings.study.work
+    assert progress.done == findings.study.work
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
 

@@ -27,6 +27,7 @@ from acnml.experiments.theory import study
 from acnml.experiments.theory.report import report, verdicts
 from acnml.experiments.theory.study import ACNML, INFLUENCE, MAP, TheoryStudy
 from acnml.experiments.theory.summary import closing_sentence, number, power, table
+from silent import Silent
 from test_demo import Balance
 
 EXACTLY = Linearised(tolerance=1e-12)
@@ -224,17 +225,6 @@ def test_errors_of_the_parameters_fall_at_their_rates(estimate, expected):
 tiny_study = partial(TheoryStudy, sizes=(300, 1200, 4800), queries=4, spread=1.5)
 
 
-class Silent:
-    def __init__(self) -> None:
-        self.points = 0
-
-    def stage(self, name: str) -> None:
-        pass
-
-    def advance(self, points: int) -> None:
-        self.points += points
-
-
 @pytest.fixture(scope="module")
 def findings():
     return study.run(tiny_study(), Silent())
@@ -244,7 +234,7 @@ def test_the_same_seed_gives_the_same_numbers_and_leaves_no_trace(findings):
     state, threads, progress = torch.get_rng_state(), torch.get_num_threads(), Silent()
     again = study.run(tiny_study(), progress)
     assert table(again) == table(findings)
-    assert progress.points == findings.study.work
+    assert progress.done == findings.study.work
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
 

@@ -25,15 +25,13 @@ from acnml.experiments.cifar10_c.verdict import common_images, hard_means, verdi
 from acnml.experiments.files import write_file
 from acnml.experiments.page import page
 from acnml.experiments.study.figures import write_figures
-from acnml.experiments.study.tables import markdown_table, unfinished_html
+from acnml.experiments.study.tables import TITLES, markdown_table, unfinished_html
 from acnml.experiments.study.verdict import verdicts_html, verdicts_markdown
 
 TITLE = "Photographs that fade away"
-SCORES = {"ece": "Calibration error (ECE)", "brier": "Brier score", "accuracy": "Accuracy"}
-SCORES |= {"nll": "NLL"}
 # What is drawn against severity: methods, and the scores that say something about them.
 GROUPS = {
-    "paper": (PAPER_GROUP, tuple(SCORES)),
+    "paper": (PAPER_GROUP, tuple(TITLES)),
     "budget": (BUDGET_GROUP, ("ece", "nll")),
     "near": (NEAR_GROUP, ("ece", "nll")),
 }
@@ -62,7 +60,7 @@ def all_figures(results: Results) -> dict[str, Figure]:
         there = [method for method in members if method in methods_of(results.study)]
         n = common_images(results, there)
         for score in scores:
-            title = SCORES[score]
+            title = TITLES[score]
             drawn[f"{group}-lines-{score}"] = figures.lines(results, there, score, title, n)
             if group == "paper":
                 drawn[f"boxes-{score}"] = figures.boxes(results, there, score, title, n)

@@ -25,12 +25,10 @@ from acnml.experiments.rotated_mnist.results import Results
 from acnml.experiments.rotated_mnist.tables import write_tables
 from acnml.experiments.rotated_mnist.verdict import CLASSES, FAR, mean_far, verdicts
 from acnml.experiments.study.figures import panels, svg, write_figures
-from acnml.experiments.study.tables import html_row, unfinished_html
+from acnml.experiments.study.tables import TITLES, html_row, unfinished_html
 from acnml.experiments.study.verdict import verdicts_html
 
 TITLE = "Digits that turn away"
-SCORES = {"ece": "Calibration error (ECE)", "brier": "Brier score", "accuracy": "Accuracy"}
-SCORES |= {"nll": "NLL"}
 CAPTION = (
     "What the paper’s MNIST experiments say, and what was measured here; a claim is judged by the "
     "rule it states."
@@ -53,7 +51,7 @@ def all_figures(results: Results) -> dict[str, Figure]:
         return {}
     drawn = {}
     for group, chosen in {"paper": PAPERS, "matched": MATCHED}.items():
-        for score, title in SCORES.items():
+        for score, title in TITLES.items():
             drawn[f"{group}-{score}"] = figures.against_angle(results, chosen, score, title)
     for method in (*PAPERS[:2], methods.ACNML_BBP, methods.ACNML_HEAD):
         title = LOOKS[method].label if method not in PAPERS else f"{method.rule}, BBP"

@@ -133,11 +133,12 @@ class RotatedMnist:
 
 QUICK = RotatedMnist(
     seeds=(0,),
-    train_images=20_000,
+    train_images=15_000,
+    members=3,
     bayes_by_backprop=BayesByBackprop(batch_size=250),
     images=Images(cheap=500, paper_steps=100, converged=10),
     choice=Choice(validation=1000),
     frontier=Frontier(images=200),
-    naive_cnml=NaiveCnml(queries=5, train_images=1000, refit_epochs=3),
+    naive_cnml=NaiveCnml(queries=3, train_images=1000, refit_epochs=3),
 )
 PRESETS: Mapping[str, RotatedMnist] = {"quick": QUICK, "full": RotatedMnist()}

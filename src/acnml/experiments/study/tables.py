@@ -14,6 +14,8 @@ from acnml.experiments.files import write_file
 METHOD = ("method", "posterior", "solver", "knob")
 SCORES = ("seed", "shift", "n", "accuracy", "nll", "brier", "ece", "seconds_per_input")
 METRICS = ("study", *METHOD, *SCORES)  # the columns of every study's metrics.csv
+TITLES = {"ece": "Calibration error (ECE)", "brier": "Brier score", "accuracy": "Accuracy"}
+TITLES |= {"nll": "NLL"}  # of the scores that are drawn
 SHOWN_MISSING = 12
 
 
