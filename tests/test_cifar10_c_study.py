@@ -47,6 +47,7 @@ from acnml.experiments.data.cifar10 import LabelledBytes, to_unit
 from acnml.experiments.models import MODELS, Description
 from acnml.experiments.models.resnet import ResNet, SubsampleAndPad
 from acnml.experiments.pipeline import Reporter, Store
+from acnml.experiments.study import tranches
 from acnml.experiments.study.artefacts import Finished, Making
 from acnml.experiments.study.saved import load_curvature
 
@@ -130,6 +131,7 @@ def tiny_world(tmp_path_factory):
     save_file(given_weights(), folder / "weights" / "tiny.safetensors")
     patch.setenv("ACNML_DATA", str(folder))
     patch.setattr(cifar10, "load", lambda split: SPLITS[split])
+    patch.setattr(tranches, "ENDS", (3, 9))  # a few stages for the images of a shift
     for module in (task, workshop):
         patch.setattr(module, "MODELS", {**MODELS, **DESCRIPTIONS})
     for name, recipe in RECIPES.items():
@@ -313,6 +315,24 @@ def test_a_changed_setting_redoes_only_what_depends_on_it(finished, data, tiny):
     again = made(out)[before:]
     assert again
     assert all("BMA" in name or name.startswith("renew batch norm") for name in again)
+
+
+def test_more_images_go_on_from_fewer(finished, data, tiny):
+    """Only the last tranche is made anew: those before it are of the same images."""
+    out, _ = finished
+    more = replace(tiny, images=replace(tiny.images, network_wide=12))
+    fewer, before = predicted(tiny, data, out), len(made(out))
+    many = predicted(more, data, out)
+    (new,) = made(out)[before:]
+    assert new.startswith("predict BMA SWAG-D contrast 5 to 12, seed 0")
+    assert (len(fewer), len(many)) == (10, 12)
+    assert torch.equal(many[:9], fewer[:9])
+    torch.testing.assert_close(many[9], fewer[9])  # in another batch
+
+
+def predicted(described, images, out):
+    makers = Workshop(described, images, Making(store_in(out, described)), 0)
+    return predict_shift(methods.BMA_SWAG_D, "contrast 5", makers).load()["log_probs"]
 
 
 # Choices ---------------------------------------------------------------------------------------
@@ -567,7 +587,7 @@ def test_the_order_of_work():
     described = PRESETS["cpu"]
     titles = [phase.title for phase in phases(described)]
     severities = [title for title in titles if title.startswith("severity")]
-    assert severities == [f"severity {s}, network-wide" for s in (5, 3, 1, 4, 2)]
+    assert severities == [f"severity {s}, network-wide" for s in (5, 4, 3, 1, 2)]
     first = {HELD_OUT: 0, "clean": 1, "fog 1": 2, FRONTIER: 3}
     for where, place in first.items():
         assert any(job.where == where for job in phases(described)[place].jobs)

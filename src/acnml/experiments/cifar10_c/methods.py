@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from acnml.experiments.cifar10_c.study import CLEAN, Cifar10CStudy
+from acnml.experiments.study.tranches import tranches
 from acnml.tuning import ALPHAS
 
 # What rules stand on: networks, then posteriors around SWA.
@@ -160,8 +161,8 @@ def sweep_values(method: Method, study: Cifar10CStudy) -> tuple[float, ...]:
 
 
 def choice_values(method: Method, study: Cifar10CStudy) -> tuple[float, ...]:
-    """Return the values among which a knob is chosen: with the paper's, where it is α."""
-    papers = ALPHAS if method.knob == ALPHA else ()
+    """Return the values among which a knob is chosen: with the paper's, where it is its α."""
+    papers = ALPHAS if method.knob == ALPHA and method.likelihood == 1 else ()
     values = sweep_values(method, study)
     return tuple(sorted({*values, *papers}, reverse=values[0] > values[-1]))
 
@@ -175,3 +176,8 @@ def images_of(method: Method, shift: str, study: Cifar10CStudy) -> int:
         beside = method.choice == BUDGET or method.family == GLM_KFAC.family
         return images.beside if beside else images.network_wide
     return images.in_distribution if shift == CLEAN else images.cheap
+
+
+def cuts(method: Method, images: int) -> list[slice]:
+    """Return the rows of every stage that predictions for so many images are made in."""
+    return tranches(images) if method.is_network_wide else [slice(0, images)]

@@ -18,6 +18,7 @@ from acnml.experiments.cifar10_c.methods import (
     SWAG_D,
     SWEPT,
     Method,
+    cuts,
     images_of,
     methods_of,
     sweep_values,
@@ -116,7 +117,13 @@ def _phase(phase: Phase, study: Cifar10CStudy) -> Line:
     seeds, images = len(phase.seeds), [_images(job, study) for job in phase.jobs]
     costs = (passes_per_image(job.method, study) for job in phase.jobs)
     passes = sum(count * cost for count, cost in zip(images, costs, strict=True))
-    return Line(phase.title, seeds * len(images), seeds * sum(images), seeds * passes)
+    stages = sum(_stages(job, count) for job, count in zip(phase.jobs, images, strict=True))
+    return Line(phase.title, seeds * stages, seeds * sum(images), seeds * passes)
+
+
+def _stages(job: Job, images: int) -> int:
+    """Count the stages of a job: predictions of one shift may be cut."""
+    return 1 if job.where in (HELD_OUT, FRONTIER) else len(cuts(job.method, images))
 
 
 def _images(job: Job, study: Cifar10CStudy) -> int:

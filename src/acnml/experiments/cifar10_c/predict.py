@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 
 from acnml import Predictor
-from acnml.experiments.cifar10_c.methods import STEPS, Method, images_of
+from acnml.experiments.cifar10_c.methods import STEPS, Method, cuts, images_of
 from acnml.experiments.cifar10_c.posteriors import sampling
 from acnml.experiments.cifar10_c.predictors import artefacts_of, predictor
 from acnml.experiments.cifar10_c.study import shift
@@ -20,16 +20,27 @@ from acnml.experiments.cifar10_c.workshop import Workshop
 from acnml.experiments.data.cifar10 import LabelledBytes
 from acnml.experiments.pipeline import Artefact, Stage
 from acnml.experiments.pipeline.blocks import Compute
+from acnml.experiments.study.tranches import Predictions
 
 CHEAP_BLOCK, NETWORK_WIDE_BLOCK, STEPS_BLOCK = 500, 50, 5  # images: what a killed run may lose
 
 
-def predict_shift(method: Method, shift: str, workshop: Workshop) -> Artefact:
-    """Let a method, its knob set, see the images of a shift."""
+def predict_shift(method: Method, shift: str, workshop: Workshop) -> Predictions:
+    """Let a method, its knob set, see the images of a shift: costly ones in tranches."""
     data = workshop.data
     count = data.count(images_of(method, shift, workshop.study), shift)
-    name, what = f"predict {method.name} {shift}", (shift, count)
-    return _predict(name, method, what, count, lambda: data.shifted(shift, count), workshop)
+    parts = (_predict_tranche(method, shift, rows, workshop) for rows in cuts(method, count))
+    return Predictions(tuple(parts))
+
+
+def _predict_tranche(method: Method, shift: str, rows: slice, workshop: Workshop) -> Artefact:
+    name, what = f"predict {method.name} {shift} to {rows.stop}", (shift, rows.start, rows.stop)
+
+    def load() -> LabelledBytes:
+        images, labels = workshop.data.shifted(shift, rows.stop)
+        return LabelledBytes(images[rows], labels[rows])
+
+    return _predict(name, method, what, rows.stop - rows.start, load, workshop)
 
 
 def predict_held_out(method: Method, workshop: Workshop) -> Artefact:

@@ -48,7 +48,7 @@ class Images:
     All are the first of one random order, so that fewer are among the more.
     """
 
-    in_distribution: int = 9000  # clean images for the cheap methods
+    in_distribution: int = 9500  # clean images for the cheap methods
     cheap: int = 1000  # a few forward passes
     network_wide: int = 1000  # 30 to 200 forward passes: BMA, ACNML over all weights
     beside: int = 250  # the same where alpha is chosen by a budget; GLM over all weights
@@ -73,7 +73,7 @@ class Choice:
     the largest of its alphas that costs at most `accuracy` and `nll` against SWA.
     """
 
-    held_out: int = 1000  # images
+    held_out: int = 500  # images
     source: Literal["train", "test"] = "test"  # what they are cut from
     tolerance: float = 0.0
     near: float = 0.01
@@ -106,9 +106,9 @@ class Frontier:
     images: int = 200  # of every corruption
     severity: int = 5
     temperatures: tuple[float, ...] = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
-    alphas: tuple[float, ...] = (0.1, 0.5, 1.0, 5.0, 20.0, 100.0)
+    alphas: tuple[float, ...] = (0.25, 1.0, 5.0, 20.0, 100.0)
     prior_precisions: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)
-    covariance_scales: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    covariance_scales: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 @final
@@ -134,9 +134,9 @@ class Cifar10CStudy:
     seeds: tuple[int, ...] = (0,)
     members: int = 1
     samples: int = 30
-    batch_norm_images: int | None = 2000
+    batch_norm_images: int | None = 1000
     corruptions: tuple[str, ...] = BENCHMARK
-    severities: tuple[int, ...] = (5, 3, 1, 4, 2)
+    severities: tuple[int, ...] = (5, 4, 3, 1, 2)
     blurred: tuple[int, ...] = (5, 3)
     bins: int = 20
     resamples: int = 200
