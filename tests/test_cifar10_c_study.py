@@ -28,7 +28,7 @@ from acnml.experiments.cifar10_c.posteriors import curvature, rescaled
 from acnml.experiments.cifar10_c.predict import predict_shift
 from acnml.experiments.cifar10_c.predictors import predictor
 from acnml.experiments.cifar10_c.report import report, write_report
-from acnml.experiments.cifar10_c.results import Agreement, Row, collect
+from acnml.experiments.cifar10_c.results import Agreement, collect
 from acnml.experiments.cifar10_c.run import run
 from acnml.experiments.cifar10_c.study import (
     PRESETS,
@@ -50,6 +50,7 @@ from acnml.experiments.pipeline import Reporter, Store
 from acnml.experiments.study import tranches
 from acnml.experiments.study.artefacts import Finished, Making
 from acnml.experiments.study.saved import load_curvature
+from acnml.experiments.study.scores import Row
 
 TRAIN, TEST, HELD = 60, 60, 20
 
@@ -606,7 +607,7 @@ def made_up(results, eces, clean=None, severities=(5, 4)):
         accuracy, nll = (clean or {}).get(method, (0.5, 0.5))
         for shift in ("clean", *(f"contrast {s}" for s in severities)):
             row = Row(method, 0, shift, n, accuracy, nll, 0.1, ece, 1.0)
-            rows += [row, row._replace(n=12)]
+            rows += [row, replace(row, n=12)]
     return replace(results, rows=tuple(rows), sweep=(), agreements=())
 
 

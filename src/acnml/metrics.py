@@ -175,10 +175,10 @@ def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
     return in_flagged[enough][0].item() / len(in_scores)
 
 
-def summary(log_probs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy, NLL, Brier score and (equal-mass, 20 bins) ECE by name."""
-    metrics = (accuracy, nll, brier, ece)
-    return {metric.__name__: metric(log_probs, labels) for metric in metrics}
+def summary(log_probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, float]:
+    """Accuracy, NLL, Brier score and (equal-mass) ECE by name."""
+    scores = {metric.__name__: metric(log_probs, labels) for metric in (accuracy, nll, brier)}
+    return {**scores, "ece": ece(log_probs, labels, bins)}
 
 
 # What they share -------------------------------------------------------------------------------

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from html import escape
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from acnml import __version__
 from acnml.experiments.cifar10_c import figures, methods, sections
 from acnml.experiments.cifar10_c.looks import BUDGET_GROUP, NEAR_GROUP, PAPER_GROUP
 from acnml.experiments.cifar10_c.methods import methods_of
-from acnml.experiments.cifar10_c.results import Results
+from acnml.experiments.cifar10_c.results import STUDY, Results
 from acnml.experiments.cifar10_c.tables import (
     agreement_table,
     all_clean_table,
@@ -22,9 +22,8 @@ from acnml.experiments.cifar10_c.tables import (
     write_tables,
 )
 from acnml.experiments.cifar10_c.verdict import common_images, hard_means, verdicts
-from acnml.experiments.files import write_file
 from acnml.experiments.page import page
-from acnml.experiments.study.figures import write_figures
+from acnml.experiments.study.report import footer, write_pages
 from acnml.experiments.study.tables import TITLES, markdown_table, unfinished_html
 from acnml.experiments.study.verdict import verdicts_html, verdicts_markdown
 
@@ -43,12 +42,8 @@ CAPTION = (
 
 def write_report(results: Results, folder: Path) -> Path:
     """Write report.html, figures (PNG and SVG), tables and results.md; return the page's path."""
-    documents = write_figures(all_figures(results), folder)
     write_tables(results, folder)
-    write_file(folder / "results.md", markdown(results).encode())
-    path = folder / "report.html"
-    write_file(path, report(results, documents).encode())
-    return path
+    return write_pages(folder, all_figures(results), markdown(results), partial(report, results))
 
 
 def all_figures(results: Results) -> dict[str, Figure]:
@@ -90,7 +85,7 @@ def report(results: Results, drawn: dict[str, str]) -> str:
         sections.steps(results),
         sections.timing(results),
         verdicts_html(verdicts(results), CAPTION),
-        footer(results),
+        footer(STUDY, results.study.seeds),
     ]
     return page(f"acnml: {TITLE}", "\n".join(part for part in parts if part))
 
@@ -140,10 +135,3 @@ def markdown(results: Results) -> str:
         markdown_table(*timing_table(results)),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def footer(results: Results) -> str:
-    """Say how the page was made."""
-    return f"""<footer><p>Made by <code>acnml reproduce cifar10-c</code>, acnml {__version__}.
-Seeds {", ".join(map(str, results.study.seeds))}. Method: Zhou &amp; Levine, <em>Amortized
-Conditional Normalized Maximum Likelihood</em>, ICML 2021.</p></footer>"""

@@ -33,29 +33,9 @@ from acnml.experiments.cifar10_c.unsolved import UNSOLVED
 from acnml.experiments.cifar10_c.workshop import Workshop
 from acnml.experiments.study.artefacts import Artefacts, Gathering
 from acnml.experiments.study.saved import log_probs_of
+from acnml.experiments.study.scores import Diagram, Row, diagram
 
 STUDY = "cifar10-c"
-
-
-class Row(NamedTuple):
-    """How one method does on the first n images of one shift, for one seed."""
-
-    method: Method
-    seed: int
-    shift: str
-    n: int
-    accuracy: float
-    nll: float
-    brier: float
-    ece: float
-    seconds_per_input: float
-
-
-class Diagram(NamedTuple):
-    """Points of a reliability diagram, over all seeds."""
-
-    confidence: tuple[float, ...]
-    accuracy: tuple[float, ...]
 
 
 class Agreement(NamedTuple):
@@ -82,7 +62,7 @@ class Results:
 
     study: Cifar10CStudy
     data: StudyData
-    rows: tuple[Row, ...]
+    rows: tuple[Row[Method], ...]
     errors: dict[tuple[str, str], float]  # bootstrap std by method's name and score, clean images
     diagrams: dict[tuple[str, str], Diagram]  # by method's name and shift
     agreements: tuple[Agreement, ...]
@@ -137,7 +117,7 @@ def _log_probs(workshop: Workshop, method: Method, where: str) -> Tensor:
     return log_probs_of(predict_shift(chosen(method, workshop), where, workshop).load())
 
 
-def _rows(workshop: Workshop, method: Method, where: str) -> list[Row]:
+def _rows(workshop: Workshop, method: Method, where: str) -> list[Row[Method]]:
     ready = chosen(method, workshop)
     artefact = predict_shift(ready, where, workshop)
     log_probs = log_probs_of(artefact.load())
@@ -147,20 +127,11 @@ def _rows(workshop: Workshop, method: Method, where: str) -> list[Row]:
             workshop.seed,
             where,
             n,
-            **_scores(log_probs[:n], workshop.data.labels(n), workshop.study.bins),
+            **metrics.summary(log_probs[:n], workshop.data.labels(n), workshop.study.bins),
             seconds_per_input=artefact.seconds_per_input,
         )
         for n in levels(method, where, workshop.study, workshop.data)
     ]
-
-
-def _scores(log_probs: Tensor, labels: Tensor, bins: int) -> dict[str, float]:
-    return {
-        "accuracy": metrics.accuracy(log_probs, labels),
-        "nll": metrics.nll(log_probs, labels),
-        "brier": metrics.brier(log_probs, labels),
-        "ece": metrics.ece(log_probs, labels, bins),
-    }
 
 
 def _errors(workshop: Workshop, method: Method) -> list[tuple[tuple[str, str], float]]:
@@ -170,7 +141,7 @@ def _errors(workshop: Workshop, method: Method) -> list[tuple[tuple[str, str], f
     labels = workshop.data.labels(len(log_probs))
     generator = torch.Generator().manual_seed(0)
     draws = torch.randint(len(labels), (study.resamples, len(labels)), generator=generator)
-    scored = [_scores(log_probs[rows], labels[rows], study.bins) for rows in draws]
+    scored = [metrics.summary(log_probs[rows], labels[rows], study.bins) for rows in draws]
     return [
         ((method.name, score), stdev(scores[score] for scores in scored)) for score in scored[0]
     ]
@@ -184,10 +155,8 @@ def _diagrams(
     for method, where in product(methods, blurred_shifts(study)):
         parts = found.each(_log_probs, product(workshops, [method], [where]))
         if parts:
-            labels = workshops[0].data.labels(len(parts[0])).repeat(len(parts))
-            bins = metrics.reliability(torch.cat(parts), labels, study.bins)
-            points = (tuple(t.tolist()) for t in (bins.confidence, bins.accuracy))
-            diagrams[method.name, where] = Diagram(*points)
+            labels = workshops[0].data.labels(len(parts[0]))
+            diagrams[method.name, where] = diagram(parts, labels, study.bins)
     return diagrams
 
 

@@ -9,11 +9,12 @@ from statistics import fmean
 from acnml.experiments.cifar10_c import methods
 from acnml.experiments.cifar10_c.looks import knob_text, label
 from acnml.experiments.cifar10_c.methods import Method, images_of, methods_of
-from acnml.experiments.cifar10_c.results import STUDY, Results, Row
+from acnml.experiments.cifar10_c.results import STUDY, Results
 from acnml.experiments.cifar10_c.study import CLEAN
 from acnml.experiments.cifar10_c.verdict import mean_at
 from acnml.experiments.pipeline import duration
-from acnml.experiments.study.tables import METHOD, METRICS, shown, write_csv
+from acnml.experiments.study.scores import Row
+from acnml.experiments.study.tables import METHOD, METRICS, SCORES, shown, write_csv
 
 FRONTIER = (*METHOD, "held_out_nll", "severity", "n", "ece", "nll")
 CLEAN_SCORES = ("nll", "accuracy", "ece")  # those of the paper's Table 2
@@ -31,9 +32,9 @@ def write_tables(results: Results, folder: Path) -> None:
     write_csv(folder / "frontier.csv", FRONTIER, swept)
 
 
-def metrics_row(row: Row) -> list[object]:
+def metrics_row(row: Row[Method]) -> list[object]:
     """Return a row of metrics.csv."""
-    return [STUDY, *_words(row.method), *row[1:]]
+    return [STUDY, *_words(row.method), *(getattr(row, name) for name in SCORES)]
 
 
 def clean_table(results: Results) -> Table:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from html import escape
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from acnml import __version__
-from acnml.experiments.files import write_file
 from acnml.experiments.page import page
 from acnml.experiments.rotated_mnist import figures, methods
 from acnml.experiments.rotated_mnist.fragments import (
@@ -21,10 +20,11 @@ from acnml.experiments.rotated_mnist.fragments import (
 from acnml.experiments.rotated_mnist.looks import AROUND_BBP, AROUND_NETWORK, LOOKS, MATCHED, PAPERS
 from acnml.experiments.rotated_mnist.markdown import markdown
 from acnml.experiments.rotated_mnist.methods import METHODS
-from acnml.experiments.rotated_mnist.results import Results
+from acnml.experiments.rotated_mnist.results import STUDY, Results
 from acnml.experiments.rotated_mnist.tables import write_tables
 from acnml.experiments.rotated_mnist.verdict import CLASSES, FAR, mean_far, verdicts
-from acnml.experiments.study.figures import panels, svg, write_figures
+from acnml.experiments.study.figures import panels, svg
+from acnml.experiments.study.report import footer, write_pages
 from acnml.experiments.study.tables import TITLES, html_row, unfinished_html
 from acnml.experiments.study.verdict import verdicts_html
 
@@ -37,12 +37,8 @@ CAPTION = (
 
 def write_report(results: Results, folder: Path) -> Path:
     """Write report.html, figures (PNG and SVG), tables and results.md; return the page's path."""
-    documents = write_figures(all_figures(results), folder)
     write_tables(results, folder)
-    write_file(folder / "results.md", markdown(results).encode())
-    path = folder / "report.html"
-    write_file(path, report(results, documents).encode())
-    return path
+    return write_pages(folder, all_figures(results), markdown(results), partial(report, results))
 
 
 def all_figures(results: Results) -> dict[str, Figure]:
@@ -86,7 +82,7 @@ def report(results: Results, drawn: dict[str, str]) -> str:
         solvers(results),
         timing(results),
         verdicts_html(verdicts(results), CAPTION),
-        footer(results),
+        footer(STUDY, results.study.seeds),
     ]
     return page(f"acnml: {TITLE}", "\n".join(part for part in parts if part))
 
@@ -255,10 +251,3 @@ study ran: the fastest of all seeds and shifts. Naive CNML’s is that of traini
 on {len(results.data.train.labels):,} images. The paper’s own times were not at hand.</caption>
 <thead><tr><th scope="col">method</th><th>time</th><th>in forward passes</th></tr></thead>
 <tbody>{body}</tbody></table></div>"""
-
-
-def footer(results: Results) -> str:
-    """Say how the page was made."""
-    return f"""<footer><p>Made by <code>acnml reproduce rotated-mnist</code>, acnml {__version__}.
-Seeds {", ".join(map(str, results.study.seeds))}. Method: Zhou &amp; Levine, <em>Amortized
-Conditional Normalized Maximum Likelihood</em>, ICML 2021.</p></footer>"""

@@ -32,22 +32,9 @@ from acnml.experiments.rotated_mnist.study import LETTERS, RANDOM, RotatedMnist
 from acnml.experiments.rotated_mnist.workshop import Workshop
 from acnml.experiments.study.artefacts import Artefacts, Gathering
 from acnml.experiments.study.saved import log_probs_of
+from acnml.experiments.study.scores import Diagram, Row, diagram
 
 STUDY = "rotated-mnist"
-
-
-class Row(NamedTuple):
-    """How one method does on the images of one shift, for one seed."""
-
-    method: Method
-    seed: int
-    shift: str
-    n: int
-    accuracy: float
-    nll: float
-    brier: float
-    ece: float
-    seconds_per_input: float
 
 
 class Agreement(NamedTuple):
@@ -58,13 +45,6 @@ class Agreement(NamedTuple):
     residual: float  # of the converged solution, its median
 
 
-class Diagram(NamedTuple):
-    """Points of a reliability diagram, over all seeds."""
-
-    confidence: tuple[float, ...]
-    accuracy: tuple[float, ...]
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class Results:
@@ -72,7 +52,7 @@ class Results:
 
     study: RotatedMnist
     data: StudyData
-    rows: tuple[Row, ...]
+    rows: tuple[Row[Method], ...]
     diagrams: dict[tuple[str, str], Diagram]  # by method's name and shift
     detections: tuple[Detection, ...]
     agreements: tuple[Agreement, ...]
@@ -114,7 +94,7 @@ def collect(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> Resul
     )
 
 
-def _row(workshop: Workshop, method: Method, shift: str) -> Row:
+def _row(workshop: Workshop, method: Method, shift: str) -> Row[Method]:
     ready = chosen(method, workshop)
     artefact = predict_shift(ready, shift, workshop)
     log_probs = log_probs_of(artefact.load())
@@ -124,11 +104,8 @@ def _row(workshop: Workshop, method: Method, shift: str) -> Row:
         workshop.seed,
         shift,
         len(labels),
-        metrics.accuracy(log_probs, labels),
-        metrics.nll(log_probs, labels),
-        metrics.brier(log_probs, labels),
-        metrics.ece(log_probs, labels, workshop.study.bins),
-        artefact.seconds_per_input,
+        **metrics.summary(log_probs, labels, workshop.study.bins),
+        seconds_per_input=artefact.seconds_per_input,
     )
 
 
@@ -138,10 +115,8 @@ def _diagrams(workshops: list[Workshop], found: Gathering) -> dict[tuple[str, st
     for method, shift in product(METHODS, ("0°", RANDOM)):
         parts = found.each(_log_probs, product(workshops, [method], [shift]))
         if parts:
-            labels = workshops[0].data.test.labels[: len(parts[0])].repeat(len(parts))
-            bins = metrics.reliability(torch.cat(parts), labels, workshops[0].study.bins)
-            points = (tuple(t.tolist()) for t in (bins.confidence, bins.accuracy))
-            diagrams[method.name, shift] = Diagram(*points)
+            labels = workshops[0].data.test.labels[: len(parts[0])]
+            diagrams[method.name, shift] = diagram(parts, labels, workshops[0].study.bins)
     return diagrams
 
 

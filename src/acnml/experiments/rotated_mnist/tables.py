@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from acnml.experiments.rotated_mnist.methods import Method
-from acnml.experiments.rotated_mnist.results import STUDY, Results, Row
-from acnml.experiments.study.tables import METHOD, METRICS, write_csv
+from acnml.experiments.rotated_mnist.results import STUDY, Results
+from acnml.experiments.study.scores import Row
+from acnml.experiments.study.tables import METHOD, METRICS, SCORES, write_csv
 
 FRONTIER = (*METHOD, "value", "validation_nll", "shift", "ece", "nll")
 DETECTION = (*METHOD, "seed", "score", "auroc", "fpr95")
@@ -25,9 +26,9 @@ def write_tables(results: Results, folder: Path) -> None:
     write_csv(folder / "detection.csv", DETECTION, detection)
 
 
-def metrics_row(row: Row) -> list[object]:
+def metrics_row(row: Row[Method]) -> list[object]:
     """Return a row of metrics.csv."""
-    return [STUDY, *_words(row.method), *row[1:]]
+    return [STUDY, *_words(row.method), *(getattr(row, name) for name in SCORES)]
 
 
 def knob_text(method: Method) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ def tranches(images: int) -> list[slice]:
     [slice(0, 20, None), slice(20, 250, None), slice(250, 300, None)]
     """
     bounds = [0, *(end for end in ENDS if end < images), images]
-    return [slice(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+    return [slice(*pair) for pair in pairwise(bounds)]
 
 
 class Predictions(NamedTuple):
