@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from tqdm.auto import tqdm
+from tqdm import TqdmExperimentalWarning
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", TqdmExperimentalWarning)
+    # Not tqdm.auto: it begins to iterate twice, which starts the workers of a DataLoader twice.
+    from tqdm.autonotebook import tqdm
 
 T = TypeVar("T")
 
