@@ -51,8 +51,8 @@ class Images:
     in_distribution: int = 9500  # clean images for the cheap methods
     cheap: int = 1000  # a few forward passes
     network_wide: int = 1000  # 30 to 200 forward passes: BMA, ACNML over all weights
-    beside: int = 250  # the same where alpha is chosen by a budget; GLM over all weights
-    paper_steps: int = 20  # the paper's 5 or 10 gradient steps: hundreds of forward passes
+    beside: int = 100  # the same where alpha is chosen by a budget; GLM over all weights
+    paper_steps: int = 10  # the paper's 5 or 10 gradient steps: hundreds of forward passes
 
     def __post_init__(self) -> None:
         counts = list(vars(self).values())
@@ -103,7 +103,7 @@ class Frontier:
     For the choice of alpha the paper's values are tried as well.
     """
 
-    images: int = 200  # of every corruption
+    images: int = 100  # of every corruption
     severity: int = 5
     temperatures: tuple[float, ...] = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
     alphas: tuple[float, ...] = (0.25, 1.0, 5.0, 20.0, 100.0)

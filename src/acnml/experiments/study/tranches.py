@@ -10,14 +10,14 @@ import torch
 from acnml.experiments.pipeline import Artefact
 from acnml.params import Params
 
-ENDS = (20, 250, 1000)  # where one tranche of images ends and the next begins
+ENDS = (10, 100, 250, 1000)  # where one tranche of images ends and the next begins
 
 
 def tranches(images: int) -> list[slice]:
     """Cut the first so many images at the same places, however many there are.
 
-    >>> tranches(300)
-    [slice(0, 20, None), slice(20, 250, None), slice(250, 300, None)]
+    >>> tranches(120)
+    [slice(0, 10, None), slice(10, 100, None), slice(100, 120, None)]
     """
     bounds = [0, *(end for end in ENDS if end < images), images]
     return [slice(*pair) for pair in pairwise(bounds)]
