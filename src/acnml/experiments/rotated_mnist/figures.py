@@ -22,14 +22,23 @@ from acnml.experiments.study.figures import BLUE, DASHES, ORANGE, Look, legend_b
 from acnml.experiments.study.tables import mean_std
 
 
-def against_angle(results: Results, methods: Sequence[Method], score: str, title: str) -> Figure:
-    """Draw a score against rotation: means over seeds, with a band of ± one standard deviation."""
+def against_angle(
+    results: Results, methods: Mapping[Method, int], score: str, title: str
+) -> Figure:
+    """Draw a score against rotation: means over seeds, with a band of ± one standard deviation.
+
+    Args:
+        results: all numbers.
+        methods: with the number of images on which each is scored.
+        score: its name.
+        title: what to call it.
+    """
     figure, axes = panel(title, (5.0, 4.0))
-    for method in methods:
+    for method, n in methods.items():
         points = [
             (angle, *mean_std(values))
             for angle in sorted(results.study.angles)
-            if (values := results.values(method, score, f"{angle}°"))
+            if (values := results.values(method, score, f"{angle}°", n))
         ]
         if points:
             _draw_band(axes, LOOKS[method], points)

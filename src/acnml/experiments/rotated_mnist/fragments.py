@@ -23,11 +23,10 @@ def label(method: Method) -> str:
 
 
 def score_row(results: Results, method: Method, shifts: Sequence[str]) -> str:
-    """Return a method's upright NLL, and its ECE at some shifts."""
+    """Return how many images a method sees, its upright NLL, and its ECE at some shifts."""
     nll = shown(results.values(method, "nll", "0°"))
-    return html_row(
-        label(method), [nll, *(shown(results.values(method, "ece", s)) for s in shifts)]
-    )
+    eces = [shown(results.values(method, "ece", shift)) for shift in shifts]
+    return html_row(label(method), [f"{results.images([method]):,}", nll, *eces])
 
 
 def timing_row(name: str, seconds: float, plain: float | None) -> str:

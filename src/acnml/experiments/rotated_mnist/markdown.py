@@ -40,8 +40,16 @@ def scores_table(results: Results) -> str:
             eces = [shown(results.values(method, "ece", shift)) for shift in shifts]
             nll = shown(results.values(method, "nll", "0°"))
             time = "–" if seconds is None else duration(seconds)
-            rows.append([label(method), knob_text(ready[0]), nll, *eces, time])
-    head = ("method", "knob, first seed", "NLL 0°", *(f"ECE {s}" for s in shifts), "per image")
+            count = f"{results.images([method]):,}"
+            rows.append([label(method), knob_text(ready[0]), count, nll, *eces, time])
+    head = (
+        "method",
+        "knob, first seed",
+        "images",
+        "NLL 0°",
+        *(f"ECE {s}" for s in shifts),
+        "per image",
+    )
     return markdown_table(head, rows)
 
 

@@ -46,7 +46,9 @@ def all_figures(results: Results) -> dict[str, Figure]:
     if not results.rows:
         return {}
     drawn = {}
-    for group, chosen in {"paper": PAPERS, "matched": MATCHED}.items():
+    papers = {method: results.images([method]) for method in PAPERS}
+    matched = dict.fromkeys(MATCHED, results.images(MATCHED))
+    for group, chosen in {"paper": papers, "matched": matched}.items():
         for score, title in TITLES.items():
             drawn[f"{group}-{score}"] = figures.against_angle(results, chosen, score, title)
     for method in (*PAPERS[:2], methods.ACNML_BBP, methods.ACNML_HEAD):
@@ -90,7 +92,8 @@ def report(results: Results, drawn: dict[str, str]) -> str:
 def headline(results: Results) -> str:
     """Say in one sentence what the numbers show."""
     shown = (*PAPERS[:2], methods.ACNML_BBP, methods.TEMPERED, methods.ACNML_HEAD)
-    found = [mean for method in shown if (mean := mean_far(results, method, "ece")) is not None]
+    n = results.images(shown)
+    found = [mean for method in shown if (mean := mean_far(results, method, "ece", n)) is not None]
     if len(found) < len(shown):
         return f"{results.data.note} The study is not finished: what follows is what there is."
     trio, pair = found[:3], found[3:]
@@ -137,7 +140,8 @@ def the_papers_comparison(drawn: dict[str, str]) -> str:
     return f"""<h2>As the paper has it: a mean-field posterior</h2>
 <figure><div class="panels">{panels(drawn, "paper-")}</div>
 <figcaption>Bayes by Backprop with prior standard deviation 0.1: its mean (MAP), the average over
-its samples (BMA), and ACNML with α = 1, by the paper’s five steps and linearised.</figcaption>
+its samples (BMA), and ACNML with α = 1, by the paper’s five steps (on fewer images) and
+linearised.</figcaption>
 </figure>"""
 
 
@@ -148,7 +152,8 @@ def matched_comparison(results: Results, drawn: dict[str, str]) -> str:
  validation NLL is that of the plain network. What is lower now is better, not just more
 timid.</p>
 <figure><div class="panels">{panels(drawn, "matched-")}</div>
-<figcaption>{choices(results)}</figcaption></figure>"""
+<figcaption>The first {results.images(MATCHED):,} images of every angle.
+{choices(results)}</figcaption></figure>"""
 
 
 def frontier(results: Results, drawn: dict[str, str]) -> str:
@@ -183,7 +188,7 @@ def numbers(results: Results) -> str:
     return f"""<h2>All methods</h2>
 <div class="scroll"><table><caption>The NLL of upright test images, and the ECE at some shifts. All
 scores at all shifts are in metrics.csv.</caption>
-<thead><tr><th scope="col">method</th><th>NLL at 0°</th>{head}</tr></thead>
+<thead><tr><th scope="col">method</th><th>images</th><th>NLL at 0°</th>{head}</tr></thead>
 <tbody>{body}</tbody></table></div>"""
 
 

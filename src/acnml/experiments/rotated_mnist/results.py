@@ -1,7 +1,12 @@
-"""What the study has found so far, as plain numbers, read from saved predictions alone."""
+"""What the study has found so far, as plain numbers, read from saved predictions alone.
+
+Some methods see fewer images than others, always the first of one order. Calibration errors are
+comparable for the same images only, so the others are scored on these as well.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import NamedTuple, final
@@ -16,6 +21,7 @@ from acnml.experiments.rotated_mnist.methods import (
     ACNML_BBP,
     ACNML_KFAC,
     ACNML_SWAG,
+    BMA_KFAC,
     CHEAP,
     CONVERGED,
     LINEARISED,
@@ -23,6 +29,7 @@ from acnml.experiments.rotated_mnist.methods import (
     PAPER,
     SWEPT,
     Method,
+    images_of,
     sweep_values,
 )
 from acnml.experiments.rotated_mnist.naive import Comparison, compare
@@ -61,10 +68,15 @@ class Results:
     epoch_seconds: float | None  # of training the plain network
     missing: tuple[str, ...]  # what is not finished
 
-    def values(self, method: Method, score: str, shift: str) -> list[float]:
-        """Return a score of a method at a shift, for every seed that there is."""
-        rows = (r for r in self.rows if r.method.name == method.name and r.shift == shift)
+    def values(self, method: Method, score: str, shift: str, n: int | None = None) -> list[float]:
+        """Return a score on the first n images of a shift, all by default, for every seed."""
+        wanted = method.name, shift, n or self.images([method])
+        rows = (r for r in self.rows if (r.method.name, r.shift, r.n) == wanted)
         return [float(getattr(row, score)) for row in rows]
+
+    def images(self, methods: Sequence[Method]) -> int:
+        """Return how many images of every shift all these methods see."""
+        return self.data.count(min(images_of(method, self.study) for method in methods))
 
     def fastest(self, method: Method) -> float | None:
         """Return the seconds that an image takes, of all seeds and shifts when it was fastest.
@@ -83,7 +95,7 @@ def collect(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> Resul
     return Results(
         study,
         data,
-        rows=found.each(_row, product(workshops, METHODS, study.shifts)),
+        rows=tuple(chain(*found.each(_rows, product(workshops, METHODS, study.shifts)))),
         diagrams=_diagrams(workshops, found),
         detections=(*_brightness(first), *chain(*found.each(_detect, product(workshops, CHEAP)))),
         agreements=found.each(_agreement, product([first], _solved())),
@@ -94,19 +106,23 @@ def collect(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> Resul
     )
 
 
-def _row(workshop: Workshop, method: Method, shift: str) -> Row[Method]:
-    ready = chosen(method, workshop)
+def _rows(workshop: Workshop, method: Method, shift: str) -> list[Row[Method]]:
+    """Score a method on all its images, and on as many as the methods beside it see."""
+    ready, study = chosen(method, workshop), workshop.study
     artefact = predict_shift(ready, shift, workshop)
-    log_probs = log_probs_of(artefact.load())
-    labels = workshop.data.test.labels[: len(log_probs)]
-    return Row(
-        ready,
-        workshop.seed,
-        shift,
-        len(labels),
-        **metrics.summary(log_probs, labels, workshop.study.bins),
-        seconds_per_input=artefact.seconds_per_input,
-    )
+    log_probs, labels = log_probs_of(artefact.load()), workshop.data.test.labels
+    beside = workshop.data.count(images_of(BMA_KFAC, study))
+    return [
+        Row(
+            ready,
+            workshop.seed,
+            shift,
+            n,
+            **metrics.summary(log_probs[:n], labels[:n], study.bins),
+            seconds_per_input=artefact.seconds_per_input,
+        )
+        for n in sorted({len(log_probs), min(beside, len(log_probs))}, reverse=True)
+    ]
 
 
 def _diagrams(workshops: list[Workshop], found: Gathering) -> dict[tuple[str, str], Diagram]:
