@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 
 .PHONY: setup demo test check bench format clean
 
-setup: $(VENV)/.installed  ## a virtual environment with the package and all extras
+setup: $(VENV)/.installed  # a virtual environment with the package and all extras
 
 # torch first and alone: its pin must be in place before anything else asks for a range of it.
 $(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt
@@ -15,19 +15,19 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt
 	$(BIN)/python -m pip install --quiet --no-deps -r tests/oracles.txt
 	touch $@
 
-demo: setup  ## rotated digits: MAP, BMA and ACNML side by side, in demo/report.html
+demo: setup  # rotated digits: MAP, BMA and ACNML side by side, in demo/report.html
 	$(BIN)/acnml demo
 
-test: setup  ## the test-suite and the doctests
+test: setup  # the test-suite and the doctests
 	$(BIN)/python -m pytest
 
-check: setup  ## everything CI checks: format, lint, types, tests
+check: setup  # everything CI checks: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-bench: setup  ## what predictions cost on this machine, into docs/performance.md
+bench: setup  # what predictions cost on this machine, into docs/performance.md
 	$(BIN)/python -m benchmarks
 
 format: setup

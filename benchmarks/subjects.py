@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ Labelled = tuple[Tensor, Tensor]
 TRAINING_IMAGES = 60_000  # that naive CNML would pass over in an epoch
 
 
+@final
 @dataclass(frozen=True)
 class Subject:
     """A network and what is measured on it."""

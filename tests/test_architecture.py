@@ -46,6 +46,7 @@ MAY_KNOW = {
     "tuning": {"batches", "checks", "inference", "metrics", "predictors", "progress", "tuning"},
 }
 NEVER_IN_THE_LIBRARY = {
+    "PIL",
     "argparse",
     "matplotlib",
     "rich",
@@ -56,6 +57,7 @@ NEVER_IN_THE_LIBRARY = {
     "scipy",
 }
 OUTSIDE = {"experiments", "cli", "__main__"}
+OPEN_BY_NATURE = {"ABC", "Protocol", "NamedTuple", "Enum"}  # bases whose classes need no @final
 
 
 def imports(path: Path) -> set[str]:
@@ -102,6 +104,49 @@ def test_no_prints_and_no_global_random_state(name):
             on_torch = isinstance(call, ast.Name) or ast.unparse(call).startswith(("torch.", "np."))
             is_generator = "Generator()" in ast.unparse(call)
             assert not (called in forbidden and on_torch and not is_generator), f"{name}: {called}"
+
+
+def names(nodes: list[ast.expr]) -> set[str]:
+    """The plain names of bases or decorators: `Stage` for `pipeline.Stage[Row]`."""
+    return {ast.unparse(node).split("[")[0].split("(")[0].split(".")[-1] for node in nodes}
+
+
+def neither_abstract_nor_final(trees: dict[str, ast.Module]) -> list[str]:
+    """Classes that nobody marks as final, and that no other class extends either."""
+    classes = [
+        (module, node)
+        for module, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    extended = {name for _, node in classes for name in names(node.bases)}
+    return [
+        f"{module}.{node.name}"
+        for module, node in classes
+        if "final" not in names(node.decorator_list)
+        and node.name not in extended
+        and not names(node.bases) & OPEN_BY_NATURE
+    ]
+
+
+def test_every_class_is_abstract_or_final():
+    trees = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+    assert neither_abstract_nor_final(trees) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "open_classes"),
+    [
+        ("class A: pass", ["m.A"]),
+        ("@dataclass(frozen=True)\nclass A(Base[int]): pass", ["m.A"]),
+        ("@typing.final\nclass A: pass", []),
+        ("class A(Protocol[T]): pass", []),
+        ("class A: pass\n@final\nclass B(x.A): pass", []),
+        ("class A: pass\nclass B(A): pass", ["m.B"]),
+    ],
+)
+def test_open_classes_are_found(source, open_classes):
+    assert neither_abstract_nor_final({"m": ast.parse(source)}) == open_classes
 
 
 def test_files_stay_small():

@@ -448,6 +448,7 @@ def test_the_command_runs_and_reports(tmp_path, capsys):
         ("gpu", [], "there is no preset 'gpu', only cpu, paper"),
         ("cpu", ["images.cheep=3"], "did you mean images.cheap?"),
         ("cpu", ["model=resnet21"], "there is no network 'resnet21'"),
+        ("cpu", ["corruptions=fogg"], "there is no corruption 'fogg', only"),
         ("cpu", ["severities=6"], "severities must be some of 1, 2, 3, 4, 5"),
         ("cpu", ["images.cheap=1"], "the numbers of images must not grow"),
         ("cpu", ["choice.held_out=60"], "60 images of the test set cannot spare 60"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from acnml import Classifier, Reference
+from acnml import Classifier, Reference, UnsolvedError
 from acnml.batches import size, take
 from cases import MODELS, POSTERIORS, normal
 from dense import literal_acnml
@@ -103,5 +103,5 @@ def test_refuses_bad_settings(arguments, message):
 def test_divergence_is_an_error_with_a_remedy():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     posterior = POSTERIORS["diagonal"](model.double()).to("cpu", torch.float32).scaled(1e30)
-    with pytest.raises(ValueError, match=r"diverged: lower step_size \(0.5\) or alpha"):
+    with pytest.raises(UnsolvedError, match=r"diverged: lower step_size \(0.5\) or alpha"):
         Reference(steps=20)(Classifier(model.float()), posterior, torch.randn(2, 4))

@@ -112,8 +112,8 @@ def made(out):
 def test_everything_is_measured_once(finished):
     out, results = finished
     assert results.missing == ()
-    assert len(results.rows) == len(METHODS) * len(TINY.shifts)
-    assert len({(row.method, row.shift) for row in results.rows}) == len(results.rows)
+    assert len({(row.method, row.shift) for row in results.rows}) == len(METHODS) * len(TINY.shifts)
+    assert len({(row.method, row.shift, row.n) for row in results.rows}) == len(results.rows)
     assert len(made(out)) == len(set(made(out)))
     assert len(results.sweep) == 2 * len(SWEPT)
     assert [c.shift for c in results.comparisons] == ["0°", "random"]
@@ -129,6 +129,23 @@ def test_metrics_are_those_of_the_predictor_itself(finished, data):
         expected = metrics.summary(log_probs, labels)
         found = {name: getattr(row, name) for name in expected}
         assert found == pytest.approx(expected, abs=1e-4), row.method.name
+
+
+def test_methods_are_compared_on_the_same_images(finished):
+    """Those that see more are scored on the first of them as well, which all have seen."""
+    _, results = finished
+    shared = results.images(methods.CHEAP)
+    assert shared < results.images([methods.MAP])
+    for method in methods.CHEAP:
+        assert len(results.values(method, "ece", "90°", shared)) == 1, method.name
+
+
+def test_verdicts_wait_for_all_seeds(finished):
+    _, results = finished
+    n = results.images([methods.MAP])
+    assert verdict.mean_far(results, methods.MAP, "ece", n) is not None
+    more = replace(results, study=replace(TINY, seeds=(0, 1)))
+    assert verdict.mean_far(more, methods.MAP, "ece", n) is None
 
 
 def test_the_report_says_what_it_is(finished):
@@ -232,6 +249,8 @@ def test_the_command_reports_what_is_finished(tmp_path, capsys):
         ("slow", [], "there is no preset 'slow', only quick, full"),
         ("quick", ["images.cheep=3"], "did you mean images.cheap?"),
         ("quick", ["angles=30"], "the angles must have 0 among them"),
+        ("quick", ["frontier.shifts=60"], "there is no shift '60': write an angle such as 60°"),
+        ("quick", ["naive_cnml.shift=60"], "there is no shift '60'"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(tmp_path, preset, setting, message):

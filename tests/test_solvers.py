@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Classifier, Diagonal, Gradient, Linearised, Reference
+from acnml import Classifier, Diagonal, Gradient, Linearised, Reference, UnsolvedError
 from acnml.batches import size, take
 from acnml.kernels import DenseKernel
 from acnml.solvers.newton import solve_logits
@@ -293,7 +293,7 @@ def test_divergence_is_an_error_with_a_remedy():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     mean = {n: p.detach() for n, p in model.named_parameters()}
     wide = Diagonal(mean, {n: torch.full_like(t, 1e30) for n, t in mean.items()})
-    with pytest.raises(ValueError, match=r"diverged: lower step_size \(0.5\) or alpha"):
+    with pytest.raises(UnsolvedError, match=r"diverged: lower step_size \(0.5\) or alpha"):
         Gradient(steps=20)(Classifier(model), wide, torch.randn(2, 4))
 
 

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 import acnml
-from acnml import Classifier, Map, StorageError, storage
+from acnml import Classifier, Diagonal, Map, NaiveCnml, StorageError, storage
 from cases import MODELS, POSTERIORS
 
 
@@ -107,6 +107,33 @@ def test_only_known_kinds_are_stored(tmp_path):
     with pytest.raises(TypeError, match="cannot store solver of type function"):
         acnml.save(predict, tmp_path / "predictor.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refusal_says_what_to_do(tmp_path):
+    predict = NaiveCnml(Classifier(MODELS[1].model()), loader=[])
+    with pytest.raises(TypeError, match=r"type NaiveCnml, only Diagonal, .*construct the rest"):
+        acnml.save(predict, tmp_path / "predictor.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_class_of_the_same_name_is_refused(tmp_path):
+    known = POSTERIORS["diagonal"](MODELS[1].model())
+    stranger = type("Diagonal", (Diagonal,), {})(known.mean, known.var)
+    with pytest.raises(TypeError, match="cannot store a value of type Diagonal"):
+        acnml.save(stranger, tmp_path / "posterior.safetensors")
+
+
+def test_kinds_is_the_one_list_of_what_is_stored(tmp_path, monkeypatch):
+    newcomer = type("Newcomer", (Diagonal,), {})
+    monkeypatch.setitem(storage.KINDS, "Newcomer", newcomer)
+    known = POSTERIORS["diagonal"](MODELS[1].model())
+    path = tmp_path / "posterior.safetensors"
+    acnml.save(newcomer(known.mean, known.var), path)
+    loaded = acnml.load(path)
+    assert type(loaded) is newcomer
+    torch.testing.assert_close(loaded.var, known.var, rtol=0, atol=0)
+    with pytest.raises(StorageError, match="holds a posterior, not a predictor"):
+        acnml.load(path, Classifier(MODELS[1].model()))
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_litter(stored, monkeypatch):

@@ -45,7 +45,7 @@ from acnml.predictors import (
     Tempered,
 )
 from acnml.selection import last_linear
-from acnml.solvers import Gradient, Linearised, Reference, Solution, Solver
+from acnml.solvers import Gradient, Linearised, Reference, Solution, Solver, UnsolvedError
 from acnml.storage import StorageError, load, save
 
 __all__ = [
@@ -80,6 +80,7 @@ __all__ = [
     "StorageError",
     "Swag",
     "Tempered",
+    "UnsolvedError",
     "batch_norm_statistics",
     "collect_swag",
     "diagonal_curvature",

@@ -11,7 +11,9 @@ from torch import Tensor
 from acnml.params import Params
 
 
-def require_finite(values: Tensor, what: str, remedy: str) -> Tensor:
+def require_finite(
+    values: Tensor, what: str, remedy: str, error: type[ValueError] = ValueError
+) -> Tensor:
     """Return the values (first dimension: inputs), or name the first input that is not finite."""
     if torch.isfinite(values).all():
         return values
@@ -19,7 +21,7 @@ def require_finite(values: Tensor, what: str, remedy: str) -> Tensor:
         (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
     )
     rows = bad.nonzero().flatten().tolist()
-    raise ValueError(
+    raise error(
         f"{what} NaN or infinite for {len(rows)} of {len(bad)} inputs, first at index {rows[0]}; "
         f"{remedy}"
     )

@@ -25,8 +25,8 @@ from acnml import batches, checks
 from acnml.batches import Inputs
 from acnml.params import Params
 
-# A forward hook: (module, its arguments, its output) -> new output.
 Forward: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+# A forward hook: (module, its arguments, its output) -> new output.
 Hook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import reduce
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class Term(NamedTuple):
 Terms: TypeAlias = tuple[Term, ...]
 
 
+@final
 class KeyRule(torch.autograd.Function):
     """Σ_t d_t ⟨k_t, a'⟩; its gradient needs nothing but the terms."""
 
@@ -45,6 +46,7 @@ class KeyRule(torch.autograd.Function):
         return pulled.sum_to_size(ctx.shape), None
 
 
+@final
 class PairRule(torch.autograd.Function):
     """Σ_t δ_t ⊙ S(a_t ⊙ a'); its gradient needs nothing but the terms."""
 
@@ -72,6 +74,7 @@ class PairRule(torch.autograd.Function):
         return whole.sum_to_size(ctx.shape), None, None
 
 
+@final
 class WrittenRule(torch.autograd.Function):
     """The same, for many pairs: Σ_t δ_t a_tᵀ ⊙ S, written out for some outputs at a time."""
 

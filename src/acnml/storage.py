@@ -13,7 +13,7 @@ import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, final, overload
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -56,6 +56,7 @@ KINDS = {
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
 
 
+@final
 class StorageError(ValueError):
     """A file that cannot be read as a posterior or predictor; the message says why."""
 
@@ -88,7 +89,7 @@ def load(
 ) -> Posterior | Predictor:
     """Load a posterior, or with a classifier the predictor that was stored for such a model."""
     tree, tensors = _read(Path(path))
-    holds_posterior = str(tree.get("kind")) in {"Diagonal", "Kronecker", "LowRank"}
+    holds_posterior = issubclass(KINDS.get(str(tree.get("kind")), object), Posterior)
     if classifier is None and not holds_posterior:
         raise StorageError(f"{path} holds a {tree.get('kind')}: load(path, classifier)")
     if classifier is not None and holds_posterior:
@@ -153,7 +154,7 @@ def _encode(value: Any, path: str, tensors: Params) -> Any:
     if isinstance(value, Classifier):
         overrides = _encode(value.overrides, path, tensors)
         return {"kind": "Classifier", "overrides": overrides, "temperature": value.temperature}
-    if type(value).__name__ in KINDS:
+    if KINDS.get(type(value).__name__) is type(value):  # not another class of that name
         return {"kind": type(value).__name__, **_encode_items(_fields(value), path, tensors)}
     if isinstance(value, Mapping):
         return {"map": _encode_items(value, path, tensors)}
@@ -161,7 +162,11 @@ def _encode(value: Any, path: str, tensors: Params) -> Any:
         return list(_encode_items(dict(enumerate(value)), path, tensors).values())
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"cannot store {path or 'a value'} of type {type(value).__name__}")
+    raise TypeError(
+        f"cannot store {path or 'a value'} of type {type(value).__name__}, "
+        f"only {', '.join(KINDS)}; "
+        "save the posterior, if there is one, and construct the rest again after loading"
+    )
 
 
 def _fields(value: Any) -> dict[str, Any]:

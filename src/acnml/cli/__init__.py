@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typer import Typer
 
-EXTRAS = ("matplotlib", "rich", "scipy", "sklearn", "typer")
+EXTRAS = ("PIL", "matplotlib", "rich", "scipy", "sklearn", "typer")
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -186,6 +186,7 @@ def _squared(site: Site, inputs: Tensor, grads: Tensor, mean: Params) -> Params:
     return site.layer.split(total, mean)
 
 
+@final
 class _FactorSums:
     """Running sums of one layer's aaᵀ and δδᵀ, in double precision."""
 

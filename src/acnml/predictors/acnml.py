@@ -48,11 +48,11 @@ class Acnml(Predictor):
 
     def __call__(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
-        return torch.log_softmax(self._log_lik(x), dim=-1)
+        return torch.log_softmax(self.log_lik(x), dim=-1)
 
     def regret(self, x: Inputs) -> Tensor:
         """Return log C(x) (B,): higher is more out of distribution."""
-        return torch.logsumexp(self._log_lik(x), dim=-1)
+        return torch.logsumexp(self.log_lik(x), dim=-1)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -65,7 +65,8 @@ class Acnml(Predictor):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _log_lik(self, x: Inputs) -> Tensor:
+    def log_lik(self, x: Inputs) -> Tensor:
+        """Return log p_θ̂_y(y|x) before it is normalised (B, K): how well each y is explained."""
         assert self.solver is not None  # __post_init__ has chosen one
         blocks = batches.blocks(self.classifier.prepare(x))
         solve = self.solver.log_lik

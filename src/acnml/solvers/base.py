@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
@@ -36,6 +36,11 @@ class Solution(NamedTuple):
     def regret(self) -> Tensor:
         """log C(x) = log Σ_y p_θ̂_y(y|x), (B,): 0 where the model is sure, log K at most."""
         return torch.logsumexp(self.log_lik, dim=-1)
+
+
+@final
+class UnsolvedError(ValueError):
+    """A solver has diverged, or stopped far from an optimum; the message says what to do."""
 
 
 class Solver(Protocol):

@@ -17,7 +17,7 @@ from acnml.layers import require_understood
 from acnml.memory import budget
 from acnml.posteriors import Posterior
 from acnml.rules import BIT
-from acnml.solvers.base import Solution
+from acnml.solvers.base import Solution, UnsolvedError
 from acnml.solvers.rows import Rows
 
 # Copies of a row's activations that autograd, the factors and intermediate results hold at once.
@@ -85,7 +85,7 @@ def _in_blocks(
         solved = [wanted(some) for some in solver.solve(rows, at_once)]
         parts.append([torch.cat(tensors, dim=1) for tensors in zip(*solved, strict=True)])
     whole = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
-    checks.require_finite(whole[0], "log-likelihoods are", solver.remedy)
+    checks.require_finite(whole[0], "log-likelihoods are", solver.remedy, UnsolvedError)
     return whole
 
 

@@ -15,7 +15,7 @@ from acnml.classifier import Classifier
 from acnml.kernels import Kernel
 from acnml.posteriors import Posterior
 from acnml.solvers import blocks
-from acnml.solvers.base import Solution
+from acnml.solvers.base import Solution, UnsolvedError
 from acnml.solvers.blocks import Solved
 from acnml.solvers.gradient import ascend
 from acnml.solvers.head import Precision, solve_head
@@ -105,7 +105,7 @@ class Linearised:
     def _require_solved(self, residual: Tensor) -> None:
         """Refuse to go on from rows that Newton left far from the optimum."""
         if bool((residual > max(UNSOLVED, self.tolerance)).any()):
-            raise ValueError(
+            raise UnsolvedError(
                 f"the linearised problem is not solved after {self.newton_steps} Newton steps: a "
                 f"residual of {residual.max().item():.2g} is left; {self.remedy}"
             )

@@ -15,7 +15,7 @@ from acnml.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.params import Params, add, dot, scale, subtract, zip_with
 from acnml.posteriors import Posterior
-from acnml.solvers.base import Solution
+from acnml.solvers.base import Solution, UnsolvedError
 
 # (parameters, inputs, labels), each with rows in front -> per row (gradient, log p(y|x)).
 Gradients: TypeAlias = Callable[[Params, Inputs, Tensor], tuple[Params, Tensor]]
@@ -62,7 +62,7 @@ class Reference:
             torch.cat(parts).view(size, classes) for parts in zip(*solved, strict=True)
         )
         remedy = f"the iteration diverged: lower step_size ({self.step_size}) or alpha"
-        checks.require_finite(log_lik, "log-likelihoods are", remedy)
+        checks.require_finite(log_lik, "log-likelihoods are", remedy, UnsolvedError)
         return Solution(log_lik, residual, torch.zeros_like(log_lik))
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:

@@ -1,4 +1,6 @@
-"""Choosing alpha, prior precision and temperature, on data that the model was not trained on.
+"""Choosing alpha, prior precision and temperature on data that the model was not trained on.
+
+The prior precision may also be chosen by the evidence, which needs no data but the curvature's.
 
 Every function returns a `Choice`: the value, the whole table it was chosen from, and the rule.
 Print it to see why. `sweep` is what they have in common, and serves any other knob.

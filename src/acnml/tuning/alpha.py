@@ -48,6 +48,11 @@ class Tolerance:
         if not (self.accuracy >= 0 and self.nll >= 0):
             raise ValueError(f"tolerances must not be negative, got {self}")
 
+    def allows(self, accuracy_lost: float, nll_added: float) -> bool:
+        """Whether a loss is within the tolerance; one that meets its limit exactly is."""
+        rounding = 1e-9
+        return accuracy_lost <= self.accuracy + rounding and nll_added <= self.nll + rounding
+
 
 def largest_harmless_alpha(
     predictor: Acnml,
@@ -70,7 +75,11 @@ def largest_harmless_alpha(
     """
     tolerance = tolerance or Tolerance()
     scores = sweep(_with_alpha(predictor), (0.0, *increasing(alphas)), loader, progress)
-    table = tuple(Judged(*row, _is_harmless(row, scores[0], tolerance)) for row in scores)
+    plain = scores[0]
+    table = tuple(
+        Judged(*row, tolerance.allows(plain.accuracy - row.accuracy, row.nll - plain.nll))
+        for row in scores
+    )
     harmless = [row.value for row in table[1:] if row.harmless]
     rule = (
         f"the largest alpha that costs at most {tolerance.accuracy:g} of MAP's accuracy "
@@ -128,14 +137,6 @@ def _with_alpha(predictor: Acnml) -> MakePredictor:
     """Return α ↦ the predictor with this α; the limit α = 0 is the network at the mean."""
     at_mean = Map(predictor.classifier.at(predictor.posterior.mean))
     return lambda alpha: replace(predictor, alpha=alpha) if alpha > 0 else at_mean
-
-
-def _is_harmless(row: Scores, baseline: Scores, tolerance: Tolerance) -> bool:
-    rounding = 1e-9  # a value that meets its limit exactly is not to miss it
-    return (
-        baseline.accuracy - row.accuracy <= tolerance.accuracy + rounding
-        and row.nll - baseline.nll <= tolerance.nll + rounding
-    )
 
 
 def _match(predictor: Acnml, x: Inputs, expected: Tensor) -> Match:

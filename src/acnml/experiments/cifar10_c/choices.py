@@ -119,7 +119,8 @@ def is_harmless(method: Method, workshop: Workshop) -> bool:
     rules, plain = workshop.study.choice, held_out(MAP_SWA, workshop)
     assert method.value is not None  # it is set
     accuracy, nll = held_out(method.family.at(method.value), workshop)
-    return plain.accuracy - accuracy <= rules.accuracy and nll - plain.nll <= rules.nll
+    tolerance = tuning.Tolerance(rules.accuracy, rules.nll)
+    return tolerance.allows(plain.accuracy - accuracy, nll - plain.nll)
 
 
 @lru_cache(maxsize=4096)  # a choice looks at the same few for every shift

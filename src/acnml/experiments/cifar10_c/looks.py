@@ -40,7 +40,6 @@ LOOKS: Mapping[Method, Look] = {
     methods.BMA_SWAG_D: Look("SWAG-D", PINK, "s"),
     methods.BMA_SWAG: Look("SWAG", WINE, "P"),
     methods.BMA_KFAC: Look("KFAC-Laplace", VIOLET, "<"),
-    methods.GLM_KFAC: Look("GLM, KFAC", SKY, ">"),
     methods.ACNML_SWAG_D_PAPERS: Look("ACNML-SWAGD", BLUE, "^"),
     methods.ACNML_KFAC_PAPERS: Look("ACNML-KFAC", SKY, "*"),
     methods.ACNML_SWAG_D: Look("ACNML-SWAGD", BLUE, "^"),

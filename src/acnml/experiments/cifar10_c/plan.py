@@ -109,7 +109,7 @@ def _fitting(study: Cifar10CStudy) -> list[Line]:
     each = study.samples * (study.batch_norm_images or TRAIN_IMAGES)
     return [
         Line("fitting KFAC", 3 * seeds, seeds * (whole + heads), seeds * kfac),
-        Line("renewing batch norm", posteriors, n := posteriors * each * seeds, float(n)),
+        Line("renewing batch norm", seeds * posteriors, n := seeds * posteriors * each, float(n)),
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Literal, final
 
 from acnml.experiments.cifar10_c.training import PRESETS as TRAININGS
 from acnml.experiments.cifar10_c.training import Recipe, Training
-from acnml.experiments.data.corruptions import BENCHMARK, SEVERITIES
+from acnml.experiments.data.corruptions import BENCHMARK, CORRUPTIONS, SEVERITIES
 
 CLEAN, BLUR = "clean", "gaussian_blur"
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
@@ -154,6 +154,9 @@ class Cifar10CStudy:
                 raise ValueError(f"there is no network {name!r}, only {', '.join(RECIPES)}")
         if not (self.seeds and self.corruptions and self.members >= 1):
             raise ValueError("there must be a seed, a corruption and a member at least")
+        for name in self.corruptions:
+            if name not in CORRUPTIONS:
+                raise ValueError(f"there is no corruption {name!r}, only {', '.join(CORRUPTIONS)}")
         if not {*self.severities, *self.blurred, self.frontier.severity} <= set(SEVERITIES):
             raise ValueError(f"severities must be some of {', '.join(map(str, SEVERITIES))}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from acnml import Acnml, Gradient, Linearised, Predictor
+from acnml import Acnml, Predictor, UnsolvedError
 from acnml.experiments.study.saved import outputs
 from acnml.params import Params
 
@@ -33,9 +33,6 @@ def outputs_or_uniform(predict: Predictor, images: Tensor) -> Params:
 def _solved(predict: Acnml, images: Tensor) -> Tensor | None:
     """Return the log-likelihoods; None where the solver itself says that it has none."""
     try:
-        return outputs(predict, images)["log_lik"]
-    except ValueError as error:
-        assert isinstance(predict.solver, Gradient | Linearised)  # methods name theirs
-        if predict.solver.remedy not in str(error):
-            raise
+        return predict.log_lik(images)
+    except UnsolvedError:
         return None

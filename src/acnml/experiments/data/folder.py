@@ -2,7 +2,9 @@
 
 Checksums are checked whenever a file is read, on the very bytes that are then used: nothing is
 read twice, no stamp says that a file was whole last week, and a folder that cannot be written to
-is as good as any. Hashing costs a fraction of unzipping.
+is as good as any. Hashing costs a fraction of unzipping. The one exception is CIFAR-10-C,
+whose official arrays have no published checksum and are mapped into memory:
+`corruptions/cifar10_c.py` checks their type and shape.
 """
 
 from __future__ import annotations

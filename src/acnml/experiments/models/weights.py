@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 COUNTER = "num_batches_tracked"
 
 
+@final
 class WeightsError(ValueError):
     """A weight file that cannot be read or does not fit the model; the message says why."""
 

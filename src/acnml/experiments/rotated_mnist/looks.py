@@ -21,10 +21,8 @@ from acnml.experiments.study.figures import (
 LOOKS: Mapping[Method, Look] = {
     methods.MAP: Look("MAP", ORANGE, "o"),
     methods.TEMPERED: Look("tempered MAP", AMBER, "v"),
-    methods.TEMPERED_LEAST_NLL: Look("MAP, T of least NLL", AMBER, "1"),
     methods.ENSEMBLE_MAP: Look("ensemble", GREY, "P"),
     methods.TEMPERED_ENSEMBLE: Look("tempered ensemble", VIOLET, "X"),
-    methods.MC_DROPOUT: Look("MC dropout", SKY, "p"),
     methods.GLM_HEAD: Look("GLM, last layer", PINK, "s"),
     methods.ACNML_HEAD: Look("ACNML, last layer", GREEN, "D"),
     methods.ACNML_HEADS: Look("ensemble of ACNML", BLUE, "*"),
@@ -35,9 +33,6 @@ LOOKS: Mapping[Method, Look] = {
     methods.BMA_BBP: Look("BMA", PINK, "s"),
     methods.ACNML_BBP: Look("ACNML, linearised", GREEN, "D"),
     methods.ACNML_BBP_PAPER: Look("ACNML, 5 steps", BLUE, "^"),
-    methods.MAP_SWAG: Look("MAP", ORANGE, "o"),
-    methods.BMA_SWAG: Look("BMA", PINK, "s"),
-    methods.ACNML_SWAG: Look("ACNML", BLUE, "^"),
 }
 PAPERS = (methods.MAP_BBP, methods.BMA_BBP, methods.ACNML_BBP_PAPER, methods.ACNML_BBP)
 MATCHED = (

@@ -32,7 +32,7 @@ from acnml.experiments.rotated_mnist.methods import (
     images_of,
     sweep_values,
 )
-from acnml.experiments.rotated_mnist.naive import Comparison, compare
+from acnml.experiments.rotated_mnist.naive import Comparison, compare, compared_shifts
 from acnml.experiments.rotated_mnist.predict import predict_shift, shifts_of
 from acnml.experiments.rotated_mnist.shifts import StudyData
 from acnml.experiments.rotated_mnist.study import LETTERS, RANDOM, RotatedMnist
@@ -100,7 +100,7 @@ def collect(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> Resul
         detections=(*_brightness(first), *chain(*found.each(_detect, product(workshops, CHEAP)))),
         agreements=found.each(_agreement, product([first], _solved())),
         sweep=found.each(sweep_point, ((*point, first) for point in sweep)),
-        comparisons=found.each(compare, product([first], ("0°", study.naive_cnml.shift))),
+        comparisons=found.each(compare, product([first], compared_shifts(study))),
         epoch_seconds=next(iter(found.each(_seconds_per_epoch, [(first,)])), None),
         missing=tuple(found.missing),
     )

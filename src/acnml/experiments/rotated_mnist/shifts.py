@@ -17,7 +17,7 @@ from acnml.experiments.data.handwritten import handwritten_digits
 from acnml.experiments.data.labelled import Labelled, split
 from acnml.experiments.data.rotation import random_angles, rotate
 from acnml.experiments.pipeline.plain import digest
-from acnml.experiments.rotated_mnist.study import LETTERS, RANDOM, RotatedMnist
+from acnml.experiments.rotated_mnist.study import LETTERS, RANDOM, RotatedMnist, degrees
 
 SPLIT_SEED = 0  # one split and one order for all seeds, which differ in their networks
 
@@ -27,7 +27,6 @@ SPLIT_SEED = 0  # one split and one order for all seeds, which differ in their n
 class StudyData:
     """The images, where they come from, and a checksum of all that they are."""
 
-    name: str
     note: str
     train: Labelled
     validation: Labelled
@@ -58,7 +57,7 @@ def load_data(study: RotatedMnist) -> StudyData:
     test = _shuffled(digits.test)
     whole = [*parts[:2], test, *([letters] if letters else [])]
     checksum = digest(*(tensor.numpy().data.cast("B") for part in whole for tensor in part))
-    return StudyData(digits.name, note, parts[0], parts[1], test, letters, checksum)
+    return StudyData(note, parts[0], parts[1], test, letters, checksum)
 
 
 @lru_cache(maxsize=16)  # every shift of a study: turning ten thousand images takes seconds
@@ -67,15 +66,8 @@ def _shifted(data: StudyData, shift: str) -> Labelled:
         assert data.letters is not None  # or it would not be among the shifts
         return data.letters
     images, labels = data.test
-    degrees = random_angles(len(labels), SPLIT_SEED) if shift == RANDOM else _degrees(shift)
-    return Labelled(rotate(images, degrees), labels)
-
-
-def _degrees(shift: str) -> float:
-    number, sign, rest = shift.partition("°")
-    if not sign or rest:
-        raise ValueError(f"there is no shift {shift!r}: write an angle such as 60°, or {RANDOM}")
-    return float(number)
+    turned = random_angles(len(labels), SPLIT_SEED) if shift == RANDOM else degrees(shift)
+    return Labelled(rotate(images, turned), labels)
 
 
 def _shuffled(data: Labelled) -> Labelled:

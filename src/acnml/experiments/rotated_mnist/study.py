@@ -9,6 +9,18 @@ from typing import final
 RANDOM, LETTERS = "random", "notMNIST"  # shifts beside the angles
 
 
+def degrees(shift: str) -> float:
+    """Return the angle that a shift names.
+
+    >>> degrees("60°")
+    60.0
+    """
+    number, sign, rest = shift.partition("°")
+    if not sign or rest:
+        raise ValueError(f"there is no shift {shift!r}: write an angle such as 60°, or {RANDOM}")
+    return float(number)
+
+
 @final
 @dataclass(frozen=True)
 class Descent:
@@ -124,6 +136,9 @@ class RotatedMnist:
             raise ValueError("the angles must have 0 among them: upright is what others compare to")
         if not self.seeds:
             raise ValueError("there must be a seed at least")
+        for shift in (*self.frontier.shifts, self.naive_cnml.shift):
+            if shift != RANDOM:
+                degrees(shift)
 
     @property
     def shifts(self) -> tuple[str, ...]:

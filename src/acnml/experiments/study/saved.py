@@ -21,8 +21,7 @@ from acnml.params import Params
 def outputs(predict: Predictor, images: Tensor) -> Params:
     """Return what is saved of a batch of predictions."""
     if isinstance(predict, Acnml):
-        assert predict.solver is not None  # it has chosen one
-        return {"log_lik": predict.solver.log_lik(predict.classifier, predict.posterior, images)}
+        return {"log_lik": predict.log_lik(images)}
     if isinstance(predict, Map):
         logits = predict.classifier.logits(images)
         log_probs = torch.log_softmax(logits, dim=-1)

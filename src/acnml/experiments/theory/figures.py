@@ -23,7 +23,7 @@ DASHED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.4}
 def parameters(findings: Findings, title: str) -> Figure:
     """Draw the errors of the parameters and the three bounds."""
     measured = findings.measured
-    lines = _errors(findings, [m.parameter_errors for m in measured], findings.parameter_slope)
+    lines = _errors([m.parameter_errors for m in measured], findings.parameter_slope)
     lines += [
         Line(THEOREM, INK, "", [m.theorem_bound.largest for m in measured]),
         Line("", COLOURS[INFLUENCE], "", [m.influence_bound.largest for m in measured]),
@@ -35,7 +35,7 @@ def parameters(findings: Findings, title: str) -> Figure:
 def log_probs(findings: Findings, title: str) -> Figure:
     """Draw the errors of the log-probabilities, and Proposition 3.2's bound of ACNML's."""
     measured = findings.measured
-    lines = _errors(findings, [m.log_prob_errors for m in measured], findings.log_prob_slope)
+    lines = _errors([m.log_prob_errors for m in measured], findings.log_prob_slope)
     bound = [m.log_prob_bound.largest for m in measured]
     lines.append(Line("Proposition 3.2", COLOURS[ACNML], "", bound))
     return _figure(findings, lines, title, "difference to log p of CNMAP")
@@ -57,9 +57,7 @@ class Line(NamedTuple):
             axes.plot(*zip(*points, strict=True), color=self.colour, **style)
 
 
-def _errors(
-    findings: Findings, errors: list[Mapping[str, float]], slope: Callable[[str], float]
-) -> list[Line]:
+def _errors(errors: list[Mapping[str, float]], slope: Callable[[str], float]) -> list[Line]:
     return [
         Line(
             f"{method}, {power(slope(method))}",
