@@ -62,30 +62,19 @@ def show_plan(preset_name: str, settings: list[str]) -> None:
 def run_study(preset_name: str, settings: list[str], out: Path, report_only: bool) -> None:
     """Do what is missing of the study, and write its report."""
     require_writable(out)
-    from rich.console import Console
-
+    from acnml.cli.long import LongStudy, run_long
     from acnml.experiments.cifar10_c.data import load_data
     from acnml.experiments.cifar10_c.report import headline, write_report
     from acnml.experiments.cifar10_c.results import collect
     from acnml.experiments.cifar10_c.run import run
     from acnml.experiments.cifar10_c.study import PRESETS
-    from acnml.experiments.data.folder import DataError
-    from acnml.experiments.files import CannotWriteError
-    from acnml.experiments.models import WeightsError
-    from acnml.experiments.pipeline import Reporter, SettingError, Store, override, preset
-    from acnml.experiments.study.artefacts import Finished, Making
 
-    console = Console()
-    try:
-        study = override(preset(PRESETS, preset_name), settings)
-        data = load_data(study, out / "corruptions")
-        console.print(data.note, highlight=False, markup=False)
-        store = Store(out, study, Reporter(console, out / "run.log"))
-        if not report_only:
-            run(study, data, Making(store))
-        results = collect(study, data, Finished(store))
-        path = write_report(results, out)
-    except (SettingError, DataError, WeightsError, CannotWriteError, FileNotFoundError) as error:
-        sys.exit(str(error))
-    console.print(f"Report: {path}", soft_wrap=True, highlight=False)
-    console.print(f"\n{headline(results)}", highlight=False)
+    parts = LongStudy(
+        PRESETS,
+        lambda study, out: load_data(study, out / "corruptions"),
+        run,
+        collect,
+        write_report,
+        headline,
+    )
+    run_long(parts, preset_name, settings, out, report_only)
