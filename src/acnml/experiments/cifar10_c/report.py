@@ -112,7 +112,7 @@ def markdown(results: Results) -> str:
     """Return the main numbers as a Markdown page, small enough to keep beside the code."""
     parts = [
         "# CIFAR-10-C: results",
-        "Written by `acnml reproduce cifar10-c`; see [the story](../../cifar10-c.md).",
+        "Written by `acnml reproduce cifar10-c`; its story is docs/cifar10-c.md.",
         sections.plainly(results),
         *([f"**{len(results.missing)} pieces are not finished.**"] if results.missing else []),
         "## Does it hold?",

@@ -8,10 +8,18 @@ from html import escape
 
 from acnml.experiments.pipeline import duration
 from acnml.experiments.rotated_mnist.looks import MATCHED
-from acnml.experiments.rotated_mnist.methods import LEAST_NLL, LINEARISED, TEMPERATURE, Method
+from acnml.experiments.rotated_mnist.methods import (
+    LEAST_NLL,
+    LINEARISED,
+    METHODS,
+    TEMPERATURE,
+    Method,
+)
 from acnml.experiments.rotated_mnist.results import Results
 from acnml.experiments.rotated_mnist.tables import knob_text
 from acnml.experiments.study.tables import html_row, shown
+
+PER_BIN = 5  # images of a bin from which an ECE says something
 
 
 def label(method: Method) -> str:
@@ -20,6 +28,12 @@ def label(method: Method) -> str:
     least = ", T of least NLL" if method.choice == LEAST_NLL else ""
     solver = f", {method.solver}" if method.solver not in ("", LINEARISED) else ""
     return f"{tempered}{method.rule}, {method.posterior}{solver}{least}"
+
+
+def scored(results: Results) -> list[Method]:
+    """Return the methods whose calibration can be told: those with enough images for the bins."""
+    enough = PER_BIN * results.study.bins
+    return [method for method in METHODS if results.images([method]) >= enough]
 
 
 def score_row(results: Results, method: Method, shifts: Sequence[str]) -> str:

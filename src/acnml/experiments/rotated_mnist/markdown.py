@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from acnml.experiments.pipeline import duration
-from acnml.experiments.rotated_mnist.fragments import label
-from acnml.experiments.rotated_mnist.methods import METHODS
+from acnml.experiments.rotated_mnist.fragments import label, scored
 from acnml.experiments.rotated_mnist.results import Results
 from acnml.experiments.rotated_mnist.tables import knob_text
 from acnml.experiments.rotated_mnist.verdict import verdicts
@@ -16,7 +15,7 @@ def markdown(results: Results) -> str:
     """Return the page."""
     parts = [
         "# Rotated MNIST: results",
-        "Written by `acnml reproduce rotated-mnist`; see [the story](../../rotated-mnist.md).",
+        "Written by `acnml reproduce rotated-mnist`; its story is docs/rotated-mnist.md.",
         f"{results.data.note} Seeds: {len(results.study.seeds)}.",
         *([f"**{len(results.missing)} pieces are not finished.**"] if results.missing else []),
         "## Does it hold?",
@@ -33,7 +32,7 @@ def scores_table(results: Results) -> str:
     """Return NLL at 0°, ECE at some shifts, the knob and the time of every method."""
     shifts = [s for s in ("0°", "60°", "90°", "180°", "random") if s in results.study.shifts]
     rows = []
-    for method in METHODS:
+    for method in scored(results):
         ready = [row.method for row in results.rows if row.method.name == method.name]
         seconds = results.fastest(method)
         if ready:

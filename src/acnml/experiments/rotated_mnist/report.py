@@ -11,10 +11,12 @@ from matplotlib.figure import Figure
 from acnml.experiments.page import page
 from acnml.experiments.rotated_mnist import figures, methods
 from acnml.experiments.rotated_mnist.fragments import (
+    PER_BIN,
     choices,
     detection_rows,
     label,
     score_row,
+    scored,
     timing_row,
 )
 from acnml.experiments.rotated_mnist.looks import AROUND_BBP, AROUND_NETWORK, LOOKS, MATCHED, PAPERS
@@ -184,10 +186,11 @@ def numbers(results: Results) -> str:
     """Show scores of all methods at a few shifts."""
     shifts = [s for s in ("0°", "60°", "90°", "180°", "random") if s in results.study.shifts]
     head = "".join(f'<th scope="col">{shift}</th>' for shift in shifts)
-    body = "".join(score_row(results, method, shifts) for method in METHODS)
+    body = "".join(score_row(results, method, shifts) for method in scored(results))
     return f"""<h2>All methods</h2>
-<div class="scroll"><table><caption>The NLL of upright test images, and the ECE at some shifts. All
-scores at all shifts are in metrics.csv.</caption>
+<div class="scroll"><table><caption>The NLL of upright test images, and the ECE at some shifts, of
+all methods that see at least {PER_BIN} images a bin. All scores at all shifts are in
+metrics.csv.</caption>
 <thead><tr><th scope="col">method</th><th>images</th><th>NLL at 0°</th>{head}</tr></thead>
 <tbody>{body}</tbody></table></div>"""
 
