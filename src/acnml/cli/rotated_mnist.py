@@ -15,7 +15,7 @@ def register(studies: typer.Typer) -> None:
 
     @studies.command(name="rotated-mnist")
     def rotated_mnist(
-        preset: Annotated[str, typer.Option(help="quick (15 minutes) or full (hours).")] = "quick",
+        preset: Annotated[str, typer.Option(help="quick (ten minutes) or full (hours).")] = "quick",
         seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds.")] = None,
         out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("rotated-mnist"),
         settings: Annotated[
