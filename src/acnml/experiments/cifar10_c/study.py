@@ -106,7 +106,7 @@ class Frontier:
     images: int = 100  # of every corruption
     severity: int = 5
     temperatures: tuple[float, ...] = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
-    alphas: tuple[float, ...] = (0.25, 1.0, 5.0, 20.0, 100.0)
+    alphas: tuple[float, ...] = (0.25, 1.0, 3.0, 6.0, 12.0)
     prior_precisions: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)
     covariance_scales: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
 
