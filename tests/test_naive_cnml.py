@@ -263,12 +263,12 @@ def test_every_label_is_explained_better_than_before():
     assert (predict.regret(QUERIES) > 0).all()  # the normaliser C(x) ≥ 1
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_best_of_the_last_epoch_is_no_worse_than_the_last(seed):
+def test_the_best_of_the_last_epoch_is_no_worse_than_the_last():
     loader = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)
-    (one,) = refit_each(Classifier(regression()), loader, QUERIES[:1], Refit(2, 0.5, seed=seed))
-    assert (one.best >= one.last).all()
-    assert (one.best > one.last).any()
+    classifier, settings = Classifier(regression()), [Refit(2, 0.5, seed=seed) for seed in range(5)]
+    each = [one for s in settings for one in refit_each(classifier, loader, QUERIES[:1], s)]
+    assert all((one.best >= one.last).all() for one in each)
+    assert any((one.best > one.last).any() for one in each)  # where the order of steps has it so
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
