@@ -17,7 +17,7 @@ import acnml
 from acnml import metrics
 from acnml.cli.cifar10_c import run_study, show_plan
 from acnml.cli.data import draw_sheet
-from acnml.experiments.cifar10_c import methods, predict, study, verdict, workshop
+from acnml.experiments.cifar10_c import methods, predict, verdict, workshop
 from acnml.experiments.cifar10_c.choices import SweepPoint, chosen
 from acnml.experiments.cifar10_c.data import load_data
 from acnml.experiments.cifar10_c.figures import bootstrap_median
@@ -38,7 +38,7 @@ from acnml.experiments.cifar10_c.study import (
     Frontier,
     Images,
 )
-from acnml.experiments.cifar10_c.training import Recipe, Training, load_trained, task
+from acnml.experiments.cifar10_c.training import Recipe, Training, load_trained, settings, task
 from acnml.experiments.cifar10_c.training import __main__ as training_command
 from acnml.experiments.cifar10_c.unsolved import outputs_or_uniform
 from acnml.experiments.cifar10_c.workshop import Workshop
@@ -136,7 +136,7 @@ def tiny_world(tmp_path_factory):
     for module in (task, workshop):
         patch.setattr(module, "MODELS", {**MODELS, **DESCRIPTIONS})
     for name, recipe in RECIPES.items():
-        patch.setitem(study.RECIPES, name, recipe)
+        patch.setitem(settings.RECIPES, name, recipe)
     yield folder
     patch.undo()
 
@@ -414,7 +414,7 @@ def test_the_study_finds_what_torchrun_has_trained(tiny, tmp_path):
     paper = replace(tiny, model="fresh", choice=Choice(HELD, "train"))
     data = load_data(paper, tmp_path / "cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(training_command.RECIPES, "fresh", RECIPES["fresh"])
+        patch.setitem(settings.RECIPES, "fresh", RECIPES["fresh"])
         training_command.main("fresh", tmp_path, 0, None, HELD)
     found = Workshop(paper, data, Finished(store_in(tmp_path, paper)), 0).trained()
     assert load_trained(found).swag.updates == 2

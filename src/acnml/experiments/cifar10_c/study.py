@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from acnml.experiments.cifar10_c.training import PRESETS as TRAININGS
-from acnml.experiments.cifar10_c.training import Recipe, Training
+from acnml.experiments.cifar10_c.training import RECIPES, Recipe, Training
 from acnml.experiments.data.corruptions import BENCHMARK, CORRUPTIONS, SEVERITIES
 
 CLEAN, BLUR = "clean", "gaussian_blur"
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
-RECIPES = {name: recipe for recipes in TRAININGS.values() for name, recipe in recipes.items()}
 
 
 def shift(corruption: str, severity: int) -> str:

@@ -23,7 +23,8 @@ from acnml.experiments.cifar10_c.training import (
 from acnml.experiments.data.cifar10 import to_unit
 from acnml.experiments.models import MODELS
 from acnml.experiments.pipeline import Artefact, Content, Stage, Work
-from acnml.experiments.study.artefacts import Artefacts, Make
+from acnml.experiments.pipeline.work import Make
+from acnml.experiments.study.artefacts import Artefacts
 
 MEMBER_SEEDS = 1000  # between the networks of an ensemble: no two studies' seeds meet
 

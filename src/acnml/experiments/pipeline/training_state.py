@@ -37,9 +37,9 @@ def restore_training(
     generator: torch.Generator,
 ) -> None:
     """Put the network, its optimizer and the generator into the state that was kept."""
-    network.load_state_dict(_below(NETWORK, tensors))
+    network.load_state_dict(below(NETWORK, tensors))
     moments: dict[int, dict[str, Tensor]] = {}
-    for path, tensor in _below(OPTIMIZER, tensors).items():
+    for path, tensor in below(OPTIMIZER, tensors).items():
         index, name = path.split("/")
         moments.setdefault(int(index), {})[name] = tensor
     groups = optimizer.state_dict()["param_groups"]
@@ -47,7 +47,8 @@ def restore_training(
     generator.set_state(tensors[GENERATOR])
 
 
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Params:
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> Params:
+    """Return the tensors whose names begin so, without the beginning."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 

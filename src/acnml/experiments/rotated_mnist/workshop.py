@@ -10,10 +10,11 @@ import acnml
 from acnml import Classifier, Posterior
 from acnml.experiments.models.mlp import mlp
 from acnml.experiments.pipeline import Artefact, Content, Stage, Work
+from acnml.experiments.pipeline.work import Make
 from acnml.experiments.rotated_mnist.shifts import StudyData
 from acnml.experiments.rotated_mnist.study import RotatedMnist
 from acnml.experiments.rotated_mnist.training import Batches, train_mean_field, train_network
-from acnml.experiments.study.artefacts import Artefacts, Make
+from acnml.experiments.study.artefacts import Artefacts
 from acnml.experiments.study.saved import curvature_content
 from acnml.random import seeded
 

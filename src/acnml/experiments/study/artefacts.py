@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias, TypeVar, final
 
-from acnml.experiments.pipeline import Artefact, Content, Stage, Store, Work
+from acnml.experiments.pipeline import Artefact, Stage, Store
 from acnml.experiments.pipeline.blocks import Compute
+from acnml.experiments.pipeline.work import Make
 
 T = TypeVar("T")
-Make: TypeAlias = Callable[[Work], Content]
 Prepare: TypeAlias = Callable[[], Compute]  # loads what is heavy, before the clock runs
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from acnml import Acnml, Affine, Map, Predictor
 from acnml.experiments.pipeline import Artefact, Content
+from acnml.experiments.pipeline.training_state import below
 from acnml.inference.curvature import Factors, KroneckerCurvature
 from acnml.params import Params
 
@@ -53,5 +54,5 @@ def load_curvature(artefact: Artefact) -> KroneckerCurvature:
         parts: tuple[Tensor, Tensor] = (tensors[f"inputs/{weight}"], tensors[f"gradients/{weight}"])
         return Factors(Affine(weight, bias), *parts)
 
-    mean = {n.removeprefix("mean/"): t for n, t in tensors.items() if n.startswith("mean/")}
+    mean = below("mean/", tensors)
     return KroneckerCurvature(mean, tuple(factors(*layer) for layer in artefact.facts["layers"]))

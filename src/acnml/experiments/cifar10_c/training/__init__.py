@@ -18,12 +18,13 @@ from acnml.experiments.cifar10_c.training.keeper import Keeper, Nobody
 from acnml.experiments.cifar10_c.training.loop import train
 from acnml.experiments.cifar10_c.training.processes import Processes, joined
 from acnml.experiments.cifar10_c.training.result import Trained, load_trained
-from acnml.experiments.cifar10_c.training.settings import PRESETS, Recipe, Training
+from acnml.experiments.cifar10_c.training.settings import PRESETS, RECIPES, Recipe, Training
 from acnml.experiments.cifar10_c.training.stage import make_together, training_stage
 from acnml.experiments.cifar10_c.training.task import Task, prepare_task
 
 __all__ = [
     "PRESETS",
+    "RECIPES",
     "Keeper",
     "Nobody",
     "Processes",

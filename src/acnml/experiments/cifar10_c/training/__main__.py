@@ -17,7 +17,7 @@ from rich.console import Console
 
 from acnml.experiments.cifar10_c.data import without_held_out
 from acnml.experiments.cifar10_c.training import (
-    PRESETS,
+    RECIPES,
     Recipe,
     joined,
     make_together,
@@ -26,8 +26,6 @@ from acnml.experiments.cifar10_c.training import (
 )
 from acnml.experiments.data import cifar10
 from acnml.experiments.pipeline import Reporter, Store, override, preset
-
-RECIPES = {name: recipe for recipes in PRESETS.values() for name, recipe in recipes.items()}
 
 
 def main(

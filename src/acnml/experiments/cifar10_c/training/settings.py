@@ -130,3 +130,4 @@ PRESETS: Mapping[str, Mapping[str, Recipe]] = MappingProxyType(
         "cpu": _by_name(RESNET20, RESNET56),
     }
 )
+RECIPES = {name: recipe for recipes in PRESETS.values() for name, recipe in recipes.items()}

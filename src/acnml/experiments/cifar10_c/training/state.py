@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from acnml import Swag
 from acnml.experiments.cifar10_c.training.processes import Processes
 from acnml.experiments.pipeline import Content, restore_training, training_state
+from acnml.experiments.pipeline.training_state import below
 from acnml.params import Params
 
 SWAG = "swag/"
@@ -104,8 +105,3 @@ def restore_swag(swag: Swag, tensors: Params) -> None:
     for row in range(max((len(tensor) for tensor in stacked.values()), default=0)):
         # A clone: a row that is kept would keep all others in memory.
         swag._deviations.append({name: tensor[row].clone() for name, tensor in stacked.items()})
-
-
-def below(prefix: str, tensors: Params) -> dict[str, Tensor]:
-    """Return the tensors whose names begin so, without the beginning."""
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
