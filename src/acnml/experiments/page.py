@@ -51,7 +51,8 @@ svg { display: block; width: 100%; height: auto; }
 .scroll { overflow-x: auto; }
 .scroll > svg { min-width: 34rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--soft); font-size: 0.95rem; padding-bottom: 0.5rem; }
+caption { text-align: left; color: var(--soft); font-size: 0.95rem; padding-bottom: 0.5rem;
+  max-width: 43rem; }
 th, td { padding: 0.3rem 0.75rem; text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; padding-left: 0; }
 thead th { color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--line); }
