@@ -649,7 +649,7 @@ def test_solvers_and_temperatures_are_judged(finished):
     assert judged(results, word) == [True]
     for distance, holds in ((0.01, True), (0.2, False)):
         steps = Agreement(methods.ACNML_SWAG_D_STEPS, 6, distance, 1.0)
-        found = judged(replace(results, agreements=(steps,)), "With SWAG-D, the fast solution")
+        found = judged(replace(results, agreements=(steps,)), "with SWAG-D, the fast solution")
         assert found == [holds]
 
 

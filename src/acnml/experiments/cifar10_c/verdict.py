@@ -105,7 +105,7 @@ def _calibrated(results: Results, name: str, trio: Sequence[Method]) -> Verdict:
 
 
 def _steps(results: Results, method: Method) -> Verdict:
-    claim = f"{BEYOND}With {method.posterior}, the fast solution stands for the gradient steps."
+    claim = f"{BEYOND}with {method.posterior}, the fast solution stands for the gradient steps."
     rule = f"mean total variation of the probabilities below {CLOSE:g}"
     found = [a for a in results.agreements if a.method.name == method.name]
     if not found:
