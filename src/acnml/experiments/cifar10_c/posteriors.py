@@ -73,7 +73,7 @@ def renewed(bma: Bma, method: Method, needs: tuple[Stage, ...], workshop: Worksh
         found = bma.refreshed(_Batches(data, workshop, _augmented), progress=False).statistics
         return Content({f"{i}/{n}": t for i, each in enumerate(found) for n, t in each.items()})
 
-    return workshop.make(stage, make)
+    return workshop.artefacts.make(stage, make)
 
 
 def sampling(method: Method, workshop: Workshop) -> dict[str, float]:
@@ -114,7 +114,7 @@ def _swag(name: str, workshop: Workshop, of: Callable[[Swag], Posterior]) -> Art
         assert swag is not None  # the study's recipes collect weights
         return Content.of_posterior(of(swag))
 
-    return workshop.make(Stage(name, None, workshop.seed, needs=(trained.stage,)), make)
+    return workshop.artefacts.make(Stage(name, None, workshop.seed, needs=(trained.stage,)), make)
 
 
 def _curvature(
@@ -136,7 +136,9 @@ def _curvature(
         return curvature_content(rescaled(found, len(whole.labels) / len(data.labels)))
 
     settings = (len(data.labels), likelihood)
-    return workshop.make(Stage(name, settings, workshop.seed, needs=(weights.stage,)), make)
+    return workshop.artefacts.make(
+        Stage(name, settings, workshop.seed, needs=(weights.stage,)), make
+    )
 
 
 @final

@@ -23,8 +23,7 @@ from acnml.experiments.cifar10_c.training import (
 from acnml.experiments.data.cifar10 import to_unit
 from acnml.experiments.models import MODELS
 from acnml.experiments.pipeline import Artefact, Content, Stage, Work
-from acnml.experiments.pipeline.work import Make
-from acnml.experiments.study.artefacts import Artefacts
+from acnml.experiments.study.artefacts import Artefacts, Once
 
 MEMBER_SEEDS = 1000  # between the networks of an ensemble: no two studies' seeds meet
 
@@ -43,10 +42,10 @@ class Workshop:
     def __init__(
         self, study: Cifar10CStudy, data: StudyData, artefacts: Artefacts, seed: int
     ) -> None:
-        self.study, self.data, self.artefacts, self.seed = study, data, artefacts, seed
+        self.study, self.data, self.seed = study, data, seed
+        self.artefacts = Once(artefacts)
         on_gpu = study.device == "best" and torch.cuda.is_available()
         self.device = torch.device("cuda" if on_gpu else "cpu")
-        self._made: dict[str, Artefact] = {}
         self._classifiers: dict[str, Classifier] = {}
         self._trainings: dict[tuple[Recipe, int], Stage] = {}
 
@@ -63,11 +62,11 @@ class Workshop:
             _, _, checksum = self._training(recipe, self.seed).settings
             task = partial(prepare_task, recipe, self.data.train, self.seed)
             stage = Stage(f"take given {recipe.model}", checksum)
-            return self.make(stage, lambda _: Content(task().network.state_dict()))
+            return self.artefacts.make(stage, lambda _: Content(task().network.state_dict()))
         plain = replace(recipe, training=recipe.training.without_averaging())
         trained = self._train(plain, self.seed)
         stage = Stage(f"take SGD {recipe.model}", None, self.seed, needs=(trained.stage,))
-        return self.make(stage, lambda _: Content(load_trained(trained).sgd))
+        return self.artefacts.make(stage, lambda _: Content(load_trained(trained).sgd))
 
     def swa(self, member: int = 0) -> Artefact:
         """Return averaged weights; those of the ensemble's other members are for it alone."""
@@ -76,12 +75,6 @@ class Workshop:
     def dropout(self) -> Artefact:
         """Return averaged weights of the network with dropout."""
         return self._average(self._dropout_recipe, self.seed)
-
-    def make(self, stage: Stage, function: Make) -> Artefact:
-        """Look at the disk once for every stage."""
-        if stage.key not in self._made:
-            self._made[stage.key] = self.artefacts.make(stage, function)
-        return self._made[stage.key]
 
     # What they become --------------------------------------------------------------------------
 
@@ -123,7 +116,7 @@ class Workshop:
         """Take the averaged weights by themselves: what else training leaves is large."""
         trained = self._train(recipe, seed)
         stage = Stage(f"take SWA {recipe.model}", None, seed, needs=(trained.stage,))
-        return self.make(stage, lambda _: Content(load_trained(trained).swa))
+        return self.artefacts.make(stage, lambda _: Content(load_trained(trained).swa))
 
     def _train(self, recipe: Recipe, seed: int) -> Artefact:
         def make(work: Work) -> Content:
@@ -132,7 +125,7 @@ class Workshop:
             assert trained is not None  # the only process leads
             return trained.content()
 
-        return self.make(self._training(recipe, seed), make)
+        return self.artefacts.make(self._training(recipe, seed), make)
 
     def _training(self, recipe: Recipe, seed: int) -> Stage:
         """Return the stage of a training; the images' checksum is taken once."""

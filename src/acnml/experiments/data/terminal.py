@@ -6,7 +6,6 @@ Without a terminal (in a pipe, in CI) there is no bar, only a line for every fil
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import final
 
 from rich import box
@@ -15,7 +14,6 @@ from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    Progress,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -24,6 +22,7 @@ from rich.table import Table
 
 from acnml.experiments.data.catalogue import DataSet, Study
 from acnml.experiments.data.folder import Condition, State
+from acnml.experiments.terminal_bar import TerminalBar
 
 COLOURS = {
     State.PRESENT: "green",
@@ -34,11 +33,12 @@ COLOURS = {
 
 
 @final
-class DownloadBar:
+class DownloadBar(TerminalBar):
     """A bar for the file under way; a finished file leaves a line."""
 
     def __init__(self, console: Console) -> None:
-        columns = (
+        super().__init__(
+            console,
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(),
@@ -46,26 +46,8 @@ class DownloadBar:
             TimeRemainingColumn(),
             TextColumn("left"),
         )
-        self._bar = Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        )
-        self._console = console
         self._task = self._bar.add_task("", visible=False)
         self._line = ""
-
-    def __enter__(self) -> DownloadBar:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-        if error is None:
-            self._finish()
 
     def begin(self, what: str, size: int, done: int) -> None:
         """Show the bar of another file, and leave a line for the last."""

@@ -10,11 +10,10 @@ import acnml
 from acnml import Classifier, Posterior
 from acnml.experiments.models.mlp import mlp
 from acnml.experiments.pipeline import Artefact, Content, Stage, Work
-from acnml.experiments.pipeline.work import Make
 from acnml.experiments.rotated_mnist.shifts import StudyData
 from acnml.experiments.rotated_mnist.study import RotatedMnist
 from acnml.experiments.rotated_mnist.training import Batches, train_mean_field, train_network
-from acnml.experiments.study.artefacts import Artefacts
+from acnml.experiments.study.artefacts import Artefacts, Once
 from acnml.experiments.study.saved import curvature_content
 from acnml.random import seeded
 
@@ -35,8 +34,8 @@ class Workshop:
     def __init__(
         self, study: RotatedMnist, data: StudyData, artefacts: Artefacts, seed: int
     ) -> None:
-        self.study, self.data, self.artefacts, self.seed = study, data, artefacts, seed
-        self._made: dict[str, Artefact] = {}
+        self.study, self.data, self.seed = study, data, seed
+        self.artefacts = Once(artefacts)
 
     # Stages ------------------------------------------------------------------------------------
 
@@ -44,7 +43,7 @@ class Workshop:
         """Train a network; all members of the ensemble but the first are for the ensemble only."""
         seed, training = self.seed + MEMBER_SEEDS * member, self.study.training
         stage = self._stage("train network", training, seed)
-        return self._make(
+        return self.artefacts.make(
             stage,
             lambda work: train_network(self._plain(seed), self.data.train, training, seed, work),
         )
@@ -53,7 +52,7 @@ class Workshop:
         """Train a network with dropout."""
         training, seed = self.study.training, self.seed
         stage = self._stage("train dropout", (training, self.study.dropout), seed)
-        return self._make(
+        return self.artefacts.make(
             stage,
             lambda work: train_network(self._dropping(), self.data.train, training, seed, work),
         )
@@ -62,7 +61,7 @@ class Workshop:
         """Train a mean-field posterior."""
         settings, seed = self.study.bayes_by_backprop, self.seed
         stage = self._stage("train Bayes by Backprop", settings, seed)
-        return self._make(
+        return self.artefacts.make(
             stage,
             lambda work: train_mean_field(self._plain(seed), self.data.train, settings, seed, work),
         )
@@ -83,7 +82,9 @@ class Workshop:
             )
             return Content.of_posterior(swag.diagonal())
 
-        return self._make(Stage("fit SWAG-D", settings, self.seed, needs=(network.stage,)), make)
+        return self.artefacts.make(
+            Stage("fit SWAG-D", settings, self.seed, needs=(network.stage,)), make
+        )
 
     def curvature(self) -> Artefact:
         """Find the Kronecker-factored curvature of the whole network."""
@@ -113,12 +114,6 @@ class Workshop:
     def _stage(self, name: str, settings: Any, seed: int) -> Stage:
         return Stage(name, (settings, self.study.hidden, self.data.checksum), seed)
 
-    def _make(self, stage: Stage, function: Make) -> Artefact:
-        """Look at the disk once for every stage."""
-        if stage.key not in self._made:
-            self._made[stage.key] = self.artefacts.make(stage, function)
-        return self._made[stage.key]
-
     def _curvature(self, name: str, network: Artefact, names: list[str] | None) -> Artefact:
         def make(_: Work) -> Content:
             batches = Batches(self.data.train, 1000)
@@ -127,7 +122,7 @@ class Workshop:
             return curvature_content(curvature)
 
         seed = network.stage.seed
-        return self._make(Stage(name, None, seed, needs=(network.stage,)), make)
+        return self.artefacts.make(Stage(name, None, seed, needs=(network.stage,)), make)
 
     def _plain(self, seed: int) -> nn.Module:
         pixels = self.data.train.images[0].numel()

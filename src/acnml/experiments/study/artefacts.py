@@ -48,6 +48,29 @@ class Making:
 
 
 @final
+class Once:
+    """Looks at the disk once for every stage that is done in one go.
+
+    Args:
+        artefacts: where they come from.
+    """
+
+    def __init__(self, artefacts: Artefacts) -> None:
+        self._artefacts = artefacts
+        self._made: dict[str, Artefact] = {}
+
+    def make(self, stage: Stage, function: Make) -> Artefact:
+        """Return the artefact of a stage that is done in one go."""
+        if stage.key not in self._made:
+            self._made[stage.key] = self._artefacts.make(stage, function)
+        return self._made[stage.key]
+
+    def predict(self, stage: Stage, inputs: int, block: int, prepare: Prepare) -> Artefact:
+        """Return the artefact of predictions, which are computed in blocks."""
+        return self._artefacts.predict(stage, inputs, block, prepare)
+
+
+@final
 class MissingError(Exception):
     """Something that a report would show is not there yet."""
 

@@ -1,24 +1,23 @@
-"""A progress bar in the terminal, while a short study works.
-
-Without a terminal (in a pipe, in CI) there is no bar, only a line for every finished stage.
-"""
+"""A progress bar in the terminal, while a short study works."""
 
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from acnml.experiments.terminal_bar import TerminalBar
 
 
 @final
-class ProgressBar:
+class ProgressBar(TerminalBar):
     """One bar over all stages; a finished stage leaves a line with its duration."""
 
     def __init__(self, console: Console, work: int) -> None:
-        columns = (
+        super().__init__(
+            console,
             SpinnerColumn("line"),
             TextColumn("{task.description}"),
             BarColumn(),
@@ -26,31 +25,13 @@ class ProgressBar:
             TimeRemainingColumn(),
             TextColumn("left"),
         )
-        self._bar = Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        )
         self._task = self._bar.add_task("", total=work)
-        self._console = console
         self._stage = ""
         self._since = time.perf_counter()
 
-    def __enter__(self) -> ProgressBar:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-        if error is None:
-            self._finish_stage()
-
     def stage(self, name: str) -> None:
         """Begin a stage, and say how long the last one took."""
-        self._finish_stage()
+        self._finish()
         self._stage, self._since = name, time.perf_counter()
         self._bar.update(self._task, description=name)
 
@@ -58,7 +39,7 @@ class ProgressBar:
         """Move the bar."""
         self._bar.advance(self._task, work)
 
-    def _finish_stage(self) -> None:
+    def _finish(self) -> None:
         if self._stage:
             seconds = time.perf_counter() - self._since
             self._console.print(f"{self._stage:<30} {seconds:5.1f} s", highlight=False)
