@@ -262,7 +262,7 @@ def test_figures_follow_the_colours_of_the_page(findings):
 
 
 def test_text_is_escaped():
-    assert "<title>a &lt;b&gt;</title>" in page("a <b>", "")
+    assert "<title>acnml: a &lt;b&gt;</title>" in page("a <b>", "", [])
     svg = inline_svg('<?xml version="1.0"?><svg width="1"><g id="x"/></svg>', "n", 'say "<"', {})
     assert svg == '<svg role="img" aria-label="say &quot;&lt;&quot;"><g id="n-x"/></svg>'
 

@@ -38,8 +38,8 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file that is complete or not there: beside its place first, and then moved."""
+def write_file(path: Path, content: bytes) -> Path:
+    """Write a file that is complete or not there, beside its place first; return its path."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     with writing(path):
         try:
@@ -52,6 +52,7 @@ def write_file(path: Path, content: bytes) -> None:
             with suppress(OSError):  # what made the writing fail must be what is heard of
                 draft.unlink(missing_ok=True)
             raise
+    return path
 
 
 def remove_drafts(folder: Path) -> None:

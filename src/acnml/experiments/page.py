@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 
 STYLESHEET = """
@@ -81,12 +81,19 @@ code { font-size: 0.92em; }
 """
 
 
-def page(title: str, body: str) -> str:
-    """Return a whole document; `body` is HTML, `title` is text."""
+def page(title: str, finding: str, sections: Iterable[str]) -> str:
+    """Return a whole document: a title and what was found, both text, then sections of HTML."""
+    body = "\n".join(
+        [
+            f"<h1>{escape(title)}</h1>",
+            f'<p class="finding">{escape(finding)}</p>',
+            *filter(None, sections),
+        ]
+    )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLESHEET}</style>\n</head>\n"
+        f"<title>acnml: {escape(title)}</title>\n<style>{STYLESHEET}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 

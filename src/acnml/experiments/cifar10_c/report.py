@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from html import escape
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -72,8 +71,6 @@ def all_figures(results: Results) -> dict[str, Figure]:
 def report(results: Results, drawn: dict[str, str]) -> str:
     """Return the page."""
     parts = [
-        f"<h1>{TITLE}</h1>",
-        f'<p class="finding">{escape(headline(results))}</p>',
         unfinished_html(results.missing),
         sections.what_was_done(results),
         sections.in_distribution(results),
@@ -87,7 +84,7 @@ def report(results: Results, drawn: dict[str, str]) -> str:
         verdicts_html(verdicts(results), CAPTION),
         footer(STUDY, results.study.seeds),
     ]
-    return page(f"acnml: {TITLE}", "\n".join(part for part in parts if part))
+    return page(TITLE, headline(results), parts)
 
 
 def headline(results: Results) -> str:

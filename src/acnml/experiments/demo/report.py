@@ -57,17 +57,13 @@ def write_report(findings: Findings, folder: Path) -> Path:
 
     The README's picture, docs/images/demo.png, is a copy of overview.png.
     """
-    path = folder / "report.html"
-    write_file(path, report(findings).encode())
     write_file(folder / "overview.png", to_png(figures.overview(findings)))
-    return path
+    return write_file(folder / "report.html", report(findings).encode())
 
 
 def report(findings: Findings) -> str:
     """Return the page."""
-    parts = [
-        f"<h1>{TITLE}</h1>",
-        f'<p class="finding">{escape(closing_sentence(findings))}</p>',
+    sections = [
         what_was_done(findings),
         numbers(findings),
         against_rotation(findings),
@@ -77,7 +73,7 @@ def report(findings: Findings) -> str:
         conclusions(findings),
         footer(findings),
     ]
-    return page(f"acnml demo: {TITLE}", "\n".join(parts))
+    return page(TITLE, closing_sentence(findings), sections)
 
 
 # Sections --------------------------------------------------------------------------------------

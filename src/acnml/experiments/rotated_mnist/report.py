@@ -71,9 +71,7 @@ def all_figures(results: Results) -> dict[str, Figure]:
 
 def report(results: Results, drawn: dict[str, str]) -> str:
     """Return the page."""
-    parts = [
-        f"<h1>{TITLE}</h1>",
-        f'<p class="finding">{escape(headline(results))}</p>',
+    sections = [
         unfinished_html(results.missing),
         what_was_done(results),
         the_papers_comparison(drawn),
@@ -88,7 +86,7 @@ def report(results: Results, drawn: dict[str, str]) -> str:
         verdicts_html(verdicts(results), CAPTION),
         footer(STUDY, results.study.seeds),
     ]
-    return page(f"acnml: {TITLE}", "\n".join(part for part in parts if part))
+    return page(TITLE, headline(results), sections)
 
 
 def headline(results: Results) -> str:

@@ -28,9 +28,7 @@ def write_pages(
     """
     documents = write_figures(figures, folder)
     write_file(folder / "results.md", markdown.encode())
-    path = folder / "report.html"
-    write_file(path, page(documents).encode())
-    return path
+    return write_file(folder / "report.html", page(documents).encode())
 
 
 def footer(study: str, seeds: Sequence[int]) -> str:

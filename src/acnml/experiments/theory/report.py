@@ -40,16 +40,12 @@ MEANING = {
 
 def write_report(findings: Findings, folder: Path) -> Path:
     """Write report.html into a folder and return its path."""
-    path = folder / "report.html"
-    write_file(path, report(findings).encode())
-    return path
+    return write_file(folder / "report.html", report(findings).encode())
 
 
 def report(findings: Findings) -> str:
     """Return the page."""
-    parts = [
-        f"<h1>{TITLE}</h1>",
-        f'<p class="finding">{escape(closing_sentence(findings))}</p>',
+    sections = [
         what_was_done(findings),
         weights(findings),
         predictions(findings),
@@ -57,7 +53,7 @@ def report(findings: Findings) -> str:
         verdicts(findings),
         footer(findings),
     ]
-    return page(f"acnml: {TITLE}", "\n".join(parts))
+    return page(TITLE, closing_sentence(findings), sections)
 
 
 # Sections --------------------------------------------------------------------------------------
