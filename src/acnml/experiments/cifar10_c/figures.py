@@ -15,8 +15,8 @@ from acnml.experiments.cifar10_c.looks import LOOKS
 from acnml.experiments.cifar10_c.methods import SWEPT, TEMPERED, Method
 from acnml.experiments.cifar10_c.results import Results, blurred_shifts
 from acnml.experiments.cifar10_c.study import CLEAN
-from acnml.experiments.drawing import FAINT, INK, panel
-from acnml.experiments.study.figures import DASHES, Look, legend_below
+from acnml.experiments.drawing import INK, panel
+from acnml.experiments.study.figures import Look, draw_trade_off, legend_below, reliability_panel
 
 RESAMPLES, INTERVAL = 1000, (0.025, 0.975)
 BOXES = 0.8  # the share of a severity's width that its boxes take
@@ -52,8 +52,7 @@ def lines(results: Results, methods: Sequence[Method], score: str, title: str, n
 def reliability(results: Results, method: Method) -> Figure:
     """Draw accuracy against confidence for clean images and for two severities of blur."""
     look = LOOKS[method]
-    figure, axes = panel(look.label, (3.1, 3.0))
-    axes.plot([0, 1], [0, 1], color=FAINT, linestyle=DASHES, linewidth=1)
+    figure, axes = reliability_panel(look.label)
     shifts = blurred_shifts(results.study)
     for place, shift in enumerate(shifts):
         diagram = results.diagrams.get((method.name, shift))
@@ -62,10 +61,6 @@ def reliability(results: Results, method: Method) -> Figure:
             axes.plot(*diagram, "o-", color=look.colour, alpha=strength, markersize=3)
         name = "clean" if shift == CLEAN else f"blur {shift.split()[-1]}"
         axes.text(0.04, 0.93 - 0.09 * place, name, color=look.colour, alpha=strength)
-    axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
-    axes.set_xticks([0, 0.5, 1])
-    axes.set_yticks([0.5, 1])
-    axes.set_aspect("equal")
     return figure
 
 
@@ -73,23 +68,12 @@ def frontier(results: Results) -> Figure:
     """Draw the mean ECE over corruptions against the NLL of held-out images, a path per family."""
     severity = results.study.frontier.severity
     figure, axes = panel(f"Mean ECE at severity {severity}", (8.0, 5.4))
-    for family in SWEPT:
-        path = path_of(results, family)
-        if path:
-            look, prices = LOOKS[family], [point.held_out_nll for point in path]
-            eces = [point.ece for point in path]
-            axes.plot(prices, eces, look.marker, linestyle="-", color=look.colour, label=look.label)
+    sweeps = {LOOKS[family]: path_of(results, family) for family in SWEPT}
+    paths = {look: [(p.held_out_nll, p.ece) for p in sweep] for look, sweep in sweeps.items()}
     plain = [p.held_out_nll for p in path_of(results, TEMPERED) if p.method.value == 1]
-    if plain:
-        axes.axvline(plain[0], color=FAINT, linestyle=DASHES, linewidth=1)
-        least = min(point.held_out_nll for point in results.sweep)
-        axes.set_xlim(0.95 * least, 2.5 * plain[0])
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:.2g}")
-    axes.xaxis.set_minor_formatter("{x:.2g}")
-    axes.tick_params(axis="x", which="both", labelsize=8)
-    axes.set_ylim(bottom=0)
-    axes.set(xlabel="NLL of held-out images", ylabel="ECE")
+    there = {look: path for look, path in paths.items() if path}
+    draw_trade_off(axes, there, plain[0] if plain else None, span=2.5)
+    axes.set_xlabel("NLL of held-out images")
     legend_below(figure, columns=4)
     return figure
 

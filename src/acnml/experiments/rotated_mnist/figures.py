@@ -18,7 +18,15 @@ from acnml.experiments.rotated_mnist.methods import Method
 from acnml.experiments.rotated_mnist.naive import Comparison
 from acnml.experiments.rotated_mnist.results import Results
 from acnml.experiments.rotated_mnist.study import RANDOM
-from acnml.experiments.study.figures import BLUE, DASHES, ORANGE, Look, legend_below
+from acnml.experiments.study.figures import (
+    BLUE,
+    DASHES,
+    ORANGE,
+    Look,
+    draw_trade_off,
+    legend_below,
+    reliability_panel,
+)
 from acnml.experiments.study.tables import mean_std
 
 
@@ -58,8 +66,7 @@ def _draw_band(axes: Axes, look: Look, points: Sequence[tuple[float, float, floa
 
 def reliability(results: Results, method: Method, title: str) -> Figure:
     """Draw accuracy against confidence for upright and for randomly turned images."""
-    figure, axes = panel(title, (3.1, 3.0))
-    axes.plot([0, 1], [0, 1], color=FAINT, linestyle=DASHES, linewidth=1)
+    figure, axes = reliability_panel(title)
     look = LOOKS[method]
     for shift, marker, colour in (("0°", "o", FAINT), (RANDOM, look.marker, look.colour)):
         diagram = results.diagrams.get((method.name, shift))
@@ -67,10 +74,6 @@ def reliability(results: Results, method: Method, title: str) -> Figure:
             axes.plot(*diagram, marker, linestyle="-", color=colour, markersize=3.5)
     axes.text(0.04, 0.93, "upright", color=FAINT)
     axes.text(0.04, 0.83, "turned at random", color=look.colour)
-    axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
-    axes.set_xticks([0, 0.5, 1])
-    axes.set_yticks([0.5, 1])
-    axes.set_aspect("equal")
     return figure
 
 
@@ -81,21 +84,10 @@ def frontier(results: Results, families: Sequence[Method], shift: str, title: st
     """
     figure, axes = panel(title, (5.0, 4.3))
     paths = {f: [p for p in results.sweep if p.family.family == f.family] for f in families}
-    for family, path in paths.items():
-        look, prices = LOOKS[family], [p.validation_nll for p in path]
-        eces = [p.ece[shift] for p in path]
-        axes.plot(prices, eces, look.marker, linestyle="-", color=look.colour, label=look.label)
+    points = {LOOKS[f]: [(p.validation_nll, p.ece[shift]) for p in paths[f]] for f in families}
     plain = [p.validation_nll for p in paths[families[0]] if math.isclose(p.value, 1)]
-    if plain:
-        axes.axvline(plain[0], color=FAINT, linestyle=DASHES, linewidth=1)
-        least = min(p.validation_nll for path in paths.values() for p in path)
-        axes.set_xlim(0.9 * least, 3.5 * plain[0])
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:.2g}")
-    axes.xaxis.set_minor_formatter("{x:.2g}")
-    axes.tick_params(axis="x", which="both", labelsize=8)
-    axes.set_ylim(bottom=0)
-    axes.set(xlabel="NLL of upright validation images", ylabel="ECE")
+    draw_trade_off(axes, points, plain[0] if plain else None, span=3.5)
+    axes.set_xlabel("NLL of upright validation images")
     legend_below(figure)
     return figure
 
