@@ -94,7 +94,33 @@ class SecondHead(nn.Module):
         return self.head(hidden)
 
 
-@pytest.mark.parametrize("build", [ShapedByInput, Attention, StopGradient, HardGate, SecondHead])
+class Broadcasting(nn.Module):
+    """Adds what has one row per input to what may have several: one row fits any number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.body(x))
+        return self.head(hidden[torch.arange(len(x)), 2] + hidden.mean(1))
+
+
+class Twice(nn.Module):
+    """Calls a layer twice: once before the rows part and once behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(torch.tanh(self.body(x.mean(1))))))
+
+
+ODD = [ShapedByInput, Attention, StopGradient, HardGate, SecondHead, Broadcasting, Twice]
+
+
+@pytest.mark.parametrize("build", ODD)
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", ["diagonal", "kronecker_eigen"])
 def test_gradient_is_the_reference(build, size, name):
@@ -103,10 +129,121 @@ def test_gradient_is_the_reference(build, size, name):
         model = build().double()
     posterior = POSTERIORS[name](model).scaled(0.3)
     expected = Reference(4, 0.3, rows_at_once=1)(Classifier(model), posterior, X[:size])
-    actual = Gradient(4, 0.3)(Classifier(model), posterior, X[:size])
-    torch.testing.assert_close(actual.log_lik, expected.log_lik, rtol=0, atol=1e-9)
-    torch.testing.assert_close(actual.residual, expected.residual, rtol=0, atol=1e-9)
-    acnml.fit_kfac_laplace(Classifier(model), [(X, torch.tensor([0, 1, 2]))])
+    for memory in (None, 1):  # all labels of an input at once, or one
+        actual = Gradient(4, 0.3, memory)(Classifier(model), posterior, X[:size])
+        torch.testing.assert_close(actual.log_lik, expected.log_lik, rtol=0, atol=1e-9)
+        torch.testing.assert_close(actual.residual, expected.residual, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("build", [each for each in ODD if each is not SecondHead])
+def test_kfac_covers_odd_models(build):
+    model = build().double()
+    posterior = acnml.fit_kfac_laplace(Classifier(model), [(X, torch.tensor([0, 1, 2]))])
+    assert list(posterior.mean) == [name for name, _ in model.named_parameters()]
+
+
+def test_kfac_refuses_a_layer_that_no_gradient_reaches():
+    with pytest.raises(ValueError, match=r"layer 'trunk' runs under torch.no_grad\(\)"):
+        acnml.fit_kfac_laplace(Classifier(SecondHead().double()), [(X, torch.tensor([0, 1, 2]))])
+
+
+class Reused(nn.Module):
+    """Uses a layer's weight once more without calling the layer: blank inputs do not show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu() + functional.linear(x, self.body.weight))
+
+
+def test_a_weight_used_otherwise_is_refused_though_the_first_input_is_blank():
+    model, x = Reused().double(), normal(3, 4)
+    x[0] = 0
+    with pytest.raises(ValueError, match=r"layer 'body' \(Linear\) uses 'body.weight' otherwise"):
+        Gradient(2, 0.3)(Classifier(model), diagonal(model), x)
+
+
+def test_a_batch_of_blank_inputs_proves_nothing():
+    model = Reused().double()
+    classifier = Classifier(model)
+    Gradient(2, 0.3)(classifier, diagonal(model), torch.zeros(2, 4).double())
+    with pytest.raises(ValueError, match=r"uses 'body.weight' otherwise"):
+        Gradient(2, 0.3)(classifier, diagonal(model), normal(2, 4))
+
+
+def test_a_model_may_write_to_its_input():
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.body(x.sub_(0.5).div_(0.25))))
+
+    model, x = InPlace().double(), normal(3, 4)
+    given, pure = x.clone(), (normal(3, 4) - 0.5) / 0.25
+    plain = nn.Sequential(model.body, nn.Tanh(), model.head)
+    for build in (Map, lambda c: Acnml(c, diagonal(c.model)), lambda c: Bma(c, diagonal(c.model))):
+        torch.testing.assert_close(
+            build(Classifier(model))(x), build(Classifier(plain))(pure), rtol=0, atol=1e-12
+        )
+    assert torch.equal(x, given)
+
+
+def test_a_model_that_is_random_in_eval_mode_is_named():
+    class Random(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.head(functional.dropout(self.body(x), 0.5))
+
+    model = Random().double()
+    with pytest.raises(ValueError, match="random even in eval mode"):
+        Gradient(2, 0.3)(Classifier(model), diagonal(model), normal(3, 4))
+
+
+def test_a_shared_weight_is_left_out_of_kfac_by_default():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    model[2].weight = model[0].weight
+    loader = [(normal(3, 4), torch.tensor([0, 1, 2]))]
+    posterior = acnml.fit_kfac_laplace(Classifier(model.double()), loader)
+    assert list(posterior.mean) == ["4.weight", "4.bias"]
+
+
+def test_running_out_of_memory_is_not_the_models_fault():
+    class Large(nn.Linear):
+        def forward(self, x):
+            raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Map(Classifier(Large(4, 3)))(normal(2, 4))
+
+
+def test_inputs_of_a_model_in_two_precisions_stay_as_they_are():
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.head = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.trunk(x.bfloat16()).float() + x)
+
+    model, x = Mixed(), normal(5, 4).float()
+    expected = model(x).log_softmax(-1)
+    torch.testing.assert_close(Map(Classifier(model))(x), expected, rtol=0, atol=1e-6)
+
+
+def test_wrappers_are_taken_off():
+    model = nn.Linear(4, 3)
+    for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager")):
+        assert Classifier(wrapped).model is model
+        swag = acnml.Swag()
+        swag.update(wrapped)
+        assert list(swag.mean) == ["weight", "bias"]
 
 
 def test_a_clamp_behind_the_last_layer_is_not_linear():

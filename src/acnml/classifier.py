@@ -35,7 +35,8 @@ class Classifier:
     """A frozen, eval-mode view of a module that maps inputs (B, ...) to logits (B, K).
 
     It is a view: it follows the module's tensors if the user trains on. To freeze a moment, give it
-    `copy.deepcopy(module)`. One Classifier must not be used by two threads at once.
+    `copy.deepcopy(module)`. A Classifier and its views (`at`, `tempered`) must not be used by two
+    threads at once: give each thread a Classifier of its own.
 
     Args:
         model: the trained network. Inputs may be a tensor, a tuple (several arguments) or a
@@ -51,8 +52,7 @@ class Classifier:
     def __init__(self, model: nn.Module, get_logits: Callable[[Any], Tensor] | None = None) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Classifier wraps an nn.Module, got {type(model).__name__}")
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
+        model = unwrapped(model)
         _require_viewable(model)
         self.model = model
         self._get_logits = get_logits
@@ -118,8 +118,12 @@ class Classifier:
         for name, tensor in batches.named_tensors(x).items():
             if tensor.is_floating_point():
                 checks.require_finite(tensor, f"input {name} is", "clean the data first")
-        reference = next(iter(self.tensors.values()), torch.empty(0))
-        return batches.map_inputs(x, lambda tensor: _follow(tensor, reference))
+        tensors = list(self.tensors.values())
+        device = tensors[0].device if tensors else torch.device("cpu")
+        dtypes = {tensor.dtype for tensor in self.parameters.values() if tensor.is_floating_point()}
+        # Of a model in several precisions only its author knows which one an input is for.
+        dtype = dtypes.pop() if len(dtypes) == 1 else None
+        return batches.map_inputs(x, lambda tensor: _follow(tensor, device, dtype))
 
     def logits(self, x: Inputs, tensors: Params | None = None, rows: int = 1) -> Tensor:
         """Return logits (B, K) with `tensors` in place of the model's own.
@@ -197,8 +201,11 @@ class Classifier:
             )
 
     def _logits(self, x: Inputs, run: Callable[..., Any], size: int) -> Tensor:
+        own = batches.map_inputs(x, Tensor.clone)  # a model may write to its input
         try:
-            output = run(*batches.as_arguments(x))
+            output = run(*batches.as_arguments(own))
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             shapes = {name: tuple(t.shape) for name, t in batches.named_tensors(x).items()}
             raise ValueError(f"the model failed on inputs of shape {shapes}: {error}") from error
@@ -214,6 +221,14 @@ def _call(forward: Forward, module: nn.Module, *args: Tensor, **kwargs: Tensor) 
     """Run a forward on a module's only input, by whatever name it comes."""
     (x,) = args or kwargs.values()
     return forward(module, x)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module that a wrapper for several devices or for compilation holds."""
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return unwrapped(model.module)
+    inner = getattr(model, "_orig_mod", None)  # of torch.compile
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 def _require_viewable(model: nn.Module) -> None:
@@ -234,11 +249,15 @@ def _require_viewable(model: nn.Module) -> None:
                 )
 
 
-def _holds_on_to(function: Any, modules: set[nn.Module]) -> bool:
+def _holds_on_to(value: Any, modules: set[nn.Module]) -> bool:
     """Whether a function's closure holds one of the modules: a copy would still run that one."""
-    if not isinstance(function, FunctionType):
+    if isinstance(value, Mapping):
+        return any(_holds_on_to(item, modules) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_holds_on_to(item, modules) for item in value)
+    if not isinstance(value, FunctionType):
         return False
-    held = inspect.getclosurevars(function).nonlocals.values()
+    held = inspect.getclosurevars(value).nonlocals.values()
     return any(isinstance(value, nn.Module) and value in modules for value in held)
 
 
@@ -263,11 +282,10 @@ def _own_tensors(module: nn.Module) -> Iterable[Tensor]:
     yield from (tensor for tensor in plain if not tensor.is_leaf)
 
 
-def _follow(tensor: Tensor, reference: Tensor) -> Tensor:
-    """Detach a tensor and move it to the reference's device, and dtype where both are floats."""
-    floats = tensor.is_floating_point() and reference.is_floating_point()
+def _follow(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    """Detach a tensor and move it to a device, and if it is a float to a dtype."""
     tensor = tensor.clone() if tensor.is_inference() else tensor
-    return tensor.detach().to(reference.device, reference.dtype if floats else None)
+    return tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
 
 
 def _checked_logits(output: Any, size: int) -> Tensor:

@@ -27,6 +27,7 @@ from acnml.params import Params
 AFFINE = (nn.Linear, nn.Conv2d)
 SCALING = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
+CHECKED = 16  # inputs on which a model is checked to be understood
 WAY_OUT = "leave it out of the posterior, or solve with acnml.Reference"
 
 
@@ -50,6 +51,7 @@ class Pass(NamedTuple):
 
     inputs: Tensor  # as the module received them; for a scaling layer, normalised
     output: Tensor  # as it returned them, a node of the autograd graph
+    tracked: bool  # whether the model lets gradients through: not under torch.no_grad()
 
 
 Passes: TypeAlias = Mapping[Site, list[Pass]]
@@ -119,29 +121,30 @@ def require_understood(classifier: Classifier, sites: list[Site], x: Inputs) -> 
     """Refuse a model in which a site uses its parameters otherwise than its kind of layer does.
 
     A subclass may compute something else, a parent may take a layer's weight without calling the
-    layer. For one input, the gradients put together from the passes must be those of autograd.
-    What has been understood once is not checked again.
+    layer. For some inputs, the gradients put together from the passes must be those of autograd.
+    What has been understood once is not checked again; a gradient of zero says nothing.
     """
     names = {name for site in sites for name in site.layer.names}
     if names <= classifier.understood:
         return
-    one = take(x, slice(0, 1))
-    logits, passes = record(classifier, sites, one)
-    cotangent = torch.linspace(1, 2, logits.shape[1]).to(logits).unsqueeze(0)
+    some = take(x, slice(0, CHECKED))
+    logits, passes = record(classifier, sites, some)
+    cotangent = torch.linspace(1, 2, logits.numel()).to(logits).view_as(logits)
     own = {name: classifier.parameters[name] for site in sites for name in site.layer.names}
-    expected = classifier.gradient(one, own, cotangent)
+    expected = classifier.gradient(some, own, cotangent)
     deltas = output_gradients(logits, passes, cotangent) if passes else {}
     largest = max((float(grad.abs().max()) for grad in expected.values()), default=0.0)
     for site in sites:
         inputs = site_inputs(site, passes[site]) if site in passes else None
-        found = {} if inputs is None else example_gradients(site, inputs, deltas[site], own)
+        found = {} if inputs is None else _summed_gradients(site, inputs, deltas[site], own)
         for name in site.layer.names:
             if not _close(found.get(name), expected.get(name), largest):
+                _require_repeatable(classifier, some)
                 raise ValueError(
                     f"layer {site.name!r} ({type(site.module).__name__}) uses {name!r} otherwise "
                     f"than a plain {_kind(site)} does; {WAY_OUT}"
                 )
-    classifier.understood |= names
+    classifier.understood |= {name for name, grad in expected.items() if grad.any()}
 
 
 def example_gradients(site: Site, inputs: Tensor, deltas: Tensor, like: Params) -> Params:
@@ -151,11 +154,30 @@ def example_gradients(site: Site, inputs: Tensor, deltas: Tensor, like: Params) 
     return site.layer.split(Outers(deltas, inputs).dense(), like)
 
 
+def _summed_gradients(site: Site, inputs: Tensor, deltas: Tensor, like: Params) -> Params:
+    """Return the gradients of a site's parameters, summed over the examples."""
+    if site.is_affine:  # as if all were positions of one example: large layers are written out once
+        inputs, deltas = (each.movedim(0, -3).flatten(-3, -2)[None] for each in (inputs, deltas))
+    grads = example_gradients(site, inputs, deltas, like)
+    return {name: grad.sum(0) for name, grad in grads.items()}
+
+
+def _require_repeatable(classifier: Classifier, x: Inputs) -> None:
+    """Refuse a model that draws random numbers even in eval mode."""
+    with torch.no_grad():
+        once, again = classifier.logits(x), classifier.logits(x)
+    if not torch.equal(once, again):
+        raise ValueError(
+            "the model's logits are random even in eval mode; pass training=self.training to "
+            "functional.dropout, or make what is random a module"
+        )
+
+
 def _close(found: Tensor | None, expected: Tensor | None, largest: float) -> bool:
-    """Compare one example's gradients up to rounding, at the scale of the model's largest one."""
+    """Compare gradients up to rounding, at the scale of the model's largest one."""
     if found is None and expected is None:
         return True
-    difference = (0.0 if found is None else found[0]) - (0.0 if expected is None else expected)
+    difference = (0.0 if found is None else found) - (0.0 if expected is None else expected)
     assert isinstance(difference, Tensor)
     tolerance = torch.finfo(difference.dtype).eps ** 0.5 * largest
     return bool((difference.abs() <= tolerance).all())
@@ -176,7 +198,7 @@ def _recorder(site: Site, passes: list[Pass], batch: int) -> Hook:
         output = output if output.requires_grad else output.detach().requires_grad_()
         # Normalised here and now: only inside the run does the module hold its statistics.
         inputs = args[0].detach() if site.is_affine else normalised(module, args[0].detach())
-        passes.append(Pass(inputs, output))
+        passes.append(Pass(inputs, output, torch.is_grad_enabled()))
         return output.clone()  # an in-place activation may follow and must not touch ours
 
     return hook

@@ -18,6 +18,8 @@ def parameter_names(model: nn.Module, parameters: Parameters) -> list[str]:
     known = [name for name, _ in model.named_parameters()]
     if parameters is None:
         return known
+    if isinstance(parameters, (str, nn.Module)):
+        raise TypeError("parameters must be a list, e.g. [model.fc] or ['fc.weight']")
     chosen: set[str] = set()
     for item in parameters:
         chosen |= _names_in(model, item) if isinstance(item, nn.Module) else {item}

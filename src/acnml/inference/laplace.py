@@ -162,6 +162,7 @@ def _over_passes(
     def step(x: Inputs, labels: Tensor | None) -> None:
         check_once(x)
         logits, passes = record(classifier, sites, x)
+        _require_tracked(passes)
         checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
         if labels is not None:
             require_classes(labels, logits)
@@ -169,6 +170,16 @@ def _over_passes(
         accumulate(passes, (output_gradients(logits, passes, c) for c in cotangents))
 
     return over_batches(classifier, loader, step, "curvature", progress)
+
+
+def _require_tracked(passes: Passes) -> None:
+    """Refuse layers whose curvature cannot be seen: it would look as if nothing was known."""
+    for site, taken in passes.items():
+        if not any(one.tracked for one in taken):
+            raise ValueError(
+                f"layer {site.name!r} runs under torch.no_grad() in the model's forward: no "
+                "gradient reaches it; leave it out of `parameters`"
+            )
 
 
 def _squared(site: Site, inputs: Tensor, grads: Tensor, mean: Params) -> Params:
@@ -220,10 +231,15 @@ def _second_moment(vectors: Tensor) -> Tensor:
 
 
 def _affine_names(classifier: Classifier) -> list[str]:
-    """Parameters of all plain Linear and Conv2d layers; a reparametrised weight is none of them."""
-    names = set()
-    for prefix, module in classifier.model.named_modules():
+    """Parameters of all plain Linear and Conv2d layers.
+
+    A reparametrised weight is none of them, nor is one that another module owns as well.
+    """
+    model, names = classifier.model, set()
+    every = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
+    for prefix, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
-        if isinstance(module, AFFINE) and is_plain(module) and "weight" in own:
+        is_affine = isinstance(module, AFFINE) and is_plain(module) and "weight" in own
+        if is_affine and all(every.count(id(parameter)) == 1 for parameter in own.values()):
             names |= {f"{prefix}.{key}" if prefix else key for key in own}
     return [name for name in classifier.parameters if name in names]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from acnml import checks
 from acnml.batches import Inputs
-from acnml.classifier import Classifier
+from acnml.classifier import Classifier, unwrapped
 from acnml.inference.batches import cross_entropy, over_batches
 from acnml.params import Params, add, scale, subtract, zip_with
 from acnml.posteriors import Diagonal, LowRank
@@ -78,6 +78,7 @@ class Swag:
         return LowRank(self.mean, scale(var, 0.5), directions)
 
     def _weights(self, model: nn.Module) -> Params:
+        model = unwrapped(model)
         names = set(parameter_names(model, self._parameters))
         named = {name: p.detach() for name, p in model.named_parameters() if name in names}
         return {

@@ -104,11 +104,8 @@ class FactorBlock(Block):
 
     def colour(self, noise: Tensor) -> Tensor:
         """Return L_G ε L_Aᵀ, with Cholesky factors L."""
-        return (
-            torch.linalg.cholesky(self.output_cov)
-            @ noise
-            @ torch.linalg.cholesky(self.input_cov).mT
-        )
+        left, right = (_cholesky(cov) for cov in (self.output_cov, self.input_cov))
+        return left @ noise @ right.mT
 
     def distance(self, matrix: Tensor) -> Tensor:
         """Return ‖L_G⁻¹ d L_A⁻ᵀ‖²."""
@@ -216,6 +213,12 @@ class EigenBlock(Block):
 
 def _add_identity(matrix: Tensor, value: float) -> Tensor:
     return matrix + value * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """Return L with LLᵀ = matrix; there is none in half precision, so that it takes a wider one."""
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    return torch.linalg.cholesky(matrix.to(wide)).to(matrix.dtype)
 
 
 def _inverse(matrix: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Acnml(Predictor):
     @torch.inference_mode(False)
     def __post_init__(self) -> None:
         checks.require_positive(self.alpha, "alpha")
-        if self.solver is not None and not callable(self.solver):
+        if self.solver is not None and (isinstance(self.solver, type) or not callable(self.solver)):
             raise TypeError(f"solver must be a solver such as Linearised(), got {self.solver!r}")
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
         object.__setattr__(

@@ -127,11 +127,22 @@ class Rows:
         return Dual(dense, outers)
 
     def is_linear(self) -> bool:
-        """Whether the logits are the outputs of the only covered layer, and so linear in it."""
-        passed = [one for taken in self.start.passages.values() for one in taken]
-        if len(passed) != 1 or not passed[0].shared:
+        """Whether the logits are the outputs of the only covered layer, and so linear in it.
+
+        Up to our own temperature, that is, and at a single position: what else a model does with
+        them (divide them, score several items by one layer) is not in the layer's own kernel.
+        """
+        passed = [(site, one) for site, taken in self.start.passages.items() for one in taken]
+        if len(passed) != 1:
             return False
-        return _is_only_reshaped(passed[0].output, self.start.logits)
+        ((site, one),) = passed
+        outputs = (one.output.detach() / self.classifier.temperature).flatten()
+        return (
+            one.shared
+            and _has_one_position(site, one)
+            and _is_only_reshaped(one.output, self.start.logits)
+            and torch.equal(outputs, self.start.logits.detach().flatten())
+        )
 
     def kernel(self) -> Kernel:
         """Return the covariance of the logits at the mean, with the structure that it has."""
@@ -229,7 +240,7 @@ def _outers(site: Site, taken: list[Passage], deltas: list[Tensor], size: int) -
     parts = [output_positions(site.module, d).unflatten(0, (size, -1)) for d in deltas]
     if len(taken) == 1:
         return Outers(parts[0], taken[0].inputs)
-    labels = parts[0].shape[1]
+    labels = max(one.inputs.shape[1] for one in taken)
     inputs = [one.inputs.expand(-1, labels, *one.inputs.shape[2:]) for one in taken]
     return Outers(torch.cat(parts, dim=-2), torch.cat(inputs, dim=-2))
 
@@ -237,6 +248,12 @@ def _outers(site: Site, taken: list[Passage], deltas: list[Tensor], size: int) -
 # What lies between a last layer's output and the logits of a model that is linear in it: our own
 # clone, the division by a temperature and changes of shape.
 PLAIN = {"CloneBackward0", "DivBackward0", "ViewBackward0", "UnsafeViewBackward0"}
+
+
+def _has_one_position(site: Site, one: Passage) -> bool:
+    """Whether a layer multiplies one vector per input by one matrix."""
+    in_positions = site.is_affine and site.layer.groups == 1 and one.inputs.ndim == 4
+    return in_positions and one.inputs.shape[-2] == 1
 
 
 def _is_only_reshaped(output: Tensor, logits: Tensor) -> bool:

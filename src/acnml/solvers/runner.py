@@ -80,9 +80,11 @@ class Runner:
         """Let the rows part at the first adapted layer or, where a model forbids it, at the input.
 
         A skip connection around the first adapted layer forbids it: it carries one row per input.
+        A single input's row would be broadcast to all of its labels without an error.
         """
         try:
-            return attempt(self.x, labels)
+            if labels == 1 or batches.size(self.x) > 1:
+                return attempt(self.x, labels)
         except ValueError:
             if labels == 1:
                 raise
