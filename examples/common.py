@@ -17,7 +17,6 @@ from acnml.experiments.data.rotation import rotate
 
 VALIDATION = 200  # images cut from the training data, to choose alpha on
 STEPS_PER_EPOCH = 120  # at most: batches of about 500 for MNIST, of 50 for the small digits
-ALPHAS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)  # Laplace's posteriors are often far too wide
 DEGREES = 60
 
 
@@ -70,7 +69,7 @@ def timed(what: str) -> Iterator[None]:
 
 def compare(classifier: Classifier, posterior: Posterior, data: Data, queries: int) -> None:
     """Choose alpha, then print how MAP, BMA and ACNML do on test images, upright and turned."""
-    choice = tuning.largest_harmless_alpha(Acnml(classifier, posterior), data.validation, ALPHAS)
+    choice = tuning.largest_harmless_alpha(Acnml(classifier, posterior), data.validation)
     print(f"alpha = {choice}\n")
     mean, rescaled = Map(classifier.at(posterior.mean)), posterior.scaled(choice.value)
     accuracy = metrics.accuracy(mean(data.images), data.labels)

@@ -43,7 +43,16 @@ MAY_KNOW = {
     | {"naive_cnml", "selection"},
     "naive_cnml": MODEL | {"inference", "memory", "progress", "random", "selection"},
     "exact": {"checks", "classifier", "memory", "posteriors", "exact"},
-    "tuning": {"batches", "checks", "inference", "metrics", "predictors", "progress", "tuning"},
+    "tuning": {
+        "batches",
+        "checks",
+        "inference",
+        "metrics",
+        "predictors",
+        "progress",
+        "solvers",
+        "tuning",
+    },
 }
 NEVER_IN_THE_LIBRARY = {
     "PIL",

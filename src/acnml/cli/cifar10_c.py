@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from acnml.cli.folders import require_writable
-
 
 def register(studies: typer.Typer) -> None:
     """Add the study."""
@@ -61,7 +59,6 @@ def show_plan(preset_name: str, settings: list[str]) -> None:
 
 def run_study(preset_name: str, settings: list[str], out: Path, report_only: bool) -> None:
     """Do what is missing of the study, and write its report."""
-    require_writable(out)
     from acnml.cli.long import LongStudy, run_long
     from acnml.experiments.cifar10_c.data import load_data
     from acnml.experiments.cifar10_c.report import headline, write_report

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar, final
 
 from rich.console import Console
 
+from acnml.cli.folders import require_writable
 from acnml.experiments.data.folder import DataError
 from acnml.experiments.files import CannotWriteError
 from acnml.experiments.models import WeightsError
@@ -55,6 +56,7 @@ def run_long(
     console = Console()
     try:
         study = override(preset(parts.presets, preset_name), settings)
+        require_writable(out)
         data = parts.load_data(study, out)
         console.print(data.note, highlight=False, markup=False)
         store = Store(out, study, Reporter(console, out / "run.log"))

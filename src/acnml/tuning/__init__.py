@@ -8,6 +8,7 @@ Print it to see why. `sweep` is what they have in common, and serves any other k
 
 from acnml.tuning.alpha import (
     ALPHAS,
+    PAPERS_ALPHAS,
     Judged,
     Match,
     Tolerance,
@@ -27,6 +28,7 @@ from acnml.tuning.temperature import temperature_by_nll
 
 __all__ = [
     "ALPHAS",
+    "PAPERS_ALPHAS",
     "PRIOR_PRECISIONS",
     "Choice",
     "Evidence",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, final
 
@@ -11,10 +12,13 @@ from torch import Tensor
 from acnml.batches import Inputs
 from acnml.predictors import Acnml, Map
 from acnml.progress import track
+from acnml.solvers import UnsolvedError
 from acnml.tuning.choice import Choice, table_text
 from acnml.tuning.sweep import MakePredictor, Scores, increasing, least_nll, sweep
 
-ALPHAS = (0.25, 0.5, 1.0, 1.5, 2.0)  # the paper's
+PAPERS_ALPHAS = (0.25, 0.5, 1.0, 1.5, 2.0)
+# Wider than the paper's: with Laplace posteriors of sharp networks α = 1 is often far too cautious.
+ALPHAS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Judged(NamedTuple):
@@ -64,17 +68,18 @@ def largest_harmless_alpha(
     """Return the largest α that hardly costs accuracy or NLL on data like the training data.
 
     The paper's first way: caution is wanted elsewhere, and should be nearly free here. The table
-    begins with α = 0, which is MAP: the network at the posterior's mean.
+    begins with α = 0, which is MAP: the network at the posterior's mean. It ends before the first α
+    with which the solver finds no solution.
 
     Args:
         predictor: classifier, posterior and solver are its own; its α is replaced.
         loader: validation data, with labels; gone through once for MAP and for every α.
-        alphas: the values to try.
+        alphas: the values to try; the paper's are `PAPERS_ALPHAS`.
         tolerance: what "hardly" means; `Tolerance()` by default.
         progress: show progress bars; by default in a terminal only.
     """
     tolerance = tolerance or Tolerance()
-    scores = sweep(_with_alpha(predictor), (0.0, *increasing(alphas)), loader, progress)
+    scores = _solved(_with_alpha(predictor), (0.0, *increasing(alphas)), loader, progress)
     plain = scores[0]
     table = tuple(
         Judged(*row, tolerance.allows(plain.accuracy - row.accuracy, row.nll - plain.nll))
@@ -131,6 +136,20 @@ def alpha_matching_cnml(
     table = tuple(_match(replace(predictor, alpha=alpha), x, expected) for alpha in values)
     best = min(table, key=lambda row: row.distance)
     return Choice(best.value, table, "the alpha whose likelihoods are closest to CNML's")
+
+
+def _solved(
+    make_predictor: MakePredictor,
+    grid: Sequence[float],
+    loader: Iterable[Any],
+    progress: bool | None,
+) -> tuple[Scores, ...]:
+    """Sweep up to the first value with which a problem is left unsolved."""
+    table: list[Scores] = []
+    with suppress(UnsolvedError):
+        for value in grid:
+            table += sweep(make_predictor, (value,), loader, progress)
+    return tuple(table)
 
 
 def _with_alpha(predictor: Acnml) -> MakePredictor:

@@ -12,6 +12,7 @@ from acnml import checks, metrics
 from acnml.batches import split_labels
 from acnml.predictors import Predictor
 from acnml.progress import track
+from acnml.solvers import UnsolvedError
 
 # A knob's value -> the predictor that has it.
 MakePredictor: TypeAlias = Callable[[float], Predictor]
@@ -66,7 +67,8 @@ def predictions(
         try:
             parts.append(_predicted(predictor, batch))
         except (TypeError, ValueError) as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
+            kinds = (UnsolvedError, TypeError, ValueError)
+            kind = next(kind for kind in kinds if isinstance(error, kind))
             raise kind(f"batch {index}: {error}") from error
     if not parts:
         raise ValueError("the loader gave no batch; is it empty, or an iterator used up before?")

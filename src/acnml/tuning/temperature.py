@@ -15,6 +15,7 @@ from acnml.tuning.choice import Choice
 from acnml.tuning.sweep import Scores, predictions, score
 
 
+@torch.inference_mode(False)
 def temperature_by_nll(
     predictor: Predictor, loader: Iterable[Any], progress: bool | None = None
 ) -> Choice[Scores]:
@@ -30,7 +31,7 @@ def temperature_by_nll(
         progress: show a progress bar; by default in a terminal only.
     """
     log_probs, labels = predictions(predictor, loader, "temperature", progress)
-    log_probs = log_probs.double()
+    log_probs, labels = log_probs.double().clone(), labels.clone()  # may be inference tensors
     _require_optimal_temperature(log_probs, labels)
     *tried, optimum = _descend(log_probs, labels)
     table = tuple(

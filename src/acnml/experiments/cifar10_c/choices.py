@@ -110,8 +110,8 @@ def budget(method: Method, workshop: Workshop) -> float:
 
 def largest_harmless(method: Method, workshop: Workshop) -> float:
     """Return the largest of the paper's α that hardly costs accuracy or NLL, or else the least."""
-    harmless = (alpha for alpha in tuning.ALPHAS if is_harmless(method.at(alpha), workshop))
-    return max(harmless, default=min(tuning.ALPHAS))
+    harmless = (alpha for alpha in tuning.PAPERS_ALPHAS if is_harmless(method.at(alpha), workshop))
+    return max(harmless, default=min(tuning.PAPERS_ALPHAS))
 
 
 def is_harmless(method: Method, workshop: Workshop) -> bool:

@@ -12,7 +12,7 @@ from typing import final
 
 from acnml.experiments.cifar10_c.study import CLEAN, Cifar10CStudy
 from acnml.experiments.study.tranches import tranches
-from acnml.tuning import ALPHAS
+from acnml.tuning import PAPERS_ALPHAS
 
 # What rules stand on: networks, then posteriors around SWA.
 SGD, SWA, ENSEMBLE, DROPOUT = "SGD", "SWA", "SWA ensemble", "SWA dropout"
@@ -162,7 +162,7 @@ def sweep_values(method: Method, study: Cifar10CStudy) -> tuple[float, ...]:
 
 def choice_values(method: Method, study: Cifar10CStudy) -> tuple[float, ...]:
     """Return the values among which a knob is chosen: with the paper's, where it is its α."""
-    papers = ALPHAS if method.knob == ALPHA and method.likelihood == 1 else ()
+    papers = PAPERS_ALPHAS if method.knob == ALPHA and method.likelihood == 1 else ()
     values = sweep_values(method, study)
     return tuple(sorted({*values, *papers}, reverse=values[0] > values[-1]))
 

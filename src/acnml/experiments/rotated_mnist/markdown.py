@@ -16,7 +16,8 @@ def markdown(results: Results) -> str:
     parts = [
         "# Rotated MNIST: results",
         "Written by `acnml reproduce rotated-mnist`; its story is docs/rotated-mnist.md.",
-        f"{results.data.note} Seeds: {len(results.study.seeds)}.",
+        f"{results.data.note} Seeds: {len(results.study.seeds)}; networks are trained on "
+        f"{len(results.data.train.labels):,} images.",
         *([f"**{len(results.missing)} pieces are not finished.**"] if results.missing else []),
         "## Does it hold?",
         verdicts_markdown(verdicts(results)),
@@ -24,6 +25,8 @@ def markdown(results: Results) -> str:
         scores_table(results),
         "## Letters among the digits",
         detection_table(results),
+        "## How far solvers are from convergence",
+        agreement_table(results),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -50,6 +53,15 @@ def scores_table(results: Results) -> str:
         "per image",
     )
     return markdown_table(head, rows)
+
+
+def agreement_table(results: Results) -> str:
+    """Return the mean total variation to converged probabilities, over all shifts."""
+    rows = [
+        [f"{a.method.posterior}, {a.method.solver}", f"{a.total_variation:.4f}"]
+        for a in results.agreements
+    ]
+    return markdown_table(("posterior, solver", "total variation"), rows)
 
 
 def detection_table(results: Results) -> str:
