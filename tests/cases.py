@@ -102,6 +102,15 @@ MODELS = [
     Case("tuple", TwoInputs, lambda n: (normal(n, 3), normal(n, 2))),
     Case("mapping", TwoInputs, lambda n: {"left": normal(n, 3), "right": normal(n, 2)}),
 ]
+LINEAR, MLP, CONV = MODELS[:3]
+
+
+def small_network(*layers: nn.Module) -> nn.Module:
+    """Layers in float64 with the same weights in every test."""
+    model, generator = nn.Sequential(*layers).double(), torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.7, generator=generator)
+    return model
 
 
 def affine_layers(model: nn.Module) -> list[Affine]:

@@ -9,11 +9,7 @@ import pytest
 import torch
 
 from acnml.exact import LogisticProblem, cnml, fit, nml, with_intercept
-
-
-def normal(seed: int, *shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+from logistic import normal
 
 
 def counts_log_lik(sequence: list[int]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -15,13 +14,7 @@ import acnml
 from acnml import Acnml, Bma, Classifier, Map, Reference
 from acnml.batches import size, take
 from cases import MODELS, POSTERIORS, Case, normal
-
-CASES = [
-    pytest.param(case, build, id=f"{case.name}-{name}")
-    for case in MODELS
-    for name, build in POSTERIORS.items()
-]
-each_case = pytest.mark.parametrize(("case", "build"), CASES)
+from predicting import Idle, bad_inputs, each_case, fingerprint, posterior_over, same
 
 
 def predictors(model: nn.Module, build) -> list:
@@ -129,21 +122,6 @@ def test_regret_grows_with_alpha(alpha, classes, seed):
     assert 0 < low < high < math.log(classes)
 
 
-def fingerprint(model: nn.Module) -> list:
-    tensors = [*model.parameters(), *model.buffers()]
-    grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-    modes = [module.training for module in model.modules()]
-    flags = [p.requires_grad for p in model.parameters()]
-    versions = [tensor._version for tensor in tensors]
-    return [[t.detach().clone() for t in tensors], grads, modes, flags, versions]
-
-
-def same(a, b) -> bool:
-    if isinstance(a, list):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-
-
 class Failing(nn.Module):
     """Fails in the middle of a forward pass, after writing to a buffer, from the third call on."""
 
@@ -225,53 +203,6 @@ def test_dtype_follows_the_model():
             assert (log_probs.exp().sum(-1) - 1).abs().max() < 1e-6
 
 
-def test_batch_norm_refresh_equals_torchs():
-    case = MODELS[2]
-    model = case.model()
-    posterior = POSTERIORS["diagonal"](model)
-    data = [(normal(8, 2, 5, 5, seed=i), torch.zeros(8)) for i in range(3)]
-    refreshed = Bma(Classifier(model), posterior, samples=2, seed=1).refreshed(data)
-    generator = torch.Generator().manual_seed(1)
-    probs = []
-    for _ in range(2):
-        point, other = posterior.sample(1, generator), copy.deepcopy(model)
-        other.load_state_dict({n: t[0] for n, t in point.items()}, strict=False)
-        torch.optim.swa_utils.update_bn(data, other)
-        probs.append(other.eval()(case.x()).softmax(-1))
-    torch.testing.assert_close(
-        refreshed(case.x()).exp(), torch.stack(probs).mean(0), rtol=1e-10, atol=1e-10
-    )
-
-
-def test_batch_norm_refresh_is_stored(tmp_path):
-    case = MODELS[2]
-    model = case.model()
-    bma = Bma(Classifier(model), POSTERIORS["diagonal"](model), samples=2)
-    refreshed = bma.refreshed([normal(8, 2, 5, 5)])
-    acnml.save(refreshed, tmp_path / "bma.safetensors")
-    loaded = acnml.load(tmp_path / "bma.safetensors", Classifier(model))
-    assert torch.equal(loaded(case.x()), refreshed(case.x()))
-    assert not torch.equal(bma(case.x()), refreshed(case.x()))
-
-
-def bad_inputs() -> list:
-    mlp, two = MODELS[1], MODELS[4]
-    spoiled = normal(3, 4)
-    spoiled[1, 2] = torch.nan
-    return [
-        (mlp, spoiled, "input x is NaN or infinite for 1 of 3 inputs, first at index 1"),
-        (mlp, spoiled.nan_to_num(nan=torch.inf), "first at index 1"),
-        (mlp, torch.zeros(0, 4), "the batch is empty"),
-        (mlp, torch.tensor(1.0), "its first dimension must be the batch"),
-        (mlp, normal(3, 5), r"failed on inputs of shape {'x': \(\d, 5\)}"),
-        (mlp, normal(4), r"failed on inputs of shape|logits must have shape"),
-        (two, (normal(3, 3), normal(2, 2)), "differ in length"),
-        (two, (normal(3, 3),), "failed on inputs"),
-        (two, {"left": normal(3, 3), "wrong": normal(3, 2)}, "failed on inputs"),
-        (two, (), "holds no tensors"),
-    ]
-
-
 @pytest.mark.parametrize(("case", "x", "message"), bad_inputs())
 def test_refuses_bad_inputs(case: Case, x, message):
     for predict in predictors(case.model(), POSTERIORS["diagonal"]):
@@ -305,10 +236,6 @@ def test_refuses_non_finite_logits(value):
             predict(x)
 
 
-def posterior_over(name: str, *shape: int) -> acnml.Diagonal:
-    return acnml.Diagonal({name: torch.zeros(shape)}, {name: torch.ones(shape)})
-
-
 @pytest.mark.parametrize("rule", [Bma, Acnml])
 @pytest.mark.parametrize(
     ("posterior", "message"),
@@ -323,15 +250,6 @@ def posterior_over(name: str, *shape: int) -> acnml.Diagonal:
 def test_refuses_a_posterior_that_does_not_fit(rule, posterior, message):
     with pytest.raises(ValueError, match=message):
         rule(Classifier(MODELS[1].model()), posterior)
-
-
-class Idle(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.used(x)
 
 
 @pytest.mark.parametrize("rule", [Bma, Acnml])

@@ -1,0 +1,1 @@
+"""Corruptions against literal oracles, and what is true of all of them."""

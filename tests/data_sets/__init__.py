@@ -1,0 +1,1 @@
+"""Data sets: the catalogue, what the data folder holds, idx files, rotations, the fallback."""

@@ -1,0 +1,1 @@
+"""Downloads from a web site of our own: broken connections, wrong files, mirrors, archives."""

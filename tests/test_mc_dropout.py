@@ -1,0 +1,131 @@
+"""MC dropout: exact moments, sums over all masks, and every kind of dropout layer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from acnml import Classifier, Map, McDropout
+from acnml.random import seeded
+from cases import MLP, MODELS, normal, small_network
+from predicting import FINE, dropping
+
+
+def input_dropout(rate: float, classes: int = 3, inplace: bool = False) -> nn.Module:
+    """A linear model whose inputs are dropped."""
+    return small_network(nn.Dropout(rate, inplace=inplace), nn.Linear(4, classes))
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_dropout_of_nothing_is_map(case):
+    classifier = Classifier(dropping(case, 0.0))
+    torch.testing.assert_close(
+        McDropout(classifier, samples=3)(case.x()), Map(classifier)(case.x()), **FINE
+    )
+
+
+def test_one_draw_has_the_exact_expectation_and_variance_in_logit_space():
+    """E[W(x ⊙ m / (1-p))] = Wx, Var = p/(1-p) Σ_d (W_d x_d)²: for logit differences z_0 - z_k.
+
+    log p_0 - log p_k of a single forward pass is z_0 - z_k; every row has masks of its own.
+    """
+    model, x, rate, n = input_dropout(0.3), normal(1, 4, seed=1), 0.3, 20_000
+    log_probs = McDropout(Classifier(model), samples=1)(x.expand(n, 4))
+    gaps = log_probs[:, :1] - log_probs[:, 1:]
+    expected = Map(Classifier(model))(x)
+    weights = (model[1].weight[:1] - model[1].weight[1:]).detach()
+    var = rate / (1 - rate) * ((weights * x) ** 2).sum(-1)
+    errors = gaps.mean(0) - (expected[0, :1] - expected[0, 1:])
+    assert (errors.abs() < 4.5 * (var / n).sqrt()).all()
+    torch.testing.assert_close(gaps.var(0), var, rtol=0.05, atol=0)
+
+
+def test_average_converges_to_the_sum_over_all_masks():
+    model, x, rate, rows = input_dropout(0.3), normal(1, 4, seed=1), 0.3, 2000
+    masks = torch.tensor(list(itertools.product([0.0, 1.0], repeat=4))).double()
+    weights = (masks * (1 - rate) + (1 - masks) * rate).prod(-1)
+    probs = model[1](x * masks / (1 - rate)).softmax(-1).detach()
+    expected = weights @ probs
+    var = weights @ (probs - expected) ** 2
+    actual = McDropout(Classifier(model), samples=10)(x.expand(rows, 4)).exp().mean(0)
+    assert ((actual - expected).abs() < 4.5 * (var / (10 * rows)).sqrt()).all()
+
+
+def test_dropout_is_the_average_over_its_forward_passes():
+    model, x = input_dropout(0.5), normal(3, 4)
+    with seeded(7):
+        probs = torch.stack([model.train()(x).softmax(-1) for _ in range(5)])
+    actual = McDropout(Classifier(model), samples=5, seed=7)(x)
+    torch.testing.assert_close(actual.exp(), probs.mean(0).detach(), **FINE)
+
+
+@pytest.mark.parametrize(
+    ("dropout", "shape"),
+    [
+        (nn.Dropout, (8,)),
+        (nn.AlphaDropout, (8,)),
+        (nn.FeatureAlphaDropout, (8,)),
+        (nn.Dropout1d, (8, 2)),
+        (nn.Dropout2d, (8, 2, 2)),
+        (nn.Dropout3d, (8, 2, 2, 2)),
+    ],
+)
+def test_all_kinds_of_dropout_are_on_and_batch_norm_is_not(dropout, shape):
+    norm = nn.BatchNorm1d(math.prod(shape))
+    model = small_network(dropout(0.5), nn.Flatten(), norm, nn.Linear(math.prod(shape), 3))
+    norm.running_mean.normal_(generator=torch.Generator().manual_seed(0))
+    x = normal(1, *shape)
+    with seeded(2):
+        dropped = model.eval()[0].train()(x)
+    expected = model[1:](dropped).log_softmax(-1).detach()  # a batch of one has no batch statistics
+    actual = McDropout(Classifier(model.train()), samples=1, seed=2)(x)
+    torch.testing.assert_close(actual, expected, **FINE)
+    assert not torch.allclose(actual, Map(Classifier(model))(x))
+
+
+def test_dropout_in_a_transformer_layer_is_on():
+    """In eval mode torch would take a shortcut around the layer's dropout modules."""
+    encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
+    model = small_network(encoder, nn.Flatten(), nn.Linear(12, 3))
+    classifier, x = Classifier(model), normal(2, 3, 4)
+    assert not torch.allclose(McDropout(classifier, samples=3)(x), Map(classifier)(x))
+
+
+def test_inplace_dropout_does_not_write_to_the_inputs():
+    x = normal(3, 4)
+    kept = x.clone()
+    actual = McDropout(Classifier(input_dropout(0.5, inplace=True)), samples=4)(x)
+    assert torch.equal(x, kept)
+    assert torch.equal(actual, McDropout(Classifier(input_dropout(0.5)), samples=4)(x))
+
+
+def test_dropout_follows_the_classifiers_view():
+    model = dropping(MLP, 0.0)
+    moved = Classifier(model).at({"model.2.bias": torch.ones(3).double()}).tempered(2.0)
+    torch.testing.assert_close(McDropout(moved)(MLP.x()), Map(moved)(MLP.x()), **FINE)
+
+
+def test_dropout_is_off_again_afterwards_also_after_a_failure():
+    classifier, state = Classifier(input_dropout(0.5)), torch.get_rng_state()
+    before = Map(classifier)(normal(3, 4))
+    McDropout(classifier)(normal(3, 4))
+    with pytest.raises(ValueError, match="failed on inputs"):
+        McDropout(classifier)(normal(3, 5))
+    assert torch.equal(Map(classifier)(normal(3, 4)), before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_dropout_seeds_differ():
+    classifier, x = Classifier(input_dropout(0.5)), normal(3, 4)
+    assert not torch.equal(McDropout(classifier, seed=0)(x), McDropout(classifier, seed=1)(x))
+
+
+def test_dropout_refuses():
+    with pytest.raises(ValueError, match="Sequential has no dropout layers"):
+        McDropout(Classifier(MLP.model()))
+    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
+        McDropout(Classifier(input_dropout(0.5)), samples=0)

@@ -1,0 +1,103 @@
+"""Naive CNML against exact refits found by scipy, and against ACNML."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+from scipy.special import log_softmax
+from torch import Tensor, nn
+
+from acnml import Acnml, Classifier, NaiveCnml, Refit, fit_laplace_diagonal, tuning
+from cases import MODELS, normal
+from refitting import QUERIES, Batches, X, Y, regression
+
+
+def exact_log_lik(query: Tensor, label: int, weight_decay: float) -> float:
+    """log p_θ̂(y|x) of the θ̂ that is fitted to the data and the query, found by scipy."""
+    inputs = torch.cat([X, query[None]]).numpy()
+    labels = np.append(Y.numpy(), label)
+
+    def log_lik(flat: np.ndarray) -> np.ndarray:
+        weight, bias = flat[:6].reshape(3, 2), flat[6:]
+        return log_softmax(inputs @ weight.T + bias, axis=1)[np.arange(13), labels]
+
+    def objective(flat: np.ndarray) -> float:
+        return -log_lik(flat).sum() / len(X) + weight_decay / 2 * (flat @ flat)
+
+    fit = optimize.minimize(objective, np.zeros(9), tol=1e-10)
+    return float(log_lik(fit.x)[-1])
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.2], ids=["CNML", "CNMAP"])
+def test_many_epochs_of_full_batches_are_the_exact_refit(weight_decay):
+    refit = Refit(epochs=400, learning_rate=2.0, weight_decay=weight_decay)
+    actual = NaiveCnml(Classifier(regression()), [(X, Y)], refit).log_lik(QUERIES)
+    rows = [[exact_log_lik(query, y, weight_decay) for y in range(3)] for query in QUERIES]
+    torch.testing.assert_close(actual, torch.tensor(rows).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(12,), (4, 4, 4), (7, 1, 4), (11, 1)])
+def test_the_steps_of_a_pass_average_to_a_step_down_the_whole_objective(sizes):
+    """To first order in the learning rate ε, a pass moves the weights by -ε · steps · ∇F."""
+    model, epsilon, weight_decay, label = MODELS[1].model(), 1e-7, 0.5, 1
+    x, y, query = normal(12, 4), torch.arange(12) % 3, normal(1, 4, seed=3)
+    refit = Refit(1, epsilon, momentum=0, weight_decay=weight_decay)
+    after = NaiveCnml(Classifier(model), Batches(x, y, *sizes), refit).log_lik(query)[0, label]
+
+    weights = list(model.parameters())
+    log_lik = model(query).log_softmax(-1)[0, label]
+    loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
+    penalty = sum(w.square().sum() for w in weights)
+    objective = (loss - log_lik) / 12 + weight_decay / 2 * penalty
+    gradients = (torch.autograd.grad(f, weights, retain_graph=True) for f in (log_lik, objective))
+    slope = -sum((a * b).sum() for a, b in zip(*gradients, strict=True))
+    moved = (after - log_lik.detach()) / (epsilon * len(sizes))
+    torch.testing.assert_close(moved, slope, rtol=1e-5, atol=0)
+
+
+def fitted(model: nn.Module, x: Tensor, y: Tensor) -> nn.Module:
+    """Train to the maximum of the likelihood."""
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=200, tolerance_change=1e-14)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    model.zero_grad()
+    return model
+
+
+def test_every_label_is_explained_better_than_before():
+    """The query is one of the data now: from their optimum on, its likelihood rises."""
+    model = fitted(regression(), X, Y)
+    before = Classifier(model).log_probs(QUERIES).detach()
+    predict = NaiveCnml(Classifier(model), [(X, Y)], Refit(50, 0.1))
+    after = predict.log_lik(QUERIES)
+    assert (after > before).all()
+    torch.testing.assert_close(predict(QUERIES), after - after.logsumexp(1, keepdim=True))
+    torch.testing.assert_close(predict.regret(QUERIES), after.exp().sum(1).log())
+    assert (predict.regret(QUERIES) > 0).all()  # the normaliser C(x) ≥ 1
+
+
+def test_half_of_a_posterior_that_is_twice_too_wide_matches():
+    """Only the difference of two classes' weights counts.
+
+    Its variance is 1/h where the loss has the curvature h, but a diagonal posterior, blind to how
+    the two weights vary together, gives each of them 1/h and their difference 2/h.
+    """
+    x = normal(100, 1)
+    y = (torch.rand(100, generator=torch.Generator().manual_seed(0)) < x[:, 0].sigmoid()).long()
+    model = fitted(nn.Linear(1, 2, bias=False).double(), x, y)
+    classifier, queries = Classifier(model), torch.tensor([[-1.0], [2.0]])
+    predictor = Acnml(classifier, fit_laplace_diagonal(classifier, [(x, y)], 1e-6))
+    likelihoods = NaiveCnml(classifier, [(x, y)], Refit(100, 0.3)).log_lik(queries)
+    alphas = (0.25, 0.5, 1.0, 1.5, 2.0)
+    choice = tuning.alpha_matching_cnml(predictor, queries, likelihoods, alphas)
+    assert choice.value == 0.5
+    distances = {row.value: row.distance for row in choice.table}
+    assert distances.pop(0.5) < 0.1 * min(distances.values())

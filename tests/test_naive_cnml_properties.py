@@ -1,0 +1,81 @@
+"""Naive CNML: steps, seeds, company, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from acnml import Classifier, NaiveCnml, NaiveCnmlMax, Refit
+from acnml.batches import map_inputs
+from acnml.naive_cnml import refit_each
+from cases import MODELS, normal
+from refitting import QUERIES, X, Y, regression
+
+
+def test_the_best_of_the_last_epoch_is_no_worse_than_the_last():
+    loader = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)
+    classifier, settings = Classifier(regression()), [Refit(2, 0.5, seed=seed) for seed in range(5)]
+    each = [one for s in settings for one in refit_each(classifier, loader, QUERIES[:1], s)]
+    assert all((one.best >= one.last).all() for one in each)
+    assert any((one.best > one.last).any() for one in each)  # where the order of steps has it so
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_touches_neither_the_model_nor_the_random_state(case, mode):
+    model, y = case.model().train(), torch.arange(3)
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    with mode():
+        x = map_inputs(case.x(2), torch.clone)
+        actual = NaiveCnml(Classifier(model), [(case.x(), y)], Refit(1))(x)
+    torch.testing.assert_close(actual.exp().sum(1), torch.ones(2).double())
+    assert not actual.requires_grad
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_starts_at_the_weights_that_the_classifier_has():
+    case = MODELS[1]
+    moved = {"2.bias": torch.tensor([3.0, 0.0, -3.0]).double()}
+    classifier = Classifier(case.model()).at(moved).tempered(2.0)
+    loader = [(case.x(), torch.arange(3))]
+    actual = NaiveCnml(classifier, loader, Refit(1, 1e-9)).log_lik(case.x())
+    torch.testing.assert_close(actual, classifier.log_probs(case.x()).detach(), atol=1e-7, rtol=0)
+
+
+def test_an_input_has_the_same_result_in_any_company():
+    """So a run that ended early goes on with the inputs that it has not come to."""
+    loader = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)
+    predict = NaiveCnmlMax(Classifier(regression()), loader, Refit(2, 0.5))
+    x = normal(5, 2, seed=7)
+    together = predict.log_lik(x)
+    begun = predict.log_lik_each(x)
+    first = [next(begun), next(begun)]
+    torch.rand(3)  # what happens to the global random state meanwhile does not matter
+    resumed = torch.stack([*first, *predict.log_lik_each(x[2:])])
+    torch.testing.assert_close(resumed, together, rtol=0, atol=1e-10)
+    alone = torch.cat([predict.log_lik(one[None]) for one in x])
+    torch.testing.assert_close(alone, together, rtol=0, atol=1e-10)
+
+
+def test_the_seed_decides_the_order_of_the_data():
+    loader = DataLoader(TensorDataset(X, Y), batch_size=2, shuffle=True)
+    first, again, other = (
+        NaiveCnml(Classifier(regression()), loader, Refit(1, 0.5, seed=seed)).log_lik(QUERIES)
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_says_how_it_trains():
+    predict = NaiveCnmlMax(Classifier(regression()), [(X, Y)], Refit(3, 0.1))
+    assert repr(predict) == (
+        "NaiveCnmlMax(Classifier(Linear), Refit(epochs=3, learning_rate=0.1, momentum=0.9, "
+        "weight_decay=0.0, seed=0, memory=None), 9 parameters: weight … bias)"
+    )

@@ -1,0 +1,66 @@
+"""What naive CNML refuses, and what it says about it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from acnml import Classifier, NaiveCnml, Refit
+from refitting import QUERIES, X, Y, regression
+
+
+@pytest.mark.parametrize("memory", [1, None])
+@pytest.mark.parametrize(
+    ("loader", "x", "message"),
+    [
+        (lambda: [], QUERIES, "the loader gave no batch"),
+        (lambda: [(X[:0], Y[:0])], QUERIES, "the loader gave no batch"),
+        (lambda: iter([(X, Y)]), QUERIES, "an iterator used up before"),
+        (lambda: [X], QUERIES, "batch 0: it has no labels"),
+        (lambda: [(X, Y), (X, Y + 1)], QUERIES, "batch 1: label 3 at index 2 is outside"),
+        (lambda: [(X, Y), (X, -Y)], QUERIES, "batch 1: label -1 at index 1 is outside"),
+        (lambda: [(X, Y)], QUERIES[:0], "the batch is empty"),
+        (lambda: [(X, Y)], QUERIES * math.nan, "input x is NaN"),
+        (lambda: [(1e6 * X, Y)], QUERIES, r"batch 0: .*lower the learning rate"),
+    ],
+)
+def test_refuses_bad_data(loader, x, message, memory):
+    refit = Refit(9, 1e300, memory=memory)
+    with pytest.raises(ValueError, match=message):
+        NaiveCnml(Classifier(regression()), loader(), refit)(x)
+
+
+def test_names_the_query_for_which_the_model_is_not_finite():
+    model = regression()
+    nn.init.constant_(model.weight, 1e200)
+    x = QUERIES * torch.tensor([[1.0], [1e200]], dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"log-probabilities are NaN .* first at index 1; check"):
+        NaiveCnml(Classifier(model), [(X, Y)])(x)
+
+
+def test_refuses_parameters_that_cannot_learn():
+    model = regression()
+    with pytest.raises(ValueError, match="no parameter or buffer 'wieght'; did you mean 'weight'"):
+        NaiveCnml(Classifier(model), [(X, Y)], parameters=["wieght"])
+    model.spare = nn.Linear(2, 2).double()
+    predict = NaiveCnml(Classifier(model), [(X, Y)], parameters=[model.spare])
+    with pytest.raises(ValueError, match=r"use none of the parameters \['spare.weight', "):
+        predict(QUERIES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate must be a positive"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
+        ({"weight_decay": -0.1}, "weight_decay must be finite and not negative"),
+        ({"weight_decay": math.inf}, "weight_decay must be finite and not negative"),
+    ],
+)
+def test_refuses_bad_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Refit(**settings)

@@ -1,0 +1,113 @@
+"""Tempered predictors and classifiers: what they equal, what they refuse, how they are stored."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import acnml
+from acnml import Acnml, Bma, Classifier, Diagonal, Map, StorageError, Tempered, storage
+from cases import LINEAR, MLP, MODELS, diagonal
+from predicting import FINE, each_case
+
+
+@each_case
+def test_temperature_one_changes_nothing(case, build):
+    predict = Bma(Classifier(case.model()), build(case.model()), samples=2)
+    torch.testing.assert_close(Tempered(predict, 1.0)(case.x()), predict(case.x()), **FINE)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.05, 50.0), st.sampled_from(MODELS))
+def test_tempering_map_tempers_the_model(temperature, case):
+    classifier = Classifier(case.model())
+    torch.testing.assert_close(
+        Tempered(Map(classifier), temperature)(case.x()),
+        Map(classifier.tempered(temperature))(case.x()),
+        rtol=1e-9,
+        atol=1e-11,
+    )
+
+
+def test_temperature_moves_between_certain_and_uniform():
+    predict = Map(Classifier(MLP.model()))
+    probs = [Tempered(predict, t)(MLP.x()).exp() for t in (0.001, 0.5, 1.0, 2.0, 1e12)]
+    confidences = torch.stack([p.max(-1).values for p in probs])
+    assert (confidences.diff(dim=0) < 0).all()
+    assert (confidences[0] > 0.99).all()
+    torch.testing.assert_close(probs[-1], torch.ones(3, 3).double() / 3, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
+def test_refuses_temperatures_that_are_not_positive(temperature):
+    classifier = Classifier(MLP.model())
+    for temper in (classifier.tempered, lambda t: Tempered(Map(classifier), t)):
+        with pytest.raises(ValueError, match="temperature must be a positive, finite number"):
+            temper(temperature)
+
+
+def test_refuses_temperatures_that_overflow():
+    classifier = Classifier(MLP.model())
+    with pytest.raises(ValueError, match="product of all temperatures must be a positive"):
+        classifier.tempered(1e-200).tempered(1e-200)
+    with pytest.raises(ValueError, match=r"raise the temperature \(1e-310\)"):
+        Tempered(Map(classifier), 1e-310)(MLP.x())
+
+
+def test_tempered_classifiers_compose():
+    model, moved = MLP.model(), {"2.bias": torch.ones(3).double()}
+    plain, x = Classifier(model), MLP.x()
+    assert plain.temperature == 1.0
+    twice = plain.tempered(2.0).tempered(3.0)
+    torch.testing.assert_close(twice.logits(x), plain.logits(x) / 6, **FINE)
+    for view in (plain.at(moved).tempered(2.0), plain.tempered(2.0).at(moved)):
+        torch.testing.assert_close(view.logits(x), plain.at(moved).logits(x) / 2, **FINE)
+    assert plain.temperature == 1.0
+    assert [repr(c) for c in (plain, twice)] == [
+        "Classifier(Sequential)",
+        "Classifier(Sequential, temperature=6)",
+    ]
+
+
+def test_acnml_of_a_tempered_model_is_that_of_the_model_with_smaller_last_weights():
+    """Logits W a / T: the same as weights W / T, whose variances are divided by T²."""
+    model, T = LINEAR.model(), 2.0
+    posterior = diagonal(model)
+    shrunk = Diagonal(
+        {n: t / T for n, t in posterior.mean.items()},
+        {n: t / T**2 for n, t in posterior.var.items()},
+    )
+    torch.testing.assert_close(
+        Acnml(Classifier(model).tempered(T), posterior)(LINEAR.x()),
+        Acnml(Classifier(model), shrunk)(LINEAR.x()),
+        **FINE,
+    )
+
+
+def test_storage_keeps_the_classifiers_temperature(tmp_path):
+    model, path = MLP.model(), tmp_path / "acnml.safetensors"
+    predict = Acnml(Classifier(model).tempered(1.7), diagonal(model))
+    acnml.save(predict, path)
+    for given_classifier in (Classifier(model), Classifier(model).tempered(1.7)):
+        loaded = acnml.load(path, given_classifier)
+        assert loaded.classifier.temperature == 1.7
+        assert torch.equal(loaded(MLP.x()), predict(MLP.x()))
+    with pytest.raises(StorageError, match=r"stored with temperature 1\.7, the given .* has 3;"):
+        acnml.load(path, Classifier(model).tempered(3.0))
+
+
+def test_files_from_before_temperatures_load(tmp_path):
+    model, path = MLP.model(), tmp_path / "map.safetensors"
+    acnml.save(Map(Classifier(model).at({"2.bias": torch.ones(3).double()})), path)
+    with safetensors.safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()[storage.HEADER])
+    del header["value"]["classifier"]["temperature"]
+    metadata = {storage.HEADER: json.dumps(header)}
+    safetensors.torch.save_file(safetensors.torch.load_file(path), path, metadata)
+    assert acnml.load(path, Classifier(model)).classifier.temperature == 1.0

@@ -1,0 +1,62 @@
+"""Choosing the prior precision, against closed forms and scipy."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import optimize
+
+from acnml import Bma, Classifier, diagonal_curvature, kronecker_curvature, tuning
+from acnml.inference import DiagonalCurvature
+from cases import MODELS, normal
+from dense import vector
+
+
+@pytest.mark.parametrize("h", [0.01, 1.0, 300.0])
+def test_evidence_optimum_of_an_isotropic_curvature(h):
+    """For H = hI, τ‖θ̂‖² = P h / (h + τ): a quadratic equation for τ."""
+    mean = {"w": normal(7, 3), "b": normal(4, seed=1)}
+    curvature = DiagonalCurvature(mean, {n: torch.full_like(t, h) for n, t in mean.items()})
+    square, count = vector(mean).square().sum().item(), 25
+    root = math.sqrt((square * h) ** 2 + 4 * square * count * h)
+    expected = (root - square * h) / (2 * square)
+    assert tuning.prior_precision_by_evidence(curvature).value == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("estimate", [diagonal_curvature, kronecker_curvature])
+@pytest.mark.parametrize("grid", [tuning.PRIOR_PRECISIONS, (1e3, 0.5, 1e-3)])
+def test_evidence_optimum_equals_scipys(estimate, grid):
+    case = MODELS[2]
+    curvature = estimate(Classifier(case.model()), [(case.x(20), torch.arange(20) % 3)])
+    choice = tuning.prior_precision_by_evidence(curvature, grid)
+    found = optimize.minimize_scalar(
+        lambda u: -curvature.log_evidence(math.exp(u)), bounds=(-10, 10), options={"xatol": 1e-8}
+    )
+    assert choice.value == pytest.approx(math.exp(found.x), rel=1e-4)
+    values = [row.value for row in choice.table]
+    assert values == sorted(values)
+    assert {*grid, choice.value} <= set(values)
+    for row in choice.table:
+        assert row.log_evidence == curvature.log_evidence(row.value) <= -found.fun + 1e-9
+
+
+@pytest.mark.parametrize("grid", [[1.0], [1e-4, 1e-3, 1e-2], [1e2, 1e3, 1e4]])
+def test_says_so_if_the_evidence_is_largest_at_an_end(grid):
+    curvature = DiagonalCurvature({"w": torch.ones(2)}, {"w": torch.ones(2)})
+    with pytest.raises(ValueError, match=r"largest at an end of the grid: widen it\n.*evidence"):
+        tuning.prior_precision_by_evidence(curvature, grid)
+
+
+def test_prior_precision_by_nll_is_the_minimum_of_its_sweep():
+    case = MODELS[1]
+    classifier, data = Classifier(case.model()), [(case.x(9), torch.arange(9) % 3)]
+    curvature = diagonal_curvature(classifier, data)
+
+    def bma(tau: float) -> Bma:
+        return Bma(classifier, curvature.posterior(tau), samples=3)
+
+    choice = tuning.prior_precision_by_nll(bma, data, [10.0, 0.1, 1.0])
+    assert choice.table == tuning.sweep(bma, [0.1, 1.0, 10.0], data)
+    assert min(choice.table, key=lambda row: row.nll).value == choice.value

@@ -1,0 +1,91 @@
+"""Sweeps over values: scores of all data, and the data and grids that are refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from acnml import Classifier, Map, metrics, tuning
+from acnml.inference import DiagonalCurvature
+from acnml.tuning import Scores
+from cases import normal
+from tunable import FOUR, Scaled, fake_acnml, identity
+
+X, Y = normal(40, 3, seed=3), torch.arange(40) % 3
+DATA = [(X[:25], Y[:25]), (X[25:], Y[25:])]
+
+
+def test_sweep_scores_all_data_for_every_value():
+    rows = tuning.sweep(Scaled, [2.0, 0.5], DATA)
+    assert [row.value for row in rows] == [2.0, 0.5]
+    for row in rows:
+        log_probs = (row.value * X).log_softmax(-1)
+        assert row == Scores(row.value, **metrics.summary(log_probs, Y))
+
+
+def test_sweep_goes_over_the_data_once_for_every_value():
+    passes = []
+
+    class Counting:
+        def __iter__(self):
+            passes.append(1)
+            yield from DATA
+
+    tuning.sweep(Scaled, [1.0, 2.0, 3.0], Counting())
+    assert len(passes) == 3
+
+
+@pytest.mark.parametrize("form", [lambda x, y: [x, y], lambda x, y: {"input": x, "labels": y}])
+def test_batches_may_be_lists_or_mappings(form):
+    def make(_: float) -> Map:
+        return Map(Classifier(identity()))
+
+    assert tuning.sweep(make, [1.0], [form(X, Y)]) == tuning.sweep(make, [1.0], [(X, Y)])
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ([], ValueError, "the loader gave no batch"),
+        ([(X, Y), X], ValueError, "batch 1: it has no labels: yield"),
+        ([(X, Y.tolist())], TypeError, "batch 0: labels must be a tensor of integers, got list"),
+        ([(X, Y.double())], ValueError, "batch 0: labels must be integers"),
+        ([(X, Y[:5])], ValueError, r"batch 0: labels must have shape \(40,\), got \(5,\)"),
+        ([(X, Y), (X, Y + 1)], ValueError, r"batch 1: labels\[2\] = 3 is outside 0..2"),
+        ([(X * math.nan, Y)], ValueError, r"batch 0: log_probs\[0\] contains NaN"),
+        ([object()], TypeError, "batch 0: a loader must yield tuples"),
+    ],
+)
+def test_refuses_bad_validation_data(data, error, message):
+    with pytest.raises(error, match=message):
+        tuning.sweep(Scaled, [1.0], data)
+    with pytest.raises(error, match=message):
+        tuning.temperature_by_nll(Scaled(), data)
+
+
+def test_an_iterator_serves_one_value_only():
+    with pytest.raises(ValueError, match="an iterator used up before"):
+        tuning.sweep(Scaled, [1.0, 2.0], iter(DATA))
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ([], "the grid is empty"),
+        ([1.0, 0.0], "a grid's value must be a positive, finite number, got 0.0"),
+        ([math.nan], "got nan"),
+    ],
+)
+def test_refuses_bad_grids(grid, message):
+    curvature = DiagonalCurvature({"w": torch.ones(2)}, {"w": torch.ones(2)})
+    for choose in (
+        lambda: tuning.largest_harmless_alpha(fake_acnml(), FOUR, grid),
+        lambda: tuning.alpha_by_nll(fake_acnml(), FOUR, grid),
+        lambda: tuning.alpha_matching_cnml(fake_acnml(), FOUR[0][0], torch.zeros(4, 3), grid),
+        lambda: tuning.prior_precision_by_evidence(curvature, grid),
+        lambda: tuning.prior_precision_by_nll(Scaled, FOUR, grid),
+    ):
+        with pytest.raises(ValueError, match=message):
+            choose()
