@@ -13,6 +13,7 @@ from acnml.experiments.rotated_mnist.methods import METHODS, Method, predictor
 from acnml.experiments.rotated_mnist.workshop import Workshop
 from acnml.experiments.study.artefacts import Finished
 from acnml.experiments.study.choices import most_cautious
+from acnml.experiments.study.knobs import sweep_values
 from stores import store_in
 
 from .tiny import TINY
@@ -29,7 +30,7 @@ def test_choices_are_made_on_validation_images(finished, data):
 
     budget = nll(methods.MAP) + TINY.choice.tolerance
     for method in (methods.TEMPERED, methods.ACNML_HEAD, methods.ACNML_KFAC, methods.BMA_KFAC):
-        values = methods.sweep_values(method, TINY)
+        values = sweep_values(method.knob, TINY.frontier)
         expected = most_cautious(values, [nll(method.at(value)) for value in values], budget)
         assert chosen(method, workshop).value == pytest.approx(expected, rel=1e-2)
     for solver in (methods.PAPER, methods.CONVERGED):

@@ -17,7 +17,6 @@ from acnml.experiments.cifar10_c.methods import (
     MAP_SWA,
     NEAR,
     PAPERS,
-    TEMPERATURE,
     Method,
     choice_values,
 )
@@ -28,6 +27,7 @@ from acnml.experiments.cifar10_c.predict import (
 )
 from acnml.experiments.cifar10_c.workshop import Workshop
 from acnml.experiments.study.choices import most_cautious, rounded
+from acnml.experiments.study.knobs import TEMPERATURE
 from acnml.experiments.study.saved import log_probs_of
 
 

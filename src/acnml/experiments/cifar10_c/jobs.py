@@ -17,9 +17,9 @@ from acnml.experiments.cifar10_c.methods import (
     Method,
     choice_values,
     methods_of,
-    sweep_values,
 )
 from acnml.experiments.cifar10_c.study import CLEAN, Cifar10CStudy
+from acnml.experiments.study.knobs import sweep_values
 
 HELD_OUT, FRONTIER = "held out", "frontier"
 
@@ -70,7 +70,11 @@ def _choices(study: Cifar10CStudy) -> list[Job]:
 
 def _sweeps(study: Cifar10CStudy) -> list[Job]:
     """Turn the knob of every family."""
-    return [Job(f.family, FRONTIER, value) for f in SWEPT for value in sweep_values(f, study)]
+    return [
+        Job(f.family, FRONTIER, value)
+        for f in SWEPT
+        for value in sweep_values(f.knob, study.frontier)
+    ]
 
 
 def _seen(methods: list[Method], shifts: tuple[str, ...]) -> tuple[Job, ...]:

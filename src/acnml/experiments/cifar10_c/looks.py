@@ -11,7 +11,6 @@ from acnml.experiments.cifar10_c.methods import (
     LINEARISED,
     NEAR,
     PAPERS,
-    TEMPERATURE,
     Method,
 )
 from acnml.experiments.study.figures import (
@@ -25,6 +24,7 @@ from acnml.experiments.study.figures import (
     VIOLET,
     Look,
 )
+from acnml.experiments.study.knobs import TEMPERATURE
 
 WINE, OLIVE, BROWN = "#882255", "#999933", "#8c6d46"
 

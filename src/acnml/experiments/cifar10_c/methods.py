@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from acnml.experiments.cifar10_c.study import CLEAN, Cifar10CStudy
+from acnml.experiments.study.knobs import ALPHA, SCALE, TAU, TEMPERATURE, sweep_values
 from acnml.experiments.study.tranches import tranches
 from acnml.tuning import PAPERS_ALPHAS
 
@@ -19,8 +20,6 @@ SGD, SWA, ENSEMBLE, DROPOUT = "SGD", "SWA", "SWA ensemble", "SWA dropout"
 SWAG_D, SWAG, KFAC, HEAD = "SWAG-D", "SWAG", "KFAC", "KFAC last layer"
 # How ACNML is solved.
 LINEARISED, STEPS = "linearised", "paper's steps"
-# Knobs.
-TEMPERATURE, ALPHA, TAU, SCALE = "temperature", "alpha", "prior precision", "covariance scale"
 # How the knob is set; `study.Choice` says what the rules are.
 FIXED, LEAST_NLL, BUDGET, NEAR, PAPERS = "fixed", "least NLL", "budget", "near", "paper's"
 
@@ -148,22 +147,10 @@ def methods_of(study: Cifar10CStudy) -> tuple[Method, ...]:
     return tuple(each for each in (*CHEAP, *NETWORK_WIDE, *COSTLY) if each not in left_out)
 
 
-def sweep_values(method: Method, study: Cifar10CStudy) -> tuple[float, ...]:
-    """Return the values of a method's knob, the most cautious first."""
-    frontier = study.frontier
-    grids = {
-        TEMPERATURE: sorted(frontier.temperatures, reverse=True),
-        ALPHA: sorted(frontier.alphas, reverse=True),
-        SCALE: sorted(frontier.covariance_scales, reverse=True),
-        TAU: sorted(frontier.prior_precisions),
-    }
-    return tuple(grids[method.knob])
-
-
 def choice_values(method: Method, study: Cifar10CStudy) -> tuple[float, ...]:
     """Return the values among which a knob is chosen: with the paper's, where it is its α."""
     papers = PAPERS_ALPHAS if method.knob == ALPHA and method.likelihood == 1 else ()
-    values = sweep_values(method, study)
+    values = sweep_values(method.knob, study.frontier)
     return tuple(sorted({*values, *papers}, reverse=values[0] > values[-1]))
 
 

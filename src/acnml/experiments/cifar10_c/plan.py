@@ -13,7 +13,6 @@ from acnml.experiments.cifar10_c.methods import (
     ENSEMBLE,
     HEAD,
     KFAC,
-    SCALE,
     STEPS,
     SWAG_D,
     SWEPT,
@@ -21,13 +20,13 @@ from acnml.experiments.cifar10_c.methods import (
     cuts,
     images_of,
     methods_of,
-    sweep_values,
 )
 from acnml.experiments.cifar10_c.study import (
     TEST_IMAGES,
     TRAIN_IMAGES,
     Cifar10CStudy,
 )
+from acnml.experiments.study.knobs import SCALE, sweep_values
 
 # What one image costs in forward passes, in docs/performance.md: for a residual network, for VGG.
 # Not measured there: the paper's ten steps with KFAC (taken as twice five), and GLM over the whole
@@ -104,7 +103,12 @@ def _fitting(study: Cifar10CStudy) -> list[Line]:
     heads = 2 * (study.curvature.head_images or TRAIN_IMAGES)  # plain and tempered
     kfac = whole * KFAC_IMAGE + heads * costs[LAST_LAYER]
     fixed = {(m.posterior, m.value) for m in methods_of(study) if m.knob == SCALE and m.value}
-    swept = {(m.posterior, v) for m in SWEPT if m.rule == "BMA" for v in sweep_values(m, study)}
+    swept = {
+        (m.posterior, v)
+        for m in SWEPT
+        if m.rule == "BMA"
+        for v in sweep_values(m.knob, study.frontier)
+    }
     posteriors = len(fixed | swept)
     each = study.samples * (study.batch_norm_images or TRAIN_IMAGES)
     return [

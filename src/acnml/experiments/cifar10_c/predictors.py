@@ -16,7 +16,6 @@ from acnml.experiments.cifar10_c.methods import (
     SWA,
     SWAG,
     SWAG_D,
-    TEMPERATURE,
     Method,
 )
 from acnml.experiments.cifar10_c.posteriors import (
@@ -30,6 +29,7 @@ from acnml.experiments.cifar10_c.posteriors import (
 )
 from acnml.experiments.cifar10_c.workshop import Workshop
 from acnml.experiments.pipeline import Artefact
+from acnml.experiments.study.knobs import TEMPERATURE
 from acnml.experiments.study.saved import load_curvature
 
 

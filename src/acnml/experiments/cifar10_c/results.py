@@ -25,13 +25,13 @@ from acnml.experiments.cifar10_c.methods import (
     Method,
     images_of,
     methods_of,
-    sweep_values,
 )
 from acnml.experiments.cifar10_c.predict import predict_shift
 from acnml.experiments.cifar10_c.study import BLUR, CLEAN, Cifar10CStudy, shift
 from acnml.experiments.cifar10_c.unsolved import UNSOLVED
 from acnml.experiments.cifar10_c.workshop import Workshop
 from acnml.experiments.study.artefacts import Artefacts, Gathering
+from acnml.experiments.study.knobs import sweep_values
 from acnml.experiments.study.saved import log_probs_of
 from acnml.experiments.study.scores import Diagram, Row, diagram
 
@@ -91,7 +91,9 @@ def collect(study: Cifar10CStudy, data: StudyData, artefacts: Artefacts) -> Resu
     """Gather what is finished, and note what is not."""
     workshops = [Workshop(study, data, artefacts, seed) for seed in study.seeds]
     first, found, methods = workshops[0], Gathering(), methods_of(study)
-    sweep = ((family, value) for family in SWEPT for value in sweep_values(family, study))
+    sweep = (
+        (family, value) for family in SWEPT for value in sweep_values(family.knob, study.frontier)
+    )
     return Results(
         study,
         data,

@@ -12,11 +12,11 @@ from acnml.experiments.rotated_mnist.methods import (
     LEAST_NLL,
     LINEARISED,
     METHODS,
-    TEMPERATURE,
     Method,
 )
 from acnml.experiments.rotated_mnist.results import Results
 from acnml.experiments.rotated_mnist.tables import knob_text
+from acnml.experiments.study.knobs import TEMPERATURE
 from acnml.experiments.study.tables import html_row, shown
 
 PER_BIN = 5  # images of a bin from which an ECE says something

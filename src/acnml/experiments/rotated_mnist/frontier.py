@@ -8,10 +8,11 @@ from typing import NamedTuple
 from torch import nn
 
 from acnml import Classifier, Map, metrics, tuning
-from acnml.experiments.rotated_mnist.methods import FIXED, LEAST_NLL, MAP, Method, sweep_values
+from acnml.experiments.rotated_mnist.methods import FIXED, LEAST_NLL, MAP, Method
 from acnml.experiments.rotated_mnist.predict import predict_sweep, predict_validation
 from acnml.experiments.rotated_mnist.workshop import Workshop
 from acnml.experiments.study.choices import most_cautious, rounded
+from acnml.experiments.study.knobs import sweep_values
 from acnml.experiments.study.saved import log_probs_of
 
 
@@ -29,7 +30,7 @@ def chosen(method: Method, workshop: Workshop) -> Method:
     """Return a method with its knob set, on validation images where it has to be chosen."""
     if method.choice == FIXED:
         return method
-    values = sweep_values(method, workshop.study)
+    values = sweep_values(method.knob, workshop.study.frontier)
     if method.choice == LEAST_NLL:
         return method.at(_temperature_of_least_nll(workshop))
     nlls = [validation_nll(method.family.at(value), workshop) for value in values]

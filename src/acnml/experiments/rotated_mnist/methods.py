@@ -15,6 +15,7 @@ from acnml import Classifier, FactorBlock, Posterior, Predictor, Solver
 from acnml.experiments.pipeline import Artefact
 from acnml.experiments.rotated_mnist.study import RotatedMnist
 from acnml.experiments.rotated_mnist.workshop import Workshop
+from acnml.experiments.study.knobs import ALPHA, SCALE, TAU, TEMPERATURE
 from acnml.experiments.study.saved import load_curvature
 
 # What rules stand on.
@@ -22,8 +23,6 @@ NETWORK, DROPOUT, BBP, SWAG, KFAC = "network", "dropout", "BBP", "SWAG-D", "KFAC
 HEAD, ENSEMBLE, HEADS = "KFAC last layer", "ensemble", "ensemble, KFAC last layers"
 # How ACNML is solved.
 LINEARISED, PAPER, CONVERGED = "linearised", "paper's steps", "converged"
-# Knobs.
-TEMPERATURE, ALPHA, TAU, SCALE = "temperature", "alpha", "prior precision", "covariance scale"
 # How the knob is set.
 FIXED, LEAST_NLL, BUDGET = "fixed", "least NLL", "budget"
 
@@ -127,18 +126,6 @@ SWEPT = (
     ACNML_BBP,
     ACNML_SWAG,
 )
-
-
-def sweep_values(method: Method, study: RotatedMnist) -> tuple[float, ...]:
-    """Return the values of a method's knob, the most cautious first."""
-    frontier = study.frontier
-    grids = {
-        TEMPERATURE: sorted(frontier.temperatures, reverse=True),
-        ALPHA: sorted(frontier.alphas, reverse=True),
-        SCALE: sorted(frontier.covariance_scales, reverse=True),
-        TAU: sorted(frontier.prior_precisions),
-    }
-    return tuple(grids[method.knob])
 
 
 def images_of(method: Method, study: RotatedMnist) -> int:

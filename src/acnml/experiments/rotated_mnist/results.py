@@ -30,7 +30,6 @@ from acnml.experiments.rotated_mnist.methods import (
     SWEPT,
     Method,
     images_of,
-    sweep_values,
 )
 from acnml.experiments.rotated_mnist.naive import Comparison, compare, compared_shifts
 from acnml.experiments.rotated_mnist.predict import predict_shift, shifts_of
@@ -38,6 +37,7 @@ from acnml.experiments.rotated_mnist.shifts import StudyData
 from acnml.experiments.rotated_mnist.study import LETTERS, RANDOM, RotatedMnist
 from acnml.experiments.rotated_mnist.workshop import Workshop
 from acnml.experiments.study.artefacts import Artefacts, Gathering
+from acnml.experiments.study.knobs import sweep_values
 from acnml.experiments.study.saved import log_probs_of
 from acnml.experiments.study.scores import Diagram, Row, diagram
 
@@ -91,7 +91,9 @@ def collect(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> Resul
     """Gather what is finished, and note what is not."""
     workshops = [Workshop(study, data, artefacts, seed) for seed in study.seeds]
     first, found = workshops[0], Gathering()
-    sweep = ((family, value) for family in SWEPT for value in sweep_values(family, study))
+    sweep = (
+        (family, value) for family in SWEPT for value in sweep_values(family.knob, study.frontier)
+    )
     return Results(
         study,
         data,

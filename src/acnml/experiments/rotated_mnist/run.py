@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from acnml.experiments.rotated_mnist.frontier import chosen, sweep_point
-from acnml.experiments.rotated_mnist.methods import CHEAP, COSTLY, SWEPT, Method, sweep_values
+from acnml.experiments.rotated_mnist.methods import CHEAP, COSTLY, SWEPT, Method
 from acnml.experiments.rotated_mnist.naive import compare_all
 from acnml.experiments.rotated_mnist.predict import predict_shift, shifts_of
 from acnml.experiments.rotated_mnist.shifts import StudyData
 from acnml.experiments.rotated_mnist.study import RotatedMnist
 from acnml.experiments.rotated_mnist.workshop import Workshop
 from acnml.experiments.study.artefacts import Artefacts
+from acnml.experiments.study.knobs import sweep_values
 
 
 def run(study: RotatedMnist, data: StudyData, artefacts: Artefacts) -> None:
@@ -36,5 +37,5 @@ def predict_everywhere(method: Method, workshop: Workshop) -> None:
 def sweep_everything(workshop: Workshop) -> None:
     """Turn the knob of every family."""
     for family in SWEPT:
-        for value in sweep_values(family, workshop.study):
+        for value in sweep_values(family.knob, workshop.study.frontier):
             sweep_point(family, value, workshop)
