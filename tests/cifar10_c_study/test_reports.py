@@ -7,8 +7,11 @@ import shutil
 
 from acnml.experiments.cifar10_c import methods, verdict
 from acnml.experiments.cifar10_c.figures import bootstrap_median
+from acnml.experiments.cifar10_c.looks import label
+from acnml.experiments.cifar10_c.methods import images_of
 from acnml.experiments.cifar10_c.report import report, write_report
 from acnml.experiments.cifar10_c.results import collect
+from acnml.experiments.cifar10_c.tables import severity_table
 from acnml.experiments.study.artefacts import Finished
 from stores import store_in
 
@@ -29,6 +32,15 @@ def test_the_report_says_what_it_is(finished):
     assert list(rows[0]) == [*expected.split(), "seconds_per_input"]
     assert len(rows) == len(results.rows)
     assert {row["study"] for row in rows} == {"cifar10-c"}
+
+
+def test_few_images_are_not_scored(finished):
+    """Ten images are five a bin; the paper's steps see five, and what stands beside eight."""
+    _, results = finished
+    shown = {row[0] for row in severity_table(results, "ece")[1]}
+    all_labels = {label(method): method for method in methods.methods_of(results.study)}
+    enough = {name for name, m in all_labels.items() if images_of(m, "", results.study) >= 10}
+    assert shown == enough < set(all_labels)
 
 
 def test_a_report_of_nothing_names_what_is_missing(tmp_path, tiny, data):

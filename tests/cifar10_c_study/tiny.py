@@ -48,7 +48,7 @@ PIECES = {
     "corruptions": ("contrast",),
     "severities": (5, 4),
     "blurred": (5,),
-    "bins": 4,
+    "bins": 2,
     "resamples": 10,
     "images": Images(30, 12, 10, 8, 5),
     "choice": Choice(held_out=HELD),

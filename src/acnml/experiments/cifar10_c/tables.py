@@ -13,7 +13,7 @@ from acnml.experiments.cifar10_c.results import STUDY, Results
 from acnml.experiments.cifar10_c.study import CLEAN
 from acnml.experiments.cifar10_c.verdict import mean_at
 from acnml.experiments.pipeline import duration
-from acnml.experiments.study.scores import Row
+from acnml.experiments.study.scores import PER_BIN, Row
 from acnml.experiments.study.tables import METHOD, METRICS, SCORES, shown, write_csv
 
 FRONTIER = (*METHOD, "held_out_nll", "severity", "n", "ece", "nll")
@@ -40,7 +40,7 @@ def metrics_row(row: Row[Method]) -> list[object]:
 def clean_table(results: Results) -> Table:
     """Return NLL, accuracy and ECE of clean images, as far as possible the same for all methods."""
     rows = []
-    for method in methods_of(results.study):
+    for method in _scored(results):
         n = _common(results, method, CLEAN)
         cells = [_with_error(results, method, score, n) for score in CLEAN_SCORES]
         rows.append([label(method), f"{n:,}", *cells])
@@ -61,7 +61,7 @@ def all_clean_table(results: Results) -> Table:
 def severity_table(results: Results, score: str) -> Table:
     """Return the mean of a score over all corruptions, by severity, for every method."""
     severities, rows = sorted(results.study.severities), []
-    for method in methods_of(results.study):
+    for method in _scored(results):
         n = _common(results, method, "")
         means = [mean_at(results, method, score, severity, n) for severity in severities]
         if any(mean is not None for mean in means):
@@ -94,6 +94,13 @@ def timing_table(results: Results) -> Table:
             passes = f"{seconds / plain:,.1f}" if plain else "–"
             rows.append([label(method), duration(seconds), passes])
     return ("method", "time", "forward passes"), rows
+
+
+def _scored(results: Results) -> list[Method]:
+    """Return the methods whose calibration can be told: those with enough images for the bins."""
+    study = results.study
+    enough = PER_BIN * study.bins
+    return [m for m in methods_of(study) if results.level(images_of(m, "", study)) >= enough]
 
 
 def _common(results: Results, method: Method, shift: str) -> int:

@@ -17,9 +17,8 @@ from acnml.experiments.rotated_mnist.methods import (
 from acnml.experiments.rotated_mnist.results import Results
 from acnml.experiments.rotated_mnist.tables import knob_text
 from acnml.experiments.study.knobs import TEMPERATURE
+from acnml.experiments.study.scores import PER_BIN
 from acnml.experiments.study.tables import html_row, shown
-
-PER_BIN = 5  # images of a bin from which an ECE says something
 
 
 def label(method: Method) -> str:

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from acnml.experiments.page import page
 from acnml.experiments.rotated_mnist import figures, methods
 from acnml.experiments.rotated_mnist.fragments import (
-    PER_BIN,
     choices,
     detection_rows,
     label,
@@ -27,6 +26,7 @@ from acnml.experiments.rotated_mnist.tables import write_tables
 from acnml.experiments.rotated_mnist.verdict import CLASSES, FAR, mean_far, verdicts
 from acnml.experiments.study.figures import panels, svg
 from acnml.experiments.study.report import footer, write_pages
+from acnml.experiments.study.scores import PER_BIN
 from acnml.experiments.study.tables import TITLES, html_row, unfinished_html
 from acnml.experiments.study.verdict import verdicts_html
 

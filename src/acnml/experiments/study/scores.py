@@ -12,6 +12,7 @@ from torch import Tensor
 from acnml import metrics
 
 Method = TypeVar("Method")  # every study has its own
+PER_BIN = 5  # images of a bin from which an ECE says something
 
 
 @final
