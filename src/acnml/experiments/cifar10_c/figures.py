@@ -19,6 +19,7 @@ from acnml.experiments.drawing import INK, panel
 from acnml.experiments.study.figures import Look, draw_trade_off, legend_below, reliability_panel
 
 RESAMPLES, INTERVAL = 1000, (0.025, 0.975)
+DODGE = 0.06  # between the lines of two methods
 BOXES = 0.8  # the share of a severity's width that its boxes take
 
 
@@ -39,11 +40,12 @@ def boxes(results: Results, methods: Sequence[Method], score: str, title: str, n
 def lines(results: Results, methods: Sequence[Method], score: str, title: str, n: int) -> Figure:
     """Draw the median over corruptions against severity, with its 95 % bootstrap interval."""
     figure, axes = panel(title, (5.0, 4.0))
-    for method in methods:
+    for place, method in enumerate(methods):
         scores = {0: results.at_severity(method, score, 0, n), **_scores(results, method, score, n)}
         points = {s: values for s, values in sorted(scores.items()) if values}
         if points:
-            _draw_medians(axes, LOOKS[method], points)
+            offset = DODGE * (place - (len(methods) - 1) / 2)  # intervals beside each other
+            _draw_medians(axes, LOOKS[method], points, offset)
     _severities(axes, [0, *sorted(results.study.severities)])
     legend_below(figure, columns=2 if len(methods) < 6 else 3)
     return figure
@@ -117,11 +119,11 @@ def _draw_boxes(
     drawn["boxes"][0].set_label(look.label)
 
 
-def _draw_medians(axes: Axes, look: Look, points: dict[int, list[float]]) -> None:
+def _draw_medians(axes: Axes, look: Look, points: dict[int, list[float]], offset: float) -> None:
     middle, low, high = zip(*(bootstrap_median(v) for v in points.values()), strict=True)
-    places = list(points)
+    places = [severity + offset for severity in points]
     axes.plot(places, middle, look.marker, linestyle="-", color=look.colour, label=look.label)
-    axes.fill_between(places, low, high, color=look.colour, alpha=0.13, linewidth=0)
+    axes.vlines(places, low, high, color=look.colour, linewidth=1, alpha=0.6)
 
 
 def _severities(axes: Axes, severities: Sequence[int]) -> None:
