@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 
 import acnml
-from acnml import Classifier, Diagonal, Map, NaiveCnml, StorageError, storage
-from cases import MODELS, POSTERIORS
+from acnml import Acnml, Classifier, Diagonal, Map, NaiveCnml, StorageError, storage
+from cases import MODELS, POSTERIORS, diagonal
 
 
 @pytest.fixture
@@ -148,3 +148,29 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(stored, monkeypatc
         acnml.save(POSTERIORS["low_rank"](MODELS[1].model()), stored)
     assert stored.read_bytes() == before
     assert list(stored.parent.iterdir()) == [stored]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"kind": []},
+        {"kind": "Affine", "weight": "w"},
+        {"kind": "Diagonal", "mean": {"tensor": "mean/weight"}, "var": {"map": {}}},
+        {"kind": "Diagonal", "mean": {"kind": "Classifier", "overrides": {"map": {}}}, "var": 3},
+        3,
+    ],
+)
+def test_headers_that_were_tampered_with_are_storage_errors(value, tmp_path):
+    path = tmp_path / "posterior.safetensors"
+    header = json.dumps({"format_version": 1, "value": value})
+    safetensors.torch.save_file({"mean/weight": torch.ones(2)}, path, {"acnml": header})
+    with pytest.raises(StorageError):
+        acnml.load(path)
+
+
+def test_a_stored_predictor_with_a_foreign_solver_is_a_storage_error(tmp_path):
+    model, path = MODELS[1].model(), tmp_path / "predictor.safetensors"
+    acnml.save(Acnml(Classifier(model), diagonal(model)), path)
+    rewrite(path, lambda header: header["value"].update(solver="rm -rf"))
+    with pytest.raises(StorageError, match="solver must be a solver"):
+        acnml.load(path, Classifier(model))

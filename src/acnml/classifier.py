@@ -244,8 +244,8 @@ def _require_viewable(model: nn.Module) -> None:
         for key, value in vars(module).items():
             if _holds_on_to(value, set(model.modules())):
                 raise TypeError(
-                    f"attribute {key!r} of module {name!r} is a function that holds on to the "
-                    "model itself, and would run it; make it a method"
+                    f"attribute {key!r} of module {name!r} holds on to the model itself in the "
+                    "closure of a function, and would run it; make it a method"
                 )
 
 
