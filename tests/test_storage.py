@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 import acnml
-from acnml import Acnml, Classifier, Diagonal, Map, NaiveCnml, StorageError, storage
+from acnml import Acnml, Classifier, Diagonal, Gradient, Map, NaiveCnml, StorageError, storage
 from cases import MODELS, POSTERIORS, diagonal
 
 
@@ -174,3 +175,11 @@ def test_a_stored_predictor_with_a_foreign_solver_is_a_storage_error(tmp_path):
     rewrite(path, lambda header: header["value"].update(solver="rm -rf"))
     with pytest.raises(StorageError, match="solver must be a solver"):
         acnml.load(path, Classifier(model))
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    model, path = MODELS[1].model(), tmp_path / "predictor.safetensors"
+    alpha, steps = np.float32(0.5), np.int64(3)
+    acnml.save(Acnml(Classifier(model), diagonal(model), Gradient(steps, 0.5), alpha), path)
+    loaded = acnml.load(path, Classifier(model))
+    assert (loaded.alpha, loaded.solver) == (0.5, Gradient(3, 0.5))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import numbers
 import os
 import uuid
 from collections.abc import Mapping
@@ -160,8 +161,10 @@ def _encode(value: Any, path: str, tensors: Params) -> Any:
         return {"map": _encode_items(value, path, tensors)}
     if isinstance(value, (tuple, list)):
         return list(_encode_items(dict(enumerate(value)), path, tensors).values())
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, numbers.Real):  # NumPy's as well
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     raise TypeError(
         f"cannot store {path or 'a value'} of type {type(value).__name__}, "
         f"only {', '.join(KINDS)}; "
