@@ -24,9 +24,9 @@ from acnml.experiments.study.figures import (
     VIOLET,
     Look,
 )
-from acnml.experiments.study.knobs import TEMPERATURE
+from acnml.experiments.study.knobs import ALPHA, TEMPERATURE
 
-WINE, OLIVE, BROWN = "#882255", "#999933", "#8c6d46"
+WINE, OLIVE, BROWN, FOREST = "#882255", "#999933", "#8c6d46", "#117733"
 
 LOOKS: Mapping[Method, Look] = {
     methods.MAP_SGD: Look("SGD", GREY, "x"),
@@ -46,6 +46,8 @@ LOOKS: Mapping[Method, Look] = {
     methods.ACNML_KFAC: Look("ACNML-KFAC", SKY, "*"),
     methods.ACNML_HEAD: Look("ACNML, last layer", GREEN, "D"),
     methods.ACNML_HEAD_TEMPERED: Look("ACNML, last layer, tempered", GREEN, "d"),
+    methods.ACNML_HEAD_ALPHA: Look("ACNML, last layer by α", FOREST, "P"),
+    methods.ACNML_HEAD_ALPHA_TEMPERED: Look("ACNML, last layer by α, tempered", FOREST, "p"),
     methods.ACNML_SWAG_D_TEMPERED: Look("ACNML-SWAGD, tempered", BLUE, "2"),
 }
 # The comparisons: as in the paper; all at SWA's price; all near the price of SWA-Temp.
@@ -68,12 +70,14 @@ BUDGET_GROUP = (
     methods.ACNML_SWAG_D,
     methods.ACNML_KFAC,
     methods.ACNML_HEAD,
+    methods.ACNML_HEAD_ALPHA,
 )
 NEAR_GROUP = (
     methods.TEMPERED,
     methods.TEMPERED_NEAR,
     methods.ACNML_SWAG_D_TEMPERED,
     methods.ACNML_HEAD_TEMPERED,
+    methods.ACNML_HEAD_ALPHA_TEMPERED,
 )
 RULES = {
     BUDGET: "price of SWA",
@@ -88,6 +92,7 @@ def label(method: Method) -> str:
     rule = f"tempered {method.rule}" if method.knob == TEMPERATURE else method.rule
     rule = f"{rule} on Temp" if method.likelihood != 1 else rule
     posterior = "last layer" if method.posterior == HEAD else method.posterior
+    posterior += " by α" if (method.posterior, method.knob) == (HEAD, ALPHA) else ""
     solver = f", {method.solver}" if method.solver not in ("", LINEARISED) else ""
     choice = f" ({RULES[method.choice]})" if method.choice in RULES else ""
     return f"{rule}, {posterior}{solver}{choice}"

@@ -59,6 +59,8 @@ class Method:
             parts.append("tempered")
         if self.likelihood != 1:
             parts.append("tempered likelihood")
+        if (self.posterior, self.knob) == (HEAD, ALPHA):
+            parts.append("by alpha")
         if self.solver == STEPS:
             parts.append(STEPS)
         if self.choice != FIXED:
@@ -87,6 +89,10 @@ SWA_ENSEMBLE, SWA_DROPOUT = Method("MAP", ENSEMBLE), Method("MC dropout", DROPOU
 GLM_HEAD = Method("GLM", HEAD, "", TAU, None, LEAST_NLL)
 ACNML_HEAD = Method("ACNML", HEAD, LINEARISED, TAU, None, BUDGET)
 ACNML_HEAD_TEMPERED = replace(ACNML_HEAD, choice=NEAR, likelihood=None)
+# The same with the prior of training, as for the whole network, and α for a knob.
+ACNML_HEAD_ALPHA, ACNML_HEAD_ALPHA_TEMPERED = (
+    replace(each, knob=ALPHA) for each in (ACNML_HEAD, ACNML_HEAD_TEMPERED)
+)
 
 BMA_SWAG_D, BMA_SWAG = (Method("BMA", each, knob=SCALE) for each in (SWAG_D, SWAG))
 BMA_KFAC = Method("BMA", KFAC, "", SCALE, None, LEAST_NLL)
@@ -111,6 +117,8 @@ CHEAP = (
     GLM_HEAD,
     ACNML_HEAD,
     ACNML_HEAD_TEMPERED,
+    ACNML_HEAD_ALPHA,
+    ACNML_HEAD_ALPHA_TEMPERED,
 )
 NETWORK_WIDE = (
     SWA_DROPOUT,
@@ -129,6 +137,8 @@ SWEPT = (
     TEMPERED,
     ACNML_HEAD,
     ACNML_HEAD_TEMPERED,
+    ACNML_HEAD_ALPHA,
+    ACNML_HEAD_ALPHA_TEMPERED,
     GLM_HEAD,
     BMA_SWAG_D,
     BMA_KFAC,

@@ -29,7 +29,7 @@ from acnml.experiments.cifar10_c.posteriors import (
 )
 from acnml.experiments.cifar10_c.workshop import Workshop
 from acnml.experiments.pipeline import Artefact
-from acnml.experiments.study.knobs import TEMPERATURE
+from acnml.experiments.study.knobs import TAU, TEMPERATURE
 from acnml.experiments.study.saved import load_curvature
 
 
@@ -89,10 +89,12 @@ def _posterior(method: Method, value: float, fitted: Artefact, workshop: Worksho
     α and the scale of a covariance are the same thing: α log p + log q has the maximiser of
     log p + log q_α with Σ → αΣ.
     """
-    if method.posterior == HEAD:
+    tau, scale = prior_precision(workshop), method.scale or 1.0
+    if method.posterior == HEAD and method.knob == TAU:
         return load_curvature(fitted).posterior(value)
+    if method.posterior == HEAD:
+        return load_curvature(fitted).posterior(tau).scaled(value)
     if method.posterior == KFAC:
-        tau, scale = prior_precision(workshop), method.scale or 1.0
         return load_curvature(fitted).posterior(tau, FactorBlock.damped).scaled(scale * value)
     return fitted.load_posterior().scaled(value)
 

@@ -39,7 +39,12 @@ def verdicts(results: Results) -> list[Verdict]:
         *(_steps(results, method) for method in methods.COSTLY),
         *(_beats_temperature(results, trio[-1], methods.TEMPERED) for trio in posteriors.values()),
         _beats_temperature(results, methods.ACNML_HEAD_TEMPERED, methods.TEMPERED_NEAR),
+        _beats_temperature(results, methods.ACNML_HEAD_ALPHA_TEMPERED, methods.TEMPERED_NEAR),
         _beats_temperature(results, methods.ACNML_SWAG_D_TEMPERED, methods.TEMPERED_NEAR),
+        *(
+            _beats_temperature(results, ours, methods.TEMPERED_BUDGET)
+            for ours in (methods.ACNML_HEAD_ALPHA, methods.ACNML_SWAG_D, methods.ACNML_KFAC)
+        ),
         *(_more_than_tempering(results, family) for family in methods.SWEPT if _is_acnml(family)),
     ]
 
