@@ -54,7 +54,7 @@ def test_whatever_decides_a_result_changes_its_key(other):
     assert other.label != BASE.label
 
 
-def test_keys_are_the_same_in_every_process():
+def test_keys_stay_what_they_are():
     """Written down once: a change would make every artefact that people have out of date."""
     expected = '["fit",{"Linear":{"slope":1}},0,1,["x"]]'
     assert canonical(["fit", Linear(), 0, 1, ("x",)]) == expected
