@@ -47,7 +47,7 @@ def lines(results: Results, methods: Sequence[Method], score: str, title: str, n
             offset = DODGE * (place - (len(methods) - 1) / 2)  # intervals beside each other
             _draw_medians(axes, LOOKS[method], points, offset)
     _severities(axes, [0, *sorted(results.study.severities)])
-    legend_below(figure, columns=2 if len(methods) < 6 else 3)
+    legend_below(figure, columns=2 if len(methods) < 7 else 3)
     return figure
 
 

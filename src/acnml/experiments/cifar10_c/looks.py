@@ -46,8 +46,8 @@ LOOKS: Mapping[Method, Look] = {
     methods.ACNML_KFAC: Look("ACNML-KFAC", SKY, "*"),
     methods.ACNML_HEAD: Look("ACNML, last layer", GREEN, "D"),
     methods.ACNML_HEAD_TEMPERED: Look("ACNML, last layer, tempered", GREEN, "d"),
-    methods.ACNML_HEAD_ALPHA: Look("ACNML, last layer by α", FOREST, "P"),
-    methods.ACNML_HEAD_ALPHA_TEMPERED: Look("ACNML, last layer by α, tempered", FOREST, "p"),
+    methods.ACNML_HEAD_ALPHA: Look("ACNML, head by α", FOREST, "P"),
+    methods.ACNML_HEAD_ALPHA_TEMPERED: Look("ACNML, head by α, tempered", FOREST, "p"),
     methods.ACNML_SWAG_D_TEMPERED: Look("ACNML-SWAGD, tempered", BLUE, "2"),
 }
 # The comparisons: as in the paper; all at SWA's price; all near the price of SWA-Temp.
