@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import acnml
 from acnml import Acnml, Bma, Classifier, Gradient, Map
-from cases import MODELS, diagonal, normal
+from cases import MODELS, POSTERIORS, diagonal, normal
 
 
 def test_inputs_that_depend_on_each_other_are_refused():
@@ -134,3 +134,31 @@ def test_wrappers_are_taken_off():
         swag = acnml.Swag()
         swag.update(wrapped)
         assert list(swag.mean) == ["weight", "bias"]
+
+
+def test_hooks_that_hold_on_to_the_model_are_no_harm():
+    model, seen = nn.Linear(4, 3), []
+    model.register_forward_hook(lambda *_: seen.append(model))
+    x = torch.ones(1, 4)
+    torch.testing.assert_close(Map(Classifier(model))(x), model(x).log_softmax(-1))
+
+
+def test_factors_in_half_precision_can_be_sampled():
+    posterior = POSTERIORS["kronecker_factors"](MODELS[1].model())
+    halves = posterior.to(torch.device("cpu"), torch.bfloat16)
+    for block, half in zip(posterior.blocks, halves.blocks, strict=True):
+        noise = normal(2, *block.shape)
+        actual, expected = half.colour(noise.bfloat16()), block.colour(noise)
+        torch.testing.assert_close(actual.double(), expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("parameters", ["weight", nn.Linear(4, 3)])
+def test_parameters_must_be_a_list(parameters):
+    with pytest.raises(TypeError, match="parameters must be a list"):
+        acnml.fit_kfac_laplace(Classifier(nn.Linear(4, 3)), [], parameters=parameters)
+
+
+def test_a_solver_must_be_a_value():
+    model = nn.Linear(4, 3)
+    with pytest.raises(TypeError, match=r"solver must be a solver such as Linearised\(\)"):
+        Acnml(Classifier(model), diagonal(model), Gradient)

@@ -13,6 +13,7 @@ from acnml.kernels import DenseKernel
 from acnml.solvers.newton import solve_logits
 from acnml.solvers.rows import Rows
 from cases import MODELS, POSTERIORS, Case, affine_layers, diagonal, normal
+from predicting import Idle
 
 
 class Residual(nn.Module):
@@ -257,14 +258,6 @@ def test_parameters_that_cannot_be_handled_are_named_with_the_way_out(solver):
 
 @pytest.mark.parametrize("solver", [Gradient(), Linearised()])
 def test_unused_layers_are_no_harm_unless_all_are_unused(solver):
-    class Idle(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.used(x)
-
     model = Idle().double()
     for build in POSTERIORS.values():
         expected = Reference(5, 0.5)(Classifier(model), diagonal(model), normal(2, 4))

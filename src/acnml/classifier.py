@@ -118,9 +118,9 @@ class Classifier:
         for name, tensor in batches.named_tensors(x).items():
             if tensor.is_floating_point():
                 checks.require_finite(tensor, f"input {name} is", "clean the data first")
-        tensors = list(self.tensors.values())
+        tensors = list((self.parameters or self.tensors).values())
         device = tensors[0].device if tensors else torch.device("cpu")
-        dtypes = {tensor.dtype for tensor in self.parameters.values() if tensor.is_floating_point()}
+        dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
         # Of a model in several precisions only its author knows which one an input is for.
         dtype = dtypes.pop() if len(dtypes) == 1 else None
         return batches.map_inputs(x, lambda tensor: _follow(tensor, device, dtype))
@@ -235,6 +235,7 @@ def _require_viewable(model: nn.Module) -> None:
     """Refuse modules that a copy of the structure in eval mode would not stand for."""
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("a scripted or traced module cannot be viewed; give the original nn.Module")
+    modules, internal = set(model.modules()), set(vars(nn.Module()))  # such as the user's hooks
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ValueError(
@@ -242,7 +243,7 @@ def _require_viewable(model: nn.Module) -> None:
                 "for an input would depend on the rest of the batch"
             )
         for key, value in vars(module).items():
-            if _holds_on_to(value, set(model.modules())):
+            if key not in internal and _holds_on_to(value, modules):
                 raise TypeError(
                     f"attribute {key!r} of module {name!r} holds on to the model itself in the "
                     "closure of a function, and would run it; make it a method"

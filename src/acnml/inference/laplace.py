@@ -7,6 +7,7 @@ plus the prior's. The network runs in eval mode, as it will when it predicts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, final
 
@@ -236,10 +237,11 @@ def _affine_names(classifier: Classifier) -> list[str]:
     A reparametrised weight is none of them, nor is one that another module owns as well.
     """
     model, names = classifier.model, set()
-    every = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
+    everywhere = model.named_parameters(remove_duplicate=False)
+    owners = Counter(id(parameter) for _, parameter in everywhere)
     for prefix, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         is_affine = isinstance(module, AFFINE) and is_plain(module) and "weight" in own
-        if is_affine and all(every.count(id(parameter)) == 1 for parameter in own.values()):
+        if is_affine and all(owners[id(parameter)] == 1 for parameter in own.values()):
             names |= {f"{prefix}.{key}" if prefix else key for key in own}
     return [name for name in classifier.parameters if name in names]
