@@ -41,6 +41,10 @@ def test_the_command_runs_and_reports(tmp_path, capsys):
         ("cpu", ["corruptions=fogg"], "there is no corruption 'fogg', only"),
         ("cpu", ["severities=6"], "severities must be some of 1, 2, 3, 4, 5"),
         ("cpu", ["images.cheap=1"], "the numbers of images must not grow"),
+        ("cpu", ["schedule.epochs=2"], "one collected epoch has no variance"),
+        ("cpu", ["curvature.images=0"], "images must be a positive, finite number, got 0"),
+        ("cpu", ["frontier.alphas=1,-1"], "alphas must be a positive, finite number, got -1"),
+        ("cpu", ["samples=0"], "samples must be a positive, finite number, got 0"),
         ("cpu", ["choice.held_out=60"], "60 images of the test set cannot spare 60"),
     ],
 )

@@ -25,6 +25,9 @@ def test_the_command_reports_what_is_finished(tmp_path, capsys):
         ("quick", ["angles=30"], "the angles must have 0 among them"),
         ("quick", ["frontier.shifts=60"], "there is no shift '60': write an angle such as 60°"),
         ("quick", ["naive_cnml.shift=60"], "there is no shift '60'"),
+        ("quick", ["training.epochs=0"], "epochs must be a positive, finite number, got 0"),
+        ("quick", ["hidden="], "hidden must"),
+        ("quick", ["dropout=1"], "dropout must be at least 0 and below 1"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(tmp_path, preset, setting, message):

@@ -8,6 +8,8 @@ from typing import Literal, final
 
 from acnml.experiments.cifar10_c.training import RECIPES, Recipe, Training
 from acnml.experiments.data.corruptions import BENCHMARK, CORRUPTIONS, SEVERITIES
+from acnml.experiments.study.checks import require_positive_fields
+from acnml.experiments.study.knobs import GRIDS
 
 CLEAN, BLUR = "clean", "gaussian_blur"
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
@@ -78,6 +80,9 @@ class Choice:
     accuracy: float = 0.005
     nll: float = 0.05
 
+    def __post_init__(self) -> None:
+        require_positive_fields(self, "held_out")
+
 
 @final
 @dataclass(frozen=True)
@@ -91,6 +96,9 @@ class Curvature:
     images: int | None = 5000  # for the whole network; None takes all
     head_images: int | None = None  # for the last layer
     prior_precision: float | None = None
+
+    def __post_init__(self) -> None:
+        require_positive_fields(self, "images", "head_images", "prior_precision")
 
 
 @final
@@ -107,6 +115,9 @@ class Frontier:
     alphas: tuple[float, ...] = (0.25, 1.0, 3.0, 6.0, 12.0)
     prior_precisions: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)
     covariance_scales: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3, 1.0)
+
+    def __post_init__(self) -> None:
+        require_positive_fields(self, "images", *GRIDS)
 
 
 @final
@@ -147,9 +158,11 @@ class Cifar10CStudy:
     frontier: Frontier = Frontier()
 
     def __post_init__(self) -> None:
+        require_positive_fields(self, "samples", "batch_norm_images", "bins", "resamples")
         for name in filter(None, (self.model, self.dropout_model)):
             if name not in RECIPES:
                 raise ValueError(f"there is no network {name!r}, only {', '.join(RECIPES)}")
+            self._changed(name)  # refuses a schedule that cannot be trained
         if not (self.seeds and self.corruptions and self.members >= 1):
             raise ValueError("there must be a seed, a corruption and a member at least")
         for name in self.corruptions:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
+from acnml.experiments.study.checks import require_positive_fields
+from acnml.experiments.study.knobs import GRIDS
+
 RANDOM, LETTERS = "random", "notMNIST"  # shifts beside the angles
 
 
@@ -32,6 +35,9 @@ class Descent:
     momentum: float = 0.9
     weight_decay: float = 1e-4
 
+    def __post_init__(self) -> None:
+        require_positive_fields(self, "epochs", "batch_size", "learning_rate")
+
 
 @final
 @dataclass(frozen=True)
@@ -49,6 +55,11 @@ class BayesByBackprop:
     variance_rate: float = 10.0
     prior_std: float = 0.1
 
+    def __post_init__(self) -> None:
+        require_positive_fields(
+            self, "epochs", "batch_size", "learning_rate", "variance_rate", "prior_std"
+        )
+
 
 @final
 @dataclass(frozen=True)
@@ -58,6 +69,9 @@ class Swag:
     epochs: int = 10
     batch_size: int = 500
     learning_rate: float = 0.05
+
+    def __post_init__(self) -> None:
+        require_positive_fields(self, "epochs", "batch_size", "learning_rate")
 
 
 @final
@@ -69,6 +83,9 @@ class Images:
     paper_steps: int = 500  # the paper's 5 or 10 gradient steps: 10 to 30 ms
     converged: int = 40  # linearised and polished by 10 gradient steps: 100 ms
     beside: float = 0.25  # share of these for what needs 30 forward passes and is not the paper's
+
+    def __post_init__(self) -> None:
+        require_positive_fields(self, "cheap", "paper_steps", "converged", "beside")
 
 
 @final
@@ -83,6 +100,9 @@ class Frontier:
     prior_precisions: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
     covariance_scales: tuple[float, ...] = (0.1, 0.3, 1.0, 1.5, 2.0)
 
+    def __post_init__(self) -> None:
+        require_positive_fields(self, "images", *GRIDS)
+
 
 @final
 @dataclass(frozen=True)
@@ -96,6 +116,9 @@ class Choice:
     validation: int = 5000  # images, cut from the training set
     tolerance: float = 0.0
 
+    def __post_init__(self) -> None:
+        require_positive_fields(self, "validation")
+
 
 @final
 @dataclass(frozen=True)
@@ -108,6 +131,11 @@ class NaiveCnml:
     refit_epochs: int = 5
     refit_learning_rate: float = 0.05
     training: Descent = Descent(epochs=60, batch_size=100, learning_rate=0.1, weight_decay=1e-3)
+
+    def __post_init__(self) -> None:
+        require_positive_fields(
+            self, "queries", "train_images", "refit_epochs", "refit_learning_rate"
+        )
 
 
 @final
@@ -132,10 +160,13 @@ class RotatedMnist:
     naive_cnml: NaiveCnml = NaiveCnml()
 
     def __post_init__(self) -> None:
+        require_positive_fields(self, "hidden", "train_images", "members", "samples", "bins")
         if 0 not in self.angles:
             raise ValueError("the angles must have 0 among them: upright is what others compare to")
         if not self.seeds:
             raise ValueError("there must be a seed at least")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
         for shift in (*self.frontier.shifts, self.naive_cnml.shift):
             if shift != RANDOM:
                 degrees(shift)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 TEMPERATURE, ALPHA, TAU, SCALE = "temperature", "alpha", "prior precision", "covariance scale"
+GRIDS = ("temperatures", "alphas", "prior_precisions", "covariance_scales")
 
 
 class Grids(Protocol):

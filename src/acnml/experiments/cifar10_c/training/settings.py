@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, final
 
-from acnml.checks import require_positive
+from acnml.experiments.study.checks import require_positive_fields
 
 PLATEAU, DECAYED = 0.5, 0.9  # shares of the way to the SWA start between which the rate falls
 SGD_DECAY = 0.01  # what SWAG's code multiplies the rate with, in the end, where nothing is averaged
@@ -46,8 +46,7 @@ class Training:
     rank: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "learning_rate", "swa_learning_rate", "batch_size"):
-            require_positive(getattr(self, name), name)
+        require_positive_fields(self, "epochs", "learning_rate", "swa_learning_rate", "batch_size")
         if not 0 <= self.swa_start <= self.epochs:
             raise ValueError(f"swa_start must be from 0 to {self.epochs}, got {self.swa_start}")
         if self.collected == 1:
