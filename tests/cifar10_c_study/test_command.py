@@ -45,6 +45,9 @@ def test_the_command_runs_and_reports(tmp_path, capsys):
         ("cpu", ["curvature.images=0"], "images must be a positive, finite number, got 0"),
         ("cpu", ["frontier.alphas=1,-1"], "alphas must be a positive, finite number, got -1"),
         ("cpu", ["samples=0"], "samples must be a positive, finite number, got 0"),
+        ("cpu", ["schedule.swa_start=9"], "resnet20 must collect two epochs at least"),
+        ("cpu", ["choice.source=train"], "have seen all training images"),
+        ("cpu", ["seeds=1,0,1"], "seeds must differ, got 1, 0, 1"),
         ("cpu", ["choice.held_out=60"], "60 images of the test set cannot spare 60"),
     ],
 )
@@ -90,6 +93,13 @@ def test_wrong_weights_are_one_sentence(tmp_path, monkeypatch, weights, message)
     if (tensors := weights()) is not None:
         save_file(tensors, tmp_path / "weights" / "tiny.safetensors")
     monkeypatch.setenv("ACNML_DATA", str(tmp_path))
+    settings = ["model=tiny", "choice.held_out=20", "corruptions=contrast"]
     with pytest.raises(SystemExit) as error:
-        run_study("cpu", ["model=tiny", "choice.held_out=20"], tmp_path / "out", report_only=False)
+        run_study("cpu", settings, tmp_path / "out", report_only=False)
     assert message in str(error.value)
+
+
+def test_missing_pictures_of_frost_are_noticed_before_any_work(tmp_path):
+    with pytest.raises(SystemExit, match="or leave the corruption 'frost' out"):
+        run_study("cpu", ["model=tiny", "choice.held_out=20"], tmp_path, report_only=False)
+    assert not (tmp_path / "artefacts").exists()

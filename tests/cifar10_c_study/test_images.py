@@ -47,7 +47,8 @@ def test_choices_see_held_out_images_alone(tiny, data, finished, tmp_path, monke
 
 @pytest.mark.parametrize("source", ["train", "test"])
 def test_held_out_images_are_no_others(tiny, tmp_path, source):
-    data = load_data(replace(tiny, choice=Choice(HELD, source)), tmp_path)
+    fresh = replace(tiny, model="fresh", choice=Choice(HELD, source))
+    data = load_data(fresh, tmp_path)
     parts = {name: {i.numpy().tobytes() for i in getattr(data, name).images} for name in PARTS}
     sizes = {name: len(part) for name, part in parts.items()}
     assert not parts["held_out"] & (parts["train"] | parts["clean"])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import acnml
 from acnml import metrics
 from acnml.experiments.cifar10_c import methods
 from acnml.experiments.cifar10_c.data import load_data
@@ -16,6 +17,7 @@ from acnml.experiments.cifar10_c.study import Choice
 from acnml.experiments.cifar10_c.training import __main__ as training_command
 from acnml.experiments.cifar10_c.training import load_trained, settings, task
 from acnml.experiments.cifar10_c.workshop import Workshop
+from acnml.experiments.data.cifar10 import to_unit
 from acnml.experiments.study.artefacts import Finished, Making
 from stores import made, store_in
 
@@ -48,6 +50,10 @@ def test_networks_of_the_paper_are_trained_and_predict(tiny, tmp_path):
     mean = sum(member.log_probs(inputs).exp() for member in members) / 2
     ensemble = predict_shift(methods.SWA_ENSEMBLE, "clean", makers).load()["log_probs"]
     torch.testing.assert_close(ensemble[:3].exp(), mean)
+    images = DESCRIPTIONS["dropping"].normalise(to_unit(data.clean.images[:3]))
+    dropped = acnml.McDropout(makers.dropout_classifier(), paper.samples, 0)(images)
+    saved = predict_shift(methods.SWA_DROPOUT, "clean", makers).load()["log_probs"]
+    torch.testing.assert_close(saved[:3], dropped)
     networks = [name for name in made(tmp_path) if name.startswith("train")]
     assert len(networks) == 4  # two members, plain SGD, dropout
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import nn
 
 import acnml
 from acnml.experiments.cifar10_c import methods
 from acnml.experiments.cifar10_c.choices import chosen
-from acnml.experiments.cifar10_c.posteriors import curvature, rescaled
+from acnml.experiments.cifar10_c.posteriors import _Drawn, curvature, rescaled, sampling
 from acnml.experiments.cifar10_c.predictors import predictor
 from acnml.experiments.cifar10_c.workshop import Workshop
 from acnml.experiments.study.artefacts import Finished
@@ -57,6 +60,25 @@ def test_the_tempered_head_is_fitted_to_the_tempered_likelihood(finished, tiny, 
     inputs = makers.inputs(data.clean.images[:5])
     ours = predictor(ready, makers)(inputs)
     torch.testing.assert_close(ours, acnml.Acnml(classifier, expected)(inputs), **CLOSELY)
+
+
+def test_every_sample_has_images_of_its_own_for_batch_norm(tiny, data, tmp_path):
+    makers = Workshop(tiny, data, Finished(store_in(tmp_path, tiny)), 0)
+    draws = _Drawn.by(makers)
+    first, second = (torch.cat([labels for _, labels in draws]) for _ in range(2))
+    assert len(first) == len(second) == tiny.batch_norm_images
+    assert not torch.equal(first, second)
+    again = torch.cat([labels for _, labels in _Drawn.by(makers)])
+    torch.testing.assert_close(again, first)
+
+
+@pytest.mark.parametrize("method", [methods.ACNML_HEAD_ALPHA, methods.BMA_KFAC])
+def test_predictions_depend_on_a_prior_precision_that_is_given(tiny, data, tmp_path, method):
+    def needed(prior):
+        study = replace(tiny, curvature=replace(tiny.curvature, prior_precision=prior))
+        return sampling(method, Workshop(study, data, Finished(store_in(tmp_path, study)), 0))
+
+    assert needed(5.0) != needed(50.0)
 
 
 CLOSELY = {"rtol": 1e-3, "atol": 1e-3}  # both have summed in single precision

@@ -9,10 +9,12 @@ import torch
 
 from acnml import metrics
 from acnml.experiments.cifar10_c import methods
+from acnml.experiments.cifar10_c.choices import explained
 from acnml.experiments.cifar10_c.jobs import phases
 from acnml.experiments.cifar10_c.methods import methods_of
 from acnml.experiments.cifar10_c.plan import plan
 from acnml.experiments.cifar10_c.predictors import predictor
+from acnml.experiments.cifar10_c.results import blurred_shifts
 from acnml.experiments.cifar10_c.workshop import Workshop
 from acnml.experiments.study.artefacts import Finished
 from stores import made, store_in
@@ -63,3 +65,23 @@ def test_agreement_is_the_mean_total_variation(finished, tiny, data):
         distances.append((pair[0] - pair[1]).clamp(min=0).sum(1))
     assert found.images == 5 * len(tiny.shifts)
     assert found.total_variation == pytest.approx(torch.cat(distances).mean().item(), abs=1e-5)
+
+
+def test_a_mean_waits_for_all_seeds(finished):
+    """While a second seed is missing, there is nothing to compare."""
+    _, results = finished
+    where = methods.MAP_SWA, "ece", "clean", 10
+    assert len(results.values(*where)) == 1
+    assert replace(results, study=replace(results.study, seeds=(0, 1))).values(*where) == []
+
+
+def test_diagrams_are_of_severities_that_the_study_sees(tiny):
+    blurred = blurred_shifts(replace(tiny, severities=(5, 4), blurred=(5, 3)))
+    assert blurred == ["clean", "gaussian_blur 5"]
+
+
+def test_a_budget_that_nothing_keeps_is_said(finished, tiny, data):
+    out, _ = finished
+    strict = replace(tiny, choice=replace(tiny.choice, tolerance=-100.0))
+    makers = Workshop(strict, data, Finished(store_in(out, strict)), 0)
+    assert explained(methods.ACNML_HEAD, makers).note == "none is in budget"

@@ -28,7 +28,7 @@ TRAINING = Training(
 )
 DESCRIPTIONS = {
     "tiny": Description(network, (0.5,) * 3, (0.25,) * 3, "tiny.safetensors"),
-    "dropping": Description(dropping, (0.5,) * 3, (0.25,) * 3),
+    "dropping": Description(dropping, (0.4,) * 3, (0.2,) * 3),
 }
 RECIPES = {
     "tiny": Recipe("tiny", "given", TRAINING),

@@ -49,6 +49,13 @@ def test_the_command_trains_from_given_weights(given, tmp_path):
             torch.testing.assert_close(found, parameter.detach(), rtol=1e-6, atol=1e-20)
 
 
+def test_what_the_command_cannot_do_is_one_sentence(tmp_path):
+    with pytest.raises(SystemExit, match="there is no network 'vgg17', only"):
+        main("vgg17", tmp_path)
+    with pytest.raises(SystemExit, match="there is no setting"):
+        main("vgg16", tmp_path, 0, ["training.epoch=3"])
+
+
 def test_the_stage_tells_recipes_images_weights_and_seeds_apart(given, tmp_path):
     recipe = PRESETS["cpu"]["resnet20"]
     longer = replace(recipe, training=replace(recipe.training, epochs=7))

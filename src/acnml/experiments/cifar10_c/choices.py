@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from statistics import fmean
@@ -87,8 +88,16 @@ def explained(method: Method, workshop: Workshop) -> Chosen:
     if method.choice == LEAST_NLL and method.knob == TEMPERATURE:
         return Chosen(ready, "")  # found by a search
     values = choice_values(method, workshop.study)
+    if method.choice != LEAST_NLL and not _in_budget(method, values, workshop):
+        return Chosen(ready, "none is in budget")
     ends = ready.value in (values[0], values[-1])
     return Chosen(ready, "end of grid" if ends else "")
+
+
+def _in_budget(method: Method, values: Sequence[float], workshop: Workshop) -> bool:
+    """Whether any value costs no more than the method may."""
+    family, allowed = prepared(method, workshop).family, budget(method, workshop)
+    return any(held_out(family.at(value), workshop).nll <= allowed for value in values)
 
 
 def prepared(method: Method, workshop: Workshop) -> Method:

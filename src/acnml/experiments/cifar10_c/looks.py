@@ -24,7 +24,7 @@ from acnml.experiments.study.figures import (
     VIOLET,
     Look,
 )
-from acnml.experiments.study.knobs import ALPHA, TEMPERATURE
+from acnml.experiments.study.knobs import TEMPERATURE
 
 WINE, OLIVE, BROWN, FOREST = "#882255", "#999933", "#8c6d46", "#117733"
 
@@ -92,7 +92,7 @@ def label(method: Method) -> str:
     rule = f"tempered {method.rule}" if method.knob == TEMPERATURE else method.rule
     rule = f"{rule} on Temp" if method.likelihood != 1 else rule
     posterior = "last layer" if method.posterior == HEAD else method.posterior
-    posterior += " by α" if (method.posterior, method.knob) == (HEAD, ALPHA) else ""
+    posterior += " by α" if method.is_head_by_alpha else ""
     solver = f", {method.solver}" if method.solver not in ("", LINEARISED) else ""
     choice = f" ({RULES[method.choice]})" if method.choice in RULES else ""
     return f"{rule}, {posterior}{solver}{choice}"

@@ -59,7 +59,7 @@ class Method:
             parts.append("tempered")
         if self.likelihood != 1:
             parts.append("tempered likelihood")
-        if (self.posterior, self.knob) == (HEAD, ALPHA):
+        if self.is_head_by_alpha:
             parts.append("by alpha")
         if self.solver == STEPS:
             parts.append(STEPS)
@@ -76,6 +76,11 @@ class Method:
     def is_network_wide(self) -> bool:
         """Whether a prediction takes tens of forward passes or more."""
         return self.rule != "MAP" and self.posterior in (SWAG_D, SWAG, KFAC, DROPOUT)
+
+    @property
+    def is_head_by_alpha(self) -> bool:
+        """Whether the last layer's posterior has the prior of training, and α for a knob."""
+        return (self.posterior, self.knob) == (HEAD, ALPHA)
 
     def at(self, value: float) -> Method:
         """Return the method with its knob set."""
@@ -170,7 +175,7 @@ def images_of(method: Method, shift: str, study: Cifar10CStudy) -> int:
     if method.solver == STEPS:
         return images.paper_steps
     if method.is_network_wide:
-        beside = method.choice == BUDGET or method.family == GLM_KFAC.family
+        beside = method.choice in (BUDGET, NEAR) or method.family == GLM_KFAC.family
         return images.beside if beside else images.network_wide
     return images.in_distribution if shift == CLEAN else images.cheap
 

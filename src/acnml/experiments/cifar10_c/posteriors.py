@@ -55,22 +55,23 @@ def prior_precision(workshop: Workshop) -> float:
     return study.curvature.prior_precision or decay
 
 
-def renewed(bma: Bma, method: Method, needs: tuple[Stage, ...], workshop: Workshop) -> Artefact:
+def renewed(
+    build: Callable[[], Bma], method: Method, needs: tuple[Stage, ...], workshop: Workshop
+) -> Artefact:
     """Find batch-norm statistics for every sample of a posterior, on augmented images as in SWAG.
 
     Args:
-        bma: has the samples.
+        build: makes the samples; all of them take memory, so that they are made only if needed.
         method: what they are samples for.
         needs: the stages that the posterior comes from.
         workshop: has the images.
     """
-    data = _first(workshop.data.train, workshop.study.batch_norm_images)
     name = f"renew batch norm {method.posterior} {method.value:g}"
     settings = (method.family, method.value, sampling(method, workshop))
     stage = Stage(name, settings, workshop.seed, needs=needs)
 
     def make(_: Work) -> Content:
-        found = bma.refreshed(_Batches(data, workshop, _augmented), progress=False).statistics
+        found = build().refreshed(_Drawn.by(workshop), progress=False).statistics
         return Content({f"{i}/{n}": t for i, each in enumerate(found) for n, t in each.items()})
 
     return workshop.artefacts.make(stage, make)
@@ -78,12 +79,13 @@ def renewed(bma: Bma, method: Method, needs: tuple[Stage, ...], workshop: Worksh
 
 def sampling(method: Method, workshop: Workshop) -> dict[str, float]:
     """Return all that a method's predictions depend on beside itself and what it needs."""
-    study = workshop.study
+    study, given = workshop.study, workshop.study.curvature.prior_precision
     renewing = len(_first(workshop.data.train, study.batch_norm_images).labels)
+    by_prior = method.posterior == KFAC or (method.is_head_by_alpha and given is not None)
     return {
         **({"samples": study.samples} if method.rule in ("BMA", "MC dropout") else {}),
-        **({"batch norm": renewing} if method.rule == "BMA" else {}),
-        **({"prior precision": prior_precision(workshop)} if method.posterior == KFAC else {}),
+        **({"batch norm of its own": renewing} if method.rule == "BMA" else {}),
+        **({"prior precision": prior_precision(workshop)} if by_prior else {}),
     }
 
 
@@ -129,7 +131,7 @@ def _curvature(
 
     def make(_: Work) -> Content:
         classifier = workshop.classifier(weights).tempered(likelihood)
-        batches = _Batches(data, workshop, _as_they_are)
+        batches = _Batches(data, workshop)
         found = acnml.kronecker_curvature(
             classifier, batches, parameters(classifier), progress=False
         )
@@ -144,26 +146,40 @@ def _curvature(
 @final
 @dataclass(frozen=True, eq=False)
 class _Batches:
-    """Training images in batches, the same in every pass."""
+    """Training images in batches, as they are, the same in every pass."""
 
     data: LabelledBytes
     workshop: Workshop
-    augment: Callable[[Tensor, torch.Generator], Tensor]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(self.workshop.seed)
         for rows in torch.arange(len(self.data.labels)).split(BATCH):
-            images = to_unit(self.data.images[rows].to(self.workshop.device))
-            inputs = self.workshop.normalise(self.augment(images, generator))
-            yield inputs, self.data.labels[rows]
+            yield self.workshop.inputs(self.data.images[rows]), self.data.labels[rows]
 
 
-def _augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    return crop_and_flip(images, generator)
+@final
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """Augmented training images for batch norm, drawn anew in every pass.
 
+    So every sample of a posterior has images of its own. If all had the same few, what is odd about
+    these would not average out over the samples: 1,000 of them can cost one per cent of accuracy.
+    """
 
-def _as_they_are(images: Tensor, _: torch.Generator) -> Tensor:
-    return images
+    workshop: Workshop
+    generator: torch.Generator
+
+    @staticmethod
+    def by(workshop: Workshop) -> _Drawn:
+        """Return the draws of the workshop's seed."""
+        return _Drawn(workshop, torch.Generator().manual_seed(workshop.seed))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        data, images = self.workshop.data.train, self.workshop.study.batch_norm_images
+        drawn = torch.randperm(len(data.labels), generator=self.generator)[:images]
+        for rows in drawn.split(BATCH):
+            units = to_unit(data.images[rows].to(self.workshop.device))
+            augmented = crop_and_flip(units, self.generator)
+            yield self.workshop.normalise(augmented), data.labels[rows]
 
 
 def _first(data: LabelledBytes, images: int | None) -> LabelledBytes:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from acnml import Predictor
-from acnml.experiments.cifar10_c.methods import STEPS, Method, cuts, images_of
+from acnml.experiments.cifar10_c.methods import DROPOUT, STEPS, Method, cuts, images_of
 from acnml.experiments.cifar10_c.posteriors import sampling
 from acnml.experiments.cifar10_c.predictors import artefacts_of, predictor
 from acnml.experiments.cifar10_c.study import shift
@@ -87,9 +88,17 @@ def _predict(
 
     def prepare() -> Compute:
         built, images = _built(method, workshop), load().images
-        return lambda rows: outputs_or_uniform(built, workshop.inputs(images[rows]))
+        return lambda rows: outputs_or_uniform(built, _inputs(method, images[rows], workshop))
 
     return workshop.artefacts.predict(stage, count, _block(method), prepare)
+
+
+def _inputs(method: Method, images: Tensor, workshop: Workshop) -> Tensor:
+    """Return what a predictor takes; many forward passes are a sixth faster with channels last."""
+    prepare = workshop.dropout_inputs if method.posterior == DROPOUT else workshop.inputs
+    sampled = method.rule in ("BMA", "MC dropout")
+    layout = torch.channels_last if sampled else torch.contiguous_format
+    return prepare(images).contiguous(memory_format=layout)
 
 
 def _block(method: Method) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import acnml
 from acnml import Bma, Classifier, FactorBlock, Posterior, Predictor, Solver
@@ -103,9 +104,8 @@ def _bma(
     method: Method, classifier: Classifier, posterior: Posterior, workshop: Workshop
 ) -> Predictor:
     """Return the average over samples, with batch norm renewed for each."""
-    study = workshop.study
-    plain = Bma(classifier, posterior, study.samples, workshop.seed)
+    build = partial(Bma, classifier, posterior, workshop.study.samples, workshop.seed)
     needs = tuple(artefact.stage for artefact in artefacts_of(method, workshop))
-    found = load_statistics(renewed(plain, method, needs, workshop), study.samples)
+    found = load_statistics(renewed(build, method, needs, workshop), workshop.study.samples)
     statistics = tuple({n: t.to(workshop.device) for n, t in each.items()} for each in found)
-    return Bma(classifier, posterior, study.samples, workshop.seed, statistics)
+    return build(statistics=statistics)

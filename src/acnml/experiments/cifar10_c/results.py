@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, product
 from statistics import fmean, stdev
 from typing import NamedTuple, final
@@ -71,10 +72,22 @@ class Results:
     unsolved: tuple[Unsolved, ...]  # where there is any
     missing: tuple[str, ...]  # what is not finished
 
+    @cached_property
+    def _places(self) -> dict[tuple[str, str, int], list[Row[Method]]]:
+        """The rows of all seeds, by method's name, shift and number of images."""
+        places: dict[tuple[str, str, int], list[Row[Method]]] = {}
+        for row in self.rows:
+            places.setdefault((row.method.name, row.shift, row.n), []).append(row)
+        return places
+
     def values(self, method: Method, score: str, shift: str, n: int) -> list[float]:
-        """Return a score of a method on the first n images of a shift, for every seed."""
-        rows = (r for r in self.rows if (r.method.name, r.shift, r.n) == (method.name, shift, n))
-        return [float(getattr(row, score)) for row in rows]
+        """Return a score of a method on the first n images of a shift, for every seed.
+
+        Empty while a seed is missing: a mean over fewer seeds than others have compares unlike.
+        """
+        rows = self._places.get((method.name, shift, n), [])
+        whole = len(rows) == len(self.study.seeds)
+        return [float(getattr(row, score)) for row in rows] if whole else []
 
     def at_severity(self, method: Method, score: str, severity: int, n: int) -> list[float]:
         """Return a score for every corruption, the mean over seeds; empty if one is missing."""
@@ -163,8 +176,9 @@ def _diagrams(
 
 
 def blurred_shifts(study: Cifar10CStudy) -> list[str]:
-    """Return clean images and those under Gaussian blur, by severity."""
-    return [CLEAN, *(shift(BLUR, severity) for severity in sorted(study.blurred))]
+    """Return clean images and those under Gaussian blur that the study sees, by severity."""
+    severities = sorted({*study.blurred} & {*study.severities})
+    return [CLEAN, *(shift(BLUR, severity) for severity in severities)]
 
 
 def _agreement(workshop: Workshop, method: Method) -> Agreement:

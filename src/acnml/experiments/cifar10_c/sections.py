@@ -68,7 +68,9 @@ compared on the same images only.</p>
 α</em>: the largest of its grid that costs at most {rules.accuracy:.1%} accuracy and {rules.nll:g}
 nats against SWA. <em>The price of SWA</em>: the most cautious value whose NLL is not above SWA’s.
 <em>Near SWA-Temp</em>: the most cautious value whose NLL is at most {rules.near:g} nats above that
-of SWA with the temperature of least NLL. No corrupted image had a say in any of them.</p>"""
+of SWA with the temperature of least NLL. <em>Least NLL</em>, for baselines. No corrupted image had
+a say in a value; that the last layer has α for a knob as well was decided after severity 5 had been
+seen.</p>"""
 
 
 def in_distribution(results: Results) -> str:

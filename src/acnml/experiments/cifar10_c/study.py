@@ -51,7 +51,7 @@ class Images:
     in_distribution: int = 9500  # clean images for the cheap methods
     cheap: int = 1000  # a few forward passes
     network_wide: int = 1000  # 30 to 200 forward passes: BMA, ACNML over all weights
-    beside: int = 100  # the same where alpha is chosen by a budget; GLM over all weights
+    beside: int = 100  # the same with α chosen by held-out NLL; GLM over all weights
     paper_steps: int = 10  # the paper's 5 or 10 gradient steps: hundreds of forward passes
 
     def __post_init__(self) -> None:
@@ -162,7 +162,15 @@ class Cifar10CStudy:
         for name in filter(None, (self.model, self.dropout_model)):
             if name not in RECIPES:
                 raise ValueError(f"there is no network {name!r}, only {', '.join(RECIPES)}")
-            self._changed(name)  # refuses a schedule that cannot be trained
+            if self._changed(name).training.collected < 2:
+                raise ValueError(f"{name} must collect two epochs at least: start SWA earlier")
+        if self.recipe.start == "given" and self.choice.source == "train":
+            raise ValueError(
+                f"the given weights of {self.model} have seen all training images, so that knobs "
+                "cannot be chosen on them: set choice.source=test"
+            )
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds must differ, got {', '.join(map(str, self.seeds))}")
         if not (self.seeds and self.corruptions and self.members >= 1):
             raise ValueError("there must be a seed, a corruption and a member at least")
         for name in self.corruptions:

@@ -56,11 +56,6 @@ def common_images(results: Results, chosen: Sequence[Method]) -> int:
     return results.level(min(counts))
 
 
-def hard_severities(results: Results) -> list[int]:
-    """Return those severities of the claims that the study has."""
-    return [severity for severity in HARD if severity in results.study.severities]
-
-
 def mean_at(results: Results, method: Method, score: str, severity: int, n: int) -> float | None:
     """Return the mean of a score over all corruptions, None where some are missing."""
     values = results.at_severity(method, score, severity, n)
@@ -69,10 +64,9 @@ def mean_at(results: Results, method: Method, score: str, severity: int, n: int)
 
 def hard_means(results: Results, chosen: Sequence[Method], n: int) -> list[list[float]] | None:
     """Return the methods' mean ECEs at the claims' severities, None if some are missing."""
-    severities = hard_severities(results)
-    means = [[mean_at(results, m, "ece", s, n) for s in severities] for m in chosen]
+    means = [[mean_at(results, m, "ece", s, n) for s in HARD] for m in chosen]
     found = [[mean for mean in each if mean is not None] for each in means]
-    return found if severities and all(len(each) == len(severities) for each in found) else None
+    return found if all(len(each) == len(HARD) for each in found) else None
 
 
 # Claims of the paper ---------------------------------------------------------------------------
@@ -106,7 +100,7 @@ def _calibrated(results: Results, name: str, trio: Sequence[Method]) -> Verdict:
         return Verdict(claim, rule, "not finished", None)
     plain, bma, ours = means
     holds = all(o < min(p, b) for p, b, o in zip(plain, bma, ours, strict=True))
-    return Verdict(claim, rule, _means_text(results, trio, means, n), holds)
+    return Verdict(claim, rule, _means_text(trio, means, n), holds)
 
 
 def _steps(results: Results, method: Method) -> Verdict:
@@ -140,7 +134,7 @@ def _beats_temperature(results: Results, ours: Method, tempered: Method) -> Verd
     means = hard_means(results, (ours, tempered), n)
     if means is None:
         return Verdict(claim, rule, "not finished", None)
-    text = _means_text(results, (ours, tempered), means, n)
+    text = _means_text((ours, tempered), means, n)
     return Verdict(claim, rule, text, all(o < t for o, t in zip(*means, strict=True)))
 
 
@@ -174,12 +168,10 @@ def _is_acnml(method: Method) -> bool:
     return method.rule == "ACNML"
 
 
-def _means_text(
-    results: Results, chosen: Sequence[Method], means: list[list[float]], n: int
-) -> str:
+def _means_text(chosen: Sequence[Method], means: list[list[float]], n: int) -> str:
     each = (
         f"{LOOKS[method].label} {' / '.join(f'{mean:.3f}' for mean in some)}"
         for method, some in zip(chosen, means, strict=True)
     )
-    severities = " / ".join(map(str, hard_severities(results)))
+    severities = " / ".join(map(str, HARD))
     return f"at severities {severities}: {', '.join(each)}; {n:,} images of each corruption"

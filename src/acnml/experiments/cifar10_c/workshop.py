@@ -87,12 +87,16 @@ class Workshop:
         return self._classifier(self._dropout_recipe, self.dropout())
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Bring images in [0, 1] to what the networks take."""
+        """Bring images in [0, 1] to what the network takes."""
         return MODELS[self.study.recipe.model].normalise(images)
 
     def inputs(self, images: Tensor) -> Tensor:
-        """Bring bytes to what the networks take, on the study's device."""
+        """Bring bytes to what the network takes, on the study's device."""
         return self.normalise(to_unit(images.to(self.device)))
+
+    def dropout_inputs(self, images: Tensor) -> Tensor:
+        """The same for the network with dropout, which may be of another kind."""
+        return MODELS[self._dropout_recipe.model].normalise(to_unit(images.to(self.device)))
 
     # What they share ---------------------------------------------------------------------------
 

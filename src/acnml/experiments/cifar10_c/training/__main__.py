@@ -8,6 +8,7 @@ The study finds the network in the folder OUT. Run the same command again after 
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -25,19 +26,35 @@ from acnml.experiments.cifar10_c.training import (
     training_stage,
 )
 from acnml.experiments.data import cifar10
-from acnml.experiments.pipeline import Reporter, Store, override, preset
+from acnml.experiments.data.cifar10 import LabelledBytes
+from acnml.experiments.data.folder import DataError
+from acnml.experiments.models import WeightsError
+from acnml.experiments.pipeline import Reporter, SettingError, Store, override
 
 
 def main(
     model: Annotated[str, typer.Argument(help=f"One of {', '.join(RECIPES)}.")],
     out: Annotated[Path, typer.Option(help="Folder of the study.")],
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="training.epochs=2")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="training.rank=10")] = None,
     held_out: Annotated[int, typer.Option(min=0, help="5000 for the preset `paper`.")] = 0,
 ) -> None:
     """Train a network on the training images of CIFAR-10, but for those that are held out."""
-    recipe: Recipe = override(preset(RECIPES, model), settings or [])
-    data = without_held_out(cifar10.load("train"), held_out)
+    try:
+        recipe = override(_recipe(model), settings or [])
+        data = without_held_out(cifar10.load("train"), held_out)
+        _train(recipe, data, seed, out)
+    except (SettingError, DataError, WeightsError, FileNotFoundError) as error:
+        sys.exit(str(error))
+
+
+def _recipe(model: str) -> Recipe:
+    if model not in RECIPES:
+        raise SettingError(f"there is no network {model!r}, only {', '.join(RECIPES)}")
+    return RECIPES[model]
+
+
+def _train(recipe: Recipe, data: LabelledBytes, seed: int, out: Path) -> None:
     stage = training_stage(recipe, data, seed)
     with joined() as processes:
         store = Store(out, recipe, Reporter(Console(quiet=not processes.leads), out / "run.log"))

@@ -105,7 +105,10 @@ class _Loop:
         return torch.stack([loss.detach(), (logits.argmax(1) == labels[own]).sum()])
 
     def _statistics(self, mean: Params) -> Params:
-        """Return batch norm's statistics at other weights, over augmented images as in SWAG."""
+        """Return batch norm's statistics at other weights, over augmented images as in SWAG.
+
+        Unlike there, dropout is off, as it is when the average itself is evaluated.
+        """
         classifier = Classifier(self._task.network)
         return batch_norm_statistics(classifier, self._batches(self._training.epochs), mean)
 

@@ -102,6 +102,8 @@ def _device(local_rank: int) -> torch.device:
     """Return the GPU of a process on its machine, where there are GPUs."""
     if not torch.cuda.is_available():
         return CPU
+    if local_rank >= (there := torch.cuda.device_count()):
+        raise RuntimeError(f"every process needs a GPU of its own, here are {there}: start fewer")
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device

@@ -8,7 +8,7 @@ images are made from the clean ones and kept in a cache.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -71,6 +71,16 @@ class Cifar10C:
         made = self._read_official if self.official else self._generated
         images = torch.from_numpy(made(corruption, severity)).movedim(-1, 1).contiguous()
         return LabelledBytes(images, self.clean.labels)
+
+    def require_available(self, names: Iterable[str]) -> None:
+        """Refuse early what could not be loaded later: tries the first image of each."""
+        first = Cifar10C(LabelledBytes(*(t[:1] for t in self.clean)), self.numbers[:1], self.cache)
+        image = first.clean.images.movedim(1, -1).numpy()
+        for corruption in map(_known, names):
+            if self.official:
+                first._read_official(corruption, SEVERITIES[0])
+            else:
+                corruption(image, SEVERITIES[0], first.numbers)
 
     def _read_official(self, corruption: Corruption, severity: int) -> Bytes:
         rows = (severity - 1) * TEST_IMAGES + np.array(self.numbers)
