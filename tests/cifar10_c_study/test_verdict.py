@@ -57,6 +57,8 @@ def test_solvers_and_temperatures_are_judged(finished):
     results = made_up(finished[1], pair)
     word = "ACNML, last layer has a lower ECE under strong corruption than SWA-Temp"
     assert judged(results, word) == [True]
+    texts = [v.measured for v in verdict.verdicts(results) if word in v.claim]
+    assert "lower for 1 / 1 of 1" in texts[0]  # the tiny study has one corruption
     for distance, holds in ((0.01, True), (0.2, False)):
         steps = Agreement(methods.ACNML_SWAG_D_STEPS, 6, distance, 1.0)
         found = judged(replace(results, agreements=(steps,)), "with SWAG-D, the fast solution")

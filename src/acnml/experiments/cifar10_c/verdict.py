@@ -134,7 +134,7 @@ def _beats_temperature(results: Results, ours: Method, tempered: Method) -> Verd
     means = hard_means(results, (ours, tempered), n)
     if means is None:
         return Verdict(claim, rule, "not finished", None)
-    text = _means_text((ours, tempered), means, n)
+    text = f"{_means_text((ours, tempered), means, n)}, {_wins_text(results, (ours, tempered), n)}"
     return Verdict(claim, rule, text, all(o < t for o, t in zip(*means, strict=True)))
 
 
@@ -175,3 +175,12 @@ def _means_text(chosen: Sequence[Method], means: list[list[float]], n: int) -> s
     )
     severities = " / ".join(map(str, HARD))
     return f"at severities {severities}: {', '.join(each)}; {n:,} images of each corruption"
+
+
+def _wins_text(results: Results, pair: tuple[Method, Method], n: int) -> str:
+    """Say for how many corruptions the first of two methods is better: a mean may hide many."""
+    wins = []
+    for severity in HARD:
+        ours, theirs = (results.at_severity(method, "ece", severity, n) for method in pair)
+        wins.append(sum(o < t for o, t in zip(ours, theirs, strict=True)))
+    return f"lower for {' / '.join(map(str, wins))} of {len(results.study.corruptions)}"
