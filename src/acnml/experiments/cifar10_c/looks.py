@@ -13,6 +13,7 @@ from acnml.experiments.cifar10_c.methods import (
     PAPERS,
     Method,
 )
+from acnml.experiments.cifar10_c.study import Cifar10CStudy
 from acnml.experiments.study.figures import (
     AMBER,
     BLUE,
@@ -85,6 +86,13 @@ RULES = {
     PAPERS: "paper’s α",
     methods.LEAST_NLL: "least NLL",
 }
+
+
+def paper_group(study: Cifar10CStudy) -> list[Method]:
+    """Return what a study has of the paper's comparison, without what sees fewer images."""
+    there = (method for method in PAPER_GROUP if method in methods.methods_of(study))
+    enough = study.images.network_wide
+    return [method for method in there if methods.images_of(method, "", study) >= enough]
 
 
 def label(method: Method) -> str:

@@ -155,6 +155,10 @@ SWEPT = (
 TRIED = (*SWEPT, GLM_KFAC)
 
 
+# What sees fewer images, as do methods whose α is chosen by held-out NLL.
+BESIDE = (GLM_KFAC.family, BMA_SWAG.family)
+
+
 def methods_of(study: Cifar10CStudy) -> tuple[Method, ...]:
     """Return all methods of a study: an ensemble needs members, dropout a network that has it."""
     left_out = [] if study.members > 1 else [SWA_ENSEMBLE]
@@ -175,7 +179,7 @@ def images_of(method: Method, shift: str, study: Cifar10CStudy) -> int:
     if method.solver == STEPS:
         return images.paper_steps
     if method.is_network_wide:
-        beside = method.choice in (BUDGET, NEAR) or method.family == GLM_KFAC.family
+        beside = method.choice in (BUDGET, NEAR) or method.family in BESIDE
         return images.beside if beside else images.network_wide
     return images.in_distribution if shift == CLEAN else images.cheap
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from acnml.experiments.cifar10_c import figures, methods, sections
-from acnml.experiments.cifar10_c.looks import BUDGET_GROUP, NEAR_GROUP, PAPER_GROUP
-from acnml.experiments.cifar10_c.methods import methods_of
+from acnml.experiments.cifar10_c.looks import BUDGET_GROUP, NEAR_GROUP, PAPER_GROUP, paper_group
 from acnml.experiments.cifar10_c.results import STUDY, Results
 from acnml.experiments.cifar10_c.tables import (
     agreement_table,
@@ -51,7 +50,7 @@ def all_figures(results: Results) -> dict[str, Figure]:
         return {}
     drawn: dict[str, Figure] = {}
     for group, (members, scores) in GROUPS.items():
-        there = [method for method in members if method in methods_of(results.study)]
+        there = paper_group(results.study) if group == "paper" else members
         n = common_images(results, there)
         for score in scores:
             title = TITLES[score]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from acnml.experiments.cifar10_c.looks import BUDGET_GROUP, NEAR_GROUP, PAPER_GROUP, label
-from acnml.experiments.cifar10_c.methods import methods_of
+from acnml.experiments.cifar10_c.looks import BUDGET_GROUP, NEAR_GROUP, label, paper_group
 from acnml.experiments.cifar10_c.results import Results
 from acnml.experiments.cifar10_c.tables import (
     Table,
@@ -86,7 +85,7 @@ def in_distribution(results: Results) -> str:
 
 def corrupted(results: Results, drawn: dict[str, str]) -> str:
     """Show the paper's comparison under corruptions."""
-    n = common_images(results, [m for m in PAPER_GROUP if m in methods_of(results.study)])
+    n = common_images(results, paper_group(results.study))
     caption = "The mean ECE over all corruptions, by severity. All scores are in metrics.csv."
     return f"""<h2>As images get worse</h2>
 <figure><div class="scroll">{panels(drawn, "boxes-")}</div>
