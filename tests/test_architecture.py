@@ -29,12 +29,13 @@ MAY_KNOW = {
     "rules": set(),
     "actions": {"params", "dual", "rules"},
     "kernels": set(),
-    "classifier": {"params", "checks", "batches"},
+    "structure": set(),
+    "classifier": {"params", "checks", "batches", "structure"},
     "batch_norm": MODEL,
     "layers": MODEL | {"dual"},
     "posteriors": {"params", "dual", "actions", "rules", "kernels", "checks", "posteriors"},
     "inference": MODEL
-    | {"dual", "layers", "posteriors", "selection", "progress", "random", "inference"},
+    | {"dual", "layers", "posteriors", "selection", "structure", "progress", "random", "inference"},
     "solvers": MODEL
     | {"dual", "actions", "rules", "kernels", "layers", "memory", "posteriors", "solvers"},
     "linearisation": MODEL | {"posteriors", "solvers", "layers"},

@@ -48,7 +48,7 @@ def test_ensemble_takes_a_list_and_other_ensembles():
 def test_ensemble_refuses():
     with pytest.raises(ValueError, match="at least one predictor"):
         Ensemble(())
-    with pytest.raises(TypeError, match="averages predictors such as Map, got a Classifier"):
+    with pytest.raises(TypeError, match=r"expected a predictor such as Map.*, got a Classifier"):
         Ensemble((Classifier(MLP.model()),))
     wide = Map(Classifier(small_network(nn.Linear(4, 5))))
     with pytest.raises(ValueError, match=r"differ in their classes: \[3, 5\]"):

@@ -257,73 +257,8 @@ def test_a_layer_that_is_passed_twice_counts_both():
     torch.testing.assert_close(vector(curvature.diagonal), exact, rtol=1e-10, atol=1e-12)
 
 
-class Unsupported(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(4))
-        self.embed, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(self.scale * self.embed(x).transpose(0, 1).contiguous().transpose(0, 1))
-
-
-X, Y = normal(4, 4).float(), torch.tensor([0, 1, 2, 0])
-
-
-@pytest.mark.parametrize(
-    ("data", "parameters", "error", "message"),
-    [
-        ([], ["head.weight"], ValueError, "the loader gave no batch"),
-        (
-            [(X, Y), (X, Y.float())],
-            ["head.weight"],
-            TypeError,
-            "batch 1: labels must be a tensor of",
-        ),
-        ([(X, Y[:3])], ["head.weight"], ValueError, r"batch 0: labels have shape \(3,\)"),
-        (
-            [(X, Y + 1)],
-            ["head.weight"],
-            ValueError,
-            "batch 0: label 3 at index 2 is outside the model",
-        ),
-        ([(X * torch.nan, Y)], ["head.weight"], ValueError, "batch 0: input x is NaN"),
-        ([(X, Y)], ["scale"], ValueError, r"layer '' \(Unsupported\) with parameters \['scale'\]"),
-        ([(X, Y)], ["head.bias"], ValueError, "bias of layer 'head' .* without its weight"),
-        ([(X, Y)], [], ValueError, "parameters is empty"),
-        (
-            [(X, Y)],
-            ["haed.weight"],
-            ValueError,
-            "no parameter or buffer 'haed.weight'; did you mean",
-        ),
-        ([(X, Y)], [nn.Linear(4, 3)], ValueError, "holds no parameters of the given Linear"),
-        ([object()], ["head.weight"], TypeError, "must yield tuples, lists, mappings or tensors"),
-    ],
-)
-@pytest.mark.parametrize("fit", [acnml.fit_laplace_diagonal, acnml.fit_kfac_laplace])
-def test_refuses_bad_data_and_layers(fit, data, parameters, error, message):
-    with pytest.raises(error, match=message):
-        fit(Classifier(Unsupported()), data, parameters=parameters)
-
-
-def test_kfac_refuses_norm_layers_by_name():
-    case = MODELS[2]
-    with pytest.raises(
-        ValueError, match=r"layer 'norm' \(BatchNorm2d\).*KFAC covers Linear and Conv2d"
-    ):
-        kronecker_curvature(Classifier(case.model()), labelled(case, 2, 2), ["norm.weight"])
-
-
-def test_empirical_fisher_needs_labels():
-    with pytest.raises(ValueError, match="EmpiricalFisher needs labels"):
-        acnml.fit_kfac_laplace(Classifier(nn.Linear(4, 3)), [X], fisher=EmpiricalFisher())
-
-
 @pytest.mark.parametrize("form", [lambda x, y: [x, y], lambda x, y: {"input": x, "labels": y}])
 def test_batches_may_be_lists_or_mappings(form):
-    model = nn.Linear(4, 3)
-    expected = acnml.fit_laplace_diagonal(Classifier(model), [(X, Y)]).var
-    torch.testing.assert_close(
-        acnml.fit_laplace_diagonal(Classifier(model), [form(X, Y)]).var, expected
-    )
+    classifier, x, y = Classifier(nn.Linear(4, 3)), normal(4, 4), torch.tensor([0, 1, 2, 0])
+    expected = acnml.fit_laplace_diagonal(classifier, [(x, y)]).var
+    torch.testing.assert_close(acnml.fit_laplace_diagonal(classifier, [form(x, y)]).var, expected)

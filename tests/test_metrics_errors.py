@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from acnml import metrics
 from metric_cases import DIAGRAMS, LABEL_METRICS, every_score_metric, top
@@ -39,6 +40,19 @@ class TestErrors:
     def test_predictions(self, metric, log_probs, labels, message):
         with pytest.raises(ValueError, match=message):
             metric(log_probs, labels)
+
+    @pytest.mark.parametrize("metric", [*LABEL_METRICS, *DIAGRAMS, metrics.risk_coverage])
+    @pytest.mark.parametrize("form", [Tensor.numpy, Tensor.tolist])
+    def test_arrays_and_lists(self, metric, form):
+        with pytest.raises(TypeError, match=r"labels must be a tensor, got .*torch\.as_tensor"):
+            metric(GOOD, form(LABELS))
+        with pytest.raises(TypeError, match="log_probs must be a tensor, got"):
+            metric(form(GOOD), LABELS)
+
+    @every_score_metric
+    def test_lists_of_scores(self, metric):
+        with pytest.raises(TypeError, match="out_scores must be a tensor, got list"):
+            metric(torch.zeros(2), [1.0, 2.0])
 
     def test_first_row_that_does_not_sum_to_one_is_named(self):
         off = GOOD + torch.tensor([[0.0], [0.005], [0.02]])  # half a per cent may be rounding

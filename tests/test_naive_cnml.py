@@ -124,7 +124,18 @@ class Tied(nn.Module):
         return self.head(self.again(self.body(x).tanh()).tanh())
 
 
-@pytest.mark.parametrize(("build", "blocks"), [(LooksAtNumbers, 6), (Tied, 1)])
+class Recurrent(nn.Module):
+    """An LSTM over the numbers of an input, which `vmap` knows with gradients only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.LSTM(1, 3, batch_first=True), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.unsqueeze(-1))[0][:, -1])
+
+
+@pytest.mark.parametrize(("build", "blocks"), [(LooksAtNumbers, 6), (Recurrent, 6), (Tied, 1)])
 def test_models_that_vmap_does_not_know_train_row_by_row_and_others_together(build, blocks):
     with torch.random.fork_rng():
         torch.manual_seed(0)

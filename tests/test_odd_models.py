@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import acnml
 from acnml import (
@@ -199,6 +200,53 @@ def test_layers_that_are_not_called_are_left_out_of_kfac():
     expected = Reference(2, 0.3, rows_at_once=1)(Classifier(whole), posterior, X).log_lik
     actual = Gradient(2, 0.3)(Classifier(whole), posterior, X).log_lik
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
+
+
+class Checkpointed(nn.Module):
+    """Runs its body again when gradients are taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        hidden = checkpoint(lambda z: self.body(z).tanh(), x.mean(1), use_reentrant=False)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda c: acnml.fit_kfac_laplace(c, [(X, torch.tensor([0, 1, 2]))]),
+        lambda c: Acnml(c, diagonal(c.model))(X),
+        lambda c: Acnml(c, diagonal(c.model), Reference())(X),
+        lambda c: Acnml(c, diagonal(c.model, ["head.weight"]), Reference(rows_at_once=1))(X),
+    ],
+)
+def test_models_that_run_again_for_gradients_are_refused(use):
+    with pytest.raises(ValueError, match="switch the model's gradient checkpointing off"):
+        use(Classifier(Checkpointed().double()))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused():
+    class Padded(nn.Module):
+        def __init__(self, nested: bool) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+            self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x, padding):
+            return self.head(self.body(x, src_key_padding_mask=padding)[:, 0])
+
+    padding = torch.zeros(3, 6, dtype=torch.bool)
+    padding[1, 4:] = True
+    data = [({"x": X, "padding": padding}, torch.tensor([0, 1, 2]))]
+    with pytest.raises(ValueError, match="with enable_nested_tensor=False"):
+        acnml.fit_kfac_laplace(Classifier(Padded(nested=True).double()), data)
+    posterior = acnml.fit_kfac_laplace(Classifier(Padded(nested=False).double()), data)
+    assert "body.layers.0.linear1.weight" in posterior.mean
 
 
 def test_reparametrised_weights_are_left_out_of_kfac():

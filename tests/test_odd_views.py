@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch.nn import functional
 
 import acnml
 from acnml import Acnml, Bma, Classifier, Gradient, Map
-from cases import MODELS, POSTERIORS, diagonal, normal
+from cases import CONV, MODELS, POSTERIORS, diagonal, normal
 
 
 def test_inputs_that_depend_on_each_other_are_refused():
@@ -69,6 +71,17 @@ def test_works_in_any_gradient_mode(mode):
         acnml.fit_kfac_laplace(classifier, [(x, y)])
         acnml.fit_bayes_by_backprop(classifier, [(x, y)], epochs=1)
         acnml.fit_swag(classifier, [(x, y)], epochs=2)
+
+
+def test_a_model_made_in_inference_mode_is_refused_with_a_remedy():
+    with torch.inference_mode():
+        model = CONV.model()
+    with pytest.raises(ValueError, match=r"'stem.weight' was made in .* give copy.deepcopy\(model"):
+        Classifier(model)
+    data = [(CONV.x(), torch.tensor([0, 1, 2]))]
+    actual = acnml.fit_laplace_diagonal(Classifier(copy.deepcopy(model)), data).var
+    expected = acnml.fit_laplace_diagonal(Classifier(CONV.model()), data).var
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_a_model_may_write_to_its_input():

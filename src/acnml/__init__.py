@@ -9,6 +9,11 @@
 >>> log_probs = predict(torch.randn(5, 4))
 >>> log_probs.shape
 torch.Size([5, 3])
+
+Inputs are a tensor, a tuple or a mapping of tensors, and run as `model(x)`, `model(*x)` or
+`model(**x)`. A loader is anything to be gone through for batches: pairs (inputs, labels), tuples
+(x1, x2, ..., labels), or mappings with the labels under "labels" or "label" beside the inputs.
+Labels are a tensor of class indices (B,).
 """
 
 from acnml import metrics, tuning

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from acnml.batches import as_arguments, split_labels
-from acnml.classifier import Classifier
+from acnml.classifier import Classifier, require_classifier
 from acnml.params import Params
 
 
@@ -23,6 +23,7 @@ def batch_norm_statistics(
     Every batch counts the same. Only batch-norm layers run in training mode: dropout stays off.
     Use the result with `classifier.at(statistics)`; it is empty for a model without batch norm.
     """
+    require_classifier(classifier)
     module = classifier.copy_module(tensors)
     layers = {name: m for name, m in module.named_modules() if isinstance(m, _BatchNorm)}
     tracking = {name: layer for name, layer in layers.items() if layer.track_running_stats}

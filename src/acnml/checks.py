@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -29,6 +30,9 @@ def require_finite(
 
 def require_positive(value: float, what: str) -> float:
     """Return the number, or say that it must be positive and finite."""
+    if not isinstance(value, (numbers.Real, Tensor)):
+        hint = ": give its .value" if hasattr(value, "value") else ""
+        raise TypeError(f"{what} must be a number, got a {type(value).__name__}{hint}")
     if not 0 < value < float("inf"):
         raise ValueError(f"{what} must be a positive, finite number, got {value}")
     return value

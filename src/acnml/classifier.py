@@ -9,25 +9,33 @@ buffer or gradient of it can change, not even when a call fails half-way.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import FunctionType
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import CheckpointError
 
 from acnml import batches, checks
 from acnml.batches import Inputs
 from acnml.params import Params
+from acnml.structure import eval_structure, require_viewable, unwrapped
 
 Forward: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 # A forward hook: (module, its arguments, its output) -> new output.
 Hook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
+
+NO_CHECKPOINTS = "switch the model's gradient checkpointing off"
+
+# What torch says about a model that fails -> what to do, where that does not say it.
+REMEDIES = {
+    "saved tensor hooks": NO_CHECKPOINTS,
+    "NestedTensorImpl": "build the nn.TransformerEncoder with enable_nested_tensor=False",
+    "positional arguments but": "of a tuple that a loader yields, all but the last are inputs",
+}
 
 
 @final
@@ -53,10 +61,10 @@ class Classifier:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Classifier wraps an nn.Module, got {type(model).__name__}")
         model = unwrapped(model)
-        _require_viewable(model)
+        require_viewable(model)
         self.model = model
         self._get_logits = get_logits
-        self._structure = _eval_structure(model)
+        self._structure = eval_structure(model)
         self.overrides: Params = {}
         self.temperature = 1.0
         # Names of parameters whose use has been checked: a property of the structure, so that all
@@ -64,10 +72,15 @@ class Classifier:
         self.understood: set[str] = set()
 
     def at(self, tensors: Params) -> Classifier:
-        """View the same model with some parameters or buffers replaced by the given tensors."""
-        checks.require_fits(tensors, self.tensors)
+        """View the same model with some parameters or buffers replaced by the given tensors.
+
+        They are taken in the floating point types of those that they replace.
+        """
+        own = self.tensors
+        checks.require_fits(tensors, own)
         other = copy.copy(self)
-        other.overrides = {**self.overrides, **{k: t.detach() for k, t in tensors.items()}}
+        replaced = {name: tensor.detach() for name, tensor in _in_types_of(own, tensors).items()}
+        other.overrides = {**self.overrides, **replaced}
         return other
 
     def tempered(self, temperature: float) -> Classifier:
@@ -117,7 +130,9 @@ class Classifier:
             raise ValueError("the batch is empty: give at least one input")
         for name, tensor in batches.named_tensors(x).items():
             if tensor.is_floating_point():
-                checks.require_finite(tensor, f"input {name} is", "clean the data first")
+                # In attention masks that are added to scores, -inf is as it should be.
+                bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
+                checks.require_finite(bounded, f"input {name} is", "clean the data first")
         tensors = list((self.parameters or self.tensors).values())
         device = tensors[0].device if tensors else torch.device("cpu")
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
@@ -126,7 +141,7 @@ class Classifier:
         return batches.map_inputs(x, lambda tensor: _follow(tensor, device, dtype))
 
     def logits(self, x: Inputs, tensors: Params | None = None, rows: int = 1) -> Tensor:
-        """Return logits (B, K) with `tensors` in place of the model's own.
+        """Return logits (B, K) with `tensors` in place of the model's own, and in their types.
 
         A pure, differentiable function of `x` and `tensors` that `torch.func` can transform. With
         hooks that turn every input into several rows, the result is (B · rows, K).
@@ -135,7 +150,7 @@ class Classifier:
         named = self.tensors
         buffers = {name for name, _ in self.model.named_buffers()}
         named = {n: t.clone() if n in buffers else t for n, t in named.items()}
-        values = {**named, **(tensors or {})}
+        values = {**named, **_in_types_of(named, tensors or {})}
         run = partial(functional_call, self._structure, values)
         return self._logits(x, run, batches.size(x) * rows)
 
@@ -189,7 +204,8 @@ class Classifier:
         if not logits.requires_grad:
             return {}
         weights = torch.ones_like(logits) if cotangent is None else cotangent
-        grads = torch.autograd.grad(logits, list(leaves.values()), weights, allow_unused=True)
+        with naming_checkpoints():
+            grads = torch.autograd.grad(logits, list(leaves.values()), weights, allow_unused=True)
         return {name: g for name, g in zip(leaves, grads, strict=True) if g is not None}
 
     def require_used(self, x: Inputs, params: Params) -> None:
@@ -208,7 +224,9 @@ class Classifier:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             shapes = {name: tuple(t.shape) for name, t in batches.named_tensors(x).items()}
-            raise ValueError(f"the model failed on inputs of shape {shapes}: {error}") from error
+            remedies = (f"; {do}" for said, do in REMEDIES.items() if said in str(error))
+            what = f"the model failed on inputs of shape {shapes}: {error}{''.join(remedies)}"
+            raise ValueError(what) from error
         picked = self._get_logits(output) if self._get_logits else output
         return _checked_logits(picked, size) / self.temperature
 
@@ -223,70 +241,33 @@ def _call(forward: Forward, module: nn.Module, *args: Tensor, **kwargs: Tensor) 
     return forward(module, x)
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module that a wrapper for several devices or for compilation holds."""
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        return unwrapped(model.module)
-    inner = getattr(model, "_orig_mod", None)  # of torch.compile
-    return unwrapped(inner) if isinstance(inner, nn.Module) else model
-
-
-def _require_viewable(model: nn.Module) -> None:
-    """Refuse modules that a copy of the structure in eval mode would not stand for."""
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError("a scripted or traced module cannot be viewed; give the original nn.Module")
-    modules, internal = set(model.modules()), set(vars(nn.Module()))  # such as the user's hooks
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.running_mean is None:
-            raise ValueError(
-                f"layer {name!r} ({type(module).__name__}) has no running statistics: its output "
-                "for an input would depend on the rest of the batch"
-            )
-        for key, value in vars(module).items():
-            if key not in internal and _holds_on_to(value, modules):
-                raise TypeError(
-                    f"attribute {key!r} of module {name!r} holds on to the model itself in the "
-                    "closure of a function, and would run it; make it a method"
-                )
-
-
-def _holds_on_to(value: Any, modules: set[nn.Module]) -> bool:
-    """Whether a function's closure holds one of the modules: a copy would still run that one."""
-    if isinstance(value, Mapping):
-        return any(_holds_on_to(item, modules) for item in value.values())
-    if isinstance(value, (list, tuple)):
-        return any(_holds_on_to(item, modules) for item in value)
-    if not isinstance(value, FunctionType):
-        return False
-    held = inspect.getclosurevars(value).nonlocals.values()
-    return any(isinstance(value, nn.Module) and value in modules for value in held)
-
-
-def _eval_structure(model: nn.Module) -> nn.Module:
-    """Copy a module's structure into eval mode; its tensors are shared, not copied."""
-    memo = {id(t): t for module in model.modules() for t in _own_tensors(module)}
-    try:
-        structure = copy.deepcopy(model, memo)
-    except Exception as error:
+def require_classifier(value: object) -> None:
+    """Refuse what is no Classifier, most often a model that was not wrapped."""
+    if not isinstance(value, Classifier):
+        kind = type(value).__name__
         raise TypeError(
-            f"{type(model).__name__} cannot be copied ({error}); "
-            "remove the attribute that holds what Python cannot deepcopy"
-        ) from error
-    return structure.eval()
+            f"expected a Classifier, got {kind}; wrap the model: acnml.Classifier(model)"
+        )
 
 
-def _own_tensors(module: nn.Module) -> Iterable[Tensor]:
-    """A module's parameters and buffers, and those plain attributes that deepcopy refuses."""
-    yield from (t for t in module._parameters.values() if t is not None)
-    yield from (t for t in module._buffers.values() if t is not None)
-    plain = (value for value in vars(module).values() if isinstance(value, Tensor))
-    yield from (tensor for tensor in plain if not tensor.is_leaf)
+@contextmanager
+def naming_checkpoints() -> Iterator[None]:
+    """Say so if a backward pass fails because it runs parts of the model once more."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise ValueError(f"torch.utils.checkpoint cannot be used here; {NO_CHECKPOINTS}") from error
 
 
 def _follow(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
     """Detach a tensor and move it to a device, and if it is a float to a dtype."""
     tensor = tensor.clone() if tensor.is_inference() else tensor
     return tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
+
+
+def _in_types_of(own: Params, tensors: Params) -> Params:
+    """Return the tensors in the floating point types that the model's own have."""
+    return {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
 
 
 def _checked_logits(output: Any, size: int) -> Tensor:
@@ -296,9 +277,9 @@ def _checked_logits(output: Any, size: int) -> Tensor:
             f"the model returned {type(output).__name__}, not a tensor of logits; "
             "pass Classifier(model, get_logits=lambda output: ...)"
         )
-    if output.ndim != 2 or len(output) != size:
+    if output.shape[:1] != (size,) or output.ndim > 2:
         raise ValueError(f"logits must have shape ({size}, K), got {tuple(output.shape)}")
-    if output.shape[1] < 2:
+    if output.ndim == 1 or output.shape[1] < 2:
         raise ValueError(
             "the model has one output; a classifier needs K ≥ 2 logits "
             "(for a binary model with logit z return [0, z])"

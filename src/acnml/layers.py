@@ -19,8 +19,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from acnml import checks
 from acnml.batches import Inputs, size, take
-from acnml.classifier import Classifier, Hook
+from acnml.classifier import Classifier, Hook, naming_checkpoints
 from acnml.dual import Affine, Outers
 from acnml.params import Params
 
@@ -78,6 +79,8 @@ def _require_kind(
     module: nn.Module, name: str, own: set[str], kinds: tuple[type[nn.Module], ...], way_out: str
 ) -> None:
     what = f"layer {name!r} ({type(module).__name__})"
+    if isinstance(module, kinds) and "weight" not in module._parameters:
+        raise ValueError(f"the weight of {what} is reparametrised, as by weight_norm; {way_out}")
     if not isinstance(module, kinds) or not is_plain(module) or not own <= {"weight", "bias"}:
         raise ValueError(f"{what} with parameters {sorted(own)} is not supported here; {way_out}")
     if "weight" not in own:
@@ -112,16 +115,27 @@ def record(classifier: Classifier, sites: list[Site], x: Inputs) -> tuple[Tensor
     hooks = {site.name: _recorder(site, passes[site], size(x)) for site in sites}
     with torch.inference_mode(False), torch.enable_grad(), classifier.hooked(hooks):
         logits = classifier.logits(x)
-    if not logits.requires_grad:  # nothing of what passed the sites reaches the logits
-        return logits, {}
     return logits, {site: taken for site, taken in passes.items() if taken}
+
+
+def require_tracked(logits: Tensor, passes: Passes) -> None:
+    """Refuse layers that gradients cannot reach: they would look as if the data said nothing."""
+    for site, taken in passes.items():
+        if not any(one.tracked for one in taken):
+            raise ValueError(
+                f"layer {site.name!r} runs under torch.no_grad() in the model's forward: no "
+                "gradient reaches it; leave it out of `parameters`"
+            )
+    if not logits.requires_grad:
+        raise ValueError("the model's logits use none of `parameters`; name some that they use")
 
 
 def require_understood(classifier: Classifier, sites: list[Site], x: Inputs) -> None:
     """Refuse a model in which a site uses its parameters otherwise than its kind of layer does.
 
     A subclass may compute something else, a parent may take a layer's weight without calling the
-    layer. For some inputs, the gradients put together from the passes must be those of autograd.
+    layer. For some inputs, the gradients put together from the passes must be those of autograd, up
+    to rounding at the scale of the largest one.
     What has been understood once is not checked again; a gradient of zero says nothing.
     """
     names = {name for site in sites for name in site.layer.names}
@@ -129,16 +143,19 @@ def require_understood(classifier: Classifier, sites: list[Site], x: Inputs) -> 
         return
     some = take(x, slice(0, CHECKED))
     logits, passes = record(classifier, sites, some)
+    checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
     cotangent = torch.linspace(1, 2, logits.numel()).to(logits).view_as(logits)
     own = {name: classifier.parameters[name] for site in sites for name in site.layer.names}
     expected = classifier.gradient(some, own, cotangent)
-    deltas = output_gradients(logits, passes, cotangent) if passes else {}
+    deltas = output_gradients(logits, passes, cotangent) if logits.requires_grad else {}
     largest = max((float(grad.abs().max()) for grad in expected.values()), default=0.0)
+    # Under autocast the gradients of float32 weights come through narrower types.
+    eps = max(torch.finfo(tensor.dtype).eps for tensor in (logits, *deltas.values()))
     for site in sites:
-        inputs = site_inputs(site, passes[site]) if site in passes else None
+        inputs = site_inputs(site, passes[site]) if site in deltas else None
         found = {} if inputs is None else _summed_gradients(site, inputs, deltas[site], own)
         for name in site.layer.names:
-            if not _close(found.get(name), expected.get(name), largest):
+            if not _close(found.get(name), expected.get(name), eps**0.5 * largest):
                 _require_repeatable(classifier, some)
                 raise ValueError(
                     f"layer {site.name!r} ({type(site.module).__name__}) uses {name!r} otherwise "
@@ -173,13 +190,12 @@ def _require_repeatable(classifier: Classifier, x: Inputs) -> None:
         )
 
 
-def _close(found: Tensor | None, expected: Tensor | None, largest: float) -> bool:
-    """Compare gradients up to rounding, at the scale of the model's largest one."""
+def _close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> bool:
+    """Compare gradients; one that is missing is zero."""
     if found is None and expected is None:
         return True
     difference = (0.0 if found is None else found) - (0.0 if expected is None else expected)
     assert isinstance(difference, Tensor)
-    tolerance = torch.finfo(difference.dtype).eps ** 0.5 * largest
     return bool((difference.abs() <= tolerance).all())
 
 
@@ -211,9 +227,10 @@ def output_gradients(logits: Tensor, passes: Passes, cotangent: Tensor) -> Mappi
     they are, stacked by pass in front.
     """
     outputs = [one.output for taken in passes.values() for one in taken]
-    pulled = torch.autograd.grad(
-        logits, outputs, cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
-    )
+    with naming_checkpoints():
+        pulled = torch.autograd.grad(
+            logits, outputs, cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
     grads = iter(pulled)
     return {site: _joined(site, [next(grads) for _ in taken]) for site, taken in passes.items()}
 

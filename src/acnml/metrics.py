@@ -234,7 +234,9 @@ def _count_from_top(level: Tensor, levels: int) -> Tensor:
 
 
 def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Both on the CPU, as float64 and int64, or a ValueError that names what is wrong with them."""
+    """Both on the CPU, as float64 and int64, or an error that names what is wrong with them."""
+    _check_tensor(log_probs, "log_probs")
+    _check_tensor(labels, "labels")
     _check_log_probs_form(log_probs)
     _check_labels_form(labels, len(log_probs))
     tolerance = _row_sum_tolerance(log_probs)
@@ -242,6 +244,12 @@ def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     _check_rows(log_probs, tolerance)
     _check_classes(labels, log_probs.shape[1])
     return log_probs, labels
+
+
+def _check_tensor(value: object, name: str) -> None:
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be a tensor, got {kind}: use torch.as_tensor({name})")
 
 
 def _check_log_probs_form(log_probs: Tensor) -> None:
@@ -298,6 +306,7 @@ def _check_bins(bins: int) -> None:
 
 
 def _checked_scores(scores: Tensor, name: str) -> Tensor:
+    _check_tensor(scores, name)
     if scores.ndim != 1:
         raise ValueError(f"{name} must be a vector, got shape {tuple(scores.shape)}: flatten it")
     if len(scores) == 0:

@@ -105,7 +105,7 @@ def refit_each(
         loader: the training data, with labels; gone through once more to count it.
         x: the queries, without labels.
         refit: how to train.
-        parameters: parameter names or submodules that learn; all of the model's by default.
+        parameters: parameters, their names or submodules that learn; all of the model's by default.
         progress: show progress bars; by default in a terminal only.
     """
     queries = classifier.prepare(x)
@@ -189,7 +189,8 @@ class _Training:
         def step(x: Inputs, y: Tensor | None) -> None:
             gradient, (loss, log_lik) = rows.evaluate(self._gradient(x, y))
             if not torch.isfinite(loss).all():
-                raise ValueError("the loss is NaN or infinite: lower the learning rate")
+                remedy = "lower the learning rate, or check the model on this batch"
+                raise ValueError(f"the loss is NaN or infinite: {remedy}")
             seen.append(log_lik)
             rows.descend(gradient, self.refit)
 
@@ -221,10 +222,13 @@ class _Training:
         one = batches.map_inputs(query, lambda tensor: tensor.unsqueeze(0))
         return self.classifier.log_probs(one, theta)[0].gather(0, label.unsqueeze(0)).squeeze(0)
 
+    @torch.no_grad()
     def _can_vectorise(self, one: Inputs, labels: Tensor) -> bool:
         """Try, with the query in the place of the data: the model has run without `vmap`."""
+        rows = _ManyRows(self._start(), one, labels)
         try:
-            _ManyRows(self._start(), one, labels).evaluate(self._gradient(one, labels[:1]))
+            rows.evaluate(self._gradient(one, labels[:1]))
+            rows.evaluate(self._log_lik)  # without gradients some models take another way
         except (RuntimeError, ValueError):
             return False
         return True

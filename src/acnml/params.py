@@ -68,6 +68,11 @@ def dot(a: Params, b: Params, like: Params) -> Tensor:
     return torch.stack(torch.broadcast_tensors(*products)).sum(0)
 
 
+def widened(params: Params) -> Params:
+    """Return the tensors in single precision at least: half precision is for networks only."""
+    return {n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in params.items()}
+
+
 def standard_normal(like: Params, n: int, generator: torch.Generator) -> Params:
     """Draw n points of independent N(0, 1), with a leading dimension n.
 

@@ -5,28 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from acnml import checks
 
-# Parameter names and submodules of a model, mixed as one likes; None is everything.
-Parameters: TypeAlias = Iterable[str | nn.Module] | None
+# A model's parameters, their names and submodules, mixed as one likes; None is everything.
+Parameters: TypeAlias = Iterable[str | nn.Module | nn.Parameter] | None
 
 
 def parameter_names(model: nn.Module, parameters: Parameters) -> list[str]:
     """Return the chosen parameters' names, in the model's order."""
     known = [name for name, _ in model.named_parameters()]
-    if parameters is None:
+    items = listed(parameters)
+    if items is None:
         return known
-    if isinstance(parameters, (str, nn.Module)):
-        raise TypeError("parameters must be a list, e.g. [model.fc] or ['fc.weight']")
     chosen: set[str] = set()
-    for item in parameters:
-        chosen |= _names_in(model, item) if isinstance(item, nn.Module) else {item}
+    for item in items:
+        chosen |= {item} if isinstance(item, str) else _names_in(model, item)
     if not chosen:
         raise ValueError("parameters is empty: name at least one parameter or module")
     checks.require_known(chosen, known)
     return [name for name in known if name in chosen]
+
+
+def listed(parameters: Parameters) -> list[str | nn.Module | nn.Parameter] | None:
+    """Return the choice as a list that can be gone through again, or say what to give instead."""
+    if parameters is None:
+        return None
+    if isinstance(parameters, (str, nn.Module, Tensor)):
+        raise TypeError("parameters must be a list, e.g. [model.fc] or ['fc.weight']")
+    items = list(parameters)
+    for item in items:
+        if not isinstance(item, (str, nn.Module, nn.Parameter)):
+            kind = type(item).__name__
+            raise TypeError(f"parameters must be names, submodules or parameters, got a {kind}")
+    return items
 
 
 def last_linear(model: nn.Module) -> nn.Linear:
@@ -41,13 +54,13 @@ def last_linear(model: nn.Module) -> nn.Linear:
     return layers[-1]
 
 
-def _names_in(model: nn.Module, module: nn.Module) -> set[str]:
-    """Names, as the model knows them, of the parameters of one of its submodules."""
-    own = {id(parameter) for parameter in module.parameters()}
+def _names_in(model: nn.Module, part: nn.Module | nn.Parameter) -> set[str]:
+    """Names, as the model knows them, of a submodule's parameters or of one parameter."""
+    own = {id(each) for each in (part.parameters() if isinstance(part, nn.Module) else [part])}
     names = {name for name, parameter in model.named_parameters() if id(parameter) in own}
     if not names:
         raise ValueError(
-            f"the model holds no parameters of the given {type(module).__name__}: "
-            "pass a submodule of the very model that the classifier views"
+            f"the model holds no parameters of the given {type(part).__name__}: "
+            "pass a part of the very model that the classifier views"
         )
     return names

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from acnml.classifier import Classifier
+from acnml.classifier import Classifier, require_classifier
 from acnml.dual import Affine
 from acnml.params import Params
 from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
@@ -67,10 +67,15 @@ def save(value: Posterior | Predictor, path: str | os.PathLike[str]) -> None:
 
     The file is complete or not there: it is written beside its place and then moved.
     """
+    if not isinstance(value, (Posterior, Predictor)):
+        kind = type(value).__name__
+        raise TypeError(f"only posteriors and predictors can be stored, got a {kind}")
     _require_one_network(value)
     tensors: Params = {}
     header = {"format_version": FORMAT_VERSION, "value": _encode(value, "", tensors)}
     target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"the folder {target.parent} does not exist: make it first")
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
         save_file(tensors, draft, metadata={HEADER: json.dumps(header)})
@@ -89,6 +94,8 @@ def load(
     path: str | os.PathLike[str], classifier: Classifier | None = None
 ) -> Posterior | Predictor:
     """Load a posterior, or with a classifier the predictor that was stored for such a model."""
+    if classifier is not None:
+        require_classifier(classifier)
     tree, tensors = _read(Path(path))
     holds_posterior = issubclass(KINDS.get(str(tree.get("kind")), object), Posterior)
     if classifier is None and not holds_posterior:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from acnml import checks
 from acnml.batches import Inputs, size, split_labels
 from acnml.classifier import Classifier
 from acnml.progress import track
@@ -63,6 +64,8 @@ def cross_entropy(logits: Tensor, labels: Tensor | None) -> Tensor:
     require_classes(labels, logits)
     loss = functional.cross_entropy(logits, labels.to(logits.device))
     if not torch.isfinite(loss):
+        remedy = "check the model and these inputs, or lower the learning rate"
+        checks.require_finite(logits, "the model's logits are", remedy)
         raise ValueError(f"the loss is {loss.item()}: lower the learning rate")
     return loss
 

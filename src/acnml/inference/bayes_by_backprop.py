@@ -18,11 +18,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from acnml import checks
-from acnml.batches import Inputs
-from acnml.classifier import Classifier, Hook
+from acnml.batches import Inputs, take
+from acnml.classifier import Classifier, Hook, require_classifier
 from acnml.inference.batches import count_data, cross_entropy, once, over_batches
-from acnml.layers import AFFINE, SCALING, Site, find_sites, require_understood
-from acnml.params import Params, normal_like, zip_with
+from acnml.layers import (
+    AFFINE,
+    SCALING,
+    Site,
+    find_sites,
+    record,
+    require_tracked,
+    require_understood,
+)
+from acnml.params import Params, normal_like, widened, zip_with
 from acnml.posteriors import Diagonal
 from acnml.selection import Parameters, parameter_names
 
@@ -58,17 +66,19 @@ def fit_bayes_by_backprop(
         prior_std: σ₀ of the prior N(0, σ₀² I); the paper takes 0.1.
         learning_rate: of Adam.
         seed: of the noise.
-        parameters: parameter names or submodules to cover; all of the model's by default.
+        parameters: parameters, their names or submodules to cover; all of the model's by default.
         progress: show a progress bar; by default in a terminal only.
     """
+    require_classifier(classifier)
     checks.require_positive(prior_std, "prior_std")
     names = parameter_names(classifier.model, parameters)
     sites = find_sites(classifier.model, names, AFFINE + SCALING, "leave it out of `parameters`")
     data = count_data(loader)
     generator = torch.Generator().manual_seed(seed)
-    field = _MeanField(classifier.copy_parameters(names), prior_std, data, learning_rate)
+    mean = widened(classifier.copy_parameters(names))
+    field = _MeanField(mean, prior_std, data, learning_rate)
 
-    check_once = once(lambda x: require_understood(classifier, sites, x))
+    check_once = once(lambda x: _require_trainable(classifier, sites, x))
 
     def step(x: Inputs, labels: Tensor | None) -> None:
         check_once(x)
@@ -79,6 +89,12 @@ def fit_bayes_by_backprop(
     for epoch in range(epochs):
         over_batches(classifier, loader, step, f"epoch {epoch + 1}/{epochs}", progress)
     return field.posterior()
+
+
+def _require_trainable(classifier: Classifier, sites: list[Site], x: Inputs) -> None:
+    """Refuse layers on which the divergence alone would act, or noise be put where none belongs."""
+    require_understood(classifier, sites, x)
+    require_tracked(*record(classifier, sites, take(x, slice(0, 1))))
 
 
 def local_reparameterised(
@@ -116,12 +132,13 @@ def _noisy(site: Site, var: Params, generator: torch.Generator) -> Hook:
     bias_var = None if site.layer.bias is None else var[site.layer.bias]
 
     def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        squares = args[0].to(weight_var.dtype).square()
         if isinstance(module, nn.Conv2d):
-            output_var = module._conv_forward(args[0].square(), weight_var, bias_var)
+            output_var = module._conv_forward(squares, weight_var, bias_var)
         else:
-            output_var = functional.linear(args[0].square(), weight_var, bias_var)
+            output_var = functional.linear(squares, weight_var, bias_var)
         # The root has no derivative at 0, where an input is all zeros.
-        std = (output_var + torch.finfo(output.dtype).tiny).sqrt()
+        std = (output_var + torch.finfo(output_var.dtype).tiny).sqrt().to(output.dtype)
         return torch.addcmul(output, std, normal_like(output.detach(), 1, generator)[0])
 
     return hook

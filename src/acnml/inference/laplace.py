@@ -16,7 +16,7 @@ from torch import Tensor
 
 from acnml import checks
 from acnml.batches import Inputs
-from acnml.classifier import Classifier
+from acnml.classifier import Classifier, require_classifier
 from acnml.dual import Outers
 from acnml.inference.batches import once, over_batches, require_classes
 from acnml.inference.curvature import DiagonalCurvature, Factors, KroneckerCurvature
@@ -30,11 +30,12 @@ from acnml.layers import (
     is_plain,
     output_gradients,
     record,
+    require_tracked,
     require_understood,
     scaling_gradients,
     site_inputs,
 )
-from acnml.params import Params
+from acnml.params import Params, widened
 from acnml.posteriors import Diagonal, Kronecker
 from acnml.selection import Parameters, parameter_names
 
@@ -57,11 +58,13 @@ def fit_laplace_diagonal(
 ) -> Diagonal:
     """Return N(θ̂, diag(h + τ)⁻¹), h the curvature of each parameter summed over the data.
 
+    For models in half precision and under autocast see `fit_kfac_laplace`.
+
     Args:
         classifier: the trained model.
         loader: the training data; must not drop or augment any of it.
         prior_precision: τ of the Gaussian prior N(0, I/τ).
-        parameters: parameter names or submodules to cover; all of the model's by default.
+        parameters: parameters, their names or submodules to cover; all of the model's by default.
         fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
         progress: show a progress bar; by default in a terminal only.
     """
@@ -79,6 +82,10 @@ def fit_kfac_laplace(
 ) -> Kronecker:
     """Return N(θ̂, (H + τI)⁻¹) with a Kronecker-factored H for every Linear and Conv2d layer.
 
+    The posterior is in single precision at least, but activations and gradients are the model's:
+    in half precision or under autocast they have two or three digits, in fits and in predictions.
+    Over all layers and with a small τ that is too few: use `model.float()`, without autocast.
+
     For the factor-damped form of Ritter et al. (2018) take
     `kronecker_curvature(...).posterior(prior_precision, FactorBlock.damped)`.
 
@@ -86,7 +93,9 @@ def fit_kfac_laplace(
         classifier: the trained model.
         loader: the training data; must not drop or augment any of it.
         prior_precision: τ of the Gaussian prior N(0, I/τ).
-        parameters: parameter names or submodules to cover; by default all Linear and Conv2d layers.
+        parameters: parameters, their names or submodules to cover; by default all Linear and Conv2d
+            layers but those whose weight is reparametrised (`weight_norm`) or shared with another
+            module, such as a head that is tied to an embedding.
         fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
         progress: show a progress bar; by default in a terminal only.
     """
@@ -103,16 +112,17 @@ def diagonal_curvature(
     progress: bool | None = None,
 ) -> DiagonalCurvature:
     """Sum the squared gradients of every parameter over the data."""
+    require_classifier(classifier)
     names = parameter_names(classifier.model, parameters)
     sites = find_sites(classifier.model, names, AFFINE + SCALING, "leave it out of `parameters`")
-    mean = classifier.copy_parameters(names)
+    mean = widened(classifier.copy_parameters(names))
     sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in mean.items()}
 
     def accumulate(passes: Passes, pull_backs: PullBacks) -> None:
-        inputs = {site: site_inputs(site, taken) for site, taken in passes.items()}
+        inputs = {site: _wide(site_inputs(site, taken)) for site, taken in passes.items()}
         for gradients in pull_backs:
             for site, grads in gradients.items():
-                for name, squares in _squared(site, inputs[site], grads, mean).items():
+                for name, squares in _squared(site, inputs[site], _wide(grads), mean).items():
                     sums[name] += squares
 
     _over_passes(classifier, loader, sites, fisher, accumulate, progress)
@@ -128,19 +138,20 @@ def kronecker_curvature(
     progress: bool | None = None,
 ) -> KroneckerCurvature:
     """Accumulate the two factors of every layer over the data."""
-    default = _affine_names(classifier) if parameters is None else parameters
-    names = parameter_names(classifier.model, default)
+    require_classifier(classifier)
+    chosen = _affine_names(classifier) if parameters is None else parameters
+    names = parameter_names(classifier.model, chosen)
     way_out = "KFAC covers Linear and Conv2d: leave it out of `parameters`"
     sites = find_sites(classifier.model, names, AFFINE, way_out)
-    mean = classifier.copy_parameters(names)
+    mean = widened(classifier.copy_parameters(names))
     sums = {site: _FactorSums(site, mean) for site in sites}
 
     def accumulate(passes: Passes, pull_backs: PullBacks) -> None:
         for site, taken in passes.items():
-            sums[site].add_inputs(site_inputs(site, taken))
+            sums[site].add_inputs(_wide(site_inputs(site, taken)))
         for gradients in pull_backs:
             for site, grads in gradients.items():
-                sums[site].add_gradients(grads)
+                sums[site].add_gradients(_wide(grads))
 
     data = _over_passes(classifier, loader, sites, fisher, accumulate, progress)
     return KroneckerCurvature(mean, tuple(sums[site].factors(data) for site in sites))
@@ -154,7 +165,10 @@ def _over_passes(
     accumulate: Callable[[Passes, PullBacks], None],
     progress: bool | None,
 ) -> int:
-    """Give every batch's passes and pulled-back gradients to `accumulate`; count the data."""
+    """Give every batch's passes and pulled-back gradients to `accumulate`; count the data.
+
+    The model may run under autocast; what is made of its passes may not.
+    """
     seed = fisher.seed if isinstance(fisher, MonteCarloFisher) else 0
     generator = torch.Generator().manual_seed(seed)
 
@@ -163,24 +177,21 @@ def _over_passes(
     def step(x: Inputs, labels: Tensor | None) -> None:
         check_once(x)
         logits, passes = record(classifier, sites, x)
-        _require_tracked(passes)
+        require_tracked(logits, passes)
         checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
         if labels is not None:
             require_classes(labels, logits)
-        cotangents = fisher.cotangents(logits.detach().softmax(-1), labels, generator)
-        accumulate(passes, (output_gradients(logits, passes, c) for c in cotangents))
+        with torch.autocast(logits.device.type, enabled=False):
+            cotangents = fisher.cotangents(_wide(logits.detach()).softmax(-1), labels, generator)
+            vectors = (cotangent.to(logits.dtype) for cotangent in cotangents)
+            accumulate(passes, (output_gradients(logits, passes, v) for v in vectors))
 
     return over_batches(classifier, loader, step, "curvature", progress)
 
 
-def _require_tracked(passes: Passes) -> None:
-    """Refuse layers whose curvature cannot be seen: it would look as if nothing was known."""
-    for site, taken in passes.items():
-        if not any(one.tracked for one in taken):
-            raise ValueError(
-                f"layer {site.name!r} runs under torch.no_grad() in the model's forward: no "
-                "gradient reaches it; leave it out of `parameters`"
-            )
+def _wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in single precision at least: products in half keep two or three digits."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _squared(site: Site, inputs: Tensor, grads: Tensor, mean: Params) -> Params:
@@ -232,7 +243,7 @@ def _second_moment(vectors: Tensor) -> Tensor:
 
 
 def _affine_names(classifier: Classifier) -> list[str]:
-    """Parameters of all plain Linear and Conv2d layers.
+    """Parameters of all plain Linear and Conv2d layers, of which there must be some.
 
     A reparametrised weight is none of them, nor is one that another module owns as well.
     """
@@ -244,4 +255,10 @@ def _affine_names(classifier: Classifier) -> list[str]:
         is_affine = isinstance(module, AFFINE) and is_plain(module) and "weight" in own
         if is_affine and all(owners[id(parameter)] == 1 for parameter in own.values()):
             names |= {f"{prefix}.{key}" if prefix else key for key in own}
+    if not names:
+        raise ValueError(
+            f"KFAC covers Linear and Conv2d layers whose weight is a plain parameter of their own, "
+            f"and {type(model).__name__} has none; take fit_swag, which covers any parameters, or "
+            "for normalisation layers fit_laplace_diagonal"
+        )
     return [name for name in classifier.parameters if name in names]

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from acnml import checks
 from acnml.batches import Inputs
-from acnml.classifier import Classifier, unwrapped
+from acnml.classifier import Classifier, require_classifier
 from acnml.inference.batches import cross_entropy, over_batches
-from acnml.params import Params, add, scale, subtract, zip_with
+from acnml.params import Params, add, scale, subtract, widened, zip_with
 from acnml.posteriors import Diagonal, LowRank
 from acnml.random import seeded
-from acnml.selection import Parameters, parameter_names
+from acnml.selection import Parameters, listed, parameter_names
+from acnml.structure import unwrapped
 
 MOMENTUM = 0.9
 
@@ -32,7 +33,7 @@ class Swag:
 
     Args:
         rank: number of deviations to keep; 20 in the SWAG paper.
-        parameters: parameter names or submodules to cover; all of the model's by default.
+        parameters: parameters, their names or submodules to cover; all of the model's by default.
 
     >>> swag = Swag(rank=2)
     >>> model = nn.Linear(4, 3)
@@ -47,7 +48,7 @@ class Swag:
             raise ValueError(f"rank must be at least 2, got {rank}; SWAG-D is `diagonal()`")
         self.updates = 0
         self.mean: Params = {}
-        self._parameters = None if parameters is None else list(parameters)
+        self._parameters = listed(parameters)
         self._squares: Params = {}  # Σ (θ - mean)², by Welford's rule: stable
         self._deviations: deque[Params] = deque(maxlen=rank)
 
@@ -80,10 +81,7 @@ class Swag:
     def _weights(self, model: nn.Module) -> Params:
         model = unwrapped(model)
         names = set(parameter_names(model, self._parameters))
-        named = {name: p.detach() for name, p in model.named_parameters() if name in names}
-        return {
-            name: p.to(torch.promote_types(p.dtype, torch.float32)) for name, p in named.items()
-        }
+        return widened({n: p.detach() for n, p in model.named_parameters() if n in names})
 
     def _var(self) -> Params:
         if self.updates < 2:
@@ -114,8 +112,8 @@ def fit_swag(
         learning_rate: of SGD with momentum 0.9; large enough to leave the minimum it starts in.
         rank: number of deviations to keep.
         seed: of dropout, and of the loader's order where that comes from torch's global state.
-        parameters: parameter names or submodules to train and cover; all by default, also those
-            that require no gradient in the user's model.
+        parameters: parameters, their names or submodules to train and cover; all by default,
+            also those that require no gradient in the user's model.
         progress: show a progress bar; by default in a terminal only.
     """
     swag = collect_swag(classifier, loader, epochs, learning_rate, rank, seed, parameters, progress)
@@ -134,6 +132,7 @@ def collect_swag(
     progress: bool | None = None,
 ) -> Swag:
     """Run SGD on a copy of the model, collecting its weights after every epoch; see `fit_swag`."""
+    require_classifier(classifier)
     if epochs < 2:
         raise ValueError(f"SWAG needs at least 2 epochs to have a variance, got {epochs}")
     module = classifier.copy_module()

@@ -27,6 +27,11 @@ class Posterior(ABC):
 
     mean: Params
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating point type of its algebra; a model's own may be narrower."""
+        return next(iter(self.mean.values())).dtype
+
     @abstractmethod
     def cov_mv(self, v: Params) -> Params:
         """Return Σv."""

@@ -53,7 +53,8 @@ class Bma(Predictor):
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
         generator = torch.Generator().manual_seed(self.seed)
         draws = [self.posterior.sample(1, generator) for _ in range(self.samples)]
-        points = [{name: tensor[0] for name, tensor in draw.items()} for draw in draws]
+        own = self.classifier.parameters  # samples take no more memory than such weights do
+        points = [{n: tensor[0].to(own[n].dtype) for n, tensor in d.items()} for d in draws]
         statistics = self.statistics or ({},) * self.samples
         merged = tuple({**p, **s} for p, s in zip(points, statistics, strict=True))
         object.__setattr__(self, "_points", merged)

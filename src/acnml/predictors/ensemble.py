@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from acnml.batches import Inputs
-from acnml.predictors.base import Predictor
+from acnml.predictors.base import Predictor, require_predictor
 
 
 @final
@@ -36,9 +36,7 @@ class Ensemble(Predictor):
         if not self.predictors:
             raise ValueError("an Ensemble needs at least one predictor, it was given none")
         for member in self.predictors:
-            if not isinstance(member, Predictor):
-                kind = type(member).__name__
-                raise TypeError(f"an Ensemble averages predictors such as Map, got a {kind}")
+            require_predictor(member)
 
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:

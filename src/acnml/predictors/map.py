@@ -10,7 +10,7 @@ from torch import Tensor
 
 from acnml import batches, checks
 from acnml.batches import Inputs
-from acnml.classifier import Classifier
+from acnml.classifier import Classifier, require_classifier
 from acnml.params import Params
 from acnml.predictors.base import Predictor
 
@@ -21,6 +21,9 @@ class Map(Predictor):
     """p_θ(y|x) at the model's parameters, or at others: `Map(classifier.at(posterior.mean))`."""
 
     classifier: Classifier
+
+    def __post_init__(self) -> None:
+        require_classifier(self.classifier)
 
     @torch.inference_mode(False)
     @torch.no_grad()

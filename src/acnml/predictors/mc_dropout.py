@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from acnml import batches
 from acnml.batches import Inputs
-from acnml.classifier import Classifier, Hook
+from acnml.classifier import Classifier, Hook, require_classifier
 from acnml.predictors.base import Predictor
 from acnml.predictors.ensemble import log_mean
 from acnml.predictors.map import finite_log_probs
@@ -44,6 +44,7 @@ class McDropout(Predictor):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require_classifier(self.classifier)
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1, got {self.samples}")
         if not _dropout_layers(self.classifier):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from acnml.batches import Inputs
-from acnml.classifier import Classifier
+from acnml.classifier import Classifier, require_classifier
 from acnml.naive_cnml import Refit, Refitted, refit_each
 from acnml.params import count
 from acnml.predictors.base import Predictor
@@ -29,6 +29,7 @@ class _Refitting(Predictor):
     progress: bool | None = None
 
     def __post_init__(self) -> None:
+        require_classifier(self.classifier)
         names = tuple(parameter_names(self.classifier.model, self.parameters))
         object.__setattr__(self, "parameters", names)
 
@@ -84,8 +85,8 @@ class NaiveCnml(_Refitting):
             torch's global random state, as that of a `DataLoader` does by default: then every
             input sees the same batches.
         refit: how to train; SGD with momentum, see `Refit`.
-        parameters: parameter names or submodules that learn, e.g. `[last_linear(model)]`; all of
-            the model's by default.
+        parameters: parameters, their names or submodules that learn, e.g. `[last_linear(model)]`;
+            all of the model's by default.
         progress: show progress bars; by default in a terminal only.
 
     >>> from acnml import Classifier, NaiveCnml, Refit

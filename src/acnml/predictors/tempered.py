@@ -10,7 +10,7 @@ from torch import Tensor
 
 from acnml import checks
 from acnml.batches import Inputs
-from acnml.predictors.base import Predictor
+from acnml.predictors.base import Predictor, require_predictor
 
 
 @final
@@ -30,6 +30,7 @@ class Tempered(Predictor):
     temperature: float
 
     def __post_init__(self) -> None:
+        require_predictor(self.predictor)
         checks.require_positive(self.temperature, "temperature")
 
     @torch.no_grad()

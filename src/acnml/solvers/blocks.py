@@ -102,7 +102,7 @@ def row_blocks(
     one = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), gradients)
     require_understood(classifier.at(posterior.mean), one.sites, x)
     logits = one.start.logits
-    row_bytes = logits.element_size() * _scalars_per_row(one, gradients)
+    row_bytes = posterior.dtype.itemsize * _scalars_per_row(one, gradients)
     affordable = budget(logits.device, memory) // row_bytes
     inputs, labels = max(1, affordable // logits.shape[-1]), max(1, affordable)
     for block in batches.blocks(x, inputs):

@@ -89,7 +89,7 @@ class Linearised:
         for labels in blocks.some_labels(rows, at_once):
             found = solve_logits(logits.double(), kernel, labels, self.tolerance, self.newton_steps)
             self._require_solved(found.residual)
-            path = Path.along(rows.tangent, found.coefficients.to(logits.dtype))
+            path = Path.along(rows.tangent, found.coefficients.to(rows.posterior.dtype))
             yield ascend(rows, path, labels, self.polish, self.step_size)
 
     def _exact(self, logits: Tensor, kernel: Kernel, at_once: int) -> Solved:

@@ -119,7 +119,7 @@ class Rows:
         dense: Params = {}
         outers: dict[Affine, Outers] = {}
         for site, taken in tape.passages.items():
-            own = [next(grads) for _ in taken]
+            own = [next(grads).to(self.posterior.dtype) for _ in taken]
             if site in self.factored:
                 outers[site.layer] = _outers(site, taken, own, size)
             else:
@@ -158,8 +158,8 @@ class Rows:
 
     def residuals(self, tape: Tape, labels: Tensor) -> Tensor:
         """Return e_y - softmax(z), the gradient of log p(y|x) at the logits, (B, L, K)."""
-        targets = functional.one_hot(labels, tape.logits.shape[-1]).to(tape.logits.dtype)
-        return targets - tape.logits.detach().softmax(-1)
+        logits = tape.logits.detach().to(self.posterior.dtype)
+        return functional.one_hot(labels, logits.shape[-1]).to(logits.dtype) - logits.softmax(-1)
 
     def log_lik(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return log p_θ(y|x) of every row, (B, L), from logits (B, L or 1, K)."""
@@ -188,7 +188,7 @@ def _pulled(tape: Tape, cotangent: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(
         tape.logits,
         outputs,
-        cotangent,
+        cotangent.to(tape.logits.dtype),
         retain_graph=True,
         allow_unused=True,
         materialize_grads=True,
@@ -207,7 +207,7 @@ def _pays(posterior: Posterior, site: Site, taken: list[Passage], steps: int) ->
 def _in_positions(site: Site, one: Passage) -> Passage:
     """Turn a passage at the mean into one of a site that is kept in factors."""
     inputs = site_inputs(site, site.module, one.received, len(one.inputs), factored=True)
-    return one._replace(inputs=inputs)
+    return one._replace(inputs=inputs.to(one.inputs.dtype))
 
 
 def _positions(one: Passage, site: Site) -> int:

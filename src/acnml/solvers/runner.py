@@ -130,7 +130,8 @@ class Runner:
         shared = self._shared(site, passage)
         if shared is not None and torch.equal(x.detach(), shared.received):
             return shared.inputs  # the same tensor, so that its terms merge
-        return site_inputs(site, module, x, batches.size(self.x), site in self.factored)
+        inputs = site_inputs(site, module, x, batches.size(self.x), site in self.factored)
+        return inputs.to(self.posterior.dtype)
 
     def _shared(self, site: Site, passage: int) -> Passage | None:
         """Return a passage at the mean if its inputs are the same whatever the weights."""
@@ -151,7 +152,7 @@ class Runner:
         if self.displacement is None:
             return output
         positions = output_positions(module, output).unflatten(0, (batches.size(self.x), -1))
-        moved = positions + self._action(site)(inputs)
+        moved = (positions + self._action(site)(inputs)).to(output.dtype)
         return from_positions(module, moved.flatten(0, 1), output.shape[1:])
 
     def _action(self, site: Site) -> Action:
@@ -169,8 +170,8 @@ class Runner:
     def _forward(self, site: Site) -> Forward:
         size, layer, mean = batches.size(self.x), site.layer, self.posterior.mean
         assert self.displacement is not None
-        moved = self.displacement.dense
-        own = {name: (mean[name] + moved[name]).flatten(0, 1) for name in layer.names}
+        moved, dtype = self.displacement.dense, self.at_mean[site][0].received.dtype
+        own = {name: (mean[name] + moved[name]).flatten(0, 1).to(dtype) for name in layer.names}
         weight, own_bias = own[layer.weight], own.get(layer.bias or "")
 
         def forward(module: nn.Module, x: Tensor) -> Tensor:

@@ -78,6 +78,7 @@ def largest_harmless_alpha(
         tolerance: what "hardly" means; `Tolerance()` by default.
         progress: show progress bars; by default in a terminal only.
     """
+    _require_acnml(predictor)
     tolerance = tolerance or Tolerance()
     scores = _solved(_with_alpha(predictor), (0.0, *increasing(alphas)), loader, progress)
     plain = scores[0]
@@ -107,6 +108,7 @@ def alpha_by_nll(
     On data like the training data that is often the smallest of the grid: see the table, which
     begins with α = 0, that is MAP.
     """
+    _require_acnml(predictor)
     table = sweep(_with_alpha(predictor), (0.0, *increasing(alphas)), loader, progress)
     return Choice(least_nll(table[1:]), table, "the alpha of least validation NLL; 0 is MAP")
 
@@ -131,11 +133,19 @@ def alpha_matching_cnml(
         alphas: the values to try.
         progress: show a progress bar; by default in a terminal only.
     """
+    _require_acnml(predictor)
     expected = cnml_log_lik.double().cpu().exp()
     values = track(increasing(alphas), "alpha", progress)
     table = tuple(_match(replace(predictor, alpha=alpha), x, expected) for alpha in values)
     best = min(table, key=lambda row: row.distance)
     return Choice(best.value, table, "the alpha whose likelihoods are closest to CNML's")
+
+
+def _require_acnml(predictor: object) -> None:
+    """Refuse predictors that have no α."""
+    if not isinstance(predictor, Acnml):
+        kind = type(predictor).__name__
+        raise TypeError(f"only Acnml has an alpha to choose, got a {kind}: give Acnml(...)")
 
 
 def _solved(

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from acnml import checks
 from acnml.predictors import Predictor
+from acnml.predictors.base import require_predictor
 from acnml.tuning.choice import Choice
 from acnml.tuning.sweep import Scores, predictions, score
 
@@ -30,6 +31,7 @@ def temperature_by_nll(
         loader: validation data, with labels; gone through once.
         progress: show a progress bar; by default in a terminal only.
     """
+    require_predictor(predictor)
     log_probs, labels = predictions(predictor, loader, "temperature", progress)
     log_probs, labels = log_probs.double().clone(), labels.clone()  # may be inference tensors
     _require_optimal_temperature(log_probs, labels)

@@ -1,0 +1,138 @@
+"""What is got wrong at first: every mistake gets a sentence that says what to give instead."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Acnml, Classifier, Map, Refit, Swag, Tempered, tuning
+from cases import MLP, diagonal
+from predicting import dropping
+
+X, Y = MLP.x(6), torch.arange(6) % 3
+DATA = [(X, Y)]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, _: acnml.fit_kfac_laplace(model, DATA),
+        lambda model, _: acnml.fit_laplace_diagonal(model, DATA),
+        lambda model, _: acnml.fit_bayes_by_backprop(model, DATA),
+        lambda model, _: acnml.fit_swag(model, DATA),
+        lambda model, _: acnml.batch_norm_statistics(model, DATA),
+        lambda model, _: Map(model),
+        lambda model, _: Acnml(model, diagonal(model)),
+        lambda model, _: acnml.Bma(model, diagonal(model)),
+        lambda model, _: acnml.Glm(model, diagonal(model)),
+        lambda *_: acnml.McDropout(dropping(MLP, 0.5)),
+        lambda model, _: acnml.NaiveCnml(model, DATA),
+        lambda model, path: acnml.load(path, model),
+    ],
+)
+def test_a_model_must_be_wrapped(use, tmp_path):
+    model, path = MLP.model(), tmp_path / "map.safetensors"
+    acnml.save(Map(Classifier(model)), path)
+    with pytest.raises(TypeError, match=r"expected a Classifier, got \w+; wrap the model: acnml\."):
+        use(model, path)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda given: Tempered(given, 2.0),
+        lambda given: acnml.Ensemble((given,)),
+        lambda given: tuning.temperature_by_nll(given, DATA),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda model: model, Classifier])
+def test_a_predictor_is_more_than_a_model(use, wrap):
+    with pytest.raises(TypeError, match=r"a predictor such as Map\(Classifier\(model\)\), got a"):
+        use(wrap(MLP.model()))
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        tuning.largest_harmless_alpha,
+        tuning.alpha_by_nll,
+        lambda predictor, _: tuning.alpha_matching_cnml(predictor, X, torch.zeros(6, 3)),
+    ],
+)
+def test_only_acnml_has_an_alpha(choose):
+    with pytest.raises(TypeError, match="only Acnml has an alpha to choose, got a Map"):
+        choose(Map(Classifier(MLP.model())), DATA)
+
+
+def test_a_choice_is_no_number():
+    model = MLP.model()
+    choice = tuning.alpha_by_nll(Acnml(Classifier(model), diagonal(model)), DATA, [0.1])
+    with pytest.raises(TypeError, match=r"alpha must be a number, got a Choice: give its \.value"):
+        Acnml(Classifier(model), diagonal(model), alpha=choice)
+    with pytest.raises(TypeError, match=r"alpha must be a number, got a str$"):
+        Acnml(Classifier(model), diagonal(model), alpha="1")
+
+
+def covered(model: nn.Module, parameters) -> list[list[str]]:
+    """The parameters that every way of choosing some covers."""
+    classifier, swag = Classifier(model), Swag(parameters=parameters())
+    for _ in range(2):  # an iterator must serve twice
+        swag.update(model)
+    naive = acnml.NaiveCnml(classifier, DATA, Refit(1), parameters())
+    kfac = acnml.fit_kfac_laplace(classifier, DATA, parameters=parameters())
+    return [list(swag.mean), list(naive.parameters), list(kfac.mean)]
+
+
+def test_parameters_may_be_chosen_as_for_an_optimiser():
+    model = MLP.model()
+    assert covered(model, model[2].parameters) == [["2.weight", "2.bias"]] * 3
+    assert covered(model, lambda: [model[2].weight]) == [["2.weight"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (lambda model: "2.weight", "parameters must be a list"),
+        (lambda model: model[2], "parameters must be a list"),
+        (lambda model: model[2].weight, "parameters must be a list"),
+        (lambda model: model[2].named_parameters(), "names, submodules or parameters, got a tuple"),
+        (lambda model: [model[2].weight.detach()], "names, .* or parameters, got a Tensor"),
+    ],
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, chosen: acnml.fit_kfac_laplace(Classifier(model), DATA, parameters=chosen),
+        lambda _, chosen: Swag(parameters=chosen),
+    ],
+)
+def test_other_choices_of_parameters_are_refused(use, parameters, message):
+    model = MLP.model()
+    with pytest.raises(TypeError, match=message):
+        use(model, parameters(model))
+
+
+def test_parameters_of_another_model_are_refused():
+    other = MLP.model()[2].weight
+    with pytest.raises(ValueError, match="no parameters of the given Parameter: pass a part of"):
+        acnml.fit_kfac_laplace(Classifier(MLP.model()), DATA, parameters=[other])
+
+
+def test_a_loader_that_yields_more_than_pairs_is_explained():
+    with pytest.raises(ValueError, match=r"batch 0: .* of a tuple .* all but the last are inputs"):
+        acnml.fit_kfac_laplace(Classifier(MLP.model()), [(X, Y, torch.arange(6))])
+
+
+@pytest.mark.parametrize("value", [Classifier(MLP.model()), acnml.Gradient(), {"a": X}])
+def test_only_what_can_be_loaded_is_saved(value, tmp_path):
+    with pytest.raises(TypeError, match="only posteriors and predictors can be stored, got a"):
+        acnml.save(value, tmp_path / "file.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    path = tmp_path / "missing" / "file.safetensors"
+    with pytest.raises(FileNotFoundError, match=r"the folder .*missing does not exist"):
+        acnml.save(diagonal(MLP.model()), path)

@@ -1,0 +1,146 @@
+"""What fits by gradients refuse, and what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Classifier, EmpiricalFisher
+from cases import MODELS, normal
+
+
+class Unsupported(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.embed, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.scale * self.embed(x).transpose(0, 1).contiguous().transpose(0, 1))
+
+
+X, Y = normal(4, 4).float(), torch.tensor([0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("data", "parameters", "error", "message"),
+    [
+        ([], ["head.weight"], ValueError, "the loader gave no batch"),
+        (
+            [(X, Y), (X, Y.float())],
+            ["head.weight"],
+            TypeError,
+            "batch 1: labels must be a tensor of",
+        ),
+        ([(X, Y[:3])], ["head.weight"], ValueError, r"batch 0: labels have shape \(3,\)"),
+        (
+            [(X, Y + 1)],
+            ["head.weight"],
+            ValueError,
+            "batch 0: label 3 at index 2 is outside the model",
+        ),
+        ([(X * torch.nan, Y)], ["head.weight"], ValueError, "batch 0: input x is NaN"),
+        ([(X, Y)], ["scale"], ValueError, r"layer '' \(Unsupported\) with parameters \['scale'\]"),
+        ([(X, Y)], ["head.bias"], ValueError, "bias of layer 'head' .* without its weight"),
+        ([(X, Y)], [], ValueError, "parameters is empty"),
+        (
+            [(X, Y)],
+            ["haed.weight"],
+            ValueError,
+            "no parameter or buffer 'haed.weight'; did you mean",
+        ),
+        ([(X, Y)], [nn.Linear(4, 3)], ValueError, "holds no parameters of the given Linear"),
+        ([object()], ["head.weight"], TypeError, "must yield tuples, lists, mappings or tensors"),
+    ],
+)
+@pytest.mark.parametrize("fit", [acnml.fit_laplace_diagonal, acnml.fit_kfac_laplace])
+def test_refuses_bad_data_and_layers(fit, data, parameters, error, message):
+    with pytest.raises(error, match=message):
+        fit(Classifier(Unsupported()), data, parameters=parameters)
+
+
+def test_kfac_refuses_norm_layers_by_name():
+    case = MODELS[2]
+    with pytest.raises(
+        ValueError, match=r"layer 'norm' \(BatchNorm2d\).*KFAC covers Linear and Conv2d"
+    ):
+        acnml.fit_kfac_laplace(Classifier(case.model()), [(case.x(2), Y[:2])], 1, ["norm.weight"])
+
+
+def reparametrised() -> nn.Module:
+    norm = nn.utils.parametrizations.weight_norm
+    return nn.Sequential(norm(nn.Linear(4, 5)), nn.ReLU(), norm(nn.Linear(5, 3)))
+
+
+def one_dimensional() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Conv1d(4, 3, 1), nn.Flatten())
+
+
+@pytest.mark.parametrize("build", [reparametrised, one_dimensional])
+def test_kfac_says_what_it_covers_where_a_model_has_none_of_it(build):
+    classifier, data = Classifier(build()), [(X, Y)]
+    message = "KFAC covers Linear and Conv2d layers .* Sequential has none; take fit_swag"
+    with pytest.raises(ValueError, match=message):
+        acnml.fit_kfac_laplace(classifier, data)
+    posterior = acnml.fit_swag(classifier, data, epochs=2)  # the way out is one
+    assert acnml.Bma(classifier, posterior)(X).shape == (4, 3)
+
+
+@pytest.mark.parametrize("fit", [acnml.fit_laplace_diagonal, acnml.fit_kfac_laplace])
+def test_names_a_weight_that_is_reparametrised(fit):
+    model = reparametrised()
+    with pytest.raises(ValueError, match=r"the weight of layer '2' .* is reparametrised"):
+        fit(Classifier(model), [(X, Y)], parameters=[model[2]])
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = nn.Embedding(3, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x + self.embed.weight.mean(0))))
+
+
+def test_kfac_leaves_tied_layers_out_unless_told():
+    model = Tied()
+    covered = acnml.fit_kfac_laplace(Classifier(model), [(X, Y)]).mean
+    assert list(covered) == ["body.weight", "body.bias"]
+    with pytest.raises(ValueError, match="are the same parameter; leave it out"):
+        acnml.fit_kfac_laplace(Classifier(model), [(X, Y)], parameters=[model.head])
+
+
+class Untracked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head, self.unused = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(2, 2)
+
+    def forward(self, x):
+        with torch.no_grad():
+            hidden = torch.tanh(self.trunk(x))
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["trunk", "head"], r"batch 0: layer 'trunk' runs under torch.no_grad\(\)"),
+        (["trunk"], r"batch 0: layer 'trunk' runs under torch.no_grad\(\)"),
+        (["unused"], "batch 0: the model's logits use none of `parameters`"),
+    ],
+)
+@pytest.mark.parametrize(
+    "fit", [acnml.fit_laplace_diagonal, acnml.fit_kfac_laplace, acnml.fit_bayes_by_backprop]
+)
+def test_refuses_layers_that_no_gradient_reaches(fit, names, message):
+    model = Untracked()
+    with pytest.raises(ValueError, match=message):
+        fit(Classifier(model), [(X, Y)], parameters=[model.get_submodule(name) for name in names])
+
+
+def test_empirical_fisher_needs_labels():
+    with pytest.raises(ValueError, match="EmpiricalFisher needs labels"):
+        acnml.fit_kfac_laplace(Classifier(nn.Linear(4, 3)), [X], fisher=EmpiricalFisher())

@@ -1,0 +1,103 @@
+"""Inputs and logits that are not finite: minus infinity is right in masks, never in logits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import acnml
+from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised, Map, Reference, Refit
+from cases import diagonal, normal
+
+Y = torch.tensor([0, 1, 2, 0])
+
+
+class Attending(nn.Module):
+    """One head of attention under a mask, boolean or added to the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        keys = self.keys(x)
+        return self.head(functional.scaled_dot_product_attention(x, keys, keys, mask).mean(1))
+
+
+PREDICTIONS = {
+    "map": lambda c, batch: Map(c)(batch),
+    "reference": lambda c, batch: Acnml(c, diagonal(c.model), Reference())(batch),
+    "gradient": lambda c, batch: Acnml(c, diagonal(c.model), Gradient())(batch),
+    "linearised": lambda c, batch: Acnml(c, diagonal(c.model), Linearised())(batch),
+    "glm": lambda c, batch: acnml.Glm(c, diagonal(c.model))(batch),
+    "naive": lambda c, batch: acnml.NaiveCnml(c, [(batch, Y)], Refit(1))(batch),
+    "laplace": lambda c, batch: acnml.fit_laplace_diagonal(c, [(batch, Y)]).var["keys.weight"],
+    "swag": lambda c, batch: acnml.fit_swag(c, [(batch, Y)], 2).mean["head.weight"],
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap, of attention
+@pytest.mark.parametrize("predict", PREDICTIONS.values(), ids=PREDICTIONS.keys())
+def test_a_mask_of_minus_infinity_is_the_boolean_mask(predict):
+    x, allowed = normal(4, 5, 4), torch.ones(4, 1, 5, dtype=torch.bool)
+    allowed[1, :, 3:] = allowed[2, :, 0] = False
+    added = torch.zeros(4, 1, 5).double().masked_fill(~allowed, -math.inf)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        classifier = Classifier(Attending().double())
+    expected = predict(classifier, {"x": x, "mask": allowed})
+    actual = predict(classifier, {"x": x, "mask": added})
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+
+
+class Undefined(nn.Module):
+    """Multiplies by something not finite where the first feature is negative."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.drop, self.layer, self.factor = nn.Dropout(0.1), nn.Linear(4, 3), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.drop(x)) * torch.where(x[:, :1] > 0, 1.0, self.factor)
+
+
+def small(model: nn.Module) -> Diagonal:
+    return diagonal(model).scaled(1e-3)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda c, x: Map(c)(x),
+        lambda c, x: acnml.McDropout(c, 2)(x),
+        lambda c, x: acnml.Bma(c, small(c.model), 2)(x),
+        lambda c, x: acnml.Glm(c, small(c.model))(x),
+        lambda c, x: Acnml(c, small(c.model))(x),
+        lambda c, x: Acnml(c, small(c.model), Gradient())(x),
+        lambda c, x: Acnml(c, small(c.model), Reference())(x),
+        lambda c, x: acnml.NaiveCnml(c, [(x.abs(), Y)])(x),
+        lambda c, x: acnml.fit_kfac_laplace(c, [(x, Y)]),
+        lambda c, x: acnml.fit_laplace_diagonal(c, [(x, Y)]),
+        lambda c, x: acnml.fit_bayes_by_backprop(c, [(x, Y)], 1),
+        lambda c, x: acnml.fit_swag(c, [(x, Y)], 2),
+    ],
+)
+def test_logits_that_are_not_finite_are_blamed_on_nothing_else(use, factor):
+    classifier, x = Classifier(Undefined(factor).double()), normal(4, 4).abs()
+    x[2, 0] = -1
+    with pytest.raises(
+        ValueError,
+        match=r"(logits|log-probabilities) are NaN or infinite for 1 of 4 .* index 2; check",
+    ):
+        use(classifier, x)
+
+
+def test_naive_cnml_may_blame_the_batch():
+    classifier, x = Classifier(Undefined(math.nan).double()), normal(4, 4)
+    with pytest.raises(ValueError, match=r"batch 0: the loss is NaN .* or check the model on this"):
+        acnml.NaiveCnml(classifier, [(-x.abs(), Y)])(x.abs())
