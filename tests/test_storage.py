@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -100,6 +101,42 @@ def test_predictor_for_another_model(tmp_path):
     acnml.save(acnml.Acnml(Classifier(model), POSTERIORS["diagonal"](model)), path)
     with pytest.raises(StorageError, match="cannot be restored: the model has no parameter"):
         acnml.load(path, Classifier(MODELS[0].model()))
+
+
+@pytest.mark.parametrize(
+    "of", [Map, lambda classifier: acnml.Acnml(classifier, head_posterior(classifier))]
+)
+def test_a_predictor_is_for_the_weights_it_was_saved_with(of, tmp_path):
+    """What is not in the file must be there: the classic mistake is not to load the weights."""
+    model, path = MODELS[1].model(), tmp_path / "predictor.safetensors"
+    predict = of(Classifier(model))
+    acnml.save(predict, path)
+    with pytest.raises(StorageError, match=r"'0\.weight' of the given network is not what it was"):
+        acnml.load(path, Classifier(with_first_layer_untrained(model)))
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):  # rounding is no other weight
+        loaded = acnml.load(path, Classifier(copy.deepcopy(model).to(dtype)))
+        assert type(loaded) is type(predict)
+
+
+def test_weights_that_are_in_the_file_may_be_others_in_the_network(tmp_path):
+    model, path = MODELS[1].model(), tmp_path / "acnml.safetensors"
+    predict = acnml.Acnml(Classifier(model), POSTERIORS["diagonal"](model))
+    acnml.save(predict, path)
+    loaded, x = acnml.load(path, Classifier(with_first_layer_untrained(model))), MODELS[1].x(3)
+    torch.testing.assert_close(loaded(x), predict(x))
+
+
+def with_first_layer_untrained(model):
+    untrained = copy.deepcopy(model)
+    with acnml.random.seeded(7):
+        untrained[0].reset_parameters()
+    return untrained
+
+
+def head_posterior(classifier):
+    """A diagonal posterior of the last layer alone."""
+    mean = classifier.copy_parameters(["2.weight", "2.bias"])
+    return acnml.Diagonal(mean, {name: torch.full_like(t, 0.1) for name, t in mean.items()})
 
 
 def test_only_known_kinds_are_stored(tmp_path):

@@ -2,7 +2,8 @@
 
 A stored value is a tree of frozen dataclasses. Its tensors go into the file under their path in the
 tree ("posterior/mean/fc.weight"), everything else into the header. A predictor is stored without
-its network, which belongs to the user and is given again when loading.
+its network, which belongs to the user and is given again when loading; fingerprints of those of its
+tensors that matter tell whether it is the same.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import json
 import numbers
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final, overload
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from acnml import checks
 from acnml.classifier import Classifier, require_classifier
 from acnml.dual import Affine
 from acnml.params import Params
@@ -39,6 +43,8 @@ from acnml.predictors import (
 from acnml.solvers import Gradient, Linearised, Reference
 
 FORMAT_VERSION = 1
+PRINTED = 10_000  # entries of a tensor, about, that make its fingerprint
+ROUNDING = 0.02  # more than what half precision changes, less than what training does
 HEADER = "acnml"  # the key of our JSON in the safetensors metadata
 
 # What a file may hold: nothing else is ever constructed from one.
@@ -93,7 +99,10 @@ def load(path: str | os.PathLike[str], classifier: Classifier) -> Predictor: ...
 def load(
     path: str | os.PathLike[str], classifier: Classifier | None = None
 ) -> Posterior | Predictor:
-    """Load a posterior, or with a classifier the predictor that was stored for such a model."""
+    """Load a posterior, or with a classifier the predictor that was stored for such a model.
+
+    The model must have the weights it had then, where they are not in the file: others are refused.
+    """
     if classifier is not None:
         require_classifier(classifier)
     tree, tensors = _read(Path(path))
@@ -163,7 +172,10 @@ def _encode(value: Any, path: str, tensors: Params) -> Any:
         overrides = _encode(value.overrides, path, tensors)
         return {"kind": "Classifier", "overrides": overrides, "temperature": value.temperature}
     if KINDS.get(type(value).__name__) is type(value):  # not another class of that name
-        return {"kind": type(value).__name__, **_encode_items(_fields(value), path, tensors)}
+        tree = {"kind": type(value).__name__, **_encode_items(_fields(value), path, tensors)}
+        if isinstance(value, Predictor) and "classifier" in tree:
+            tree["classifier"]["fingerprints"] = {"map": _fingerprints(value)}
+        return tree
     if isinstance(value, Mapping):
         return {"map": _encode_items(value, path, tensors)}
     if isinstance(value, (tuple, list)):
@@ -208,17 +220,56 @@ def _decode(tree: Any, tensors: Params, classifier: Classifier | None) -> Any:
     return KINDS[kind](**fields)
 
 
-def _restored(classifier: Classifier, overrides: Params, temperature: float = 1.0) -> Classifier:
-    """View the given classifier as the stored one was; the first files knew no temperature.
+def _restored(
+    classifier: Classifier,
+    overrides: Params,
+    temperature: float = 1.0,
+    fingerprints: Mapping[str, Sequence[float]] = MappingProxyType({}),
+) -> Classifier:
+    """View the given classifier as the stored one was; the first files knew the overrides alone.
 
     A classifier that is tempered already may be the very one that was stored, or not: to divide by
     a temperature twice would be silent, so the two must agree.
     """
+    viewed = classifier.at(overrides)
+    checks.require_known(fingerprints, list(viewed.tensors))
+    for name, expected in fingerprints.items():
+        _require_same(viewed.tensors[name], expected, name)
     if classifier.temperature == temperature:
-        return classifier.at(overrides)
+        return viewed
     if classifier.temperature != 1:
         raise ValueError(
             f"the predictor was stored with temperature {temperature:g}, the given classifier has "
             f"{classifier.temperature:g}; give one that is not tempered"
         )
-    return classifier.at(overrides).tempered(temperature)
+    return viewed.tempered(temperature)
+
+
+def _fingerprints(predictor: Any) -> dict[str, list[float]]:
+    """Return those of the network's tensors for which the predictor has no values of its own."""
+    posterior = getattr(predictor, "posterior", None)
+    statistics = getattr(predictor, "statistics", ())
+    own = {*(posterior.mean if posterior else ()), *(statistics[0] if statistics else ())}
+    tensors = {n: t for n, t in predictor.classifier.tensors.items() if t.is_floating_point()}
+    return {name: _fingerprint(tensor) for name, tensor in tensors.items() if name not in own}
+
+
+def _fingerprint(tensor: Tensor) -> list[float]:
+    """Return a projection of some of its entries on a fixed vector, and the norm of these entries.
+
+    Of other weights the projection differs by about the norm, of rounded ones by much less.
+    """
+    flat = tensor.detach().flatten()
+    some = flat[:: 1 + len(flat) // PRINTED].to("cpu", torch.float64)
+    fixed = torch.cos(torch.arange(len(some), dtype=torch.float64))
+    return [float(some @ fixed), float(some.norm())]
+
+
+def _require_same(tensor: Tensor, expected: Sequence[float], name: str) -> None:
+    """Refuse other weights; the same in another floating point type are fine."""
+    found = _fingerprint(tensor)
+    if max(abs(f - e) for f, e in zip(found, expected, strict=True)) > ROUNDING * expected[1]:
+        raise ValueError(
+            f"{name!r} of the given network is not what it was when this was saved; load the "
+            "network's weights first"
+        )
