@@ -86,7 +86,10 @@ def in_distribution(results: Results) -> str:
 def corrupted(results: Results, drawn: dict[str, str]) -> str:
     """Show the paper's comparison under corruptions."""
     n = common_images(results, paper_group(results.study))
-    caption = "The mean ECE over all corruptions, by severity. All scores are in metrics.csv."
+    caption = (
+        "The mean ECE over all corruptions, by severity. Few images raise it by themselves: "
+        "compare rows of equally many. All scores are in metrics.csv."
+    )
     return f"""<h2>As images get worse</h2>
 <figure><div class="scroll">{panels(drawn, "boxes-")}</div>
 <figcaption>Every box is over the corruptions, {n:,} images each. ACNML over all weights has the
