@@ -232,9 +232,10 @@ def _restored(
     a temperature twice would be silent, so the two must agree.
     """
     viewed = classifier.at(overrides)
-    checks.require_known(fingerprints, list(viewed.tensors))
+    tensors = viewed.tensors
+    checks.require_known(fingerprints, list(tensors))
     for name, expected in fingerprints.items():
-        _require_same(viewed.tensors[name], expected, name)
+        _require_same(tensors[name], expected, name)
     if classifier.temperature == temperature:
         return viewed
     if classifier.temperature != 1:

@@ -162,7 +162,7 @@ class _Drawn:
     """Augmented training images for batch norm, drawn anew in every pass.
 
     So every sample of a posterior has images of its own. If all had the same few, what is odd about
-    these would not average out over the samples: 1,000 of them can cost one per cent of accuracy.
+    these would not average out over the samples.
     """
 
     workshop: Workshop

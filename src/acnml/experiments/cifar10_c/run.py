@@ -8,15 +8,15 @@ from acnml.experiments.cifar10_c.jobs import FRONTIER, HELD_OUT, Job, phases
 from acnml.experiments.cifar10_c.methods import methods_of
 from acnml.experiments.cifar10_c.predict import predict_shift
 from acnml.experiments.cifar10_c.predictors import artefacts_of
-from acnml.experiments.cifar10_c.study import BLUR, Cifar10CStudy
+from acnml.experiments.cifar10_c.study import CLEAN, Cifar10CStudy
 from acnml.experiments.cifar10_c.workshop import Workshop
 from acnml.experiments.study.artefacts import Artefacts
 
 
 def run(study: Cifar10CStudy, data: StudyData, artefacts: Artefacts) -> None:
     """Do all of the study that is not on disk yet: networks and posteriors, then predictions."""
-    blur = [BLUR] if study.blurred else []
-    data.corrupted.require_available((*study.corruptions, *blur))
+    corrupted = (shift for shift in study.shifts if shift != CLEAN)
+    data.corrupted.require_available({shift.rsplit(" ", 1)[0] for shift in corrupted})
     workshops = {seed: Workshop(study, data, artefacts, seed) for seed in study.seeds}
     for workshop in workshops.values():
         for method in methods_of(study):
