@@ -90,9 +90,12 @@ RULES = {
 
 def paper_group(study: Cifar10CStudy) -> list[Method]:
     """Return what a study has of the paper's comparison, without what sees fewer images."""
-    there = (method for method in PAPER_GROUP if method in methods.methods_of(study))
-    enough = study.images.network_wide
-    return [method for method in there if methods.images_of(method, "", study) >= enough]
+    return [m for m in PAPER_GROUP if m in methods.methods_of(study) and sees_enough(m, study)]
+
+
+def sees_enough(method: Method, study: Cifar10CStudy) -> bool:
+    """Whether a method sees as many images as most do."""
+    return methods.images_of(method, "", study) >= study.images.network_wide
 
 
 def label(method: Method) -> str:

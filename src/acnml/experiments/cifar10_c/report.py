@@ -8,7 +8,13 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from acnml.experiments.cifar10_c import figures, methods, sections
-from acnml.experiments.cifar10_c.looks import BUDGET_GROUP, NEAR_GROUP, PAPER_GROUP, paper_group
+from acnml.experiments.cifar10_c.looks import (
+    BUDGET_GROUP,
+    NEAR_GROUP,
+    PAPER_GROUP,
+    paper_group,
+    sees_enough,
+)
 from acnml.experiments.cifar10_c.results import STUDY, Results
 from acnml.experiments.cifar10_c.tables import (
     agreement_table,
@@ -59,7 +65,8 @@ def all_figures(results: Results) -> dict[str, Figure]:
                 drawn[f"boxes-{score}"] = figures.boxes(results, there, score, title, n)
     diagrams = {method.name: method for method in (*PAPER_GROUP[1:], *NEAR_GROUP[2:])}
     for name, method in diagrams.items():
-        if any(drawn_for == name for drawn_for, _ in results.diagrams):
+        known = any(drawn_for == name for drawn_for, _ in results.diagrams)
+        if known and sees_enough(method, results.study):
             word = "-".join(name.lower().replace("'", "").replace(",", "").split())
             drawn[f"reliability-{word}"] = figures.reliability(results, method)
     if results.sweep:
