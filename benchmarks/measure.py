@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Bma, Gradient, Linearised, Posterior, Reference
-from acnml.solvers.blocks import row_blocks, some_labels
+from acnml._algebra.newton import solve_logits
+from acnml._engine.blocks import row_blocks, some_labels
+from acnml._engine.path import Path
+from acnml._engine.quadratic import energy
+from acnml._engine.rows import Rows
 from acnml.solvers.gradient import walked
-from acnml.solvers.newton import solve_logits
-from acnml.solvers.path import Path
-from acnml.solvers.quadratic import energy
-from acnml.solvers.rows import Rows
 from benchmarks.subjects import TRAINING_IMAGES, Subject
 from benchmarks.timing import fastest
 

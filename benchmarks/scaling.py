@@ -9,7 +9,7 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, Diagonal, Linearised
-from acnml.random import seeded
+from acnml._util.seeding import seeded
 from benchmarks.timing import fastest
 
 CLASSES = (2, 5, 10, 20, 50, 100)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import acnml
 from acnml import Classifier, Diagonal, FactorBlock, Posterior
+from acnml._util.seeding import seeded
 from acnml.experiments.data import cifar10, mnist
 from acnml.experiments.data.folder import data_folder
 from acnml.experiments.models.catalogue import MODELS
-from acnml.random import seeded
 
 Labelled = tuple[Tensor, Tensor]
 TRAINING_IMAGES = 60_000  # that naive CNML would pass over in an epoch

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from acnml import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
-from acnml.params import Params
+from acnml._util.params import Params
 
 
 def vector(params: Params) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from acnml.batches import take
+from acnml._util.batches import take
 from cases import normal
 
 # Labels that no line separates, so that the likelihood has a maximum.

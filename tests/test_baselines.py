@@ -10,7 +10,7 @@ from torch import nn
 
 import acnml
 from acnml import Bma, Classifier, Ensemble, Glm, LogitSampling, Map, McDropout, Tempered
-from acnml.batches import size, take
+from acnml._util.batches import size, take
 from cases import MLP, diagonal
 from predicting import FINE, bad_inputs, dropping, each_case, fingerprint, same
 

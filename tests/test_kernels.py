@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Classifier, Linearised, kernels
-from acnml.kernels import (
+from acnml import Classifier, Linearised
+from acnml._algebra import kernels
+from acnml._algebra.kernels import (
     BorderedKernel,
     DenseKernel,
     DiagonalKernel,
@@ -16,9 +17,9 @@ from acnml.kernels import (
     ScaledKernel,
     SpectralKernel,
 )
+from acnml._algebra.newton import solve_logits
+from acnml.head.solver import Precision, Shared, solve_head, upper_bounds
 from acnml.posteriors.dense import materialised_output_kernel
-from acnml.solvers.head import Precision, Shared, solve_head, upper_bounds
-from acnml.solvers.newton import solve_logits
 from cases import POSTERIORS, affine_layers, layer_inputs, normal, spd
 from dense import covariance
 

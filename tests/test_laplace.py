@@ -21,8 +21,8 @@ from acnml import (
     diagonal_curvature,
     kronecker_curvature,
 )
-from acnml.batches import as_arguments, size, take
-from acnml.inference import KroneckerCurvature
+from acnml._util.batches import as_arguments, size, take
+from acnml.fitting import KroneckerCurvature
 from cases import MODELS, Case, affine_layers, normal
 from dense import covariance, vector
 

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import acnml
-from acnml import Classifier, linearisation
-from acnml.batches import as_arguments, take
-from acnml.linearisation import logit_moments
+from acnml import Classifier
+from acnml._engine import linearisation
+from acnml._engine.linearisation import logit_moments
+from acnml._util.batches import as_arguments, take
 from cases import CONV, LINEAR, MLP, diagonal, factor_kronecker
 from dense import covariance, vector
 from predicting import FINE, each_case

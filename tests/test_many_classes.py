@@ -10,12 +10,13 @@ from scipy.special import lambertw, log_softmax
 from torch import nn
 
 from acnml import Classifier, Linearised
-from acnml.kernels import DenseKernel, DiagonalKernel, Kernel, ScaledKernel, SpectralKernel
-from acnml.solvers import head, independent, merged
-from acnml.solvers.head import Precision, Shared, solve_head
-from acnml.solvers.independent import solve_independent
-from acnml.solvers.merged import Merged
-from acnml.solvers.newton import solve_logits
+from acnml._algebra.kernels import DenseKernel, DiagonalKernel, Kernel, ScaledKernel, SpectralKernel
+from acnml._algebra.newton import solve_logits
+from acnml.head import independent, merged
+from acnml.head import solver as head
+from acnml.head.independent import solve_independent
+from acnml.head.merged import Merged
+from acnml.head.solver import Precision, Shared, solve_head
 from cases import POSTERIORS, normal
 
 BATCH = 2
@@ -142,7 +143,7 @@ def test_merged_classes_with_extreme_logits(logits):
 
 @pytest.mark.parametrize("coupling", [0.1, 1.0])
 def test_merged_classes_maximise_the_objective(coupling, monkeypatch):
-    """The objective of `acnml.solvers.newton`, maximised by scipy."""
+    """The objective of `acnml._algebra.newton`, maximised by scipy."""
     monkeypatch.setattr(head, "FEW_CLASSES", 4)
     logits, Κ = 2 * normal(BATCH, 9, seed=1), kernel("dense", 9, 2.0, coupling)
     found = solve_head(logits, Κ, Precision(1e-9, 100, 0.0), at_once=9).log_lik[0]

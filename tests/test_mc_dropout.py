@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from acnml import Classifier, Map, McDropout
-from acnml.random import seeded
+from acnml._util.seeding import seeded
 from cases import MLP, MODELS, normal, small_network
 from predicting import FINE, dropping
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from acnml import Classifier, NaiveCnml, NaiveCnmlMax, Refit, last_linear
-from acnml.batches import as_arguments, size, take
+from acnml._util.batches import as_arguments, size, take
 from cases import MODELS, normal
 from refitting import Batches
 

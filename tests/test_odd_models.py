@@ -9,13 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import acnml
-from acnml import (
-    Acnml,
-    Classifier,
-    Gradient,
-    Linearised,
-    Reference,
-)
+from acnml import Acnml, Classifier, Gradient, Linearised, Reference
 from cases import POSTERIORS, diagonal, normal
 
 X = normal(3, 6, 4)

@@ -8,8 +8,8 @@ from torch import nn
 
 import acnml
 from acnml import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
-from acnml.dual import Affine, Dual, Outers
-from acnml.params import Params, flatten
+from acnml._algebra.dual import Affine, Dual, Outers
+from acnml._util.params import Params, flatten
 from acnml.posteriors.dense import materialised_displacement
 from cases import MODELS, POSTERIORS, affine_layers, layer_inputs, normal
 from dense import covariance, vector

@@ -12,7 +12,7 @@ from torch import nn
 
 import acnml
 from acnml import Acnml, Bma, Classifier, Map, Reference
-from acnml.batches import size, take
+from acnml._util.batches import size, take
 from cases import MODELS, POSTERIORS, Case, normal
 from predicting import Idle, bad_inputs, each_case, fingerprint, posterior_over, same
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from acnml.progress import track
+from acnml._util.progress import track
 
 
 class Counted:

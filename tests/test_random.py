@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from acnml.random import seeded
+from acnml._util.seeding import seeded
 
 
 def draw_and_fail() -> None:

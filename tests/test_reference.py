@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from acnml import Classifier, Reference, UnsolvedError
-from acnml.batches import size, take
+from acnml._util.batches import size, take
 from cases import MODELS, POSTERIORS, normal
 from dense import literal_acnml
 

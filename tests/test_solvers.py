@@ -8,10 +8,10 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, Diagonal, Gradient, Linearised, Reference, UnsolvedError
-from acnml.batches import size, take
-from acnml.kernels import DenseKernel
-from acnml.solvers.newton import solve_logits
-from acnml.solvers.rows import Rows
+from acnml._algebra.kernels import DenseKernel
+from acnml._algebra.newton import solve_logits
+from acnml._engine.rows import Rows
+from acnml._util.batches import size, take
 from cases import MODELS, POSTERIORS, Case, affine_layers, diagonal, normal
 from predicting import Idle
 
@@ -102,8 +102,10 @@ def test_written_out_bit_by_bit_is_the_same(case, build, monkeypatch):
     solvers = Gradient(3, 0.4), Linearised()
     expected = [solver(Classifier(model), posterior, x) for solver in solvers]
     monkeypatch.setattr(type(posterior), "prefers_factors", lambda *_: True)
-    monkeypatch.setattr("acnml.dual.WRITING", -1_000_000)  # cheaper than any number of pairs
-    monkeypatch.setattr("acnml.rules.BIT", 8)
+    monkeypatch.setattr(
+        "acnml._algebra.dual.WRITING", -1_000_000
+    )  # cheaper than any number of pairs
+    monkeypatch.setattr("acnml._algebra.rules.BIT", 8)
     for solver, solution in zip(solvers, expected, strict=True):
         assert_same(solver(Classifier(model), posterior, x), solution)
 

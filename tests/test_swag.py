@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from acnml import Bma, Classifier, Swag, batch_norm_statistics, collect_swag, fit_swag
-from acnml.params import flatten
+from acnml._util.params import flatten
 from cases import MODELS, normal
 from dense import covariance, vector
 

@@ -17,10 +17,10 @@ Labels are a tensor of class indices (B,).
 """
 
 from acnml import metrics, tuning
-from acnml.batch_norm import batch_norm_statistics
+from acnml._algebra.dual import Affine
+from acnml._util.selection import last_linear
 from acnml.classifier import Classifier
-from acnml.dual import Affine
-from acnml.inference import (
+from acnml.fitting import (
     EmpiricalFisher,
     ExactFisher,
     MonteCarloFisher,
@@ -33,6 +33,7 @@ from acnml.inference import (
     fit_swag,
     kronecker_curvature,
 )
+from acnml.fitting.batch_norm import batch_norm_statistics
 from acnml.naive_cnml import Refit
 from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
 from acnml.predictors import (
@@ -49,7 +50,6 @@ from acnml.predictors import (
     Probit,
     Tempered,
 )
-from acnml.selection import last_linear
 from acnml.solvers import Gradient, Linearised, Reference, Solution, Solver, UnsolvedError
 from acnml.storage import StorageError, load, save
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import CheckpointError
 
-from acnml import batches, checks
-from acnml.batches import Inputs
-from acnml.params import Params
-from acnml.structure import eval_structure, require_viewable, unwrapped
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs
+from acnml._util.params import Params
+from acnml._util.structure import eval_structure, require_viewable, unwrapped
 
 Forward: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 # A forward hook: (module, its arguments, its output) -> new output.

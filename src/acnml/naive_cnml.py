@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.nn import functional
 
-from acnml import batches, checks
-from acnml.batches import Inputs
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs
+from acnml._util.memory import budget
+from acnml._util.params import Params, map_tensors, zip_with
+from acnml._util.progress import track
+from acnml._util.seeding import seeded
+from acnml._util.selection import Parameters, parameter_names
 from acnml.classifier import Classifier
-from acnml.inference.batches import over_batches, require_classes
-from acnml.memory import budget
-from acnml.params import Params, map_tensors, zip_with
-from acnml.progress import track
-from acnml.random import seeded
-from acnml.selection import Parameters, parameter_names
+from acnml.fitting.batches import over_batches, require_classes
 
 # What a row holds at once: weights, velocity, the gradients of the data's and of the query's loss
 # and their sum; activations as autograd keeps them, gradients by them, and what an operation needs.

@@ -23,10 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from acnml import checks
+from acnml._algebra.dual import Affine
+from acnml._util import checks
+from acnml._util.params import Params
 from acnml.classifier import Classifier, require_classifier
-from acnml.dual import Affine
-from acnml.params import Params
 from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
 from acnml.predictors import (
     Acnml,

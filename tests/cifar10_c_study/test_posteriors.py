@@ -25,7 +25,7 @@ def test_rescaling_is_repeating_the_data():
     """Curvature sums over the data: three times the data have three times the curvature."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
-    with acnml.random.seeded(0):
+    with acnml._util.seeding.seeded(0):
         classifier = acnml.Classifier(nn.Linear(4, 3).double())
     once, thrice = (
         acnml.kronecker_curvature(classifier, [(x.repeat(n, 1), torch.zeros(5 * n).long())])

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from acnml._util.seeding import seeded
 from acnml.experiments.cifar10_c.training import Task, Training
 from acnml.experiments.data.cifar10 import LabelledBytes
 from acnml.experiments.models.resnet import ResNet, SubsampleAndPad, projection
 from acnml.experiments.models.vgg import vgg16, vgg16_dropout
 from acnml.experiments.models.wide_resnet import WideResNet
-from acnml.random import seeded
 
 SEED = 3
 TRAINING = Training(

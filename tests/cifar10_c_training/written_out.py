@@ -7,10 +7,10 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from acnml._util.seeding import seeded
 from acnml.experiments.data.augmentation import crop_and_flip
 from acnml.experiments.data.cifar10 import to_unit
 from acnml.experiments.pipeline.work import mixed
-from acnml.random import seeded
 
 from .tiny import DATA, SEED, TRAINING, normalise, tiny
 

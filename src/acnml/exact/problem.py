@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acnml import checks
+from acnml._util import checks
 
 
 @final

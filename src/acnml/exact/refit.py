@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from acnml._util.memory import budget
 from acnml.exact.design import Design
 from acnml.exact.newton import Optimum, maximise
 from acnml.exact.problem import LogisticProblem, require_features
 from acnml.exact.rows import Rows
-from acnml.memory import budget
 
 COPIES = 6  # of a row's logits that intermediate results hold at once
 

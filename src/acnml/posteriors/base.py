@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from acnml.actions import Displacement
-from acnml.dual import Affine, Dual
-from acnml.kernels import Kernel
-from acnml.params import Params, count, map_tensors
+from acnml._algebra.actions import Displacement
+from acnml._algebra.dual import Affine, Dual
+from acnml._algebra.kernels import Kernel
+from acnml._util.params import Params, count, map_tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from acnml import checks
-from acnml.actions import Action, KeyAction, RotatedAction
-from acnml.dual import Affine, Outers, diagonal_products
-from acnml.kernels import Kernel, ScaledKernel, SpectralKernel
-from acnml.rules import Term
+from acnml._algebra.actions import Action, KeyAction, RotatedAction
+from acnml._algebra.dual import Affine, Outers, diagonal_products
+from acnml._algebra.kernels import Kernel, ScaledKernel, SpectralKernel
+from acnml._algebra.rules import Term
+from acnml._util import checks
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from acnml.actions import Displacement, MatrixAction
-from acnml.dual import Affine, Dual, Outers
-from acnml.kernels import DenseKernel
+from acnml._algebra.actions import Displacement, MatrixAction
+from acnml._algebra.dual import Affine, Dual, Outers
+from acnml._algebra.kernels import DenseKernel
 from acnml.posteriors.base import Posterior
 
 

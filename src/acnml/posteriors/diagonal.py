@@ -9,11 +9,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml import checks
-from acnml.actions import DiagonalAction, Displacement
-from acnml.dual import Affine, Dual, diagonal_prefers_factors
-from acnml.kernels import DiagonalKernel
-from acnml.params import Params, flatten, scale, standard_normal, zip_with
+from acnml._algebra.actions import DiagonalAction, Displacement
+from acnml._algebra.dual import Affine, Dual, diagonal_prefers_factors
+from acnml._algebra.kernels import DiagonalKernel
+from acnml._util import checks
+from acnml._util.params import Params, flatten, scale, standard_normal, zip_with
 from acnml.posteriors.base import Posterior
 
 

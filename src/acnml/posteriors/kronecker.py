@@ -9,11 +9,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml import checks
-from acnml.actions import Action, Displacement
-from acnml.dual import Affine, Dual
-from acnml.kernels import Kernel
-from acnml.params import Params, add, normal_like, subtract
+from acnml._algebra.actions import Action, Displacement
+from acnml._algebra.dual import Affine, Dual
+from acnml._algebra.kernels import Kernel
+from acnml._util import checks
+from acnml._util.params import Params, add, normal_like, subtract
 from acnml.posteriors.base import Posterior
 from acnml.posteriors.blocks import Block
 

@@ -9,11 +9,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml import checks
-from acnml.actions import Action, DiagonalAction, Displacement, LowRankAction
-from acnml.dual import Affine, Dual, Outers, diagonal_prefers_factors
-from acnml.kernels import DenseKernel
-from acnml.params import Params, add, flatten, normal_like, scale, standard_normal, unflatten
+from acnml._algebra.actions import Action, DiagonalAction, Displacement, LowRankAction
+from acnml._algebra.dual import Affine, Dual, Outers, diagonal_prefers_factors
+from acnml._algebra.kernels import DenseKernel
+from acnml._util import checks
+from acnml._util.params import Params, add, flatten, normal_like, scale, standard_normal, unflatten
 from acnml.posteriors.base import Posterior
 
 

@@ -8,13 +8,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml import batches, checks
-from acnml.batches import Inputs
+from acnml._engine.rows import supported
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.posteriors import Kronecker, Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.solvers import Linearised, Reference, Solution, Solver
-from acnml.solvers.rows import supported
 
 
 @final

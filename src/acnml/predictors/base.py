@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from acnml import checks
-from acnml.batches import Inputs
+from acnml._util import checks
+from acnml._util.batches import Inputs
 from acnml.classifier import Classifier, require_classifier
 from acnml.posteriors import Posterior
 

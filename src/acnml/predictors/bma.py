@@ -9,16 +9,16 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from acnml import batches
-from acnml.batch_norm import batch_norm_statistics
-from acnml.batches import Inputs
+from acnml._util import batches
+from acnml._util.batches import Inputs
+from acnml._util.params import Params
+from acnml._util.progress import track
 from acnml.classifier import Classifier
-from acnml.params import Params
+from acnml.fitting.batch_norm import batch_norm_statistics
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.predictors.ensemble import log_mean
 from acnml.predictors.map import finite_log_probs
-from acnml.progress import track
 
 
 @final

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml.batches import Inputs
+from acnml._util.batches import Inputs
 from acnml.predictors.base import Predictor, require_predictor
 
 

@@ -9,11 +9,11 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from acnml import batches, checks
-from acnml.batches import Inputs
+from acnml._engine.linearisation import LogitMoments, logit_moments
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs
+from acnml._util.params import normal_like
 from acnml.classifier import Classifier
-from acnml.linearisation import LogitMoments, logit_moments
-from acnml.params import normal_like
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.predictors.ensemble import log_mean

@@ -8,10 +8,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml import batches, checks
-from acnml.batches import Inputs
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs
+from acnml._util.params import Params
 from acnml.classifier import Classifier, require_classifier
-from acnml.params import Params
 from acnml.predictors.base import Predictor
 
 

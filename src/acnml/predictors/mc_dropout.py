@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from acnml import batches
-from acnml.batches import Inputs
+from acnml._util import batches
+from acnml._util.batches import Inputs
+from acnml._util.seeding import seeded
 from acnml.classifier import Classifier, Hook, require_classifier
 from acnml.predictors.base import Predictor
 from acnml.predictors.ensemble import log_mean
 from acnml.predictors.map import finite_log_probs
-from acnml.random import seeded
 
 
 @final

@@ -10,12 +10,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from acnml.batches import Inputs
+from acnml._util.batches import Inputs
+from acnml._util.params import count
+from acnml._util.selection import Parameters, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.naive_cnml import Refit, Refitted, refit_each
-from acnml.params import count
 from acnml.predictors.base import Predictor
-from acnml.selection import Parameters, parameter_names
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -8,8 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml import checks
-from acnml.batches import Inputs
+from acnml._util import checks
+from acnml._util.batches import Inputs
 from acnml.predictors.base import Predictor, require_predictor
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, final
 import torch
 from torch import Tensor
 
-from acnml.batches import Inputs
+from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 

@@ -8,15 +8,15 @@ from typing import final
 
 from torch import Tensor
 
-from acnml import checks
-from acnml.batches import Inputs
+from acnml._engine import blocks
+from acnml._engine.blocks import Solved
+from acnml._engine.path import Path
+from acnml._engine.rows import Rows
+from acnml._util import checks
+from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
-from acnml.solvers import blocks
 from acnml.solvers.base import Solution
-from acnml.solvers.blocks import Solved
-from acnml.solvers.path import Path
-from acnml.solvers.rows import Rows
 
 
 @final

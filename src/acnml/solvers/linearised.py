@@ -9,19 +9,19 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml import checks
-from acnml.batches import Inputs
+from acnml._algebra.kernels import Kernel
+from acnml._algebra.newton import solve_logits
+from acnml._engine import blocks
+from acnml._engine.blocks import Solved
+from acnml._engine.path import Path
+from acnml._engine.rows import Rows
+from acnml._util import checks
+from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
-from acnml.kernels import Kernel
+from acnml.head.solver import Precision, solve_head
 from acnml.posteriors import Posterior
-from acnml.solvers import blocks
 from acnml.solvers.base import Solution, UnsolvedError
-from acnml.solvers.blocks import Solved
 from acnml.solvers.gradient import ascend
-from acnml.solvers.head import Precision, solve_head
-from acnml.solvers.newton import solve_logits
-from acnml.solvers.path import Path
-from acnml.solvers.rows import Rows
 
 # A residual, in posterior standard deviations, with which no solution can be called one.
 UNSOLVED = 0.1

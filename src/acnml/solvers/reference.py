@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from acnml import batches, checks
-from acnml.batches import Inputs
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs
+from acnml._util.params import Params, add, dot, scale, subtract, zip_with
 from acnml.classifier import Classifier
-from acnml.params import Params, add, dot, scale, subtract, zip_with
 from acnml.posteriors import Posterior
 from acnml.solvers.base import Solution, UnsolvedError
 

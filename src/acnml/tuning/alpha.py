@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, final
 
 from torch import Tensor
 
-from acnml.batches import Inputs
+from acnml._util.batches import Inputs
+from acnml._util.progress import track
 from acnml.predictors import Acnml, Map
-from acnml.progress import track
 from acnml.solvers import UnsolvedError
 from acnml.tuning.choice import Choice, table_text
 from acnml.tuning.sweep import MakePredictor, Scores, increasing, least_nll, sweep

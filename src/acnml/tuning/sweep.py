@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from acnml import checks, metrics
-from acnml.batches import split_labels
+from acnml import metrics
+from acnml._util import checks
+from acnml._util.batches import split_labels
+from acnml._util.progress import track
 from acnml.predictors import Predictor
-from acnml.progress import track
 from acnml.solvers import UnsolvedError
 
 # A knob's value -> the predictor that has it.

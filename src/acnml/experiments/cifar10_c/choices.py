@@ -21,11 +21,7 @@ from acnml.experiments.cifar10_c.methods import (
     Method,
     choice_values,
 )
-from acnml.experiments.cifar10_c.predict import (
-    frontier_images,
-    predict_held_out,
-    predict_sweep,
-)
+from acnml.experiments.cifar10_c.predict import frontier_images, predict_held_out, predict_sweep
 from acnml.experiments.cifar10_c.workshop import Workshop
 from acnml.experiments.study.choices import most_cautious, rounded
 from acnml.experiments.study.knobs import TEMPERATURE

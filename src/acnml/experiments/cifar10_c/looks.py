@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from acnml.experiments.cifar10_c import methods
-from acnml.experiments.cifar10_c.methods import (
-    BUDGET,
-    HEAD,
-    LINEARISED,
-    NEAR,
-    PAPERS,
-    Method,
-)
+from acnml.experiments.cifar10_c.methods import BUDGET, HEAD, LINEARISED, NEAR, PAPERS, Method
 from acnml.experiments.cifar10_c.study import Cifar10CStudy
 from acnml.experiments.study.figures import (
     AMBER,

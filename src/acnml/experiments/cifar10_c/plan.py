@@ -21,11 +21,7 @@ from acnml.experiments.cifar10_c.methods import (
     images_of,
     methods_of,
 )
-from acnml.experiments.cifar10_c.study import (
-    TEST_IMAGES,
-    TRAIN_IMAGES,
-    Cifar10CStudy,
-)
+from acnml.experiments.cifar10_c.study import TEST_IMAGES, TRAIN_IMAGES, Cifar10CStudy
 from acnml.experiments.study.knobs import SCALE, sweep_values
 
 # What one image costs in forward passes, in docs/performance.md: for a residual network, for VGG.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import acnml
 from acnml import Bma, Posterior, Swag, last_linear
+from acnml._util.params import Params
 from acnml.experiments.cifar10_c.methods import KFAC, Method
 from acnml.experiments.cifar10_c.training import load_trained
 from acnml.experiments.cifar10_c.workshop import Workshop
@@ -19,8 +20,7 @@ from acnml.experiments.data.augmentation import crop_and_flip
 from acnml.experiments.data.cifar10 import LabelledBytes, to_unit
 from acnml.experiments.pipeline import Artefact, Content, Stage, Work
 from acnml.experiments.study.saved import curvature_content
-from acnml.inference.curvature import Factors, KroneckerCurvature
-from acnml.params import Params
+from acnml.fitting.curvature import Factors, KroneckerCurvature
 
 BATCH = 128  # images at once
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from acnml import Acnml, Predictor, UnsolvedError
+from acnml._util.params import Params
 from acnml.experiments.study.saved import outputs
-from acnml.params import Params
 
 UNSOLVED = "unsolved"
 

@@ -10,8 +10,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from acnml._util.seeding import seeded
 from acnml.experiments.models.weights import load_weights
-from acnml.random import seeded
 
 
 @final

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import final
 
 import acnml
+from acnml._util.params import Params
 from acnml.experiments.pipeline.record import Header, read_record
 from acnml.experiments.pipeline.stage import Stage
-from acnml.params import Params
 
 
 @final

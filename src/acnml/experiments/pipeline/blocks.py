@@ -9,11 +9,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from acnml._util.seeding import seeded
 from acnml.experiments.pipeline.parts import Parts
 from acnml.experiments.pipeline.record import Content
 from acnml.experiments.pipeline.reporter import Bar
 from acnml.experiments.pipeline.work import Done, mixed
-from acnml.random import seeded
 
 # Rows of the inputs -> tensors with a row for each, such as {"log_probs": …, "regret": …}.
 Compute: TypeAlias = Callable[[slice], Mapping[str, Tensor]]

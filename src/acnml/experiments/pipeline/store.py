@@ -26,13 +26,7 @@ from acnml.experiments.pipeline.environment import hardware, versions
 from acnml.experiments.pipeline.lock import locked
 from acnml.experiments.pipeline.parts import Parts
 from acnml.experiments.pipeline.plain import to_plain
-from acnml.experiments.pipeline.record import (
-    DamagedError,
-    Header,
-    encode,
-    read_header,
-    read_record,
-)
+from acnml.experiments.pipeline.record import DamagedError, Header, encode, read_header, read_record
 from acnml.experiments.pipeline.reporter import Bar, Reporter, duration
 from acnml.experiments.pipeline.stage import Stage
 from acnml.experiments.pipeline.work import Done, Make, make_in_one_go

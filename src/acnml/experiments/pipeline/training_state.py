@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acnml.params import Params
+from acnml._util.params import Params
 
 NETWORK, OPTIMIZER, GENERATOR = "network/", "optimizer/", "generator"
 

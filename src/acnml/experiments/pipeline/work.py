@@ -8,11 +8,11 @@ from typing import NamedTuple, TypeAlias, final
 
 import torch
 
+from acnml._util.seeding import seeded
 from acnml.experiments.pipeline.parts import Parts
 from acnml.experiments.pipeline.plain import digest
 from acnml.experiments.pipeline.record import Content
 from acnml.experiments.pipeline.reporter import Bar
-from acnml.random import seeded
 
 CHECKPOINT = "checkpoint"
 

@@ -8,12 +8,7 @@ from html import escape
 
 from acnml.experiments.pipeline import duration
 from acnml.experiments.rotated_mnist.looks import MATCHED
-from acnml.experiments.rotated_mnist.methods import (
-    LEAST_NLL,
-    LINEARISED,
-    METHODS,
-    Method,
-)
+from acnml.experiments.rotated_mnist.methods import LEAST_NLL, LINEARISED, METHODS, Method
 from acnml.experiments.rotated_mnist.results import Results
 from acnml.experiments.rotated_mnist.tables import knob_text
 from acnml.experiments.study.knobs import TEMPERATURE

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Classifier, Diagonal
-from acnml.inference.bayes_by_backprop import INITIAL_STD, local_reparameterised
-from acnml.layers import AFFINE, find_sites
-from acnml.params import Params
+from acnml._engine.layers import AFFINE, find_sites
+from acnml._util.params import Params
+from acnml.fitting.bayes_by_backprop import INITIAL_STD, local_reparameterised
 
 
 @final

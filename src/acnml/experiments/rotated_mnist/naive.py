@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import acnml
 from acnml import Classifier, FactorBlock, Refit
+from acnml._util.params import Params
+from acnml._util.seeding import seeded
 from acnml.experiments.data.labelled import Labelled
 from acnml.experiments.models.mlp import mlp
 from acnml.experiments.pipeline import Artefact, Content, Stage, Work
@@ -23,8 +25,6 @@ from acnml.experiments.rotated_mnist.training import Batches, train_network
 from acnml.experiments.rotated_mnist.workshop import Workshop
 from acnml.experiments.study.saved import curvature_content, load_curvature
 from acnml.naive_cnml import refit_each
-from acnml.params import Params
-from acnml.random import seeded
 
 
 class Comparison(NamedTuple):

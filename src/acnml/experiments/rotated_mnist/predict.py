@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from acnml import Acnml, Predictor
+from acnml._util.params import Params
 from acnml.experiments.data.labelled import Labelled
 from acnml.experiments.pipeline import Artefact, Stage
 from acnml.experiments.pipeline.blocks import Compute
@@ -25,7 +26,6 @@ from acnml.experiments.rotated_mnist.methods import (
 from acnml.experiments.rotated_mnist.study import LETTERS
 from acnml.experiments.rotated_mnist.workshop import Workshop
 from acnml.experiments.study import saved
-from acnml.params import Params
 
 BLOCK = {"": 1000, "linearised": 500, "paper's steps": 50, CONVERGED: 10}
 

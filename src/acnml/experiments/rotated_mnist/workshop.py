@@ -8,6 +8,7 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, Posterior
+from acnml._util.seeding import seeded
 from acnml.experiments.models.mlp import mlp
 from acnml.experiments.pipeline import Artefact, Content, Stage, Work
 from acnml.experiments.rotated_mnist.shifts import StudyData
@@ -15,7 +16,6 @@ from acnml.experiments.rotated_mnist.study import RotatedMnist
 from acnml.experiments.rotated_mnist.training import Batches, train_mean_field, train_network
 from acnml.experiments.study.artefacts import Artefacts, Once
 from acnml.experiments.study.saved import curvature_content
-from acnml.random import seeded
 
 MEMBER_SEEDS = 1000  # between the networks of an ensemble: no two studies' seeds meet
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from acnml.checks import require_positive
+from acnml._util.checks import require_positive
 
 
 def require_positive_fields(settings: Any, *names: str) -> None:

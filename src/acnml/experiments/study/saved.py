@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from acnml import Acnml, Affine, Map, Predictor
+from acnml._util.params import Params
 from acnml.experiments.pipeline import Artefact, Content
 from acnml.experiments.pipeline.training_state import below
-from acnml.inference.curvature import Factors, KroneckerCurvature
-from acnml.params import Params
+from acnml.fitting.curvature import Factors, KroneckerCurvature
 
 
 @torch.no_grad()

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from acnml._util.params import Params
 from acnml.experiments.pipeline import Artefact
-from acnml.params import Params
 
 ENDS = (10, 100, 250, 1000)  # where one tranche of images ends and the next begins
 

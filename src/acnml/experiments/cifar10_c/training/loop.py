@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml import Classifier, Swag, batch_norm_statistics
+from acnml._util.params import Params
+from acnml._util.seeding import seeded
 from acnml.experiments.cifar10_c.training.keeper import Keeper
 from acnml.experiments.cifar10_c.training.processes import Processes
 from acnml.experiments.cifar10_c.training.result import Trained
@@ -21,8 +23,6 @@ from acnml.experiments.cifar10_c.training.settings import Training
 from acnml.experiments.cifar10_c.training.state import State
 from acnml.experiments.cifar10_c.training.task import Batches, Task
 from acnml.experiments.pipeline.work import mixed
-from acnml.params import Params
-from acnml.random import seeded
 
 
 def train(

@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from acnml import Swag
-from acnml.experiments.cifar10_c.training.state import (
-    UPDATES,
-    restore_swag,
-    swag_tensors,
-)
+from acnml._util.params import Params
+from acnml.experiments.cifar10_c.training.state import UPDATES, restore_swag, swag_tensors
 from acnml.experiments.pipeline import Artefact, Content
 from acnml.experiments.pipeline.training_state import below
-from acnml.params import Params
 
 SGD, STATISTICS = "sgd/", "statistics/"
 

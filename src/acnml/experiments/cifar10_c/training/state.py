@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from acnml import Swag
+from acnml._util.params import Params
 from acnml.experiments.cifar10_c.training.processes import Processes
 from acnml.experiments.pipeline import Content, restore_training, training_state
 from acnml.experiments.pipeline.training_state import below
-from acnml.params import Params
 
 SWAG = "swag/"
 MEAN, SQUARES, DEVIATIONS = (f"{SWAG}{part}/" for part in ("mean", "squares", "deviations"))

@@ -16,7 +16,7 @@ from acnml.experiments.data.augmentation import crop_and_flip
 from acnml.experiments.data.cifar10 import CLASSES, LabelledBytes, to_unit
 from acnml.experiments.data.folder import data_folder
 from acnml.experiments.models import MODELS, Description
-from acnml.inference.batches import require_classes
+from acnml.fitting.batches import require_classes
 
 Normalise: TypeAlias = Callable[[Tensor], Tensor]  # images in [0, 1] -> what the network is given
 WEIGHTS = "weights"  # folder of given weights, below the data folder

@@ -7,13 +7,7 @@ from functools import cache
 import numpy as np
 from scipy import ndimage
 
-from acnml.experiments.data.corruptions.base import (
-    Corruption,
-    Generators,
-    Images,
-    draw,
-    to_bytes,
-)
+from acnml.experiments.data.corruptions.base import Corruption, Generators, Images, draw, to_bytes
 from acnml.experiments.data.corruptions.filters import (
     Floats,
     gaussian_blur,

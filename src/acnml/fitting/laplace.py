@@ -14,14 +14,8 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
-from acnml import checks
-from acnml.batches import Inputs
-from acnml.classifier import Classifier, require_classifier
-from acnml.dual import Outers
-from acnml.inference.batches import once, over_batches, require_classes
-from acnml.inference.curvature import DiagonalCurvature, Factors, KroneckerCurvature
-from acnml.inference.fisher import ExactFisher, Fisher, MonteCarloFisher
-from acnml.layers import (
+from acnml._algebra.dual import Outers
+from acnml._engine.layers import (
     AFFINE,
     SCALING,
     Passes,
@@ -35,9 +29,15 @@ from acnml.layers import (
     scaling_gradients,
     site_inputs,
 )
-from acnml.params import Params, widened
+from acnml._util import checks
+from acnml._util.batches import Inputs
+from acnml._util.params import Params, widened
+from acnml._util.selection import Parameters, parameter_names
+from acnml.classifier import Classifier, require_classifier
+from acnml.fitting.batches import once, over_batches, require_classes
+from acnml.fitting.curvature import DiagonalCurvature, Factors, KroneckerCurvature
+from acnml.fitting.fisher import ExactFisher, Fisher, MonteCarloFisher
 from acnml.posteriors import Diagonal, Kronecker
-from acnml.selection import Parameters, parameter_names
 
 # A batch's gradients at the outputs of every site, one mapping for every vector of the Fisher.
 PullBacks: TypeAlias = Iterator[Mapping[Site, Tensor]]

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from acnml import checks
+from acnml._util import checks
 
 # A model's parameters, their names and submodules, mixed as one likes; None is everything.
 Parameters: TypeAlias = Iterable[str | nn.Module | nn.Parameter] | None

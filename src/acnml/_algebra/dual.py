@@ -16,7 +16,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml.params import Params, add, scale
+from acnml._util.params import Params, add, scale
 
 
 @final

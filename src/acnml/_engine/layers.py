@@ -19,11 +19,11 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from acnml import checks
-from acnml.batches import Inputs, size, take
+from acnml._algebra.dual import Affine, Outers
+from acnml._util import checks
+from acnml._util.batches import Inputs, size, take
+from acnml._util.params import Params
 from acnml.classifier import Classifier, Hook, naming_checkpoints
-from acnml.dual import Affine, Outers
-from acnml.params import Params
 
 AFFINE = (nn.Linear, nn.Conv2d)
 SCALING = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml import batches
-from acnml.actions import Action, Displacement, MatrixAction
-from acnml.batches import Inputs
+from acnml._algebra.actions import Action, Displacement, MatrixAction
+from acnml._engine.convolution import convolve
+from acnml._engine.layers import Site, from_positions, input_positions, normalised, output_positions
+from acnml._engine.scaling import scale
+from acnml._util import batches
+from acnml._util.batches import Inputs
 from acnml.classifier import Classifier, Forward, Hook
-from acnml.layers import Site, from_positions, input_positions, normalised, output_positions
 from acnml.posteriors import Posterior
-from acnml.solvers.convolution import convolve
-from acnml.solvers.scaling import scale
 
 Run = TypeVar("Run")
 

@@ -21,10 +21,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acnml.kernels import DiagonalKernel, Kernel, Norms
-from acnml.solvers.independent import solve_independent
-from acnml.solvers.merged import AT_ONCE, Merged, Step, background, rounding
-from acnml.solvers.newton import solve_logits
+from acnml._algebra.kernels import DiagonalKernel, Kernel, Norms
+from acnml._algebra.newton import solve_logits
+from acnml.head.independent import solve_independent
+from acnml.head.merged import AT_ONCE, Merged, Step, background, rounding
 
 # Up to this many classes every label is solved for by Newton steps in all classes.
 FEW_CLASSES = 64

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from acnml.params import Params
+from acnml._util.params import Params
 
 
 def require_finite(

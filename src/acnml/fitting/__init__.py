@@ -1,15 +1,15 @@
 """How to get a posterior: from a classifier and data."""
 
-from acnml.inference.bayes_by_backprop import fit_bayes_by_backprop
-from acnml.inference.curvature import Curvature, DiagonalCurvature, KroneckerCurvature
-from acnml.inference.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
-from acnml.inference.laplace import (
+from acnml.fitting.bayes_by_backprop import fit_bayes_by_backprop
+from acnml.fitting.curvature import Curvature, DiagonalCurvature, KroneckerCurvature
+from acnml.fitting.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
+from acnml.fitting.laplace import (
     diagonal_curvature,
     fit_kfac_laplace,
     fit_laplace_diagonal,
     kronecker_curvature,
 )
-from acnml.inference.swag import Swag, collect_swag, fit_swag
+from acnml.fitting.swag import Swag, collect_swag, fit_swag
 
 __all__ = [
     "Curvature",

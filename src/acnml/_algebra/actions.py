@@ -6,7 +6,7 @@ For one outer product, v = δaᵀ, and a layer input a' the displacement adds
     Kronecker A⁻¹ ⊗ G⁻¹         G⁻¹δ ⟨A⁻¹a, a'⟩
     Kronecker in an eigenbasis  the diagonal rule between two rotations
 
-Tensors are as in `acnml.dual`: factors (*batch, terms, features), inputs (*batch, positions, in).
+Tensors are as in `dual.py`: factors (*batch, terms, features), inputs (*batch, positions, in).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml.dual import Affine, Outers, diagonal_products, mix
-from acnml.params import Params
-from acnml.rules import KeyRule, PairRule, Term, Terms, WrittenRule, total
+from acnml._algebra.dual import Affine, Outers, diagonal_products, mix
+from acnml._algebra.rules import KeyRule, PairRule, Term, Terms, WrittenRule, total
+from acnml._util.params import Params
 
 if TYPE_CHECKING:
     from typing_extensions import Self

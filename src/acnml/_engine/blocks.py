@@ -9,16 +9,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from acnml import batches, checks
-from acnml.batches import Inputs
+from acnml._algebra.kernels import DIRECT
+from acnml._algebra.rules import BIT
+from acnml._engine.layers import require_understood
+from acnml._engine.rows import Rows
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs
+from acnml._util.memory import budget
 from acnml.classifier import Classifier
-from acnml.kernels import DIRECT
-from acnml.layers import require_understood
-from acnml.memory import budget
 from acnml.posteriors import Posterior
-from acnml.rules import BIT
 from acnml.solvers.base import Solution, UnsolvedError
-from acnml.solvers.rows import Rows
 
 # Copies of a row's activations that autograd, the factors and intermediate results hold at once.
 COPIES = 4

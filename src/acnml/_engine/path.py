@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from acnml.actions import Displacement
-from acnml.dual import Dual
+from acnml._algebra.actions import Displacement
+from acnml._algebra.dual import Dual
 from acnml.posteriors import Posterior
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-from acnml.layers import input_positions
+from acnml._engine.layers import input_positions
 
 LARGEST_GROUPED = 2**18  # weights of a kernel
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from acnml import batches, checks
-from acnml.batches import Inputs
+from acnml._engine.blocks import row_blocks
+from acnml._engine.rows import supported
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs
+from acnml._util.params import Params, count
 from acnml.classifier import Classifier
-from acnml.params import Params, count
 from acnml.posteriors import Posterior
-from acnml.solvers.blocks import row_blocks
-from acnml.solvers.rows import supported
 
 # How much of the Jacobians exists at once; a single input's is made whatever its size.
 JACOBIAN_BYTES = 64 * 2**20

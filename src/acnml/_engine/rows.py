@@ -2,7 +2,7 @@
 
 A row's weights are μ + Σv, and v is a sum of a few gradients. They are never written out where that
 costs: every layer computes its output with μ, for all rows at once, and a hook adds what Σv
-contributes, which the posterior knows to do from the factors of v (see `acnml.dual`).
+contributes, which the posterior knows to do from the factors of v (see `acnml._algebra.dual`).
 
 Tensors are (B, L, ...), inputs by labels, with L = 1 for what the labels share. Layers whose inputs
 do not depend on adapted weights (the first one, or all behind a frozen trunk) run once per input:
@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml.batches import Inputs
-from acnml.classifier import Classifier
-from acnml.dual import Affine, Dual, Outers
-from acnml.kernels import DenseKernel, Kernel
-from acnml.layers import (
+from acnml._algebra.dual import Affine, Dual, Outers
+from acnml._algebra.kernels import DenseKernel, Kernel
+from acnml._engine.convolution import weight_gradients
+from acnml._engine.layers import (
     AFFINE,
     SCALING,
     WAY_OUT,
@@ -33,12 +32,13 @@ from acnml.layers import (
     output_positions,
     sum_to_parameter,
 )
-from acnml.params import Params, add
+from acnml._engine.path import Path, Tangent
+from acnml._engine.quadratic import energy, gram
+from acnml._engine.runner import Passage, Runner, Tape, site_inputs
+from acnml._util.batches import Inputs
+from acnml._util.params import Params, add
+from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
-from acnml.solvers.convolution import weight_gradients
-from acnml.solvers.path import Path, Tangent
-from acnml.solvers.quadratic import energy, gram
-from acnml.solvers.runner import Passage, Runner, Tape, site_inputs
 
 
 def supported(classifier: Classifier, posterior: Posterior) -> bool:

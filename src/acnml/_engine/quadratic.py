@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from acnml.actions import Displacement
-from acnml.dual import Dual
+from acnml._algebra.actions import Displacement
+from acnml._algebra.dual import Dual
 
 
 def gram(dual: Dual, moved: Displacement) -> Tensor:

@@ -17,11 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml import checks
-from acnml.batches import Inputs, take
-from acnml.classifier import Classifier, Hook, require_classifier
-from acnml.inference.batches import count_data, cross_entropy, once, over_batches
-from acnml.layers import (
+from acnml._engine.layers import (
     AFFINE,
     SCALING,
     Site,
@@ -30,9 +26,13 @@ from acnml.layers import (
     require_tracked,
     require_understood,
 )
-from acnml.params import Params, normal_like, widened, zip_with
+from acnml._util import checks
+from acnml._util.batches import Inputs, take
+from acnml._util.params import Params, normal_like, widened, zip_with
+from acnml._util.selection import Parameters, parameter_names
+from acnml.classifier import Classifier, Hook, require_classifier
+from acnml.fitting.batches import count_data, cross_entropy, once, over_batches
 from acnml.posteriors import Diagonal
-from acnml.selection import Parameters, parameter_names
 
 # Where training starts: standard deviations as a share of the prior's, small enough that the first
 # steps see the mean through the noise.

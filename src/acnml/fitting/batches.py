@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acnml import checks
-from acnml.batches import Inputs, size, split_labels
+from acnml._util import checks
+from acnml._util.batches import Inputs, size, split_labels
+from acnml._util.progress import track
 from acnml.classifier import Classifier
-from acnml.progress import track
 
 # What to do with a prepared batch and its labels, None where the loader has none.
 Step: TypeAlias = Callable[[Inputs, Tensor | None], None]

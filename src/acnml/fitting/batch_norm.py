@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from acnml.batches import as_arguments, split_labels
+from acnml._util.batches import as_arguments, split_labels
+from acnml._util.params import Params
 from acnml.classifier import Classifier, require_classifier
-from acnml.params import Params
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acnml.kernels import Kernel
+from acnml._algebra.kernels import Kernel
 
 # A full Newton step is nearly always right; far from the optimum of a large kernel it is not.
 HALVINGS = 40

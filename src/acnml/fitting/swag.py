@@ -10,15 +10,15 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from acnml import checks
-from acnml.batches import Inputs
+from acnml._util import checks
+from acnml._util.batches import Inputs
+from acnml._util.params import Params, add, scale, subtract, widened, zip_with
+from acnml._util.seeding import seeded
+from acnml._util.selection import Parameters, listed, parameter_names
+from acnml._util.structure import unwrapped
 from acnml.classifier import Classifier, require_classifier
-from acnml.inference.batches import cross_entropy, over_batches
-from acnml.params import Params, add, scale, subtract, widened, zip_with
+from acnml.fitting.batches import cross_entropy, over_batches
 from acnml.posteriors import Diagonal, LowRank
-from acnml.random import seeded
-from acnml.selection import Parameters, listed, parameter_names
-from acnml.structure import unwrapped
 
 MOMENTUM = 0.9
 

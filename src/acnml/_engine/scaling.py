@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from acnml.layers import normalised
+from acnml._engine.layers import normalised
 
 
 def scale(module: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

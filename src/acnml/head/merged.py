@@ -31,9 +31,9 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml.kernels import BorderedKernel, Kernel, Norms, solved_as_if_diagonal
-from acnml.solvers.independent import without_label
-from acnml.solvers.newton import solve_logits
+from acnml._algebra.kernels import BorderedKernel, Kernel, Norms, solved_as_if_diagonal
+from acnml._algebra.newton import solve_logits
+from acnml.head.independent import without_label
 
 # Classes that are not merged. More make Newton's steps dearer, fewer the step after them too rough.
 LIKELY = 64

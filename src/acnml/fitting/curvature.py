@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor
 
-from acnml import checks
-from acnml.dual import Affine
-from acnml.params import Params, flatten
+from acnml._algebra.dual import Affine
+from acnml._util import checks
+from acnml._util.params import Params, flatten
 from acnml.posteriors import Block, Diagonal, EigenBlock, Kronecker, Posterior
 
 # Makes a block of a layer, its two factors A and G, and a prior precision.

@@ -1,0 +1,1 @@
+"""Linear algebra of posteriors and kernels; knows no model and no data. Private."""

@@ -1,0 +1,1 @@
+"""Small helpers of the library: parameters by name, batches, checks, seeding, progress. Private."""

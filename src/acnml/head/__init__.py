@@ -1,0 +1,1 @@
+"""The last layer: the inner problem solved in logit space."""
