@@ -34,7 +34,7 @@ from acnml.fitting import (
     kronecker_curvature,
 )
 from acnml.fitting.batch_norm import batch_norm_statistics
-from acnml.naive_cnml import Refit
+from acnml.fitting.refitting import Refit
 from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
 from acnml.predictors import (
     Acnml,

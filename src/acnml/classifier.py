@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, final
 
@@ -36,6 +37,20 @@ REMEDIES = {
     "NestedTensorImpl": "build the nn.TransformerEncoder with enable_nested_tensor=False",
     "positional arguments but": "of a tuple that a loader yields, all but the last are inputs",
 }
+
+
+@final
+@dataclass
+class Findings:
+    """What the engine has found out about a model, so that it is found out only once.
+
+    These are properties of the structure. All views of a model share them.
+    """
+
+    # Names of parameters whose use has been checked, see `_engine/gradients.py`.
+    understood: set[str] = field(default_factory=set)
+    # Names of covered layers -> whether rows may part at the first of them, see `_engine/rows.py`.
+    parting: dict[frozenset[str], bool] = field(default_factory=dict)
 
 
 @final
@@ -67,9 +82,7 @@ class Classifier:
         self._structure = eval_structure(model)
         self.overrides: Params = {}
         self.temperature = 1.0
-        # Names of parameters whose use has been checked: a property of the structure, so that all
-        # views share it and no batch pays for it again. See `layers.require_understood`.
-        self.understood: set[str] = set()
+        self.findings = Findings()
 
     def at(self, tensors: Params) -> Classifier:
         """View the same model with some parameters or buffers replaced by the given tensors.

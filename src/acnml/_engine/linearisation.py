@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from acnml._engine.blocks import row_blocks
-from acnml._engine.rows import supported
+from acnml._engine.chunks import row_chunks
+from acnml._engine.layers import unsupported
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, count
@@ -37,7 +37,8 @@ def logit_moments(classifier: Classifier, posterior: Posterior, x: Inputs) -> Lo
 
     J = ∂ logits / ∂ θ at θ = μ, over the parameters that the posterior covers.
     """
-    moments = _by_rows if supported(classifier, posterior) else _by_jacobians
+    fast = unsupported(classifier.model, posterior.mean) is None
+    moments = _by_rows if fast else _by_jacobians
     logits, kernel = moments(classifier, posterior, x)
     checks.require_finite(kernel, "the logits' covariances are", "check the posterior's")
     return LogitMoments(_wide(logits), _wide(kernel))
@@ -47,18 +48,18 @@ def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[T
     """Take the gradients of all logits as outer products, never written out."""
     parts = [
         (rows.start.logits[:, 0].detach(), rows.kernel().dense())
-        for rows, _ in row_blocks(classifier, posterior, x, gradients=1, memory=None)
+        for rows, _ in row_chunks(classifier, posterior, x, n_gradients=1, memory=None)
     ]
     logits, kernel = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return logits, kernel
 
 
 def _by_jacobians(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
-    """Write the Jacobians out: for models with layers that `solvers.rows` does not know."""
+    """Write the Jacobians out: for models with layers that the engine does not support."""
     logits = classifier.logits(x, posterior.mean)
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
     at_once = _inputs_at_once(posterior.mean, classes=logits.shape[1])
-    jacobians = (_jacobians(classifier, posterior.mean, b) for b in batches.blocks(x, at_once))
+    jacobians = (_jacobians(classifier, posterior.mean, b) for b in batches.chunks(x, at_once))
     return logits, torch.cat([_kernel(jacobian, posterior) for jacobian in jacobians])
 
 

@@ -17,15 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml._engine.layers import (
-    AFFINE,
-    SCALING,
-    Site,
-    find_sites,
-    record,
-    require_tracked,
-    require_understood,
-)
+from acnml._engine.gradients import require_understood
+from acnml._engine.layers import AFFINE, SCALING, Site, find_sites
+from acnml._engine.recorder import record, require_tracked
 from acnml._util import checks
 from acnml._util.batches import Inputs, take
 from acnml._util.params import Params, normal_like, widened, zip_with
@@ -94,7 +88,7 @@ def fit_bayes_by_backprop(
 def _require_trainable(classifier: Classifier, sites: list[Site], x: Inputs) -> None:
     """Refuse layers on which the divergence alone would act, or noise be put where none belongs."""
     require_understood(classifier, sites, x)
-    require_tracked(*record(classifier, sites, take(x, slice(0, 1))))
+    require_tracked(record(classifier, sites, take(x, slice(0, 1))))
 
 
 def local_reparameterised(

@@ -14,21 +14,14 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.dual import Outers
-from acnml._engine.layers import (
-    AFFINE,
-    SCALING,
-    Passes,
-    Site,
-    find_sites,
-    is_plain,
-    output_gradients,
-    record,
-    require_tracked,
+from acnml._engine.gradients import (
+    joined_deltas,
+    joined_inputs,
     require_understood,
-    scaling_gradients,
-    site_inputs,
+    summed_scaling_gradients,
 )
+from acnml._engine.layers import AFFINE, SCALING, Site, find_sites, is_plain
+from acnml._engine.recorder import Tape, record, require_tracked
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, widened
@@ -39,8 +32,8 @@ from acnml.fitting.curvature import DiagonalCurvature, Factors, KroneckerCurvatu
 from acnml.fitting.fisher import ExactFisher, Fisher, MonteCarloFisher
 from acnml.posteriors import Diagonal, Kronecker
 
-# A batch's gradients at the outputs of every site, one mapping for every vector of the Fisher.
-PullBacks: TypeAlias = Iterator[Mapping[Site, Tensor]]
+# A batch's gradients at the outputs of every passage, one mapping for every vector of the Fisher.
+PullBacks: TypeAlias = Iterator[Mapping[Site, list[Tensor]]]
 
 # Scalars of per-example weight gradients that may exist at once where they must be squared.
 SQUARED_AT_ONCE = 2**24
@@ -118,14 +111,22 @@ def diagonal_curvature(
     mean = widened(classifier.copy_parameters(names))
     sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in mean.items()}
 
-    def accumulate(passes: Passes, pull_backs: PullBacks) -> None:
-        inputs = {site: _wide(site_inputs(site, taken)) for site, taken in passes.items()}
-        for gradients in pull_backs:
-            for site, grads in gradients.items():
-                for name, squares in _squared(site, inputs[site], _wide(grads), mean).items():
-                    sums[name] += squares
+    def accumulate(tape: Tape, pull_backs: PullBacks) -> None:
+        affine = {site: passed for site, passed in tape.passages.items() if site.is_affine}
+        inputs = {site: _wide(joined_inputs(site, passed)) for site, passed in affine.items()}
+        for pulled in pull_backs:
+            for site, deltas in pulled.items():
+                if site in inputs:
+                    joined = _wide(joined_deltas(site, deltas))
+                    squares = _squared(site, inputs[site], joined, mean)
+                else:
+                    passages = [p._replace(received=_wide(p.received)) for p in tape.passages[site]]
+                    grads = summed_scaling_gradients(site, passages, [_wide(d) for d in deltas])
+                    squares = {name: (grad**2).sum(0) for name, grad in grads.items()}
+                for name, square in squares.items():
+                    sums[name] += square
 
-    _over_passes(classifier, loader, sites, fisher, accumulate, progress)
+    _over_tapes(classifier, loader, sites, fisher, accumulate, progress)
     return DiagonalCurvature(mean, {name: sums[name].to(mean[name].dtype) for name in names})
 
 
@@ -146,28 +147,28 @@ def kronecker_curvature(
     mean = widened(classifier.copy_parameters(names))
     sums = {site: _FactorSums(site, mean) for site in sites}
 
-    def accumulate(passes: Passes, pull_backs: PullBacks) -> None:
-        for site, taken in passes.items():
-            sums[site].add_inputs(_wide(site_inputs(site, taken)))
-        for gradients in pull_backs:
-            for site, grads in gradients.items():
-                sums[site].add_gradients(_wide(grads))
+    def accumulate(tape: Tape, pull_backs: PullBacks) -> None:
+        for site, passed in tape.passages.items():
+            sums[site].add_inputs(_wide(joined_inputs(site, passed)))
+        for pulled in pull_backs:
+            for site, deltas in pulled.items():
+                sums[site].add_gradients(_wide(joined_deltas(site, deltas)))
 
-    data = _over_passes(classifier, loader, sites, fisher, accumulate, progress)
+    data = _over_tapes(classifier, loader, sites, fisher, accumulate, progress)
     return KroneckerCurvature(mean, tuple(sums[site].factors(data) for site in sites))
 
 
-def _over_passes(
+def _over_tapes(
     classifier: Classifier,
     loader: Iterable[Any],
     sites: list[Site],
     fisher: Fisher,
-    accumulate: Callable[[Passes, PullBacks], None],
+    accumulate: Callable[[Tape, PullBacks], None],
     progress: bool | None,
 ) -> int:
-    """Give every batch's passes and pulled-back gradients to `accumulate`; count the data.
+    """Give every batch's tape and pulled-back gradients to `accumulate`; count the data.
 
-    The model may run under autocast; what is made of its passes may not.
+    The model may run under autocast; what is computed from its tape does not.
     """
     seed = fisher.seed if isinstance(fisher, MonteCarloFisher) else 0
     generator = torch.Generator().manual_seed(seed)
@@ -176,15 +177,15 @@ def _over_passes(
 
     def step(x: Inputs, labels: Tensor | None) -> None:
         check_once(x)
-        logits, passes = record(classifier, sites, x)
-        require_tracked(logits, passes)
+        tape = record(classifier, sites, x)
+        require_tracked(tape)
+        logits = tape.logits
         checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
         if labels is not None:
             require_classes(labels, logits)
         with torch.autocast(logits.device.type, enabled=False):
             cotangents = fisher.cotangents(_wide(logits.detach()).softmax(-1), labels, generator)
-            vectors = (cotangent.to(logits.dtype) for cotangent in cotangents)
-            accumulate(passes, (output_gradients(logits, passes, v) for v in vectors))
+            accumulate(tape, (tape.pulled_back(cotangent) for cotangent in cotangents))
 
     return over_batches(classifier, loader, step, "curvature", progress)
 
@@ -194,18 +195,15 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _squared(site: Site, inputs: Tensor, grads: Tensor, mean: Params) -> Params:
-    """Return the squared per-example gradients of a site's parameters, summed over the batch."""
-    if not site.is_affine:
-        examples = scaling_gradients(site, inputs, grads)
-        return {name: (grad**2).sum(0) for name, grad in examples.items()}
+def _squared(site: Site, inputs: Tensor, deltas: Tensor, mean: Params) -> Params:
+    """Return the squared per-example gradients of an affine site, summed over the batch."""
     if inputs.shape[-2] == 1:  # (δ aᵀ)² = δ² (a²)ᵀ, summed over examples by one matrix product
-        matrix = (grads**2).squeeze(-2).movedim(0, -1) @ (inputs**2).squeeze(-2).movedim(0, -2)
+        matrix = (deltas**2).squeeze(-2).movedim(0, -1) @ (inputs**2).squeeze(-2).movedim(0, -2)
         return site.layer.split(matrix, mean)
     per_example = sum(mean[name].numel() for name in site.layer.names)
-    rows = max(1, SQUARED_AT_ONCE // per_example)
-    parts = zip(grads.split(rows), inputs.split(rows), strict=True)
-    total = torch.stack([(Outers(d, a).dense() ** 2).sum(0) for d, a in parts]).sum(0)
+    n_examples = max(1, SQUARED_AT_ONCE // per_example)
+    parts = zip(deltas.split(n_examples), inputs.split(n_examples), strict=True)
+    total = torch.stack([((d.mT @ a) ** 2).sum(0) for d, a in parts]).sum(0)
     return site.layer.split(total, mean)
 
 

@@ -60,7 +60,7 @@ class McDropout(Predictor):
         prepared = self.classifier.prepare(x)
         hooks = {name: _drop(layer) for name, layer in _dropout_layers(self.classifier).items()}
         with seeded(self.seed), self.classifier.hooked(hooks):
-            return torch.cat([self._average(block) for block in batches.blocks(prepared)])
+            return torch.cat([self._average(block) for block in batches.chunks(prepared)])
 
     def _average(self, x: Inputs) -> Tensor:
         return log_mean([finite_log_probs(self.classifier, x) for _ in range(self.samples)])

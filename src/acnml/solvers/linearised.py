@@ -11,17 +11,15 @@ from torch import Tensor
 
 from acnml._algebra.kernels import Kernel
 from acnml._algebra.newton import solve_logits
-from acnml._engine import blocks
-from acnml._engine.blocks import Solved
-from acnml._engine.path import Path
-from acnml._engine.rows import Rows
+from acnml._engine import chunks
+from acnml._engine.chunks import Solved, label_chunks, solved_at
+from acnml._engine.rows import Path, Rows
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.head.solver import Precision, solve_head
 from acnml.posteriors import Posterior
 from acnml.solvers.base import Solution, UnsolvedError
-from acnml.solvers.gradient import ascend
 
 # A residual, in posterior standard deviations, with which no solution can be called one.
 UNSOLVED = 0.1
@@ -61,8 +59,8 @@ class Linearised:
             raise ValueError(f"negligible must be ≥ 0, got {self.negligible}")
 
     @property
-    def gradients(self) -> int:
-        """How many gradients a row's v is a sum of."""
+    def n_gradients(self) -> int:
+        """The number of gradients that a row's v is a sum of."""
         return 1 + self.polish
 
     @property
@@ -72,30 +70,31 @@ class Linearised:
 
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
-        return blocks.solution(self, classifier, posterior, x)
+        return chunks.solution(self, classifier, posterior, x)
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
-        return blocks.log_lik(self, classifier, posterior, x)
+        return chunks.log_lik(self, classifier, posterior, x)
 
-    def solve(self, rows: Rows, at_once: int) -> Iterator[Solved]:
-        """Solve for all labels of a block of inputs, so many labels at once."""
+    def solve(self, rows: Rows, n_labels: int) -> Iterator[Solved]:
+        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
         logits = rows.start.logits[:, 0].detach()
         # In double precision: large kernels leave nothing of single precision's digits.
         kernel = rows.kernel().double()
         if rows.is_linear():
-            yield self._exact(logits, kernel, at_once)
+            yield self._exact(logits, kernel, n_labels)
             return
-        for labels in blocks.some_labels(rows, at_once):
+        for labels in label_chunks(rows, n_labels):
             found = solve_logits(logits.double(), kernel, labels, self.tolerance, self.newton_steps)
             self._require_solved(found.residual)
             path = Path.along(rows.tangent, found.coefficients.to(rows.posterior.dtype))
-            yield ascend(rows, path, labels, self.polish, self.step_size)
+            path = rows.ascended(path, labels, self.polish, self.step_size)
+            yield solved_at(rows, path, labels)
 
-    def _exact(self, logits: Tensor, kernel: Kernel, at_once: int) -> Solved:
+    def _exact(self, logits: Tensor, kernel: Kernel, n_labels: int) -> Solved:
         """Solve for a last layer, in which the network is linear."""
         precision = Precision(self.tolerance, self.newton_steps, self.negligible)
-        found = solve_head(logits.double(), kernel, precision, at_once)
+        found = solve_head(logits.double(), kernel, precision, n_labels)
         self._require_solved(found.residual[found.omitted == 0])
         wide = torch.promote_types(logits.dtype, torch.float32)
         return Solved(

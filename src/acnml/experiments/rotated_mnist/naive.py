@@ -24,7 +24,7 @@ from acnml.experiments.rotated_mnist.study import RotatedMnist
 from acnml.experiments.rotated_mnist.training import Batches, train_network
 from acnml.experiments.rotated_mnist.workshop import Workshop
 from acnml.experiments.study.saved import curvature_content, load_curvature
-from acnml.naive_cnml import refit_each
+from acnml.fitting.refitting import refit_each
 
 
 class Comparison(NamedTuple):
