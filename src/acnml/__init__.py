@@ -35,7 +35,15 @@ from acnml.fitting import (
 )
 from acnml.fitting.batch_norm import batch_norm_statistics
 from acnml.fitting.refitting import Refit
-from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
+from acnml.posteriors import (
+    Diagonal,
+    EigenBlock,
+    FactorBlock,
+    Full,
+    Kronecker,
+    LowRank,
+    Posterior,
+)
 from acnml.predictors import (
     Acnml,
     Bma,
@@ -64,6 +72,7 @@ __all__ = [
     "Ensemble",
     "ExactFisher",
     "FactorBlock",
+    "Full",
     "Glm",
     "Gradient",
     "Kronecker",

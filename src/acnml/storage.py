@@ -27,7 +27,7 @@ from acnml._algebra.dual import Affine
 from acnml._util import checks
 from acnml._util.params import Params
 from acnml.classifier import Classifier, require_classifier
-from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
+from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Full, Kronecker, LowRank, Posterior
 from acnml.predictors import (
     Acnml,
     Bma,
@@ -51,7 +51,7 @@ HEADER = "acnml"  # the key of our JSON in the safetensors metadata
 KINDS = {
     kind.__name__: kind
     for kind in (
-        *(Diagonal, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
+        *(Diagonal, Full, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
         *(Reference, Gradient, Linearised),
         *(Map, Bma, Acnml, Ensemble, Tempered, McDropout),
         *(Glm, Probit, LogitSampling),
