@@ -134,8 +134,3 @@ def test_every_class_is_abstract_or_final():
 )
 def test_open_classes_are_found(source, open_classes):
     assert neither_abstract_nor_final({"m": ast.parse(source)}) == open_classes
-
-
-def test_files_stay_small():
-    long = {name: len(p.read_text().splitlines()) for name, p in MODULES.items()}
-    assert {name: lines for name, lines in long.items() if lines > 350} == {}
