@@ -21,8 +21,12 @@ from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
 from acnml.classifier import Classifier
 from acnml.fitting import (
+    BayesByBackprop,
+    Curvature,
+    DiagonalCurvature,
     EmpiricalFisher,
     ExactFisher,
+    KroneckerCurvature,
     MonteCarloFisher,
     Swag,
     collect_swag,
@@ -64,9 +68,12 @@ from acnml.storage import StorageError, load, save
 __all__ = [
     "Acnml",
     "Affine",
+    "BayesByBackprop",
     "Bma",
     "Classifier",
+    "Curvature",
     "Diagonal",
+    "DiagonalCurvature",
     "EigenBlock",
     "EmpiricalFisher",
     "Ensemble",
@@ -76,6 +83,7 @@ __all__ = [
     "Glm",
     "Gradient",
     "Kronecker",
+    "KroneckerCurvature",
     "Linearised",
     "LogitSampling",
     "LowRank",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,7 @@ from torch.utils.checkpoint import CheckpointError
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
-from acnml._util.structure import eval_structure, require_viewable, unwrapped
-
-Forward: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
-# A forward hook: (module, its arguments, its output) -> new output.
-Hook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
+from acnml._util.structure import Forward, Hook, Structures, require_viewable, unwrapped
 
 NO_CHECKPOINTS = "switch the model's gradient checkpointing off"
 
@@ -58,8 +54,8 @@ class Classifier:
     """A frozen, eval-mode view of a module that maps inputs (B, ...) to logits (B, K).
 
     It is a view: it follows the module's tensors if the user trains on. To freeze a moment, give it
-    `copy.deepcopy(module)`. A Classifier and its views (`at`, `tempered`) must not be used by two
-    threads at once: give each thread a Classifier of its own.
+    `copy.deepcopy(module)`. Any number of threads may use a Classifier and its views (`at`,
+    `tempered`) at once: each run has a private copy of the structure.
 
     Args:
         model: the trained network. Inputs may be a tensor, a tuple (several arguments) or a
@@ -79,7 +75,9 @@ class Classifier:
         require_viewable(model)
         self.model = model
         self._get_logits = get_logits
-        self._structure = eval_structure(model)
+        self._structures = Structures(model)
+        self._hooks: Mapping[str, Hook] = {}
+        self._forwards: Mapping[str, Forward] = {}
         self.overrides: Params = {}
         self.temperature = 1.0
         self.findings = Findings()
@@ -129,7 +127,7 @@ class Classifier:
 
     def copy_module(self, tensors: Params | None = None) -> nn.Module:
         """Return an independent module in eval mode, with these tensors in place of its own."""
-        module = copy.deepcopy(self._structure)
+        module = copy.deepcopy(self._structures.template)
         values = {**self.tensors, **(tensors or {})}
         with torch.no_grad():
             for name, own in [*module.named_parameters(), *module.named_buffers()]:
@@ -164,8 +162,9 @@ class Classifier:
         buffers = {name for name, _ in self.model.named_buffers()}
         named = {n: t.clone() if n in buffers else t for n, t in named.items()}
         values = {**named, **_in_types_of(named, tensors or {})}
-        run = partial(functional_call, self._structure, values)
-        return self._logits(x, run, batches.size(x) * rows)
+        with self._structures.borrowed(self._hooks, self._forwards) as structure:
+            run = partial(functional_call, structure, values)
+            return self._logits(x, run, batches.size(x) * rows)
 
     def logits_of(self, module: nn.Module, x: Inputs) -> Tensor:
         """Return the logits (B, K) of a copy of the model, e.g. one that is being trained."""
@@ -177,34 +176,17 @@ class Classifier:
         wide = torch.promote_types(logits.dtype, torch.float32)
         return torch.log_softmax(logits.to(wide), dim=-1)
 
-    @contextmanager
     def hooked(
         self, hooks: Mapping[str, Hook], forwards: Mapping[str, Forward] | None = None
-    ) -> Iterator[None]:
-        """Run forward hooks on the private copy's modules, by name, while the context lasts.
+    ) -> Classifier:
+        """View the same model with forward hooks on some of its modules, by name.
 
-        `forwards` take the place of modules' own, and get the module, which holds the values of the
-        run, and its input. The user's module never sees any of it.
+        `forwards` replace the forward pass of modules. Each gets the module, which holds the
+        tensors of the run, and its input. The user's module never sees any of this.
         """
-        replaced = [(self._structure.get_submodule(n), f) for n, f in (forwards or {}).items()]
-        handles = [
-            self._structure.get_submodule(name).register_forward_hook(
-                lambda module, args, kwargs, output, hook=hook: hook(
-                    module, args or tuple(kwargs.values()), output
-                ),
-                with_kwargs=True,
-            )
-            for name, hook in hooks.items()
-        ]
-        for module, forward in replaced:
-            module.forward = partial(_call, forward, module)
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            for module, _ in replaced:
-                del module.forward  # the class's own is seen again
+        other = copy.copy(self)
+        other._hooks, other._forwards = hooks, forwards or {}
+        return other
 
     def gradient(self, x: Inputs, params: Params, cotangent: Tensor | None = None) -> Params:
         """Return the gradient of ⟨cotangent, logits⟩ by the parameters that the logits use.
@@ -246,12 +228,6 @@ class Classifier:
     def __repr__(self) -> str:
         tempered = "" if self.temperature == 1 else f", temperature={self.temperature:g}"
         return f"Classifier({type(self.model).__name__}{tempered})"
-
-
-def _call(forward: Forward, module: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
-    """Run a forward on a module's only input, by whatever name it comes."""
-    (x,) = args or kwargs.values()
-    return forward(module, x)
 
 
 def require_classifier(value: object) -> None:

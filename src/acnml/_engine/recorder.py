@@ -18,7 +18,8 @@ from acnml._algebra.dual import LayerInputs
 from acnml._engine.layers import Site, normalised
 from acnml._util.batches import Inputs, size
 from acnml._util.params import Params
-from acnml.classifier import Classifier, Forward, Hook, naming_checkpoints
+from acnml._util.structure import Forward, Hook
+from acnml.classifier import Classifier, naming_checkpoints
 
 # What a hook does to an output: (site, module, index of the passage, input, output) -> the new
 # output and, where it needed them, the layer inputs as vectors.
@@ -108,8 +109,8 @@ def record(
         return hook
 
     hooks = {site.name: keeping(site) for site in sites}
-    with torch.inference_mode(False), torch.enable_grad(), classifier.hooked(hooks, forwards):
-        logits = classifier.logits(x, tensors, rows)
+    with torch.inference_mode(False), torch.enable_grad():
+        logits = classifier.hooked(hooks, forwards).logits(x, tensors, rows)
     return Tape(logits, {site: passages for site, passages in passed.items() if passages})
 
 
@@ -134,8 +135,8 @@ def run_changed(
         return hook
 
     hooks = {site.name: changing(site) for site in sites}
-    with torch.inference_mode(False), torch.no_grad(), classifier.hooked(hooks, forwards):
-        return classifier.logits(x, tensors, rows)
+    with torch.inference_mode(False), torch.no_grad():
+        return classifier.hooked(hooks, forwards).logits(x, tensors, rows)
 
 
 def require_tracked(tape: Tape) -> None:

@@ -40,7 +40,8 @@ from acnml._engine.recorder import Passage, Tape, record, run_changed
 from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, add
-from acnml.classifier import Classifier, Forward
+from acnml._util.structure import Forward
+from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 
 

@@ -1,7 +1,7 @@
 """How to get a posterior: from a classifier and data."""
 
-from acnml.fitting.bayes_by_backprop import fit_bayes_by_backprop
-from acnml.fitting.curvature import Curvature, DiagonalCurvature, KroneckerCurvature
+from acnml.fitting.bayes_by_backprop import BayesByBackprop, fit_bayes_by_backprop
+from acnml.fitting.curvature import Curvature, DiagonalCurvature, Factors, KroneckerCurvature
 from acnml.fitting.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
 from acnml.fitting.laplace import (
     diagonal_curvature,
@@ -12,10 +12,12 @@ from acnml.fitting.laplace import (
 from acnml.fitting.swag import Swag, collect_swag, fit_swag
 
 __all__ = [
+    "BayesByBackprop",
     "Curvature",
     "DiagonalCurvature",
     "EmpiricalFisher",
     "ExactFisher",
+    "Factors",
     "Fisher",
     "KroneckerCurvature",
     "MonteCarloFisher",
