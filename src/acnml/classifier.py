@@ -47,6 +47,8 @@ class Findings:
     understood: set[str] = field(default_factory=set)
     # Names of covered layers -> whether rows may part at the first of them, see `_engine/rows.py`.
     parting: dict[frozenset[str], bool] = field(default_factory=dict)
+    # Name of a Linear layer -> whether the logits are its outputs, see `head/features.py`.
+    last_layers: dict[str, bool] = field(default_factory=dict)
 
 
 @final

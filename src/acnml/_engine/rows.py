@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from acnml._algebra.actions import Action, Displacement, MatrixAction
 from acnml._algebra.dual import Affine, Dual, LayerInputs, Outers
-from acnml._algebra.kernels import DenseKernel, Kernel
+from acnml._algebra.kernels import DenseKernel
 from acnml._engine.gradients import WAY_OUT
 from acnml._engine.layers import (
     AFFINE,
@@ -241,36 +241,11 @@ class Rows:
         squared = squared_norm(gradient, self.posterior.displacement(gradient))
         return squared.clamp(min=0).sqrt().to(torch.promote_types(squared.dtype, torch.float32))
 
-    def kernel(self) -> Kernel:
-        """Return the covariance V = JΣJᵀ of the logits at the mean, with the structure it has."""
-        if self.is_linear():
-            ((site, (passed,)),) = self.start.passages.items()
-            assert passed.inputs is not None
-            outputs = self.posterior.output_kernel(site.layer, passed.inputs.vectors[:, 0, 0])
-            return outputs.scaled(self.classifier.temperature**-2)
+    def kernel(self) -> DenseKernel:
+        """Return the covariance V = JΣJᵀ of the logits at the mean."""
         pairs = _inner_product_pairs(*self.tangent)
         kernel = torch.stack([a.flatten(2) @ b.flatten(2).mT for a, b in pairs]).sum(0)
         return DenseKernel((kernel + kernel.mT) / 2)
-
-    def is_linear(self) -> bool:
-        """Whether the logits are the outputs of the only covered layer, and so linear in it.
-
-        The temperature of the classifier is allowed, and reshaping. Whatever else a model does
-        with the outputs (dividing them, scoring several items by one layer) is not in the kernel
-        of the layer.
-        """
-        passages = [one for passed in self.start.passages.values() for one in passed]
-        if len(passages) != 1:
-            return False
-        (one,) = passages
-        if one.inputs is None or one.inputs.vectors.shape[-2] != 1:  # more than one position
-            return False
-        outputs = (one.output.detach() / self.classifier.temperature).flatten()
-        return (
-            one.is_shared
-            and _is_only_reshaped(one.output, self.start.logits)
-            and torch.equal(outputs, self.start.logits.detach().flatten())
-        )
 
 
 @final
@@ -401,16 +376,3 @@ def _inner_product_pairs(dual: Dual, moved: Displacement) -> list[tuple[Tensor, 
     dense = [(v, moved.dense[name]) for name, v in dual.dense.items()]
     outers = [(o.weight * o.deltas, moved.actions[k](o.inputs)) for k, o in dual.outers.items()]
     return dense + outers
-
-
-# What may lie between a last layer's output and the logits of a model that is linear in it: our own
-# clone, the division by a temperature and changes of shape.
-PLAIN = {"CloneBackward0", "DivBackward0", "ViewBackward0", "UnsafeViewBackward0"}
-
-
-def _is_only_reshaped(output: Tensor, logits: Tensor) -> bool:
-    """Whether the graph from a leaf to the logits holds nothing but plain operations."""
-    node = logits.grad_fn
-    while node is not None and type(node).__name__ in PLAIN:
-        node = node.next_functions[0][0]
-    return node is not None and getattr(node, "variable", None) is output

@@ -9,7 +9,6 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from acnml._engine.linearisation import LogitMoments, logit_moments
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import normal_like
@@ -17,6 +16,7 @@ from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.predictors.ensemble import log_mean
+from acnml.solvers._linearisation import LogitMoments, logit_moments
 
 
 class Link(Protocol):

@@ -1,7 +1,7 @@
 """The network as a linear function of its parameters around the posterior mean.
 
 With f(θ) ≈ f(μ) + J(θ - μ) and θ ~ N(μ, Σ) the logits of an input are Gaussian: they have the mean
-f(μ) and the covariance J Σ Jᵀ, one K×K matrix per input, which is called its kernel here.
+f(μ) and the covariance J Σ Jᵀ, one K×K matrix per input, which is called the kernel here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, count
 from acnml.classifier import Classifier
+from acnml.head.features import features, only_linear
 from acnml.posteriors import Posterior
 
 # How much of the Jacobians exists at once; a single input's is made whatever its size.
@@ -37,11 +38,24 @@ def logit_moments(classifier: Classifier, posterior: Posterior, x: Inputs) -> Lo
 
     J = ∂ logits / ∂ θ at θ = μ, over the parameters that the posterior covers.
     """
-    fast = unsupported(classifier.model, posterior.mean) is None
-    moments = _by_rows if fast else _by_jacobians
-    logits, kernel = moments(classifier, posterior, x)
+    moments = _of_last_layer(classifier, posterior, x)
+    if moments is None and unsupported(classifier.model, posterior.mean) is None:
+        moments = _by_rows(classifier, posterior, x)
+    logits, kernel = moments or _by_jacobians(classifier, posterior, x)
     checks.require_finite(kernel, "the logits' covariances are", "check the posterior's")
     return LogitMoments(_wide(logits), _wide(kernel))
+
+
+def _of_last_layer(
+    classifier: Classifier, posterior: Posterior, x: Inputs
+) -> tuple[Tensor, Tensor] | None:
+    """Use the closed form if the posterior covers the last layer alone."""
+    layer = only_linear(classifier, posterior.mean)
+    found = None if layer is None else features(classifier, layer, x, posterior.mean)
+    if layer is None or found is None:
+        return None
+    kernel = posterior.output_kernel(layer.layer, found.inputs.to(posterior.dtype))
+    return found.logits, kernel.scaled(classifier.temperature**-2).dense()
 
 
 def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
