@@ -24,7 +24,7 @@ MAY_KNOW = {
     "posteriors": {"_util", "_algebra", "posteriors"},
     "head": MODEL | {"_algebra", "_engine", "posteriors", "head"},
     "_engine": MODEL | {"_algebra", "posteriors", "solvers", "_engine"},
-    "fitting": MODEL | {"_algebra", "_engine", "posteriors", "fitting"},
+    "fitting": MODEL | {"_algebra", "_engine", "head", "posteriors", "fitting"},
     "solvers": MODEL | {"_algebra", "_engine", "head", "posteriors", "solvers"},
     "predictors": MODEL | {"_engine", "fitting", "head", "posteriors", "solvers", "predictors"},
     "exact": {"_util", "classifier", "posteriors", "exact"},

@@ -47,6 +47,8 @@ class Findings:
     understood: set[str] = field(default_factory=set)
     # Names of covered layers -> whether rows may part at the first of them, see `_engine/rows.py`.
     parting: dict[frozenset[str], bool] = field(default_factory=dict)
+    # Names of parameters -> the Linear layer that owns them all, or None; see `head/features.py`.
+    only_linear: dict[frozenset[str], Any] = field(default_factory=dict)
     # Name of a Linear layer -> whether the logits are its outputs, see `head/features.py`.
     last_layers: dict[str, bool] = field(default_factory=dict)
 
@@ -120,6 +122,12 @@ class Classifier:
         buffers = {name: tensor.detach() for name, tensor in self.model.named_buffers()}
         return {**self.parameters, **{n: self.overrides.get(n, t) for n, t in buffers.items()}}
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's tensors; the CPU for a model without any."""
+        tensors = list((self.parameters or self.tensors).values())
+        return tensors[0].device if tensors else torch.device("cpu")
+
     def copy_parameters(self, names: Iterable[str]) -> Params:
         """Copy the named parameters, e.g. as the mean of a posterior."""
         parameters = self.parameters
@@ -146,8 +154,8 @@ class Classifier:
                 # In attention masks that are added to scores, -inf is as it should be.
                 bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
                 checks.require_finite(bounded, f"input {name} is", "clean the data first")
-        tensors = list((self.parameters or self.tensors).values())
-        device = tensors[0].device if tensors else torch.device("cpu")
+        tensors = (self.parameters or self.tensors).values()
+        device = self.device
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
         # Of a model in several precisions only its author knows which one an input is for.
         dtype = dtypes.pop() if len(dtypes) == 1 else None

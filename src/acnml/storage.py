@@ -27,7 +27,14 @@ from acnml._algebra.dual import Affine
 from acnml._util import checks
 from acnml._util.params import Params
 from acnml.classifier import Classifier, require_classifier
-from acnml.fitting import Curvature, DiagonalCurvature, Factors, KroneckerCurvature, Swag
+from acnml.fitting import (
+    Curvature,
+    DiagonalCurvature,
+    Factors,
+    FullCurvature,
+    KroneckerCurvature,
+    Swag,
+)
 from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Full, Kronecker, LowRank, Posterior
 from acnml.predictors import (
     Acnml,
@@ -57,7 +64,7 @@ KINDS = {
     kind.__name__: kind
     for kind in (
         *(Diagonal, Full, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
-        *(DiagonalCurvature, KroneckerCurvature, Factors, Swag),
+        *(DiagonalCurvature, FullCurvature, KroneckerCurvature, Factors, Swag),
         *(Reference, Gradient, Linearised),
         *(Map, Bma, Acnml, Ensemble, Tempered, McDropout),
         *(Glm, Probit, LogitSampling),

@@ -1,12 +1,21 @@
 """How to get a posterior: from a classifier and data."""
 
+from acnml.fitting.batch_norm import batch_norm_statistics
 from acnml.fitting.bayes_by_backprop import BayesByBackprop, fit_bayes_by_backprop
-from acnml.fitting.curvature import Curvature, DiagonalCurvature, Factors, KroneckerCurvature
+from acnml.fitting.curvature import (
+    Curvature,
+    DiagonalCurvature,
+    Factors,
+    FullCurvature,
+    KroneckerCurvature,
+)
 from acnml.fitting.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
 from acnml.fitting.laplace import (
     diagonal_curvature,
+    fit_full_laplace,
     fit_kfac_laplace,
     fit_laplace_diagonal,
+    full_curvature,
     kronecker_curvature,
 )
 from acnml.fitting.swag import Swag, collect_swag, fit_swag
@@ -19,14 +28,18 @@ __all__ = [
     "ExactFisher",
     "Factors",
     "Fisher",
+    "FullCurvature",
     "KroneckerCurvature",
     "MonteCarloFisher",
     "Swag",
+    "batch_norm_statistics",
     "collect_swag",
     "diagonal_curvature",
     "fit_bayes_by_backprop",
+    "fit_full_laplace",
     "fit_kfac_laplace",
     "fit_laplace_diagonal",
     "fit_swag",
+    "full_curvature",
     "kronecker_curvature",
 ]

@@ -18,7 +18,7 @@ from torch import Tensor
 from acnml._algebra.dual import Affine
 from acnml._util import checks
 from acnml._util.params import Params, flatten
-from acnml.posteriors import Block, Diagonal, EigenBlock, Kronecker, Posterior
+from acnml.posteriors import Block, Diagonal, EigenBlock, Full, Kronecker, Posterior
 
 # Makes a block of a layer, its two factors A and G, and a prior precision.
 MakeBlock: TypeAlias = Callable[[Affine, Tensor, Tensor, float], Block]
@@ -80,6 +80,31 @@ class DiagonalCurvature(Curvature):
     def eigenvalues(self) -> Tensor:
         """Return the diagonal."""
         return flatten(self.diagonal, self.mean)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FullCurvature(Curvature):
+    """All of H, for small layers.
+
+    Args:
+        mean: θ̂, the trained weights.
+        hessian: H (P, P), in the order of the parameters in `mean`, each flattened.
+    """
+
+    mean: Params
+    hessian: Tensor
+
+    def posterior(self, prior_precision: float) -> Full:
+        """Return N(θ̂, (H + τI)⁻¹)."""
+        tau = checks.require_positive(prior_precision, "prior_precision")
+        eye = torch.eye(len(self.hessian), dtype=torch.float64, device=self.hessian.device)
+        cov = torch.cholesky_inverse(torch.linalg.cholesky(self.hessian.double() + tau * eye))
+        return Full(self.mean, ((cov + cov.T) / 2).to(self.hessian.dtype))
+
+    def eigenvalues(self) -> Tensor:
+        """Return the eigenvalues of H."""
+        return torch.linalg.eigvalsh(self.hessian.double()).clamp(min=0)
 
 
 class Factors(NamedTuple):

@@ -38,11 +38,14 @@ class Features(NamedTuple):
 
 def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
     """Return the layer that owns all named parameters, if it is a single plain Linear layer."""
-    names = list(names)
-    if unsupported(classifier.model, names, AFFINE) is not None:
-        return None
-    sites = find_sites(classifier.model, names, AFFINE, "")
-    return sites[0] if len(sites) == 1 and isinstance(sites[0].module, nn.Linear) else None
+    known, key = classifier.findings.only_linear, frozenset(names)
+    if key not in known:
+        fits = unsupported(classifier.model, key, AFFINE) is None
+        sites = find_sites(classifier.model, key, AFFINE, "") if fits else []
+        linear = len(sites) == 1 and isinstance(sites[0].module, nn.Linear)
+        known[key] = sites[0] if linear else None
+    site: Site | None = known[key]
+    return site
 
 
 def features(
