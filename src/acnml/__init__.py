@@ -19,6 +19,7 @@ Labels are a tensor of class indices (B,).
 from acnml import metrics, tuning
 from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
+from acnml.calibration import Calibrated, CalibrationRow, Score, calibrate
 from acnml.classifier import Classifier
 from acnml.fitting import (
     BayesByBackprop,
@@ -73,6 +74,8 @@ __all__ = [
     "Affine",
     "BayesByBackprop",
     "Bma",
+    "Calibrated",
+    "CalibrationRow",
     "Classifier",
     "Curvature",
     "Diagonal",
@@ -101,6 +104,7 @@ __all__ = [
     "Probit",
     "Reference",
     "Refit",
+    "Score",
     "Solution",
     "Solver",
     "StorageError",
@@ -108,6 +112,7 @@ __all__ = [
     "Tempered",
     "UnsolvedError",
     "batch_norm_statistics",
+    "calibrate",
     "collect_swag",
     "diagonal_curvature",
     "fit_bayes_by_backprop",

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from acnml import metrics
-from acnml._util.batches import Inputs, split_labels
+from acnml._engine.layers import Site
+from acnml._util.batches import Inputs, chunks, split_labels
 from acnml._util.progress import track
 from acnml.classifier import Classifier
-from acnml.head.features import Features
+from acnml.head.features import Features, all_features
 from acnml.predictors import Acnml, Map, Predictor
 from acnml.solvers import UnsolvedError
 
@@ -63,11 +64,18 @@ class Validation:
         layer = predictor.last_layer
         if layer is None:
             return None
-        network = predictor.classifier.at(predictor.posterior.mean)
+        return self.of_layer(predictor.classifier.at(predictor.posterior.mean), layer)
+
+    def of_layer(self, network: Classifier, layer: Site) -> _Cached:
+        """Return the features of a Linear layer, from one pass over the data or from the cache."""
         for known in self._cache:
             if known.layer == layer.name and known.network.agrees_with(network):
                 return known
-        features, labels = self._over_batches("features", predictor.features, _joined)
+
+        def compute(x: Inputs) -> Features | None:
+            return all_features(network, layer, chunks(network.prepare(x)))
+
+        features, labels = self._over_batches("features", compute, _joined)
         self._cache.append(_Cached(network, layer.name, features, labels))
         return self._cache[-1]
 

@@ -44,6 +44,14 @@ def temperature_by_nll(
     return Choice(optimum, table, "the temperature of least validation NLL; 1 changes nothing")
 
 
+@torch.inference_mode(False)
+def least_nll_temperature(log_probs: Tensor, labels: Tensor) -> float:
+    """Return the temperature of least NLL for log-probabilities (N, K) in double precision."""
+    log_probs, labels = log_probs.clone(), labels.clone()  # may be inference tensors
+    _require_optimal_temperature(log_probs, labels)
+    return _descend(log_probs, labels)[-1]
+
+
 def _require_optimal_temperature(log_probs: Tensor, labels: Tensor) -> None:
     """Refuse data whose NLL is least at T = 0 or T = ∞."""
     checks.require_finite(log_probs, "log-probabilities are", "temper a predictor without zeros")
