@@ -517,7 +517,7 @@ def _notes(
             f"A plain temperature of {equal:.3g} would do as well here: its probabilities differ "
             f"from ACNML's by {variation:.4f} on average (total variation)."
         )
-    if error > price / 2:
+    if error > price:
         text = (
             f"The price of {price:g} nats is known only to ± {error:.4f} from {len(added)} "
             "validation data: give more of them, or a higher price."
