@@ -10,9 +10,9 @@
 >>> log_probs.shape
 torch.Size([5, 3])
 
-Inputs are a tensor, a tuple or a mapping of tensors, and run as `model(x)`, `model(*x)` or
-`model(**x)`. A loader is anything to be gone through for batches: pairs (inputs, labels), tuples
-(x1, x2, ..., labels), or mappings with the labels under "labels" or "label" beside the inputs.
+Inputs are a tensor, a tuple or a mapping of tensors. The model is called as `model(x)`, `model(*x)`
+or `model(**x)`. A loader is any iterable of batches: pairs (inputs, labels), tuples
+(x1, x2, ..., labels), or mappings that hold the inputs and, under "labels" or "label", the labels.
 Labels are a tensor of class indices (B,).
 """
 
