@@ -20,14 +20,9 @@ _LOCK = RLock()
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global random state inside the context and restore it afterwards, also on an error.
 
-<<<<<<< HEAD
-    Covers the CPU and every device of the accelerator, if there is one. The state belongs to the
-    whole process: threads that use `seeded` wait for each other, and others must not draw from it
-    meanwhile.
-=======
     This covers the CPU and every device of the accelerator, if there is one. The state belongs to
-    the whole process: other threads must not draw from it in the meantime.
->>>>>>> pieces
+    the whole process: threads that use `seeded` wait for each other, and other threads must not
+    draw from it in the meantime.
 
     >>> with seeded(0):
     ...     first = torch.rand(3)
