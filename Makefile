@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo test check bench format clean
+.PHONY: setup demo reproduce test check bench format clean
 
 setup: $(VENV)/.installed  # a virtual environment with the package and all extras
 
@@ -17,6 +17,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt
 
 demo: setup  # rotated digits: MAP, BMA and ACNML side by side, in demo/report.html
 	$(BIN)/acnml demo
+
+reproduce: setup  # a study with its report: make reproduce STUDY=rotated-mnist ARGS="--preset full"
+	$(BIN)/python -m studies $(STUDY) $(ARGS)
 
 test: setup  # the test-suite and the doctests
 	$(BIN)/python -m pytest

@@ -1,0 +1,57 @@
+"""Choices on validation images: the most cautious value in budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from acnml import metrics
+from stores import store_in
+from studies.rotated_mnist import methods
+from studies.rotated_mnist.frontier import chosen
+from studies.rotated_mnist.methods import METHODS, Method, predictor
+from studies.rotated_mnist.workshop import Workshop
+from studies.study.artefacts import Finished
+from studies.study.choices import most_cautious
+from studies.study.knobs import sweep_values
+
+from .tiny import TINY
+
+
+def test_choices_are_made_on_validation_images(finished, data):
+    """The library's predictors, on these images alone, lead to the same choice."""
+    out, _ = finished
+    workshop = Workshop(TINY, data, Finished(store_in(out, TINY)), 0)
+
+    def nll(method: Method) -> float:
+        images, labels = data.validation
+        return metrics.nll(predictor(method, workshop)(images), labels)
+
+    budget = nll(methods.MAP) + TINY.choice.tolerance
+    for method in (methods.TEMPERED, methods.ACNML_HEAD, methods.ACNML_KFAC, methods.BMA_KFAC):
+        values = sweep_values(method.knob, TINY.frontier)
+        expected = most_cautious(values, [nll(method.at(value)) for value in values], budget)
+        assert chosen(method, workshop).value == pytest.approx(expected, rel=1e-2)
+    for solver in (methods.PAPER, methods.CONVERGED):
+        solved = replace(methods.ACNML_KFAC, solver=solver)
+        assert chosen(solved, workshop).value == chosen(methods.ACNML_KFAC, workshop).value
+
+
+@pytest.mark.parametrize(
+    ("nlls", "value"),
+    [
+        ([0.1, 0.1, 0.1], 1),  # the most cautious is free
+        ([0.9, 0.8, 0.7], 100),  # none is: the closest to the plain network
+        ([0.4, 0.2, 0.1], 10),  # exactly at the budget
+        ([0.4, 0.1, 0.1], 3.162),  # half way in logarithms
+    ],
+)
+def test_the_most_cautious_value_in_budget(nlls, value):
+    assert most_cautious([1, 10, 100], nlls, 0.2) == pytest.approx(value)
+
+
+def test_methods_have_names_of_their_own():
+    assert len({method.name for method in METHODS}) == len(METHODS)
+    with pytest.raises(ValueError, match="choose ACNML KFAC last layer's prior precision first"):
+        predictor(methods.ACNML_HEAD, None)
