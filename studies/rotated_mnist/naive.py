@@ -1,8 +1,8 @@
-"""ACNML beside naive CNML: a few queries, for each of which the network is trained anew.
+"""ACNML compared with naive CNML: a few queries, for each of which the network is trained again.
 
-Both start from one network, trained on fewer images, and maximise the same thing: with weight decay
-w and n images, training minimises the loss of the posterior with prior precision τ = n w. ACNML has
-a KFAC posterior in the place of the images; naive CNML trains on, a few epochs for every label.
+Both start from one network, trained on fewer images, and maximise the same objective: with weight
+decay w and n images, training minimises the loss of the posterior with prior precision τ = n w.
+ACNML has a KFAC posterior instead of the images; naive CNML trains on, a few epochs for every label.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import acnml
-from acnml import Classifier, FactorBlock, Refit
-from acnml._util.params import Params
-from acnml._util.seeding import seeded
-from acnml.cli._shared.digits import Labelled
+from acnml import FactorBlock, Refit
 from acnml.naive_cnml import refit_each
-from studies.models.mlp import mlp
-from studies.rotated_mnist.study import RotatedMnist
-from studies.rotated_mnist.training import Batches, train_network
-from studies.rotated_mnist.workshop import Workshop
-from studies.store import Artefact, Content, Stage, Work
+from studies.engine.grounds import Batches, KfacLaplace
+from studies.engine.method import ACNML, LINEARISED, Method
+from studies.engine.workshop import Workshop
+from studies.rotated_mnist.settings import UPRIGHT, NaiveCnml
+from studies.store import Stage
 from studies.store.work import Compute
-from studies.study.saved import curvature_content, load_curvature
+
+FEW = "network of few images"
+GROUND = KfacLaplace(FEW, form=FactorBlock.damped)
+AMORTISED = Method(ACNML, FEW, LINEARISED)
 
 
 class Comparison(NamedTuple):
@@ -39,107 +39,51 @@ class Comparison(NamedTuple):
 
 def compare_all(workshop: Workshop) -> list[Comparison]:
     """Compare for upright and for shifted images."""
-    return [compare(workshop, shift) for shift in compared_shifts(workshop.study)]
+    settings: NaiveCnml = workshop.study.settings.naive_cnml
+    return [compare(workshop, settings, shift) for shift in (UPRIGHT, settings.shift)]
 
 
-def compared_shifts(study: RotatedMnist) -> tuple[str, str]:
-    """Return where the queries come from."""
-    return "0°", study.naive_cnml.shift
-
-
-def compare(workshop: Workshop, shift: str) -> Comparison:
+def compare(workshop: Workshop, settings: NaiveCnml, shift: str) -> Comparison:
     """Let ACNML and naive CNML see the same queries."""
-    settings, network = workshop.study.naive_cnml, _network(workshop)
-    fitted = _curvature(workshop, network)
-    queries = workshop.data.shifted(shift, settings.queries)
-    what = (shift, len(queries.labels), workshop.data.checksum)
-    amortised = workshop.artefacts.predict(
-        Stage(
-            f"predict ACNML {shift}, {settings.train_images} images", what, needs=(fitted.stage,)
-        ),
-        len(queries.labels),
-        len(queries.labels),
-        lambda: _amortised(workshop, fitted, queries.images),
-    )
+    network, fitted = GROUND.artefacts(AMORTISED, workshop)
+    queries = workshop.data.load(shift, workshop.data.count(settings.queries))
+    count = len(queries.labels)
+    what = (shift, count, workshop.data.checksum)
+
+    def amortised() -> Compute:
+        ((classifier, posterior),) = GROUND.pairs(AMORTISED, workshop)
+        assert posterior is not None
+        predict = acnml.Acnml(classifier, posterior)
+
+        @torch.no_grad()
+        def compute(rows: slice) -> dict[str, Tensor]:
+            return {"log_lik": predict.log_lik(queries.inputs[rows])}
+
+        return compute
+
+    def refitted() -> Compute:
+        training = settings.training
+        refit = Refit(
+            settings.refit_epochs,
+            settings.refit_learning_rate,
+            training.momentum,
+            training.weight_decay,
+        )
+        classifier = workshop.classifier(FEW, network)
+        batches = Batches(workshop.train_data(FEW), workshop, FEW, training.batch_size)
+
+        def compute(rows: slice) -> dict[str, Tensor]:
+            each = list(
+                refit_each(classifier, batches, queries.inputs[rows], refit, progress=False)
+            )
+            last, best = (torch.stack(list(part)) for part in zip(*each, strict=True))
+            return {"last": last, "best": best}
+
+        return compute
+
+    fast = Stage(f"predict ACNML {shift}, {FEW}", what, needs=(network.stage, fitted.stage))
     refit = (settings.refit_epochs, settings.refit_learning_rate, *what)
-    naive = workshop.artefacts.predict(
-        Stage(f"predict naive CNML {shift}", refit, needs=(network.stage,)),
-        len(queries.labels),
-        1,
-        lambda: _refitted(workshop, network, queries.images),
-    )
-    likelihoods = naive.load()
-    return Comparison(
-        shift,
-        queries.labels,
-        amortised.load()["log_lik"],
-        likelihoods["last"],
-        likelihoods["best"],
-    )
-
-
-def _train_data(workshop: Workshop) -> Labelled:
-    count = workshop.study.naive_cnml.train_images
-    return Labelled(*(tensor[:count] for tensor in workshop.data.train))
-
-
-def _network(workshop: Workshop) -> Artefact:
-    settings, study = workshop.study.naive_cnml, workshop.study
-    what = (settings.training, study.hidden, settings.train_images, workshop.data.checksum)
-
-    def make(work: Work) -> Content:
-        with seeded(0):
-            network = _untrained(workshop)
-        return train_network(network, _train_data(workshop), settings.training, 0, work)
-
-    return workshop.artefacts.make(Stage("train on few images", what), make)
-
-
-def _curvature(workshop: Workshop, network: Artefact) -> Artefact:
-    def make(_: Work) -> Content:
-        classifier, batches = _classifier(workshop, network), Batches(_train_data(workshop), 1000)
-        return curvature_content(acnml.kronecker_curvature(classifier, batches, progress=False))
-
-    return workshop.artefacts.make(Stage("fit KFAC few images", needs=(network.stage,)), make)
-
-
-def _amortised(workshop: Workshop, fitted: Artefact, images: Tensor) -> Compute:
-    curvature = load_curvature(fitted)
-    data = len(_train_data(workshop).labels)
-    tau = data * workshop.study.naive_cnml.training.weight_decay
-    posterior = curvature.posterior(tau, FactorBlock.damped)
-    classifier = Classifier(_untrained(workshop)).at(curvature.mean)
-
-    @torch.no_grad()
-    def compute(rows: slice) -> Params:
-        return {"log_lik": acnml.Linearised().log_lik(classifier, posterior, images[rows])}
-
-    return compute
-
-
-def _refitted(workshop: Workshop, network: Artefact, images: Tensor) -> Compute:
-    settings, classifier = workshop.study.naive_cnml, _classifier(workshop, network)
-    refit = Refit(
-        settings.refit_epochs,
-        settings.refit_learning_rate,
-        settings.training.momentum,
-        settings.training.weight_decay,
-    )
-    batches = Batches(_train_data(workshop), settings.training.batch_size)
-
-    def compute(rows: slice) -> Params:
-        each = list(refit_each(classifier, batches, images[rows], refit, progress=False))
-        last, best = (torch.stack(list(part)) for part in zip(*each, strict=True))
-        return {"last": last, "best": best}
-
-    return compute
-
-
-def _classifier(workshop: Workshop, network: Artefact) -> Classifier:
-    model = _untrained(workshop)
-    model.load_state_dict(network.load())
-    return Classifier(model)
-
-
-def _untrained(workshop: Workshop) -> nn.Module:
-    return mlp(10, workshop.study.hidden, workshop.data.train.images[0].numel())
+    slow = Stage(f"predict naive CNML {shift}", refit, needs=(network.stage,))
+    ours = workshop.artefacts.predict(fast, count, count, amortised).load()
+    theirs = workshop.artefacts.predict(slow, count, 1, refitted).load()
+    return Comparison(shift, queries.labels, ours["log_lik"], theirs["last"], theirs["best"])

@@ -16,9 +16,11 @@ import json
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -34,12 +36,27 @@ from studies.store.work import Compute, Done, Make, blocks_of, make_in_one_go, p
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what computes."""
+    """Return the versions of the code; the commit is known in a git checkout only."""
+    commit = _commit()
     return {
         "acnml": acnml.__version__,
+        **({"commit": commit} if commit else {}),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
+
+
+@lru_cache(maxsize=1)
+def _commit() -> str | None:
+    """Return the commit of the studies' code, with a plus where files have been changed since."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        found = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip() or None
 
 
 def hardware() -> dict[str, Any]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 from safetensors.torch import save_file
-
-from stores import store_in
-from studies.cifar10_c import workshop
 from studies.cifar10_c.data import load_data
 from studies.cifar10_c.results import collect
 from studies.cifar10_c.run import run
 from studies.cifar10_c.study import Cifar10CStudy
 from studies.cifar10_c.training import settings, task
-from studies.data import cifar10
-from studies.models import MODELS
 from studies.study import tranches
 from studies.study.artefacts import Finished, Making
+
+from stores import store_in
+from studies.cifar10_c import workshop
+from studies.data import cifar10
+from studies.models import MODELS
 
 from .tiny import DESCRIPTIONS, PIECES, RECIPES, SPLITS, given_weights
 

@@ -6,9 +6,9 @@ import pytest
 from acnml.cli.cifar10_c import run_study, show_plan
 from acnml.cli.data import draw_sheet
 from safetensors.torch import save_file
-
 from studies.cifar10_c.jobs import phases
 from studies.cifar10_c.study import PRESETS
+
 from studies.data import cifar10
 from studies.models.resnet import ResNet, SubsampleAndPad
 

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from stores import store_in
-from studies.cifar10_c import methods
 from studies.cifar10_c.choices import chosen
 from studies.cifar10_c.data import load_data
 from studies.cifar10_c.study import Choice
 from studies.cifar10_c.workshop import Workshop
+from studies.study.artefacts import Making
+
+from stores import store_in
+from studies.cifar10_c import methods
 from studies.data import cifar10
 from studies.data.cifar10 import LabelledBytes
-from studies.study.artefacts import Making
 
 from .tiny import HELD, SPLITS, TEST, TRAIN
 

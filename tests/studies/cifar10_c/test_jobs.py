@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-
-from studies.cifar10_c import methods
 from studies.cifar10_c.jobs import FRONTIER, HELD_OUT, phases
 from studies.cifar10_c.predictors import predictor
 from studies.cifar10_c.study import PRESETS
+
+from studies.cifar10_c import methods
 
 
 def test_methods_have_names_of_their_own():

@@ -6,11 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-import acnml
-from acnml import metrics
-from stores import made, store_in
-from studies.cifar10_c import methods
 from studies.cifar10_c.data import load_data
 from studies.cifar10_c.methods import methods_of
 from studies.cifar10_c.predict import predict_shift
@@ -18,8 +13,13 @@ from studies.cifar10_c.study import Choice
 from studies.cifar10_c.training import __main__ as training_command
 from studies.cifar10_c.training import load_trained, settings, task
 from studies.cifar10_c.workshop import Workshop
-from studies.data.cifar10 import to_unit
 from studies.study.artefacts import Finished, Making
+
+import acnml
+from acnml import metrics
+from stores import made, store_in
+from studies.cifar10_c import methods
+from studies.data.cifar10 import to_unit
 
 from .tiny import DESCRIPTIONS, HELD, RECIPES
 

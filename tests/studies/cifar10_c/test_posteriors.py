@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
-
-import acnml
-from stores import store_in
-from studies.cifar10_c import methods
 from studies.cifar10_c.choices import chosen
 from studies.cifar10_c.posteriors import _Drawn, curvature, rescaled, sampling
 from studies.cifar10_c.predictors import predictor
 from studies.cifar10_c.workshop import Workshop
 from studies.study.artefacts import Finished
 from studies.study.saved import load_curvature
+from torch import nn
+
+import acnml
+from stores import store_in
+from studies.cifar10_c import methods
 
 from .tiny import TRAIN
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import shutil
 
-from stores import store_in
-from studies.cifar10_c import methods, verdict
 from studies.cifar10_c.figures import bootstrap_median
 from studies.cifar10_c.looks import label
 from studies.cifar10_c.methods import images_of
@@ -14,6 +12,9 @@ from studies.cifar10_c.report import report, write_report
 from studies.cifar10_c.results import collect
 from studies.cifar10_c.tables import severity_table
 from studies.study.artefacts import Finished
+
+from stores import store_in
+from studies.cifar10_c import methods, verdict
 
 from .tiny import judged
 

@@ -6,10 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from acnml import metrics
-from stores import made, store_in
-from studies.cifar10_c import methods
 from studies.cifar10_c.choices import explained
 from studies.cifar10_c.jobs import phases
 from studies.cifar10_c.methods import methods_of
@@ -18,6 +14,10 @@ from studies.cifar10_c.predictors import predictor
 from studies.cifar10_c.results import blurred_shifts
 from studies.cifar10_c.workshop import Workshop
 from studies.study.artefacts import Finished
+
+from acnml import metrics
+from stores import made, store_in
+from studies.cifar10_c import methods
 
 
 def test_everything_is_measured_once(finished, tiny):

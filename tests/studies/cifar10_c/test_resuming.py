@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from stores import KilledError, made, store_in
-from studies.cifar10_c import methods, predict
 from studies.cifar10_c.jobs import phases
 from studies.cifar10_c.predict import predict_shift
 from studies.cifar10_c.run import run
 from studies.cifar10_c.unsolved import outputs_or_uniform
 from studies.cifar10_c.workshop import Workshop
 from studies.study.artefacts import Making
+
+from stores import KilledError, made, store_in
+from studies.cifar10_c import methods, predict
 
 
 def hashes(out):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from studies.cifar10_c.unsolved import outputs_or_uniform
 from torch import nn
 
 import acnml
-from studies.cifar10_c.unsolved import outputs_or_uniform
 
 
 def linear_acnml(scale: float, solver) -> acnml.Acnml:

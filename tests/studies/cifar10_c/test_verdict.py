@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from studies.cifar10_c import methods, verdict
 from studies.cifar10_c.choices import SweepPoint
 from studies.cifar10_c.methods import Method
 from studies.cifar10_c.results import Agreement
 from studies.study.scores import Row
+
+from studies.cifar10_c import methods, verdict
 
 from .tiny import judged
 

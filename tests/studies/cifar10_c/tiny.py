@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from studies.cifar10_c.study import Choice, Curvature, Frontier, Images
+from studies.cifar10_c.training import Recipe, Training
 from torch import nn
 
 from studies.cifar10_c import verdict
-from studies.cifar10_c.study import Choice, Curvature, Frontier, Images
-from studies.cifar10_c.training import Recipe, Training
 from studies.data.cifar10 import LabelledBytes, to_unit
 from studies.models import Description
 from studies.models.resnet import ResNet, SubsampleAndPad

@@ -147,7 +147,9 @@ def test_damage_is_noticed_and_the_file_named(records, tmp_path, write, damage):
 
 
 def test_a_missing_file_is_named_with_all_places_it_could_be(records, tmp_path):
-    with pytest.raises(DataError, match=r"bin/test_batch\.bin, .*py/test_batch, .*\.webp.*acnml"):
+    with pytest.raises(
+        DataError, match=r"bin/test_batch\.bin, .*py/test_batch, .*\.webp.*studies data"
+    ):
         cifar10.load("test")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-
-from stores import store_in
 from studies.rotated_mnist.results import collect
 from studies.rotated_mnist.run import run
 from studies.rotated_mnist.shifts import load_data
 from studies.study.artefacts import Finished, Making
+
+from stores import store_in
 
 from .tiny import TINY
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from acnml import metrics
-from stores import store_in
-from studies.rotated_mnist import methods
 from studies.rotated_mnist.frontier import chosen
-from studies.rotated_mnist.methods import METHODS, Method, predictor
 from studies.rotated_mnist.workshop import Workshop
 from studies.study.artefacts import Finished
 from studies.study.choices import most_cautious
 from studies.study.knobs import sweep_values
+
+from acnml import metrics
+from stores import store_in
+from studies.rotated_mnist import methods
+from studies.rotated_mnist.methods import METHODS, Method, predictor
 
 from .tiny import TINY
 

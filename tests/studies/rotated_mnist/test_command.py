@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from acnml.cli.rotated_mnist import run_study
 
-from studies.engine.settings import override
 from studies.rotated_mnist.study import PRESETS
+from studies.settings import override
 
 
 def test_the_command_reports_what_is_finished(tmp_path, capsys):

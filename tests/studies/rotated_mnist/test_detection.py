@@ -7,8 +7,6 @@ import math
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
-
-from studies.rotated_mnist import methods
 from studies.rotated_mnist.detection import (
     by_brightness,
     detections,
@@ -16,6 +14,8 @@ from studies.rotated_mnist.detection import (
     log_confidence,
     scores,
 )
+
+from studies.rotated_mnist import methods
 
 
 def test_detection_agrees_with_scikit_learn():

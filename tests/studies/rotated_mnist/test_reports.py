@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 
+from studies.rotated_mnist.results import collect
+from studies.study.artefacts import Finished
+
 from stores import store_in
 from studies.rotated_mnist import verdict
 from studies.rotated_mnist.report import write_report
-from studies.rotated_mnist.results import collect
-from studies.study.artefacts import Finished
 
 from .tiny import TINY
 

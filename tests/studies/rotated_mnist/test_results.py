@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from studies.rotated_mnist.workshop import Workshop
+from studies.study.artefacts import Finished
 
 from acnml import metrics
 from stores import made, store_in
 from studies.rotated_mnist import methods
 from studies.rotated_mnist.methods import METHODS, SWEPT, predictor
-from studies.rotated_mnist.workshop import Workshop
-from studies.study.artefacts import Finished
 
 from .tiny import TINY
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from stores import KilledError, made, store_in
-from studies.engine.settings import override
-from studies.rotated_mnist import methods
 from studies.rotated_mnist.predict import outputs, predict_shift
 from studies.rotated_mnist.run import run
 from studies.rotated_mnist.workshop import Workshop
-from studies.store import Content, Work
 from studies.study.artefacts import Finished, Making, MissingError
+
+from stores import KilledError, made, store_in
+from studies.rotated_mnist import methods
+from studies.settings import override
+from studies.store import Content, Work
 
 from .tiny import TINY
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-import acnml
-from stores import store_in
 from studies.rotated_mnist.mean_field import MeanField
 from studies.rotated_mnist.training import Learner, constant, learn
 from studies.rotated_mnist.workshop import Workshop
 from studies.study.artefacts import Finished
 from studies.study.saved import curvature_content, load_curvature
+
+import acnml
+from stores import store_in
 
 from .tiny import TINY
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from studies.rotated_mnist.frontier import SweepPoint
 
 from studies.rotated_mnist import methods, verdict
-from studies.rotated_mnist.frontier import SweepPoint
 from studies.rotated_mnist.methods import Method
 
 from .tiny import TINY

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 import torch
 
-from studies.engine.settings import override
+from studies.settings import override
 from studies.store import Content, Stage
 from studies.store.record import read_header, to_plain
 from tiny_study import Run, TinyStudy, stages

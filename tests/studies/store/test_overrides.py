@@ -7,7 +7,7 @@ from typing import Any, Literal, Optional
 
 import pytest
 
-from studies.engine.settings import SettingError, override, preset, setting_names
+from studies.settings import SettingError, override, preset, setting_names
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from studies.store.store import versions
 from studies.store import Reporter, Stage, Store, parts
+from studies.store.store import versions
 from tiny_study import TinyStudy
 
 from .parts import ALL, Linear, made, numbers

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from studies.cifar10_c.training import Processes, Task, make_together
 from torch import Tensor
 
 from stores import store_in
-from studies.cifar10_c.training import Processes, Task, make_together
 from studies.store import Stage
 from tiny_study import contents
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from studies.cifar10_c.training import Nobody, Processes, Task, train
 from torch import Tensor
 
 from acnml import Classifier, Map
-from studies.cifar10_c.training import Nobody, Processes, Task, train
 from studies.data.cifar10 import LabelledBytes, to_unit
 from studies.store import Content
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import save_file
-
 from studies.cifar10_c.training import (
     PRESETS,
     Nobody,
@@ -18,6 +17,7 @@ from studies.cifar10_c.training import (
     training_stage,
 )
 from studies.cifar10_c.training.__main__ import main
+
 from studies.data import cifar10
 from studies.data.cifar10 import LabelledBytes
 from studies.models import MODELS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from studies.cifar10_c.training import Nobody, Processes, load_trained, train
 
 from .runs import BreakError, Fuse, assert_same_artefacts, make_in, raise_break

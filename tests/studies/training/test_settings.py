@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
 from studies.cifar10_c.training import PRESETS, Training
+
 from studies.models import MODELS
 
 from .written_out import swag_rate

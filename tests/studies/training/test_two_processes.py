@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from studies.cifar10_c.training import Processes, joined
 from torch import Tensor, distributed
 
-from studies.cifar10_c.training import Processes, joined
 from tiny_study import contents, start
 
 from .runs import Fuse, assert_same_artefacts, die, make_in, result_in

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from studies.cifar10_c.training import Task, Training
 from torch import Tensor, nn
 
 from acnml._util.seeding import seeded
-from studies.cifar10_c.training import Task, Training
 from studies.data.cifar10 import LabelledBytes
 from studies.models.resnet import ResNet, SubsampleAndPad, projection
 from studies.models.vgg import vgg16, vgg16_dropout
