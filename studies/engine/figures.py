@@ -156,7 +156,7 @@ def _draw_boxes(
 
 
 def reliability(results: Results, method: Method, title: str, names: Mapping[str, str]) -> Figure:
-    """Draw accuracy against confidence at some shifts, given with their names; the last is boldest."""
+    """Draw accuracy against confidence at some shifts, which come with their names."""
     figure, axes = panel(title, (3.1, 3.0))
     axes.plot([0, 1], [0, 1], color=FAINT, linestyle=DASHES, linewidth=1)
     axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")

@@ -71,7 +71,7 @@ class Method:
 
     @property
     def family(self) -> Method:
-        """The method whose sweep the knob is chosen from: one sweep serves all solvers and rules."""
+        """The method whose sweep the knob is chosen from: one serves all solvers and rules."""
         return replace(self, solver=LINEARISED if self.solver else "", value=None, choice=SWEPT)
 
     @property

@@ -164,9 +164,10 @@ def verdicts_html(found: Sequence[Verdict]) -> str:
         f"<td {wrapped}>{escape(v.measured)}. <em>Holds if: {escape(v.rule)}.</em></td></tr>"
         for v in found
     )
+    head = f'<th scope="col">holds</th><th {wrapped}>claim</th><th {wrapped}>measured</th>'
     return f"""<h2>Claims</h2>
 <div class="scroll"><table><caption>Each claim is judged by the rule that it states.</caption>
-<thead><tr><th scope="col">holds</th><th {wrapped}>claim</th><th {wrapped}>measured</th></tr></thead>
+<thead><tr>{head}</tr></thead>
 <tbody>{body}</tbody></table></div>"""
 
 
@@ -174,7 +175,8 @@ def footer(results: Results) -> str:
     """Say how a page was made."""
     seeds = ", ".join(map(str, results.study.seeds))
     return f"""<footer><p>Written by {_inline(written_by(results))}. Seeds {seeds}. Method: Zhou
-&amp; Levine, <em>Amortized Conditional Normalized Maximum Likelihood</em>, ICML 2021.</p></footer>"""
+&amp; Levine, <em>Amortized Conditional Normalized Maximum Likelihood</em>, ICML
+2021.</p></footer>"""
 
 
 def _inline(text: str) -> str:

@@ -285,7 +285,7 @@ class Study:
     resamples: int = 0
     bins: int = 20
     samples: int = 30
-    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    device: torch.device = torch.device("cpu")
     rules: Mapping[str, Rule] = field(default_factory=dict)
     prepare: Callable[[Method, Tensor], Tensor] | None = None
     renewal: Callable[[Workshop], Iterable[tuple[Tensor, Tensor]]] | None = None

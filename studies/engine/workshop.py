@@ -185,7 +185,7 @@ class Workshop:
     # What they become --------------------------------------------------------------------------
 
     def classifier(self, name: str, weights: Artefact) -> Classifier:
-        """Return a network with these weights; built once, because solvers cache what they learn."""
+        """Return a network with these weights; built once, because solvers cache facts about it."""
         key = weights.stage.key
         if key not in self._classifiers:
             tensors = {n: t.to(self.study.device) for n, t in weights.load().items()}

@@ -2,7 +2,7 @@
 
 Both start from one network, trained on fewer images, and maximise the same objective: with weight
 decay w and n images, training minimises the loss of the posterior with prior precision τ = n w.
-ACNML has a KFAC posterior instead of the images; naive CNML trains on, a few epochs for every label.
+ACNML has a KFAC posterior instead of the images; naive CNML trains a few more epochs per label.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from acnml.cli._shared.drawing import FAINT, STYLE
 from studies.engine.figures import BLUE, DASHES, ORANGE, Axis, frontier, lines
+from studies.engine.method import Method
 from studies.engine.report import Panels, Section
 from studies.engine.results import Results
 from studies.engine.sections import all_methods, detection, diagrams, knobs, solvers, timing
@@ -149,7 +150,7 @@ def trade_off(results: Results) -> Section:
     swept = {point.family for point in results.sweep}
     shifts = [shift for shift in study.frontier.shifts if shift != study.base]
 
-    def drawn(prefix: str, families: Sequence[ms.Method]) -> Mapping[str, Figure]:
+    def drawn(prefix: str, families: Sequence[Method]) -> Mapping[str, Figure]:
         there = [family for family in families if family.family in swept]
         return {
             f"{prefix}-{s.rstrip('°')}": frontier(results, there, [s], f"ECE, shift: {s}", 3.5)
@@ -159,8 +160,8 @@ def trade_off(results: Results) -> Section:
     caption = (
         f"Each path is a family whose knob is swept; {results.data.count(study.frontier.inputs):,} "
         f"test images of a shift, seed {study.seeds[0]}. Further left is better on upright digits, "
-        "lower is better on shifted ones; the dashed line is the plain network’s NLL. A method that "
-        "only lowers confidences lies on the path of the temperature."
+        "lower is better on shifted ones; the dashed line is the plain network’s NLL. A method "
+        "that only lowers confidences lies on the path of the temperature."
     )
     around = "The same around the mean of the mean-field posterior (Bayes by Backprop)."
     return Section(
@@ -197,10 +198,10 @@ def naive(results: Results) -> Section:
     settings, count = results.study.settings.naive_cnml, len(comparisons[0].labels)
     caption = (
         f"{count} upright queries and {count} shifted ones. For naive CNML a network, trained on "
-        f"only {settings.train_images:,} images, is trained for {settings.refit_epochs} more epochs "
-        "with the query added, once for every label; the crosses take the highest likelihood of "
-        "its last epoch. ACNML has the same network’s KFAC posterior, whose prior is the weight "
-        "decay of that training. On the dashed diagonal both agree."
+        f"only {settings.train_images:,} images, is trained for {settings.refit_epochs} more "
+        "epochs with the query added, once for every label; the crosses take the highest "
+        "likelihood of its last epoch. ACNML has the same network’s KFAC posterior, whose prior is "
+        "the weight decay of that training. On the dashed diagonal both agree."
     )
     return Section(
         heading, panels=[Panels({"naive-cnml": scatter(comparisons)}, caption, "scroll")]

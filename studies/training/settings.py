@@ -145,7 +145,7 @@ class Averaging:
 @final
 @dataclass(frozen=True)
 class BayesByBackprop:
-    """Adam on the evidence lower bound; log-variances learn `variance_rate` times faster than means.
+    """Adam on the evidence bound; log-variances learn `variance_rate` times faster than means.
 
     The variances start at a hundredth of the prior's, and a step moves a log-variance by about the
     learning rate: at the rate of the means they would still be growing when training ends. For

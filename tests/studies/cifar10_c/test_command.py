@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from acnml.cli.cifar10_c import run_study, show_plan
-from acnml.cli.data import draw_sheet
 from safetensors.torch import save_file
-from studies.cifar10_c.jobs import phases
-from studies.cifar10_c.study import PRESETS
 
+from studies.cifar10_c import KIND
+from studies.cifar10_c.settings import PRESETS
 from studies.data import cifar10
+from studies.data.commands import draw_sheet
+from studies.engine.command import build, run_study, show_plan
+from studies.engine.run import phases
 from studies.models.resnet import ResNet, SubsampleAndPad
 
 
@@ -17,9 +18,10 @@ from studies.models.resnet import ResNet, SubsampleAndPad
 def test_a_dry_run_needs_nothing(preset, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ACNML_DATA", str(tmp_path / "nothing"))
     monkeypatch.setattr(cifar10, "load", None)
-    show_plan(preset, [])
+    study = build(KIND, preset, [])
+    show_plan(study)
     said = capsys.readouterr().out
-    for phase in phases(PRESETS[preset]):
+    for phase in phases(study):
         assert phase.title in said
     assert "forward passes" in said
     assert list(tmp_path.iterdir()) == []
@@ -27,9 +29,11 @@ def test_a_dry_run_needs_nothing(preset, tmp_path, monkeypatch, capsys):
 
 def test_the_command_runs_and_reports(tmp_path, capsys):
     settings = ["model=tiny", "choice.held_out=20", "corruptions=contrast", "severities=5,4"]
-    run_study("cpu", [*settings, "images.in_distribution=1000"], tmp_path, report_only=True)
+    run_study(
+        build(KIND, "cpu", [*settings, "images.in_distribution=1000"]), tmp_path, report_only=True
+    )
     assert "The study is not finished" in " ".join(capsys.readouterr().out.split())
-    assert "train tiny, seed 0" in (tmp_path / "report.html").read_text()
+    assert "train SWA, seed 0" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -45,15 +49,15 @@ def test_the_command_runs_and_reports(tmp_path, capsys):
         ("cpu", ["curvature.images=0"], "images must be a positive, finite number, got 0"),
         ("cpu", ["frontier.alphas=1,-1"], "alphas must be a positive, finite number, got -1"),
         ("cpu", ["samples=0"], "samples must be a positive, finite number, got 0"),
-        ("cpu", ["schedule.swa_start=9"], "resnet20 must collect two epochs at least"),
-        ("cpu", ["choice.source=train"], "have seen all training images"),
+        ("cpu", ["schedule.swa_start=9"], "resnet20 must collect at least two epochs"),
+        ("cpu", ["choice.source=train"], "were trained on all training images"),
         ("cpu", ["seeds=1,0,1"], "seeds must differ, got 1, 0, 1"),
         ("cpu", ["choice.held_out=60"], "60 images of the test set cannot spare 60"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(tmp_path, preset, setting, message):
     with pytest.raises(SystemExit) as error:
-        run_study(preset, setting, tmp_path, report_only=True)
+        run_study(build(KIND, preset, setting), tmp_path, report_only=True)
     assert message in str(error.value)
 
 
@@ -61,7 +65,7 @@ def test_missing_data_are_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("ACNML_DATA", str(tmp_path))
     monkeypatch.setattr(cifar10, "load", LOAD)
     with pytest.raises(SystemExit) as error:
-        run_study("cpu", [], tmp_path, report_only=True)
+        run_study(build(KIND, "cpu", []), tmp_path, report_only=True)
     assert "`python -m studies data download cifar10` gets it" in str(error.value)
 
 
@@ -95,11 +99,13 @@ def test_wrong_weights_are_one_sentence(tmp_path, monkeypatch, weights, message)
     monkeypatch.setenv("ACNML_DATA", str(tmp_path))
     settings = ["model=tiny", "choice.held_out=20", "corruptions=contrast"]
     with pytest.raises(SystemExit) as error:
-        run_study("cpu", settings, tmp_path / "out", report_only=False)
+        run_study(build(KIND, "cpu", settings), tmp_path / "out", report_only=False)
     assert message in str(error.value)
 
 
 def test_missing_pictures_of_frost_are_noticed_before_any_work(tmp_path):
     with pytest.raises(SystemExit, match="or leave the corruption 'frost' out"):
-        run_study("cpu", ["model=tiny", "choice.held_out=20"], tmp_path, report_only=False)
+        run_study(
+            build(KIND, "cpu", ["model=tiny", "choice.held_out=20"]), tmp_path, report_only=False
+        )
     assert not (tmp_path / "artefacts").exists()

@@ -6,22 +6,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from studies.cifar10_c.choices import chosen
-from studies.cifar10_c.data import load_data
-from studies.cifar10_c.study import Choice
-from studies.cifar10_c.workshop import Workshop
-from studies.study.artefacts import Making
 
+from acnml.cli._shared.digits import Labelled
 from stores import store_in
 from studies.cifar10_c import methods
+from studies.cifar10_c.settings import Choice
+from studies.cifar10_c.study import build, load_data
 from studies.data import cifar10
-from studies.data.cifar10 import LabelledBytes
+from studies.engine.choose import chosen
+from studies.engine.workshop import Making, Workshop
 
 from .tiny import HELD, SPLITS, TEST, TRAIN
 
 
 def choices_of(described, images, out) -> dict[str, float]:
-    makers = Workshop(described, images, Making(store_in(out, described)), 0)
+    makers = Workshop(build(described), images, Making(store_in(out, described)), 0)
     some = (methods.TEMPERED, methods.TEMPERED_NEAR, methods.ACNML_HEAD, methods.BMA_KFAC)
     some += (methods.ACNML_HEAD_TEMPERED, methods.ACNML_SWAG_D_PAPERS)
     return {method.name: chosen(method, makers).value for method in some}
@@ -35,7 +34,7 @@ def test_choices_see_held_out_images_alone(tiny, data, finished, tmp_path, monke
     def load(rows):
         images, labels = (tensor.clone() for tensor in SPLITS["test"])
         images[rows], labels[rows] = 255 - images[rows], (labels[rows] + 1) % 10
-        changed = {**SPLITS, "test": LabelledBytes(images, labels)}
+        changed = {**SPLITS, "test": Labelled(images, labels)}
         monkeypatch.setattr(cifar10, "load", lambda split: changed[split])
         return load_data(tiny, tmp_path / "cache")
 
@@ -49,21 +48,21 @@ def test_choices_see_held_out_images_alone(tiny, data, finished, tmp_path, monke
 def test_held_out_images_are_no_others(tiny, tmp_path, source):
     fresh = replace(tiny, model="fresh", choice=Choice(HELD, source))
     data = load_data(fresh, tmp_path)
-    parts = {name: {i.numpy().tobytes() for i in getattr(data, name).images} for name in PARTS}
+    parts = {name: {i.numpy().tobytes() for i in getattr(data, name).inputs} for name in PARTS}
     sizes = {name: len(part) for name, part in parts.items()}
-    assert not parts["held_out"] & (parts["train"] | parts["clean"])
+    assert not parts["held_out"] & (parts["train"] | parts["test"])
     cut = {"train": (TRAIN - HELD, HELD, TEST), "test": (TRAIN, HELD, TEST - HELD)}
     assert tuple(sizes.values()) == cut[source]
 
 
-PARTS = ("train", "held_out", "clean")
+PARTS = ("train", "held_out", "test")
 
 
 def test_a_shift_corrupts_the_first_evaluation_images(tiny, data):
-    first = data.shifted("clean", 5)
-    corrupted = data.shifted("contrast 5", 5)
+    first = data.load("clean", 5)
+    corrupted = data.load("contrast 5", 5)
     assert torch.equal(corrupted.labels, first.labels)
-    spread = [images.float().std((2, 3)) for images in (first.images, corrupted.images)]
+    spread = [images.float().std((2, 3)) for images in (first.inputs, corrupted.inputs)]
     assert (spread[1] < 0.3 * spread[0]).all()
     assert data.count(10**6) == TEST - HELD
-    assert data.count(10**6, "contrast 5") == tiny.images.cheap
+    assert len(data.load("contrast 5", 10**6).labels) == tiny.images.cheap

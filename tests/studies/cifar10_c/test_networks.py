@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
-from studies.cifar10_c.data import load_data
-from studies.cifar10_c.methods import methods_of
-from studies.cifar10_c.predict import predict_shift
-from studies.cifar10_c.study import Choice
-from studies.cifar10_c.training import __main__ as training_command
-from studies.cifar10_c.training import load_trained, settings, task
-from studies.cifar10_c.workshop import Workshop
-from studies.study.artefacts import Finished, Making
 
 import acnml
 from acnml import metrics
 from stores import made, store_in
 from studies.cifar10_c import methods
+from studies.cifar10_c.methods import methods_of
+from studies.cifar10_c.recipes import WEIGHTS
+from studies.cifar10_c.settings import Choice
+from studies.cifar10_c.study import build, load_data
 from studies.data.cifar10 import to_unit
+from studies.engine.command import train_network
+from studies.engine.predict import predict_shift
+from studies.engine.workshop import Finished, Making, Workshop
+from studies.training import load_trained
 
-from .tiny import DESCRIPTIONS, HELD, RECIPES
+from .tiny import DESCRIPTIONS, HELD
 
 
-def test_sgd_is_the_given_network_and_swa_the_average(finished, tiny, data):
+def test_sgd_is_the_given_network_and_swa_the_average(finished, tiny, study, data, tiny_world):
     out, _ = finished
-    makers = Workshop(tiny, data, Finished(store_in(out, tiny)), 0)
-    given = DESCRIPTIONS["tiny"].trained(task.weights_file(RECIPES["tiny"]).parent)
-    inputs = makers.inputs(data.clean.images[:4])
-    torch.testing.assert_close(makers.classifier(makers.sgd()).logits(inputs), given(inputs))
-    mean = load_trained(makers.trained()).swag.mean
-    weights = makers.classifier(makers.swa()).parameters
+    makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
+    given = DESCRIPTIONS["tiny"].trained(tiny_world / WEIGHTS)
+    inputs = makers.prepared(methods.SWA, data.test.inputs[:4])
+    torch.testing.assert_close(
+        makers.classifier(methods.SGD, makers.weights(methods.SGD)).logits(inputs), given(inputs)
+    )
+    mean = load_trained(makers.trained(methods.SWA)).swag.mean
+    weights = makers.classifier(methods.SWA, makers.weights(methods.SWA)).parameters
     assert all(torch.equal(weights[name], mean[name]) for name in mean)
 
 
@@ -40,18 +41,22 @@ def test_networks_of_the_paper_are_trained_and_predict(tiny, tmp_path):
     paper = replace(tiny, model="fresh", dropout_model="dropping", members=2)
     paper = replace(paper, choice=Choice(HELD, "train"), device="best")
     data = load_data(paper, tmp_path / "cache")
-    makers = Workshop(paper, data, Making(store_in(tmp_path, paper)), 0)
+    makers = Workshop(build(paper), data, Making(store_in(tmp_path, paper)), 0)
     for method in (methods.MAP_SGD, methods.SWA_ENSEMBLE, methods.SWA_DROPOUT):
         assert method in methods_of(paper)
         saved = predict_shift(method, "clean", makers).load()["log_probs"]
         assert metrics.nll(saved, data.labels(len(saved))) < 10
-    members = [makers.classifier(makers.swa(member)) for member in range(2)]
-    inputs = makers.inputs(data.clean.images[:3])
+    members = [
+        makers.classifier(methods.SWA, makers.weights(methods.SWA, member)) for member in range(2)
+    ]
+    inputs = makers.prepared(methods.SWA, data.test.inputs[:3])
     mean = sum(member.log_probs(inputs).exp() for member in members) / 2
     ensemble = predict_shift(methods.SWA_ENSEMBLE, "clean", makers).load()["log_probs"]
     torch.testing.assert_close(ensemble[:3].exp(), mean)
-    images = DESCRIPTIONS["dropping"].normalise(to_unit(data.clean.images[:3]))
-    dropped = acnml.McDropout(makers.dropout_classifier(), paper.samples, 0)(images)
+    images = DESCRIPTIONS["dropping"].normalise(to_unit(data.test.inputs[:3]))
+    weights = makers.weights(methods.DROPOUT)
+    dropping = makers.classifier(methods.DROPOUT, weights)
+    dropped = acnml.McDropout(dropping, paper.samples, 0)(images)
     saved = predict_shift(methods.SWA_DROPOUT, "clean", makers).load()["log_probs"]
     torch.testing.assert_close(saved[:3], dropped)
     networks = [name for name in made(tmp_path) if name.startswith("train")]
@@ -62,8 +67,8 @@ def test_the_study_finds_what_torchrun_has_trained(tiny, tmp_path):
     """The command for several processes makes the very stage that the study needs."""
     paper = replace(tiny, model="fresh", choice=Choice(HELD, "train"))
     data = load_data(paper, tmp_path / "cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(settings.RECIPES, "fresh", RECIPES["fresh"])
-        training_command.main("fresh", tmp_path, 0, None, HELD)
-    found = Workshop(paper, data, Finished(store_in(tmp_path, paper)), 0).trained()
+    train_network(build(paper), methods.SWA, 0, tmp_path)
+    found = Workshop(build(paper), data, Finished(store_in(tmp_path, paper)), 0).trained(
+        methods.SWA
+    )
     assert load_trained(found).swag.updates == 2

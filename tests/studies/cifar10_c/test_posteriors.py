@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from studies.cifar10_c.choices import chosen
-from studies.cifar10_c.posteriors import _Drawn, curvature, rescaled, sampling
-from studies.cifar10_c.predictors import predictor
-from studies.cifar10_c.workshop import Workshop
-from studies.study.artefacts import Finished
-from studies.study.saved import load_curvature
 from torch import nn
 
 import acnml
 from stores import store_in
 from studies.cifar10_c import methods
+from studies.cifar10_c.study import Drawn, build
+from studies.engine.choose import chosen
+from studies.engine.grounds import load_curvature, rescaled
+from studies.engine.predictors import predictor, sampling
+from studies.engine.workshop import Finished, Workshop
 
 from .tiny import TRAIN
 
@@ -36,47 +35,51 @@ def test_rescaling_is_repeating_the_data():
         torch.testing.assert_close(scaled.gradients, expected.gradients)
 
 
-def test_the_curvature_counts_all_training_images(finished, tiny, data):
+def test_the_curvature_counts_all_training_images(finished, tiny, study, data):
     """Measured on a third of the images, it is scaled to all of them."""
     out, _ = finished
-    makers = Workshop(tiny, data, Finished(store_in(out, tiny)), 0)
-    few = data.train.images[:20], data.train.labels[:20]
-    batch = [(makers.inputs(few[0]), few[1])]
-    classifier = makers.classifier(makers.swa())
+    makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
+    few = data.train.inputs[:20], data.train.labels[:20]
+    batch = [(makers.prepared(methods.SWA, few[0]), few[1])]
+    weights, fitted = study.grounds[methods.KFAC].artefacts(methods.BMA_KFAC, makers)
+    classifier = makers.classifier(methods.SWA, weights)
     measured = acnml.kronecker_curvature(classifier, batch, progress=False)
-    found = load_curvature(curvature(makers))
+    found = load_curvature(fitted)
     expected = measured.eigenvalues().sum() * (TRAIN / 20)
     torch.testing.assert_close(found.eigenvalues().sum(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_tempered_head_is_fitted_to_the_tempered_likelihood(finished, tiny, data):
+def test_the_tempered_head_is_fitted_to_the_tempered_likelihood(finished, tiny, study, data):
     out, _ = finished
-    makers = Workshop(tiny, data, Finished(store_in(out, tiny)), 0)
+    makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
     ready = chosen(methods.ACNML_HEAD_TEMPERED, makers)
-    classifier = makers.classifier(makers.swa()).tempered(ready.likelihood)
+    classifier = makers.classifier(methods.SWA, makers.weights(methods.SWA)).tempered(
+        ready.likelihood
+    )
     head = [acnml.last_linear(classifier.model)]
-    batch = [(makers.inputs(data.train.images), data.train.labels)]
+    batch = [(makers.prepared(methods.SWA, data.train.inputs), data.train.labels)]
     expected = acnml.fit_kfac_laplace(classifier, batch, ready.value, head, progress=False)
-    inputs = makers.inputs(data.clean.images[:5])
+    inputs = makers.prepared(methods.SWA, data.test.inputs[:5])
     ours = predictor(ready, makers)(inputs)
     torch.testing.assert_close(ours, acnml.Acnml(classifier, expected)(inputs), **CLOSELY)
 
 
-def test_every_sample_has_images_of_its_own_for_batch_norm(tiny, data, tmp_path):
-    makers = Workshop(tiny, data, Finished(store_in(tmp_path, tiny)), 0)
-    draws = _Drawn.by(makers)
+def test_every_sample_has_images_of_its_own_for_batch_norm(tiny, study, data, tmp_path):
+    makers = Workshop(study, data, Finished(store_in(tmp_path, tiny)), 0)
+    draws = Drawn.by(makers)
     first, second = (torch.cat([labels for _, labels in draws]) for _ in range(2))
     assert len(first) == len(second) == tiny.batch_norm_images
     assert not torch.equal(first, second)
-    again = torch.cat([labels for _, labels in _Drawn.by(makers)])
+    again = torch.cat([labels for _, labels in Drawn.by(makers)])
     torch.testing.assert_close(again, first)
 
 
 @pytest.mark.parametrize("method", [methods.ACNML_HEAD_ALPHA, methods.BMA_KFAC])
 def test_predictions_depend_on_a_prior_precision_that_is_given(tiny, data, tmp_path, method):
     def needed(prior):
-        study = replace(tiny, curvature=replace(tiny.curvature, prior_precision=prior))
-        return sampling(method, Workshop(study, data, Finished(store_in(tmp_path, study)), 0))
+        given = replace(tiny, curvature=replace(tiny.curvature, prior_precision=prior))
+        store = store_in(tmp_path, given)
+        return sampling(method, Workshop(build(given), data, Finished(store), 0))
 
     assert needed(5.0) != needed(50.0)
 

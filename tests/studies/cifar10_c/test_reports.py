@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 import shutil
 
-from studies.cifar10_c.figures import bootstrap_median
-from studies.cifar10_c.looks import label
-from studies.cifar10_c.methods import images_of
-from studies.cifar10_c.report import report, write_report
-from studies.cifar10_c.results import collect
-from studies.cifar10_c.tables import severity_table
-from studies.study.artefacts import Finished
-
 from stores import store_in
-from studies.cifar10_c import methods, verdict
+from studies.cifar10_c import methods
+from studies.cifar10_c.report import severity_table
+from studies.engine.claims import verdicts
+from studies.engine.figures import bootstrap_median
+from studies.engine.report import write_report
+from studies.engine.results import collect
+from studies.engine.workshop import Finished
 
 from .tiny import judged
 
@@ -30,41 +28,43 @@ def test_the_report_says_what_it_is(finished):
     with (out / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     expected = "study method posterior solver knob seed shift n accuracy nll brier ece"
-    assert list(rows[0]) == [*expected.split(), "seconds_per_input"]
+    assert list(rows[0]) == expected.split()
     assert len(rows) == len(results.rows)
     assert {row["study"] for row in rows} == {"cifar10-c"}
 
 
 def test_few_images_are_not_scored(finished):
-    """Ten images are five a bin; the paper's steps see five, and what stands beside eight."""
+    """Ten images are five a bin; the paper's steps see five, and secondary methods eight."""
     _, results = finished
-    shown = {row[0] for row in severity_table(results, "ece")[1]}
-    all_labels = {label(method): method for method in methods.methods_of(results.study)}
-    enough = {name for name, m in all_labels.items() if images_of(m, "", results.study) >= 10}
-    assert shown == enough < set(all_labels)
+    shown = {row[0] for row in severity_table(results, "ece", "").rows}
+    labels = {results.study.label(method): method for method in results.study.methods}
+    seen = {name: results.study.share(m, "").inputs for name, m in labels.items()}
+    enough = {name for name, count in seen.items() if count >= 10}
+    assert shown == enough < set(labels)
 
 
-def test_a_report_of_nothing_names_what_is_missing(tmp_path, tiny, data):
-    results = collect(tiny, data, Finished(store_in(tmp_path, tiny)))
+def test_a_report_of_nothing_names_what_is_missing(tmp_path, tiny, study, data):
+    results = collect(study, data, Finished(store_in(tmp_path, tiny)))
     assert results.rows == ()
-    assert "train tiny, seed 0" in results.missing
+    assert "train SWA, seed 0" in results.missing
     assert "Not finished" in write_report(results, tmp_path).read_text()
-    assert all(v.holds is None for v in verdict.verdicts(results))
+    assert all(v.holds is None for v in verdicts(results))
     assert not (tmp_path / "artefacts").exists()
 
 
-def test_a_report_of_an_unfinished_run_shows_what_there_is(finished, tiny, data, tmp_path):
+def test_a_report_of_an_unfinished_run_shows_what_there_is(finished, tiny, study, data, tmp_path):
     """As if it had been killed after severity 5: that is there, severity 4 is named as missing."""
     kept = tmp_path / "artefacts"
     shutil.copytree(finished[0] / "artefacts", kept)
     for folder in [*kept.glob("predict-acnml*contrast-4*"), *kept.glob("sweep-acnml*")]:
         shutil.rmtree(folder)
-    results = collect(tiny, data, Finished(store_in(tmp_path, tiny)))
+    results = collect(study, data, Finished(store_in(tmp_path, tiny)))
     ours = methods.ACNML_SWAG_D_PAPERS
-    assert results.at_severity(ours, "ece", 5, 10) == finished[1].at_severity(ours, "ece", 5, 10)
-    assert results.at_severity(ours, "ece", 4, 10) == []
+    whole = finished[1].each(ours, "ece", ["contrast 5"], 10)
+    assert results.each(ours, "ece", ["contrast 5"], 10) == whole != []
+    assert results.each(ours, "ece", ["contrast 4"], 10) == []
     assert any("contrast 4" in name for name in results.missing)
-    page = report(results, {})
+    page = write_report(results, tmp_path).read_text()
     assert "Not finished" in page
     assert "The study is not finished" in page
     assert judged(results, "with SWAG-D has a lower ECE") == [None]

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from studies.cifar10_c.jobs import phases
-from studies.cifar10_c.predict import predict_shift
-from studies.cifar10_c.run import run
-from studies.cifar10_c.unsolved import outputs_or_uniform
-from studies.cifar10_c.workshop import Workshop
-from studies.study.artefacts import Making
 
 from stores import KilledError, made, store_in
-from studies.cifar10_c import methods, predict
+from studies.cifar10_c import methods
+from studies.cifar10_c.study import build
+from studies.engine import predict
+from studies.engine.predict import predict_shift
+from studies.engine.predictors import outputs
+from studies.engine.run import phases, run
+from studies.engine.workshop import Making, Workshop
 
 
 def hashes(out):
@@ -25,23 +25,23 @@ def hashes(out):
     return {path.parent.name: json.loads(path.read_text())["content_hash"] for path in headers}
 
 
-def test_a_killed_run_goes_on_where_it_was(finished, tiny, data, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_where_it_was(finished, tiny, study, data, tmp_path, monkeypatch):
     """Killed at some prediction and started again: nothing is done twice, all is the same."""
-    some = [phase for phase in phases(tiny) if phase.title == "corruptions, cheap methods"]
-    monkeypatch.setattr("studies.cifar10_c.run.phases", lambda _: some)
+    some = [phase for phase in phases(study) if phase.title == "corruptions, cheap methods"]
+    part = study.replaced(phases=tuple(some))
     calls = []
 
     def dies(*arguments):
         calls.append(arguments)
         if len(calls) == 12:
             raise KilledError
-        return outputs_or_uniform(*arguments)
+        return outputs(*arguments)
 
-    monkeypatch.setattr(predict, "outputs_or_uniform", dies)
+    monkeypatch.setattr(predict, "outputs", dies)
     with pytest.raises(KilledError):
-        run(tiny, data, Making(store_in(tmp_path, tiny)))
+        run(part, data, Making(store_in(tmp_path, tiny)))
     half = hashes(tmp_path)
-    run(tiny, data, Making(store_in(tmp_path, tiny)))
+    run(part, data, Making(store_in(tmp_path, tiny)))
     assert len(made(tmp_path)) == len(set(made(tmp_path)))
     assert half.items() < hashes(tmp_path).items() < hashes(finished[0]).items()
 
@@ -51,7 +51,7 @@ def test_a_changed_setting_redoes_only_what_depends_on_it(finished, data, tiny, 
     out = shutil.copytree(finished[0], tmp_path / "out")
     before = len(made(out))
     changed = replace(tiny, samples=3)
-    run(changed, data, Making(store_in(out, changed)))
+    run(build(changed), data, Making(store_in(out, changed)))
     again = made(out)[before:]
     assert again
     assert all("BMA" in name or name.startswith("renew batch norm") for name in again)
@@ -71,5 +71,5 @@ def test_more_images_go_on_from_fewer(finished, data, tiny, tmp_path):
 
 
 def predicted(described, images, out):
-    makers = Workshop(described, images, Making(store_in(out, described)), 0)
+    makers = Workshop(build(described), images, Making(store_in(out, described)), 0)
     return predict_shift(methods.BMA_SWAG_D, "contrast 5", makers).load()["log_probs"]

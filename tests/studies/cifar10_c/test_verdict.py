@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from studies.cifar10_c.choices import SweepPoint
-from studies.cifar10_c.methods import Method
-from studies.cifar10_c.results import Agreement
-from studies.study.scores import Row
 
-from studies.cifar10_c import methods, verdict
+from studies.cifar10_c import methods
+from studies.engine.choose import SweepPoint
+from studies.engine.claims import matched_gaps, verdicts
+from studies.engine.method import Method
+from studies.engine.results import Agreement, Row
 
 from .tiny import judged
 
 
 def made_up(results, eces, clean=None, severities=(5, 4)):
     """Results in which methods have these ECEs at all corruptions, and clean scores of 0.5."""
-    n, rows = results.level(results.study.images.network_wide), []
+    n, rows = results.data.count(results.study.settings.images.network_wide), []
     for method, ece in eces.items():
         accuracy, nll = (clean or {}).get(method, (0.5, 0.5))
         for shift in ("clean", *(f"contrast {s}" for s in severities)):
-            row = Row(method, 0, shift, n, accuracy, nll, 0.1, ece, 1.0)
-            rows += [row, replace(row, n=12)]
+            row = Row(method, 0, shift, n, accuracy, nll, 0.1, ece)
+            rows += [row, row._replace(n=12)]
     return replace(results, rows=tuple(rows), sweep=(), agreements=())
 
 
@@ -57,10 +57,12 @@ def test_solvers_and_temperatures_are_judged(finished):
     results = made_up(finished[1], pair)
     word = "ACNML, last layer has a lower ECE under strong corruption than SWA-Temp"
     assert judged(results, word) == [True]
-    texts = [v.measured for v in verdict.verdicts(results) if word in v.claim]
+    texts = [v.measured for v in verdicts(results) if word in v.claim]
     assert "lower for 1 / 1 of 1" in texts[0]  # the tiny study has one corruption
     for distance, holds in ((0.01, True), (0.2, False)):
-        steps = Agreement(methods.ACNML_SWAG_D_STEPS, 6, distance, 1.0)
+        steps = Agreement(
+            methods.ACNML_SWAG_D_STEPS, methods.ACNML_SWAG_D_PAPERS, 6, distance, 1.0, None
+        )
         found = judged(replace(results, agreements=(steps,)), "with SWAG-D, the fast solution")
         assert found == [holds]
 
@@ -69,12 +71,16 @@ def test_families_are_compared_on_their_cautious_branches(finished):
     """A temperature passes each NLL twice; only the cautious passage counts."""
 
     def points(method: Method, path):
-        return [SweepPoint(method.family, method.at(v), n, e, 1.0) for v, n, e in path]
+        return [
+            SweepPoint(method.family, method.at(v), n, {"contrast 5": e}, {"contrast 5": 1.0})
+            for v, n, e in path
+        ]
 
     # NLL falls from T = 1 to T = 2 and rises again; at NLL 0.15 the cautious ECE is 0.35.
     tempered = points(methods.TEMPERED, [(4, 0.2, 0.3), (2, 0.1, 0.4), (1, 0.15, 0.9)])
     head = points(methods.ACNML_HEAD, [(1, 0.15, 0.3), (100, 0.1, 0.4)])
     swept = replace(finished[1], sweep=(*tempered, *head))
-    assert verdict.matched_gaps(swept, methods.ACNML_HEAD) == pytest.approx([-0.05, 0.0])
+    gaps = matched_gaps(swept, methods.ACNML_HEAD, methods.TEMPERED, average=True)
+    assert gaps == {"": pytest.approx([-0.05, 0.0])}
     assert judged(swept, "ACNML, last layer does more") == [True]
-    assert verdict.matched_gaps(swept, methods.ACNML_KFAC) == []
+    assert matched_gaps(swept, methods.ACNML_KFAC, methods.TEMPERED) == {}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import torch
-from studies.cifar10_c.study import Choice, Curvature, Frontier, Images
-from studies.cifar10_c.training import Recipe, Training
 from torch import nn
 
-from studies.cifar10_c import verdict
-from studies.data.cifar10 import LabelledBytes, to_unit
+from acnml.cli._shared.digits import Labelled
+from studies.cifar10_c.recipes import Recipe
+from studies.cifar10_c.settings import Choice, Curvature, Images, Sweep
+from studies.data.cifar10 import to_unit
+from studies.engine.claims import verdicts
 from studies.models import Description
 from studies.models.resnet import ResNet, SubsampleAndPad
+from studies.training import Averaging
 
 TRAIN, TEST, HELD = 60, 60, 20
 
@@ -23,7 +25,7 @@ def dropping(classes: int) -> nn.Module:
     return nn.Sequential(network(8), nn.Dropout(0.5), nn.Linear(8, classes))
 
 
-TRAINING = Training(
+TRAINING = Averaging(
     epochs=3, swa_start=1, learning_rate=0.05, swa_learning_rate=0.02, batch_size=20
 )
 DESCRIPTIONS = {
@@ -35,7 +37,7 @@ RECIPES = {
     "fresh": Recipe("tiny", "random", TRAINING),
     "dropping": Recipe("dropping", "random", TRAINING),
 }
-GRIDS = Frontier(
+GRIDS = Sweep(
     images=6,
     temperatures=(1.0, 2.0),
     alphas=(0.1, 1.0),
@@ -57,7 +59,7 @@ PIECES = {
 }
 
 
-def bytes_of(images: int, seed: int) -> LabelledBytes:
+def bytes_of(images: int, seed: int) -> Labelled:
     """Images whose class is how bright red and green are; every sixth label is wrong."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(images) % 10
@@ -65,7 +67,7 @@ def bytes_of(images: int, seed: int) -> LabelledBytes:
     pixels[:, 0] += 40 * (labels % 5)[:, None, None]
     pixels[:, 1] += 150 * (labels // 5)[:, None, None]
     wrong = torch.arange(images) % 6 == 0
-    return LabelledBytes(pixels.to(torch.uint8), torch.where(wrong, (labels + 3) % 10, labels))
+    return Labelled(pixels.to(torch.uint8), torch.where(wrong, (labels + 3) % 10, labels))
 
 
 SPLITS = {"train": bytes_of(TRAIN, 0), "test": bytes_of(TEST, 1)}
@@ -76,7 +78,7 @@ def given_weights() -> dict[str, torch.Tensor]:
     described = DESCRIPTIONS["tiny"]
     network = described.untrained(seed=1)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.03)
-    images, labels = described.normalise(to_unit(SPLITS["train"].images)), SPLITS["train"].labels
+    images, labels = described.normalise(to_unit(SPLITS["train"].inputs)), SPLITS["train"].labels
     for _ in range(60):
         optimizer.zero_grad()
         nn.functional.cross_entropy(network(images), labels).backward()
@@ -85,4 +87,4 @@ def given_weights() -> dict[str, torch.Tensor]:
 
 
 def judged(results, word):
-    return [v.holds for v in verdict.verdicts(results) if word in v.claim]
+    return [v.holds for v in verdicts(results) if word in v.claim]

@@ -1,14 +1,14 @@
-"""The tiny study's data and its one whole run: tests read it, and change only copies of it."""
+"""The tiny study, its data and its one whole run: tests read it, and change only copies of it."""
 
 from __future__ import annotations
 
 import pytest
-from studies.rotated_mnist.results import collect
-from studies.rotated_mnist.run import run
-from studies.rotated_mnist.shifts import load_data
-from studies.study.artefacts import Finished, Making
 
 from stores import store_in
+from studies.engine.results import collect
+from studies.engine.run import run
+from studies.engine.workshop import Finished, Making
+from studies.rotated_mnist.study import build
 
 from .tiny import TINY
 
@@ -22,13 +22,18 @@ def no_mnist(tmp_path_factory):
 
 
 @pytest.fixture(scope="package")
-def data(no_mnist):
-    return load_data(TINY)
+def study(no_mnist):
+    return build(TINY)
 
 
 @pytest.fixture(scope="package")
-def finished(tmp_path_factory, data):
+def data(study, tmp_path_factory):
+    return study.load(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="package")
+def finished(tmp_path_factory, study, data):
     """A whole run, its folder and results."""
     out = tmp_path_factory.mktemp("finished")
-    run(TINY, data, Making(store_in(out, TINY)))
-    return out, collect(TINY, data, Finished(store_in(out, TINY)))
+    run(study, data, Making(store_in(out, TINY)))
+    return out, collect(study, data, Finished(store_in(out, TINY)))

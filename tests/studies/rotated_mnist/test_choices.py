@@ -5,35 +5,34 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from studies.rotated_mnist.frontier import chosen
-from studies.rotated_mnist.workshop import Workshop
-from studies.study.artefacts import Finished
-from studies.study.choices import most_cautious
-from studies.study.knobs import sweep_values
 
 from acnml import metrics
 from stores import store_in
+from studies.engine.choose import chosen, most_cautious
+from studies.engine.method import CONVERGED, PAPER_STEPS, Method
+from studies.engine.predictors import predictor
+from studies.engine.workshop import Finished, Workshop
 from studies.rotated_mnist import methods
-from studies.rotated_mnist.methods import METHODS, Method, predictor
+from studies.rotated_mnist.methods import METHODS
 
 from .tiny import TINY
 
 
-def test_choices_are_made_on_validation_images(finished, data):
+def test_choices_are_made_on_validation_images(finished, study, data):
     """The library's predictors, on these images alone, lead to the same choice."""
     out, _ = finished
-    workshop = Workshop(TINY, data, Finished(store_in(out, TINY)), 0)
+    workshop = Workshop(study, data, Finished(store_in(out, TINY)), 0)
 
     def nll(method: Method) -> float:
-        images, labels = data.validation
+        images, labels = data.held_out
         return metrics.nll(predictor(method, workshop)(images), labels)
 
     budget = nll(methods.MAP) + TINY.choice.tolerance
     for method in (methods.TEMPERED, methods.ACNML_HEAD, methods.ACNML_KFAC, methods.BMA_KFAC):
-        values = sweep_values(method.knob, TINY.frontier)
+        values = study.values(method)
         expected = most_cautious(values, [nll(method.at(value)) for value in values], budget)
         assert chosen(method, workshop).value == pytest.approx(expected, rel=1e-2)
-    for solver in (methods.PAPER, methods.CONVERGED):
+    for solver in (PAPER_STEPS, CONVERGED):
         solved = replace(methods.ACNML_KFAC, solver=solver)
         assert chosen(solved, workshop).value == chosen(methods.ACNML_KFAC, workshop).value
 
@@ -53,5 +52,5 @@ def test_the_most_cautious_value_in_budget(nlls, value):
 
 def test_methods_have_names_of_their_own():
     assert len({method.name for method in METHODS}) == len(METHODS)
-    with pytest.raises(ValueError, match="choose ACNML KFAC last layer's prior precision first"):
+    with pytest.raises(ValueError, match="choose the prior precision of ACNML KFAC last layer"):
         predictor(methods.ACNML_HEAD, None)

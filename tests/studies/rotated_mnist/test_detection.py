@@ -7,15 +7,10 @@ import math
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
-from studies.rotated_mnist.detection import (
-    by_brightness,
-    detections,
-    entropy,
-    log_confidence,
-    scores,
-)
 
+from studies.engine.results import detected, entropy, log_confidence, scores
 from studies.rotated_mnist import methods
+from studies.rotated_mnist.study import brightness
 
 
 def test_detection_agrees_with_scikit_learn():
@@ -25,8 +20,9 @@ def test_detection_agrees_with_scikit_learn():
         for scale in (5, 2)
     )
     truth = [0] * 50 + [1] * 50
-    for found in detections(methods.ACNML_HEAD, 0, inside, outside):
-        both = torch.cat([scores(inside)[found.score], scores(outside)[found.score]])
+    for name in ("regret", "entropy", "max-probability"):
+        pair = scores(inside)[name], scores(outside)[name]
+        found, both = detected(methods.ACNML_HEAD, 0, name, *pair), torch.cat(pair)
         assert found.auroc == pytest.approx(roc_auc_score(truth, both))
         false, true, _ = roc_curve(truth, both, drop_intermediate=False)
         assert found.fpr95 == pytest.approx(false[true >= 0.95][0])
@@ -36,7 +32,8 @@ def test_brightness_is_the_mean_of_the_pixels():
     generator = torch.Generator().manual_seed(0)
     inside, outside = (torch.rand(20, 1, 3, 3, generator=generator) for _ in range(2))
     both = torch.cat([inside, outside]).numpy().mean(axis=(1, 2, 3))
-    found = by_brightness(0, inside, outside)
+    pair = brightness(inside), brightness(outside)
+    found = detected(methods.ACNML_HEAD, 0, "brightness", *pair)
     assert found.auroc == pytest.approx(roc_auc_score([0] * 20 + [1] * 20, both))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from studies.rotated_mnist.workshop import Workshop
-from studies.study.artefacts import Finished
 
 from acnml import metrics
 from stores import made, store_in
+from studies.engine.predictors import predictor
+from studies.engine.workshop import Finished, Workshop
 from studies.rotated_mnist import methods
-from studies.rotated_mnist.methods import METHODS, SWEPT, predictor
+from studies.rotated_mnist.methods import FAMILIES, METHODS
 
 from .tiny import TINY
 
@@ -20,18 +20,18 @@ def test_everything_is_measured_once(finished):
     assert len({(row.method, row.shift) for row in results.rows}) == len(METHODS) * len(TINY.shifts)
     assert len({(row.method, row.shift, row.n) for row in results.rows}) == len(results.rows)
     assert len(made(out)) == len(set(made(out)))
-    assert len(results.sweep) == 2 * len(SWEPT)
-    assert [c.shift for c in results.comparisons] == ["0°", "random"]
+    assert len(results.sweep) == 2 * len(FAMILIES)
+    assert [c.shift for c in results.extras["naive CNML"]] == ["0°", "random"]
 
 
-def test_metrics_are_those_of_the_predictor_itself(finished, data):
+def test_metrics_are_those_of_the_predictor_itself(finished, study, data):
     """The saved log-probabilities are what the library's predictors give."""
     out, results = finished
-    workshop = Workshop(TINY, data, Finished(store_in(out, TINY)), 0)
+    workshop = Workshop(study, data, Finished(store_in(out, TINY)), 0)
     for row in (r for r in results.rows if r.shift == "90°" and r.method.rule != "MC dropout"):
-        images, labels = data.shifted("90°", row.n)
+        images, labels = data.load("90°", row.n)
         log_probs = predictor(row.method, workshop)(images)
-        expected = metrics.summary(log_probs, labels)
+        expected = metrics.summary(log_probs, labels, study.bins)
         found = {name: getattr(row, name) for name in expected}
         assert found == pytest.approx(expected, abs=1e-4), row.method.name
 
@@ -39,7 +39,7 @@ def test_metrics_are_those_of_the_predictor_itself(finished, data):
 def test_methods_are_compared_on_the_same_images(finished):
     """Those that see more are scored on the first of them as well, which all have seen."""
     _, results = finished
-    shared = results.images(methods.CHEAP)
-    assert shared < results.images([methods.MAP])
+    shared = results.inputs(methods.CHEAP)
+    assert shared < results.inputs([methods.MAP])
     for method in methods.CHEAP:
         assert len(results.values(method, "ece", "90°", shared)) == 1, method.name

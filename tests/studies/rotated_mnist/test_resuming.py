@@ -7,13 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from studies.rotated_mnist.predict import outputs, predict_shift
-from studies.rotated_mnist.run import run
-from studies.rotated_mnist.workshop import Workshop
-from studies.study.artefacts import Finished, Making, MissingError
 
 from stores import KilledError, made, store_in
+from studies.engine.method import CONVERGED
+from studies.engine.predict import predict_shift
+from studies.engine.predictors import outputs
+from studies.engine.report import write_report
+from studies.engine.results import collect
+from studies.engine.run import run
+from studies.engine.workshop import Finished, Making, MissingError, Workshop
 from studies.rotated_mnist import methods
+from studies.rotated_mnist.study import build
 from studies.settings import override
 from studies.store import Content, Work
 
@@ -25,16 +29,16 @@ def test_a_changed_setting_redoes_only_what_depends_on_it(finished, data, tmp_pa
     out = shutil.copytree(finished[0], tmp_path / "out")
     before = len(made(out))
     changed = override(TINY, ["members=1", "swag.learning_rate=0.01"])
-    run(changed, data, Making(store_in(out, changed)))
+    run(build(changed), data, Making(store_in(out, changed)))
     again = made(out)[before:]
     assert again
-    assert all("ensemble" in name or "SWAG" in name for name in again)
+    assert all("ensemble" in name or "SWAG" in name for name in again), again
 
 
-def test_training_goes_on_from_its_checkpoint(data, tmp_path, monkeypatch):
+def test_training_goes_on_from_its_checkpoint(study, data, tmp_path, monkeypatch):
     """Killed in the second epoch and started again: the same network, bit for bit."""
     kept = Work.checkpoint
-    whole = Workshop(TINY, data, Making(store_in(tmp_path / "a", TINY)), 0)
+    whole = Workshop(study, data, Making(store_in(tmp_path / "a", TINY)), 0)
 
     def dies(work: Work, content: Content) -> None:
         kept(work, content)
@@ -42,12 +46,16 @@ def test_training_goes_on_from_its_checkpoint(data, tmp_path, monkeypatch):
             raise KilledError
 
     store = store_in(tmp_path / "b", TINY)
-    for train in (Workshop.network, Workshop.bayes_by_backprop):
+    trainings = (
+        lambda workshop: workshop.trained(methods.NETWORK),
+        lambda workshop: study.grounds[methods.BBP].artefacts(methods.MAP_BBP, workshop)[0],
+    )
+    for train in trainings:
         monkeypatch.setattr(Work, "checkpoint", dies)
         with pytest.raises(KilledError):
-            train(Workshop(TINY, data, Making(store), 0))
+            train(Workshop(study, data, Making(store), 0))
         monkeypatch.undo()
-        resumed = train(Workshop(TINY, data, Making(store), 0)).load()
+        resumed = train(Workshop(study, data, Making(store), 0)).load()
         expected = train(whole).load()
         assert all(torch.equal(resumed[name], expected[name]) for name in expected)
     assert (tmp_path / "b" / "run.log").read_text().count("resumed") == 2
@@ -55,8 +63,8 @@ def test_training_goes_on_from_its_checkpoint(data, tmp_path, monkeypatch):
 
 def test_predictions_lose_one_block(data, tmp_path, monkeypatch):
     calls = []
-    study = override(TINY, ["images.converged=12", "images.beside=1"])
-    method = replace(methods.ACNML_SWAG, solver=methods.CONVERGED)  # in blocks of 10
+    study = build(override(TINY, ["images.converged=12", "images.beside=1"]))
+    method = replace(methods.ACNML_SWAG, solver=CONVERGED)  # in blocks of 10
 
     def dies(*arguments):
         calls.append(arguments)
@@ -64,7 +72,7 @@ def test_predictions_lose_one_block(data, tmp_path, monkeypatch):
             raise KilledError
         return outputs(*arguments)
 
-    monkeypatch.setattr("studies.rotated_mnist.predict.outputs", dies)
+    monkeypatch.setattr("studies.engine.predict.outputs", dies)
     workshop = Workshop(study, data, Making(store_in(tmp_path, TINY)), 0)
     with pytest.raises(KilledError):
         predict_shift(method, "0°", workshop)
@@ -74,7 +82,32 @@ def test_predictions_lose_one_block(data, tmp_path, monkeypatch):
     assert artefact.load()["residual"].max() < 0.05
 
 
-def test_missing_work_is_an_error_of_its_own(tmp_path, data):
-    workshop = Workshop(TINY, data, Finished(store_in(tmp_path, TINY)), 0)
+def test_missing_work_is_an_error_of_its_own(tmp_path, study, data):
+    workshop = Workshop(study, data, Finished(store_in(tmp_path, TINY)), 0)
     with pytest.raises(MissingError, match="train network, seed 0"):
         predict_shift(methods.MAP, "0°", workshop)
+
+
+def test_a_killed_run_has_the_numbers_of_an_unbroken_one(
+    finished, study, data, tmp_path, monkeypatch
+):
+    """Killed twice and started again: metrics.csv is the same, byte for byte."""
+    out, results = finished
+    write_report(results, out)
+    calls = []
+
+    def dies(*arguments):
+        calls.append(arguments)
+        if len(calls) in (40, 90):
+            raise KilledError
+        return outputs(*arguments)
+
+    monkeypatch.setattr("studies.engine.predict.outputs", dies)
+    store = store_in(tmp_path, TINY)
+    for _ in range(2):
+        with pytest.raises(KilledError):
+            run(study, data, Making(store))
+    run(study, data, Making(store))
+    write_report(collect(study, data, Finished(store)), tmp_path)
+    for name in ("metrics.csv", "frontier.csv"):
+        assert (tmp_path / name).read_bytes() == (out / name).read_bytes()

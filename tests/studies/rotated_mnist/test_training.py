@@ -1,17 +1,15 @@
-"""Training a mean field and at a schedule's rates, and curvature that is kept on disk."""
+"""Training a mean field, and curvature that is kept on disk."""
 
 from __future__ import annotations
 
-import pytest
 import torch
-from studies.rotated_mnist.mean_field import MeanField
-from studies.rotated_mnist.training import Learner, constant, learn
-from studies.rotated_mnist.workshop import Workshop
-from studies.study.artefacts import Finished
-from studies.study.saved import curvature_content, load_curvature
 
 import acnml
 from stores import store_in
+from studies.engine.grounds import curvature_content, load_curvature
+from studies.engine.workshop import Finished, Workshop
+from studies.rotated_mnist import methods
+from studies.training.mean_field import MeanField
 
 from .tiny import TINY
 
@@ -37,35 +35,16 @@ def test_the_mean_field_is_that_of_the_library():
         torch.testing.assert_close(found.var[name], expected.var[name], rtol=1e-9, atol=1e-12)
 
 
-def test_curvature_survives_the_disk(finished, data):
+def test_curvature_survives_the_disk(finished, study, data):
     out, _ = finished
-    workshop = Workshop(TINY, data, Finished(store_in(out, TINY)), 0)
-    network = workshop.classifier(workshop.network())
+    workshop = Workshop(study, data, Finished(store_in(out, TINY)), 0)
+    fixed = methods.ACNML_KFAC
+    weights, fitted = study.grounds[methods.KFAC].artefacts(fixed, workshop)
+    network = workshop.classifier(methods.NETWORK, weights)
     expected = acnml.kronecker_curvature(network, [tuple(data.train)], progress=False)
-    found = load_curvature(workshop.curvature())
+    found = load_curvature(fitted)
     assert [f.layer for f in found.factors] == [f.layer for f in expected.factors]
     for ours, theirs in zip(found.factors, expected.factors, strict=True):
         torch.testing.assert_close(ours.inputs, theirs.inputs, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(ours.gradients, theirs.gradients, rtol=1e-3, atol=1e-4)
-    assert curvature_content(found).tensors.keys() == workshop.curvature().load().keys()
-
-
-def test_learning_rates_follow_their_schedule(data):
-    """SGD on a quadratic: the steps add up to the schedule's rates."""
-    module = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.zeros_(module.weight)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-
-    class NoWork:
-        def resume(self):
-            return None
-
-        def progress(self, done, total):
-            pass
-
-        def checkpoint(self, content):
-            pass
-
-    learner = Learner(module, optimizer, lambda x, y, g: module.weight.sum(), constant)
-    learn(learner, data.train, 2, 100, 0, NoWork())
-    assert module.weight.item() == pytest.approx(-0.1 * 2 * 4)
+    assert curvature_content(found).tensors.keys() == fitted.load().keys()

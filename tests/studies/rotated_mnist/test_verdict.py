@@ -6,20 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from studies.rotated_mnist.frontier import SweepPoint
 
-from studies.rotated_mnist import methods, verdict
-from studies.rotated_mnist.methods import Method
-
-from .tiny import TINY
+from studies.engine.choose import SweepPoint
+from studies.engine.claims import cautious_branch, matched_gaps, rank_correlation
+from studies.engine.method import Method
+from studies.rotated_mnist import methods
 
 
 def test_verdicts_wait_for_all_seeds(finished):
     _, results = finished
-    n = results.images([methods.MAP])
-    assert verdict.mean_far(results, methods.MAP, "ece", n) is not None
-    more = replace(results, study=replace(TINY, seeds=(0, 1)))
-    assert verdict.mean_far(more, methods.MAP, "ece", n) is None
+    n = results.inputs([methods.MAP])
+    assert results.mean(methods.MAP, "ece", ["90°"], n) is not None
+    more = replace(results, study=results.study.replaced(seeds=(0, 1)))
+    assert more.mean(methods.MAP, "ece", ["90°"], n) is None
 
 
 def test_rank_correlation_agrees_with_scipy():
@@ -27,7 +26,7 @@ def test_rank_correlation_agrees_with_scipy():
 
     x = torch.tensor([1.0, 2.0, 2.0, 5.0, 0.0])
     y = torch.tensor([3.0, 1.0, 4.0, 4.0, 0.0])
-    assert verdict.rank_correlation(x, y) == pytest.approx(spearmanr(x, y).statistic)
+    assert rank_correlation(x, y) == pytest.approx(spearmanr(x, y).statistic)
 
 
 def test_families_are_compared_on_their_cautious_branches(finished):
@@ -35,15 +34,16 @@ def test_families_are_compared_on_their_cautious_branches(finished):
     _, results = finished
 
     def points(method: Method, path: list[tuple[float, float, float]]) -> list[SweepPoint]:
-        return [SweepPoint(method.family.at(v), v, n, {"90°": e}, {"90°": 1.0}) for v, n, e in path]
+        return [
+            SweepPoint(method.family, method.at(v), n, {"90°": e}, {"90°": 1.0}) for v, n, e in path
+        ]
 
     # NLL falls from T = 1 to T = 2 and rises again; at NLL 0.15 the cautious ECE is 0.35.
     tempered = points(methods.TEMPERED, [(4, 0.2, 0.3), (2, 0.1, 0.4), (1, 0.15, 0.9)])
     head = points(methods.ACNML_HEAD, [(1, 0.15, 0.3), (100, 0.1, 0.4)])
     swept = replace(results, sweep=(*tempered, *head))
-    gaps = verdict.matched_gaps(swept, methods.ACNML_HEAD, methods.TEMPERED)
-    assert gaps == pytest.approx({"90°": (0.3 - 0.35 + 0.4 - 0.4) / 2})
-    assert verdict.matched_gaps(swept, methods.TEMPERED, methods.TEMPERED) == pytest.approx(
-        {"90°": 0}
-    )
-    assert verdict.cautious_branch([]) == []
+    gaps = matched_gaps(swept, methods.ACNML_HEAD, methods.TEMPERED)
+    assert gaps == {"90°": pytest.approx([0.3 - 0.35, 0.4 - 0.4])}
+    same = matched_gaps(swept, methods.TEMPERED, methods.TEMPERED)
+    assert same == {"90°": pytest.approx([0, 0])}
+    assert cautious_branch([]) == []

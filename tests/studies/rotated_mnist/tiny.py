@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from studies.rotated_mnist.study import (
-    BayesByBackprop,
-    Choice,
-    Descent,
-    Frontier,
-    Images,
-    NaiveCnml,
-    RotatedMnist,
-    Swag,
-)
+from studies.rotated_mnist.settings import Choice, Images, NaiveCnml, RotatedMnist, Swag, Sweep
+from studies.training import BayesByBackprop, Descent
 
 TINY = replace(
     RotatedMnist(),
@@ -28,7 +20,7 @@ TINY = replace(
     swag=Swag(epochs=2, batch_size=50),
     images=Images(cheap=60, paper_steps=20, converged=6),
     choice=Choice(validation=100, tolerance=0.05),
-    frontier=Frontier(
+    frontier=Sweep(
         images=40,
         shifts=("0°", "90°"),
         temperatures=(1.0, 2.0),

@@ -1,1 +1,1 @@
-"""Training as in the SWAG paper: against SGD written out, broken off anywhere, in two processes."""
+"""Training: against SGD written out, interrupted anywhere, in two processes."""

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from studies.cifar10_c.training import Processes, Task, make_together
 from torch import Tensor
 
 from stores import store_in
 from studies.store import Stage
+from studies.training import Processes, Task, make_together
+from studies.training.loop import Augment
 from tiny_study import contents
 
-from .tiny import DATA, SEED, TRAINING, normalise, tiny
+from .tiny import DATA, SEED, TRAINING, augment, tiny
 
 
 class BreakError(Exception):
@@ -25,16 +26,16 @@ class BreakError(Exception):
 
 @dataclass
 class Fuse:
-    """A normalisation that does something when it is called for the n-th time."""
+    """An augmentation that does something when it is called for the n-th time."""
 
     left: int
     burn: Callable[[], None]
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         self.left -= 1
         if self.left == 0:
             self.burn()
-        return normalise(images)
+        return augment(images, generator)
 
 
 def raise_break() -> None:
@@ -45,11 +46,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def make_in(out: Path, name: str, normalised: Callable[[Tensor], Tensor], processes: Processes):
+def make_in(out: Path, name: str, augmented: Augment, processes: Processes):
     """Train a tiny network as a stage in a folder."""
     store, stage = store_in(out, TRAINING), Stage(f"train {name}", TRAINING, SEED)
     return make_together(
-        store, stage, TRAINING, lambda: Task(tiny(name), DATA, normalised), processes
+        store, stage, TRAINING, lambda: Task(tiny(name), DATA, augmented), processes
     )
 
 

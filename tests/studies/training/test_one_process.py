@@ -1,4 +1,4 @@
-"""Training in one process: SGD written out, the moments of SWAG, and what is refused."""
+"""Averaging in one process: SGD written out, the moments of SWAG, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from studies.cifar10_c.training import Nobody, Processes, Task, train
 from torch import Tensor
 
 from acnml import Classifier, Map
-from studies.data.cifar10 import LabelledBytes, to_unit
+from acnml.cli._shared.digits import Labelled
+from studies.data.cifar10 import to_unit
 from studies.store import Content
+from studies.training import Descent, Nobody, Processes, Task, train
 
-from .tiny import DATA, SEED, TRAINING, assert_close, each_tiny, normalise, task_of, tiny
+from .tiny import DATA, SEED, TRAINING, assert_close, augment, each_tiny, normalise, task_of, tiny
 from .written_out import batches_of, renewed_statistics, visited
 
 
@@ -47,7 +48,7 @@ def test_training_is_sgd_written_out(name):
     recorder = Recorder()
     trained = train(task_of(name), TRAINING, SEED, Processes(), recorder)
     assert_close(trained_states(recorder), visited(name))
-    assert_close(trained.sgd, visited(name)[-1])
+    assert_close(trained.last, visited(name)[-1])
 
 
 @each_tiny
@@ -71,8 +72,8 @@ def test_swag_has_the_moments_of_the_weights_after_each_epoch(name):
 def test_batch_norm_statistics_are_those_at_the_average(name):
     trained = train(task_of(name), TRAINING, SEED, Processes(), Nobody())
     assert_close(trained.statistics, renewed_statistics(name, trained.swag.mean))
-    assert trained.swa.keys() == {**trained.swag.mean, **trained.statistics}.keys()
-    Classifier(tiny(name)).at(trained.swa)  # its names and shapes fit
+    assert trained.average.keys() == {**trained.swag.mean, **trained.statistics}.keys()
+    Classifier(tiny(name)).at(trained.average)  # its names and shapes fit
 
 
 def test_facts_are_losses_and_accuracies_of_the_epochs():
@@ -94,8 +95,8 @@ def test_what_can_be_learnt_is_learnt():
     longer = replace(TRAINING, epochs=30, swa_start=10)
     trained = train(task_of("wide_resnet"), longer, SEED, Processes(), Nobody())
     classifier = Classifier(tiny("wide_resnet"))
-    for tensors in (trained.sgd, trained.swa):
-        predicted = Map(classifier.at(tensors))(normalise(to_unit(DATA.images))).argmax(1)
+    for tensors in (trained.last, trained.average):
+        predicted = Map(classifier.at(tensors))(normalise(to_unit(DATA.inputs))).argmax(1)
         assert (predicted == DATA.labels).double().mean() > 0.9
 
 
@@ -104,7 +105,7 @@ def test_without_averaging_there_is_no_average():
     assert trained.swag is None
     assert trained.statistics == {}
     with pytest.raises(ValueError, match="no weights were collected"):
-        _ = trained.swa
+        _ = trained.average
 
 
 def test_the_global_random_state_is_left_alone():
@@ -121,12 +122,12 @@ def test_a_loss_that_explodes_is_an_error():
 
 def test_labels_that_the_network_does_not_have_are_refused():
     with pytest.raises(ValueError, match="label 3 at index 1 is outside the model's 3 classes"):
-        Task(tiny("vgg"), LabelledBytes(DATA.images[:2], torch.tensor([0, 3])), normalise)
+        Task(tiny("vgg"), Labelled(DATA.inputs[:2], torch.tensor([0, 3])), augment)
 
 
 def test_no_images_are_refused():
-    with pytest.raises(ValueError, match="no images"):
-        Task(tiny("vgg"), LabelledBytes(DATA.images[:0], DATA.labels[:0]), normalise)
+    with pytest.raises(ValueError, match="nothing to train on"):
+        Task(tiny("vgg"), Labelled(DATA.inputs[:0], DATA.labels[:0]), augment)
 
 
 def test_batches_too_small_for_the_processes_are_refused():
@@ -139,8 +140,30 @@ def test_a_gpu_computes_in_bfloat16_and_keeps_weights_in_single_precision():
     kinds = set()
     network = tiny("plain").float()
     network[0].register_forward_hook(lambda _, x, output: kinds.add(output.dtype))
-    task = Task(network, DATA, lambda images: normalise(images).float())
+    task = Task(network, DATA, lambda images, generator: augment(images, generator).float())
     kinds.clear()
     trained = train(task, TRAINING, SEED, Processes(device=torch.device("cuda", 0)), Nobody())
     assert torch.bfloat16 in kinds
-    assert {tensor.dtype for tensor in trained.sgd.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in trained.last.values()} == {torch.float32}
+
+
+class Asked:
+    """A cosine that notes at which epochs it is asked for a rate."""
+
+    def __init__(self) -> None:
+        self.cosine = Descent(epochs=2, batch_size=8, learning_rate=0.1)
+        self.epochs_asked: list[float] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self.cosine, name)
+
+    def rate(self, epoch: float) -> float:
+        self.epochs_asked.append(epoch)
+        return self.cosine.rate(epoch)
+
+
+def test_a_schedule_may_change_the_rate_inside_an_epoch():
+    asked = Asked()
+    train(task_of("plain"), asked, SEED, Processes(), Nobody())
+    batches = [epoch + batch / 4 for epoch in range(2) for batch in range(4)]
+    assert asked.epochs_asked[-8:] == batches

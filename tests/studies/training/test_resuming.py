@@ -1,13 +1,14 @@
-"""Training that is broken off anywhere and taken up, and what its artefact holds."""
+"""Averaging that is broken off anywhere and taken up, and what its artefact holds."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from studies.cifar10_c.training import Nobody, Processes, load_trained, train
+
+from studies.training import Nobody, Processes, load_trained, train
 
 from .runs import BreakError, Fuse, assert_same_artefacts, make_in, raise_break
-from .tiny import SEED, TRAINING, normalise, task_of
+from .tiny import SEED, TRAINING, augment, task_of
 
 
 def test_broken_off_anywhere_and_taken_up(tmp_path):
@@ -29,11 +30,11 @@ def test_broken_off_anywhere_and_taken_up(tmp_path):
 
 def test_an_artefact_holds_all_of_the_result(tmp_path):
     made = train(task_of("vgg"), TRAINING, SEED, Processes(), Nobody())
-    artefact = make_in(tmp_path, "vgg", normalise, Processes())
+    artefact = make_in(tmp_path, "vgg", augment, Processes())
     read = load_trained(artefact)
     exactly = {"rtol": 0, "atol": 0}
-    torch.testing.assert_close(read.sgd, made.sgd, **exactly)
-    torch.testing.assert_close(read.swa, made.swa, **exactly)
+    torch.testing.assert_close(read.last, made.last, **exactly)
+    torch.testing.assert_close(read.average, made.average, **exactly)
     torch.testing.assert_close(read.swag.diagonal().var, made.swag.diagonal().var, **exactly)
     ours, theirs = read.swag.low_rank().directions, made.swag.low_rank().directions
     torch.testing.assert_close(ours, theirs, **exactly)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from studies.cifar10_c.training import PRESETS, Training
 
+from studies.cifar10_c.recipes import RECIPES
 from studies.models import MODELS
+from studies.training import Averaging, Descent
 
 from .written_out import swag_rate
 
 
-@pytest.mark.parametrize("recipe", [r for preset in PRESETS.values() for r in preset.values()])
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=list(RECIPES))
 def test_the_schedule_is_that_of_swag(recipe):
     t = recipe.training
     expected = [
@@ -29,17 +30,21 @@ def test_the_schedule_is_that_of_swag(recipe):
     assert plain_sgd.collected == 0
 
 
+PAPER = ("vgg16", "vgg16_dropout", "wide_resnet28x10")
+
+
 def test_the_presets_are_what_swags_commands_say():
-    paper = {name: recipe.training for name, recipe in PRESETS["paper"].items()}
+    paper = {name: RECIPES[name].training for name in PAPER}
     assert paper["vgg16"] == paper["vgg16_dropout"]
-    assert paper["vgg16"] == Training(300, 161, 0.05, 0.01, 5e-4, 0.9, 128, 20)
-    assert paper["wide_resnet28x10"] == Training(300, 161, 0.1, 0.05, 5e-4, 0.9, 128, 20)
+    assert paper["vgg16"] == Averaging(300, 161, 0.05, 0.01, 5e-4, 0.9, 128, 20)
+    assert paper["wide_resnet28x10"] == Averaging(300, 161, 0.1, 0.05, 5e-4, 0.9, 128, 20)
     assert paper["vgg16"].collected == 139
-    assert all(recipe.start == "random" for recipe in PRESETS["paper"].values())
+    assert all(RECIPES[name].start == "random" for name in PAPER)
 
 
 def test_the_cpu_preset_starts_from_given_weights_at_a_constant_rate():
-    for name, recipe in PRESETS["cpu"].items():
+    for name in ("resnet20", "resnet56"):
+        recipe = RECIPES[name]
         t = recipe.training
         assert recipe.model == name
         assert recipe.start == "given"
@@ -63,4 +68,14 @@ def test_the_cpu_preset_starts_from_given_weights_at_a_constant_rate():
 )
 def test_settings_that_make_no_sense_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        replace(Training(), **wrong)
+        replace(Averaging(), **wrong)
+
+
+def test_the_cosine_falls_from_the_rate_to_zero():
+    t = Descent(epochs=4, learning_rate=0.3)
+    rates = [t.rate(step / 2) for step in range(9)]
+    assert rates[0] == pytest.approx(0.3)
+    assert rates[4] == pytest.approx(0.15)
+    assert rates[8] == pytest.approx(0, abs=1e-12)
+    assert rates == sorted(rates, reverse=True)
+    assert t.swa_start == t.epochs  # nothing is collected

@@ -1,4 +1,4 @@
-"""Training in two processes: as in one, as DDP written out, and after a kill."""
+"""Averaging in two processes: as in one, as DDP written out, and after a kill."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from studies.cifar10_c.training import Processes, joined
 from torch import Tensor, distributed
 
+from studies.training import Processes, joined
 from tiny_study import contents, start
 
 from .runs import Fuse, assert_same_artefacts, die, make_in, result_in
-from .tiny import assert_close, normalise
+from .tiny import assert_close, augment
 from .written_out import visited
 
 together = pytest.mark.skipif(
@@ -54,12 +54,12 @@ def run_two(out: Path, name: str, breaks_at: int = 0) -> list[int | None]:
 
 
 def sgd_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {n.removeprefix("sgd/"): t for n, t in tensors.items() if n.startswith("sgd/")}
+    return {n.removeprefix("last/"): t for n, t in tensors.items() if n.startswith("last/")}
 
 
 @together
 def test_two_processes_are_one_without_batch_norm(tmp_path):
-    make_in(tmp_path / "one", "plain", normalise, Processes())
+    make_in(tmp_path / "one", "plain", augment, Processes())
     assert run_two(tmp_path / "two", "plain") == [0, 0]
     assert_close(result_in(tmp_path / "two"), result_in(tmp_path / "one"))
 

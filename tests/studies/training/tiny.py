@@ -6,17 +6,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from studies.cifar10_c.training import Task, Training
 from torch import Tensor, nn
 
 from acnml._util.seeding import seeded
-from studies.data.cifar10 import LabelledBytes
+from acnml.cli._shared.digits import Labelled
+from studies.data.cifar10 import crop_and_flip, to_unit
 from studies.models.resnet import ResNet, SubsampleAndPad, projection
 from studies.models.vgg import vgg16, vgg16_dropout
 from studies.models.wide_resnet import WideResNet
+from studies.training import Averaging, Task
 
 SEED = 3
-TRAINING = Training(
+TRAINING = Averaging(
     epochs=5, swa_start=2, learning_rate=0.05, swa_learning_rate=0.02, batch_size=8, rank=2
 )
 STAGES = ((2, 3), (4,), (4,))
@@ -44,13 +45,13 @@ def tiny(name: str) -> nn.Module:
         return TINY[name]().double()
 
 
-def bytes_of(images: int) -> LabelledBytes:
+def bytes_of(images: int) -> Labelled:
     """Images of 8×8 whose class is the channel that is bright."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(3, (images,), generator=generator)
     pixels = torch.randint(100, (images, 3, 8, 8), generator=generator)
     pixels += 150 * nn.functional.one_hot(labels, 3)[:, :, None, None]
-    return LabelledBytes(pixels.to(torch.uint8), labels)
+    return Labelled(pixels.to(torch.uint8), labels)
 
 
 DATA = bytes_of(26)  # batches of 8, 8, 8 and 2
@@ -60,8 +61,12 @@ def normalise(images: Tensor) -> Tensor:
     return (images.double() - 0.4) / 0.3
 
 
+def augment(images: Tensor, generator: torch.Generator) -> Tensor:
+    return normalise(crop_and_flip(to_unit(images), generator))
+
+
 def task_of(name: str) -> Task:
-    return Task(tiny(name), DATA, normalise)
+    return Task(tiny(name), DATA, augment)
 
 
 def assert_close(actual, expected):

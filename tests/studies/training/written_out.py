@@ -18,7 +18,7 @@ def batches_of(epoch: int):
     """The batches of an epoch, written out."""
     generator = torch.Generator().manual_seed(mixed(SEED, epoch))
     for rows in torch.randperm(26, generator=generator).split(8):
-        images = crop_and_flip(to_unit(DATA.images[rows]), generator)
+        images = crop_and_flip(to_unit(DATA.inputs[rows]), generator)
         yield normalise(images), DATA.labels[rows]
 
 
