@@ -1,13 +1,17 @@
-# Every target sets up what it needs: on a fresh machine `make demo` or `make test` is all there is.
+# Every target installs what it needs: on a fresh machine `make demo` or `make test` is enough.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: setup demo reproduce test check bench format clean
+.DEFAULT_GOAL := help
+.PHONY: help setup demo reproduce test lint types check bench format clean
 
-setup: $(VENV)/.installed  # a virtual environment with the package and all extras
+help:  # list the targets
+	@grep -hE '^[a-z]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-8s %s\n", $$1, $$2}'
 
-# torch first and alone: its pin must be in place before anything else asks for a range of it.
+setup: $(VENV)/.installed  # create a virtual environment with the package and all extras
+
+# torch comes first: its pin must be in place before another package asks for a range of versions.
 $(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
@@ -15,27 +19,30 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt
 	$(BIN)/python -m pip install --quiet --no-deps -r tests/oracles.txt
 	touch $@
 
-demo: setup  # rotated digits: MAP, BMA and ACNML side by side, in demo/report.html
+demo: setup  # compare MAP, BMA and ACNML on rotated digits; writes demo/report.html
 	$(BIN)/acnml demo
 
-reproduce: setup  # a study with its report: make reproduce STUDY=rotated-mnist ARGS="--preset full"
+reproduce: setup  # run a study: make reproduce STUDY=rotated-mnist ARGS="--preset full"
 	$(BIN)/python -m studies $(STUDY) $(ARGS)
 
-test: setup  # the test-suite and the doctests
+test: setup  # run the test suite and the doctests
 	$(BIN)/python -m pytest
 
-check: setup  # everything CI checks: format, lint, types, tests
+lint: setup  # check format and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: setup  # check types
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
 
-bench: setup  # what predictions cost on this machine, into docs/performance.md
-	$(BIN)/python -m benchmarks
+check: lint types test  # run everything that CI runs
 
-format: setup
+format: setup  # format the code and fix lint where possible
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean:
+bench: setup  # measure the cost of predictions; updates docs/performance.md
+	$(BIN)/python -m benchmarks
+
+clean:  # remove the virtual environment, the caches and the demo
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,11 +10,8 @@ from torch import Tensor, nn
 
 from acnml import Bma, Gradient, Linearised, Posterior, Reference
 from acnml._algebra.newton import solve_logits
-from acnml._engine.blocks import row_blocks, some_labels
-from acnml._engine.path import Path
-from acnml._engine.quadratic import energy
-from acnml._engine.rows import Rows
-from acnml.solvers.gradient import walked
+from acnml._engine.chunks import label_chunks, row_chunks
+from acnml._engine.rows import Path, Rows, squared_norm
 from benchmarks.subjects import TRAINING_IMAGES, Subject
 from benchmarks.timing import fastest
 
@@ -53,8 +50,8 @@ def gaps(subject: Subject, posterior: str, inputs: int = 8) -> dict[str, Any]:
     kronecker = posterior.startswith("Kronecker")
     steps, size = (10, 0.25) if kronecker else (5, 0.5)
     found: dict[str, list[Tensor]] = {}
-    for rows, at_once in row_blocks(subject.classifier, q, x, gradients=steps, memory=None):
-        for labels in some_labels(rows, at_once):
+    for rows, n_labels in row_chunks(subject.classifier, q, x, n_gradients=steps, memory=None):
+        for labels in label_chunks(rows, n_labels):
             for name, path in _paths(rows, labels, steps, size).items():
                 found.setdefault(name, []).append(_objective(rows, path, labels).flatten())
     values = {name: torch.cat(parts).double() for name, parts in found.items()}
@@ -68,18 +65,18 @@ def _paths(rows: Rows, labels: Tensor, steps: int, size: float) -> dict[str, Pat
     solved = solve_logits(logits, rows.kernel().double(), labels, 1e-5, 50)
     weights = solved.coefficients.to(rows.start.logits.dtype)
     linearised = Path.along(rows.tangent, weights)
-    first = Path.along(rows.tangent, size * rows.residuals(rows.start, labels))
+    first = Path.along(rows.tangent, size * rows.logit_gradient(rows.start.logits, labels))
     return {
-        "the paper's steps": walked(rows, first, labels, steps - 1, size),
+        "the paper's steps": rows.ascended(first, labels, steps - 1, size),
         "linearised": linearised,
-        "polished": walked(rows, linearised, labels, 2, 0.5),
-        "converged": walked(rows, Path.along(rows.tangent, weights), labels, 40, 0.3),
+        "polished": rows.ascended(linearised, labels, 2, 0.5),
+        "converged": rows.ascended(Path.along(rows.tangent, weights), labels, 40, 0.3),
     }
 
 
 def _objective(rows: Rows, path: Path, labels: Tensor) -> Tensor:
-    log_lik = rows.log_lik(rows.evaluated(path, len(labels)), labels)
-    return log_lik - energy(path.v(), path.moved) / 2
+    log_lik = rows.log_lik(rows.logits(path, len(labels)), labels)
+    return log_lik - squared_norm(path.v(), path.moved) / 2
 
 
 def _forward(subject: Subject) -> Run:

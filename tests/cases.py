@@ -15,6 +15,7 @@ from acnml import (
     Diagonal,
     EigenBlock,
     FactorBlock,
+    Full,
     Kronecker,
     LowRank,
     Posterior,
@@ -160,6 +161,12 @@ def eigen_kronecker(model: nn.Module) -> Kronecker:
     return _kronecker(model, EigenBlock.from_factors)
 
 
+def full(model: nn.Module) -> Full:
+    """A dense covariance, with correlations between all parameters."""
+    mean = Classifier(model).copy_parameters([name for name, _ in model.named_parameters()])
+    return Full(mean, 0.3 * spd(sum(tensor.numel() for tensor in mean.values()), seed=3))
+
+
 def last_layer(model: nn.Module) -> Diagonal:
     return diagonal(model, list(affine_layers(model)[-1].names))
 
@@ -169,6 +176,7 @@ POSTERIORS: dict[str, Callable[[nn.Module], Posterior]] = {
     "low_rank": low_rank,
     "kronecker_factors": factor_kronecker,
     "kronecker_eigen": eigen_kronecker,
+    "full": full,
     "last_layer": last_layer,
 }
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from acnml import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
+from acnml import Diagonal, EigenBlock, FactorBlock, Full, Kronecker, LowRank, Posterior
 from acnml._util.params import Params
 
 
@@ -26,6 +26,8 @@ def covariance(posterior: Posterior) -> Tensor:
             ]
         )
         return torch.diag(vector(posterior.var)) + F.T @ F
+    if isinstance(posterior, Full):
+        return posterior.cov
     assert isinstance(posterior, Kronecker)
     return _kronecker_covariance(posterior)
 

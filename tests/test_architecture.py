@@ -26,13 +26,11 @@ MAY_KNOW = {
     "_algebra": {"_util", "_algebra"},
     "classifier": {"_util"},
     "posteriors": {"_util", "_algebra", "posteriors"},
-    "head": {"_algebra", "head"},
+    "head": MODEL | {"_algebra", "_engine", "posteriors", "head"},
     "_engine": MODEL | {"_algebra", "posteriors", "solvers", "_engine"},
-    "fitting": MODEL | {"_algebra", "_engine", "posteriors", "fitting"},
+    "fitting": MODEL | {"_algebra", "_engine", "head", "posteriors", "fitting"},
     "solvers": MODEL | {"_algebra", "_engine", "head", "posteriors", "solvers"},
-    "predictors": MODEL
-    | {"_engine", "fitting", "naive_cnml", "posteriors", "solvers", "predictors"},
-    "naive_cnml": MODEL | {"fitting"},
+    "predictors": MODEL | {"_engine", "fitting", "head", "posteriors", "solvers", "predictors"},
     "exact": {"_util", "classifier", "posteriors", "exact"},
     "tuning": {"_util", "fitting", "metrics", "predictors", "solvers", "tuning"},
 }

@@ -22,7 +22,11 @@ PRIOR = Normal(*torch.tensor([0.0, 0.3], dtype=torch.float64))
 def test_gradients_of_the_divergence_are_those_of_autograd():
     mean = {"a": normal(3, 2), "b": normal(4, seed=1)}
     field = _MeanField(
-        {n: t.clone() for n, t in mean.items()}, prior_std=0.3, data=7, learning_rate=0.1
+        {n: t.clone() for n, t in mean.items()},
+        prior_std=0.3,
+        data=7,
+        learning_rate=0.1,
+        variance_learning_rate=0.1,
     )
     with torch.no_grad():
         for seed, log_var in enumerate(field.log_var.values()):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Bma, Classifier, Glm, LogitSampling, Map, Probit
-from acnml._engine.linearisation import LogitMoments, logit_moments
+from acnml.solvers._linearisation import LogitMoments, logit_moments
 from cases import LINEAR, diagonal, normal, spd
 from predicting import FINE, Idle, each_case, posterior_over
 

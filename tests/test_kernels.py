@@ -19,7 +19,6 @@ from acnml._algebra.kernels import (
 )
 from acnml._algebra.newton import solve_logits
 from acnml.head.solver import Precision, Shared, solve_head, upper_bounds
-from acnml.posteriors.dense import materialised_output_kernel
 from cases import POSTERIORS, affine_layers, layer_inputs, normal, spd
 from dense import covariance
 
@@ -51,22 +50,22 @@ def close(actual, expected, tolerance=1e-10):
 
 @each_kind
 def test_a_kernel_is_its_dense_matrix(kind):
-    Κ, u = kernel(kind, 5), normal(BATCH, 3, 5, seed=7)
-    dense = Κ.dense()
+    V, u = kernel(kind, 5), normal(BATCH, 3, 5, seed=7)
+    dense = V.dense()
     close(dense, dense.mT)
-    close(Κ.mv(u), torch.einsum("bij,blj->bli", dense, u))
-    close(Κ.diagonal(), dense.diagonal(dim1=1, dim2=2))
-    close(Κ.scaled(0.3).dense(), 0.3 * dense)
-    close(Κ.take(slice(1, 3)).dense(), dense[1:3])
-    close(Κ.rows(torch.tensor([4, 1])), dense[:, [4, 1]])
-    assert torch.equal(Κ.double().dense(), dense)
-    assert Κ.to(torch.float32).diagonal().dtype == torch.float32
+    close(V.mv(u), torch.einsum("bij,blj->bli", dense, u))
+    close(V.diagonal(), dense.diagonal(dim1=1, dim2=2))
+    close(V.scaled(0.3).dense(), 0.3 * dense)
+    close(V.take(slice(1, 3)).dense(), dense[1:3])
+    close(V.rows(torch.tensor([4, 1])), dense[:, [4, 1]])
+    assert torch.equal(V.double().dense(), dense)
+    assert V.to(torch.float32).diagonal().dtype == torch.float32
 
 
 @each_kind
 def test_norms_of_a_kernel(kind):
-    Κ = kernel(kind, 5)
-    dense, norms = Κ.dense(), Κ.norms()
+    V = kernel(kind, 5)
+    dense, norms = V.dense(), V.norms()
     off = dense - torch.diag_embed(dense.diagonal(dim1=1, dim2=2))
     close(norms.off, (off**2).sum(-1).sqrt(), 1e-7)
     assert (norms.largest >= torch.linalg.eigvalsh(dense)[:, -1] - 1e-12).all()
@@ -78,11 +77,11 @@ def test_norms_of_a_kernel(kind):
 def test_the_newton_direction_solves_its_system(kind, direct, monkeypatch):
     monkeypatch.setattr(kernels, "DIRECT", 64 if direct else 0)
     monkeypatch.setattr(kernels, "RELATIVE_ERROR", 1e-13)
-    Κ, p = kernel(kind, 6), normal(BATCH, 3, 6, seed=8).softmax(-1)
+    V, p = kernel(kind, 6), normal(BATCH, 3, 6, seed=8).softmax(-1)
     gap = normal(BATCH, 3, 6, seed=9)
     hessian = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
-    system = torch.eye(6).double() + hessian @ Κ.dense().unsqueeze(1)
-    close(Κ.newton_direction(p, gap), torch.linalg.solve(system, gap), 1e-9)
+    system = torch.eye(6).double() + hessian @ V.dense().unsqueeze(1)
+    close(V.newton_direction(p, gap), torch.linalg.solve(system, gap), 1e-9)
 
 
 @pytest.mark.parametrize("name", [n for n in POSTERIORS if n != "last_layer"])
@@ -108,7 +107,7 @@ def test_output_kernel_without_a_faster_form(name):
     model = nn.Linear(4, 3).double()
     posterior, (layer,) = POSTERIORS[name](model), affine_layers(model)
     a = layer_inputs(layer, BATCH, 5, seed=5)
-    found = materialised_output_kernel(posterior, layer, a)
+    found = acnml.Posterior.output_kernel(posterior, layer, a)
     close(found.dense(), posterior.output_kernel(layer, a).dense())
 
 
@@ -126,9 +125,9 @@ def _output_jacobian(layer, shape, a):
 @each_kind
 @pytest.mark.parametrize("width", [0.01, 1.0, 30.0])
 def test_bounds_hold_for_every_label(kind, width):
-    logits, Κ = 3 * normal(BATCH, 9, seed=1), kernel(kind, 9, width)
-    solved = solve_head(logits, Κ, Precision(1e-10, 200, 0.0), at_once=9)
-    lik, shared = solved.log_lik.exp(), Shared.of(logits, Κ)
+    logits, V = 3 * normal(BATCH, 9, seed=1), kernel(kind, 9, width)
+    solved = solve_head(logits, V, Precision(1e-10, 200, 0.0), at_once=9)
+    lik, shared = solved.log_lik.exp(), Shared.of(logits, V)
     for q in (shared.p, logits.softmax(-1), torch.full_like(logits, 1 / 9)):
         assert (lik <= upper_bounds(shared._replace(p=q)) + 1e-12).all()
     assert (lik >= logits.softmax(-1) - 1e-12).all()
@@ -137,9 +136,9 @@ def test_bounds_hold_for_every_label(kind, width):
 @each_kind
 def test_labels_left_out_change_the_normaliser_by_no_more_than_their_bound(kind):
     classes = 80  # more than are always solved for
-    logits, Κ = 4 * normal(BATCH, classes, seed=2), kernel(kind, classes, 0.05)
-    exact = solve_head(logits, Κ, Precision(1e-9, 100, 0.0), at_once=classes)
-    pruned = solve_head(logits, Κ, Precision(1e-9, 100, 0.01), at_once=7)
+    logits, V = 4 * normal(BATCH, classes, seed=2), kernel(kind, classes, 0.05)
+    exact = solve_head(logits, V, Precision(1e-9, 100, 0.0), at_once=classes)
+    pruned = solve_head(logits, V, Precision(1e-9, 100, 0.01), at_once=7)
     assert (exact.omitted == 0).all()
     left_out = pruned.omitted > 0
     assert left_out.any() == (kind != "diagonal")  # whose labels cost nothing
@@ -151,10 +150,10 @@ def test_labels_left_out_change_the_normaliser_by_no_more_than_their_bound(kind)
 
 
 def test_iterative_and_direct_solutions_agree(monkeypatch):
-    logits, Κ, labels = 2 * normal(BATCH, 12, seed=3), kernel("dense", 12, 3.0), torch.arange(12)
-    direct = solve_logits(logits, Κ, labels, 1e-10, 100)
+    logits, V, labels = 2 * normal(BATCH, 12, seed=3), kernel("dense", 12, 3.0), torch.arange(12)
+    direct = solve_logits(logits, V, labels, 1e-10, 100)
     monkeypatch.setattr(kernels, "DIRECT", 0)
-    iterative = solve_logits(logits, Κ, labels, 1e-10, 100)
+    iterative = solve_logits(logits, V, labels, 1e-10, 100)
     close(direct.coefficients, iterative.coefficients, 1e-8)
 
 
@@ -180,8 +179,8 @@ def test_many_classes_through_the_predictor(name):
 def test_newton_does_not_zigzag(lead, variance):
     """Two classes and one logit: z = lead and its posterior variance, at hand in one dimension."""
     logits = torch.tensor([[lead, 0.0]], dtype=torch.float64)
-    Κ = DenseKernel(torch.tensor([[[variance, 0.0], [0.0, 0.0]]], dtype=torch.float64))
-    solved = solve_logits(logits, Κ, torch.arange(2), 1e-9, 50)
+    V = DenseKernel(torch.tensor([[[variance, 0.0], [0.0, 0.0]]], dtype=torch.float64))
+    solved = solve_logits(logits, V, torch.arange(2), 1e-9, 50)
     assert solved.residual.max() <= 1e-9
     t = solved.coefficients[0, :, 0]  # e_y - p, by the first class
     odds = lead + variance * t

@@ -109,7 +109,7 @@ def test_kfac_leaves_tied_layers_out_unless_told():
     model = Tied()
     covered = acnml.fit_kfac_laplace(Classifier(model), [(X, Y)]).mean
     assert list(covered) == ["body.weight", "body.bias"]
-    with pytest.raises(ValueError, match="are the same parameter; leave it out"):
+    with pytest.raises(ValueError, match=r"are the same parameter; .*leave it out"):
         acnml.fit_kfac_laplace(Classifier(model), [(X, Y)], parameters=[model.head])
 
 

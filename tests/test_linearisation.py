@@ -8,9 +8,9 @@ from torch.func import functional_call
 
 import acnml
 from acnml import Classifier
-from acnml._engine import linearisation
-from acnml._engine.linearisation import logit_moments
 from acnml._util.batches import as_arguments, take
+from acnml.solvers import _linearisation as linearisation
+from acnml.solvers._linearisation import logit_moments
 from cases import CONV, LINEAR, MLP, diagonal, factor_kronecker
 from dense import covariance, vector
 from predicting import FINE, each_case

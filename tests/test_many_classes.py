@@ -43,9 +43,9 @@ def kernel(kind: str, classes: int, width: float, coupling: float = 0.3) -> Kern
     }[kind]
 
 
-def by_newton(logits, Κ, labels, tolerance=1e-10):
+def by_newton(logits, V, labels, tolerance=1e-10):
     """Log-likelihoods of labels, by Newton steps in all classes."""
-    solved = solve_logits(logits, Κ, labels, tolerance, 200)
+    solved = solve_logits(logits, V, labels, tolerance, 200)
     assert solved.residual.max() <= tolerance
     index = labels.expand(len(logits), -1).unsqueeze(-1)
     return solved.log_probs.gather(-1, index).squeeze(-1)
@@ -72,10 +72,10 @@ def test_independent_labels_are_newtons(case, classes, tolerance, monkeypatch):
     var[:, 0] = 0  # a class that does not adapt
     alone = solve_independent(logits, var, tolerance)
     assert case == "wide" or (alone.residual <= tolerance).all()  # else Newton has to help
-    Κ = DiagonalKernel(var)
-    solved = solve_head(logits, Κ, Precision(tolerance, 100, 0.0), at_once=50)
+    V = DiagonalKernel(var)
+    solved = solve_head(logits, V, Precision(tolerance, 100, 0.0), at_once=50)
     assert (solved.residual <= tolerance).all()
-    expected = by_newton(logits, Κ, torch.arange(classes))
+    expected = by_newton(logits, V, torch.arange(classes))
     close(solved.log_lik, expected, 30 * tolerance)
 
 
@@ -110,12 +110,12 @@ def test_a_table_is_as_exact_as_it_says(seed, error):
 
 
 def test_a_table_that_is_too_coarse_is_noticed(monkeypatch):
-    logits, Κ = 3 * normal(BATCH, 70, seed=1), kernel("diagonal", 70, 10.0)
+    logits, V = 3 * normal(BATCH, 70, seed=1), kernel("diagonal", 70, 10.0)
     precise = Precision(1e-9, 100, 0.0)
-    expected = solve_head(logits, Κ, precise, at_once=9)
+    expected = solve_head(logits, V, precise, at_once=9)
     monkeypatch.setattr(independent, "MOST_NODES", 3)
-    assert not (solve_independent(logits, Κ.var, 1e-9).residual <= 1e-9).all()
-    found = solve_head(logits, Κ, precise, at_once=9)
+    assert not (solve_independent(logits, V.var, 1e-9).residual <= 1e-9).all()
+    found = solve_head(logits, V, precise, at_once=9)
     assert (found.residual <= 1e-9).all()
     close(found.log_lik, expected.log_lik, 1e-7)
 
@@ -124,30 +124,30 @@ def test_a_table_that_is_too_coarse_is_noticed(monkeypatch):
 @pytest.mark.parametrize("width", [0.0, 0.05, 1.0, 20.0])
 @pytest.mark.parametrize(("classes", "tolerance"), [(65, 1e-9), (65, 1e-5), (200, 1e-5)])
 def test_merged_classes_give_newtons_solution(kind, width, classes, tolerance):
-    logits, Κ = 4 * normal(BATCH, classes, seed=1), kernel(kind, classes, width)
-    solved = solve_head(logits, Κ, Precision(tolerance, 100, 0.0), at_once=50)
+    logits, V = 4 * normal(BATCH, classes, seed=1), kernel(kind, classes, width)
+    solved = solve_head(logits, V, Precision(tolerance, 100, 0.0), at_once=50)
     assert (solved.residual <= tolerance).all()
     assert (solved.omitted == 0).all()
     labels = torch.arange(classes)[:: classes // 40]
-    expected = by_newton(logits, Κ, labels)
+    expected = by_newton(logits, V, labels)
     close(solved.log_lik[:, labels], expected, 30 * tolerance)
 
 
 @pytest.mark.parametrize("logits", [0.0, 300.0])
 def test_merged_classes_with_extreme_logits(logits):
-    logits, Κ = logits * normal(BATCH, 80, seed=1), kernel("scaled", 80, 1.0)
-    solved = solve_head(logits, Κ, Precision(1e-6, 100, 0.0), at_once=80)
+    logits, V = logits * normal(BATCH, 80, seed=1), kernel("scaled", 80, 1.0)
+    solved = solve_head(logits, V, Precision(1e-6, 100, 0.0), at_once=80)
     assert (solved.residual <= 1e-6).all()
-    close(solved.log_lik, by_newton(logits, Κ, torch.arange(80)), 1e-5)
+    close(solved.log_lik, by_newton(logits, V, torch.arange(80)), 1e-5)
 
 
 @pytest.mark.parametrize("coupling", [0.1, 1.0])
 def test_merged_classes_maximise_the_objective(coupling, monkeypatch):
     """The objective of `acnml._algebra.newton`, maximised by scipy."""
     monkeypatch.setattr(head, "FEW_CLASSES", 4)
-    logits, Κ = 2 * normal(BATCH, 9, seed=1), kernel("dense", 9, 2.0, coupling)
-    found = solve_head(logits, Κ, Precision(1e-9, 100, 0.0), at_once=9).log_lik[0]
-    z, matrix = logits[0].numpy(), Κ.dense()[0].numpy()
+    logits, V = 2 * normal(BATCH, 9, seed=1), kernel("dense", 9, 2.0, coupling)
+    found = solve_head(logits, V, Precision(1e-9, 100, 0.0), at_once=9).log_lik[0]
+    z, matrix = logits[0].numpy(), V.dense()[0].numpy()
     for y in range(9):
 
         def loss(u, y=y):
@@ -163,12 +163,12 @@ def test_merged_classes_maximise_the_objective(coupling, monkeypatch):
 def test_the_residual_of_merged_classes_is_none_too_small(seed, single, monkeypatch):
     monkeypatch.setattr(merged, "LIKELY", 2 + 3 * seed)  # so few that the step has much to do
     width, coupling = 10.0 ** (seed % 3 - 1), [0.05, 0.3][seed % 2]
-    logits, Κ = 3 * normal(1, 70, seed=seed), kernel("dense", 70, width, coupling).take(slice(1))
-    shared, labels = Shared.of(logits, Κ), torch.arange(70)
-    kernel_used = shared.single if single else Κ
+    logits, V = 3 * normal(1, 70, seed=seed), kernel("dense", 70, width, coupling).take(slice(1))
+    shared, labels = Shared.of(logits, V), torch.arange(70)
+    kernel_used = shared.single if single else V
     rough = Merged.of(logits, kernel_used, shared.var, shared.norms, shared.p)
     step = rough.put_right(labels, rough.solve(labels, 1e-5))
-    exact = solve_logits(logits, Κ, labels, 1e9, 1, step.coefficients.double()[None])
+    exact = solve_logits(logits, V, labels, 1e9, 1, step.coefficients.double()[None])
     assert (exact.residual[0] <= step.residual).all()
     off = (exact.log_probs[0].diagonal() - step.log_lik).abs()
     assert (off <= 10 * (1 + width) ** 0.5 * step.residual).all()
@@ -178,9 +178,9 @@ def test_the_residual_of_merged_classes_is_none_too_small(seed, single, monkeypa
 @pytest.mark.parametrize("seed", range(4))
 def test_labels_left_out_add_no_more_than_their_bound(kind, seed):
     logits = (3 + seed) * normal(BATCH, 90, seed=seed)
-    Κ = kernel(kind, 90, 0.1 * 3.0**seed, coupling=0.1 * (1 + seed))
-    exact = solve_head(logits, Κ, Precision(1e-7, 100, 0.0), at_once=90)
-    pruned = solve_head(logits, Κ, Precision(1e-7, 100, 0.02), at_once=90)
+    V = kernel(kind, 90, 0.1 * 3.0**seed, coupling=0.1 * (1 + seed))
+    exact = solve_head(logits, V, Precision(1e-7, 100, 0.0), at_once=90)
+    pruned = solve_head(logits, V, Precision(1e-7, 100, 0.02), at_once=90)
     gain = exact.log_lik.exp() - pruned.log_lik.exp()
     assert (pruned.omitted.sum(-1) <= 0.02).all()
     assert (gain <= pruned.omitted + 1e-6).all()
@@ -189,20 +189,20 @@ def test_labels_left_out_add_no_more_than_their_bound(kind, seed):
 
 @pytest.mark.parametrize("kind", ["scaled", "spectral", "dense"])
 def test_no_label_may_matter(kind):
-    logits, Κ = 4 * normal(BATCH, 70, seed=1), kernel(kind, 70, 0.0)
-    solved = solve_head(logits, Κ, Precision(1e-5, 50, 1e-3), at_once=70)
+    logits, V = 4 * normal(BATCH, 70, seed=1), kernel(kind, 70, 0.0)
+    solved = solve_head(logits, V, Precision(1e-5, 50, 1e-3), at_once=70)
     assert (solved.omitted > 0).all()
     close(solved.log_lik, logits.log_softmax(-1), 1e-12)
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "scaled", "spectral"])
 def test_a_thousand_classes(kind):
-    logits, Κ = 4 * normal(BATCH, 1000, seed=1), kernel(kind, 1000, 1.0, coupling=0.05)
-    solved = solve_head(logits, Κ, Precision(1e-5, 50, 1e-3), at_once=400)
+    logits, V = 4 * normal(BATCH, 1000, seed=1), kernel(kind, 1000, 1.0, coupling=0.05)
+    solved = solve_head(logits, V, Precision(1e-5, 50, 1e-3), at_once=400)
     matter = solved.omitted == 0
     assert solved.residual[matter].max() <= 1e-5
     labels = solved.log_lik.topk(12).indices
-    precise = solve_logits(logits, Κ, labels, 1e-9, 100)
+    precise = solve_logits(logits, V, labels, 1e-9, 100)
     expected = precise.log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     close(solved.log_lik.gather(1, labels), expected, 1e-4)
 

@@ -146,7 +146,7 @@ class Reused(nn.Module):
 def test_a_weight_used_otherwise_is_refused_though_the_first_input_is_blank():
     model, x = Reused().double(), normal(3, 4)
     x[0] = 0
-    with pytest.raises(ValueError, match=r"layer 'body' \(Linear\) uses 'body.weight' otherwise"):
+    with pytest.raises(ValueError, match=r"layer 'body' \(Linear\) uses 'body.weight' differently"):
         Gradient(2, 0.3)(Classifier(model), diagonal(model), x)
 
 
@@ -154,7 +154,7 @@ def test_a_batch_of_blank_inputs_proves_nothing():
     model = Reused().double()
     classifier = Classifier(model)
     Gradient(2, 0.3)(classifier, diagonal(model), torch.zeros(2, 4).double())
-    with pytest.raises(ValueError, match=r"uses 'body.weight' otherwise"):
+    with pytest.raises(ValueError, match=r"uses 'body.weight' differently"):
         Gradient(2, 0.3)(classifier, diagonal(model), normal(2, 4))
 
 

@@ -102,10 +102,8 @@ def test_written_out_bit_by_bit_is_the_same(case, build, monkeypatch):
     solvers = Gradient(3, 0.4), Linearised()
     expected = [solver(Classifier(model), posterior, x) for solver in solvers]
     monkeypatch.setattr(type(posterior), "prefers_factors", lambda *_: True)
-    monkeypatch.setattr(
-        "acnml._algebra.dual.WRITING", -1_000_000
-    )  # cheaper than any number of pairs
-    monkeypatch.setattr("acnml._algebra.rules.BIT", 8)
+    monkeypatch.setattr("acnml._algebra.actions.TILING", -1_000_000)  # cheaper than any pairs
+    monkeypatch.setattr("acnml._algebra.actions.TILE", 8)
     for solver, solution in zip(solvers, expected, strict=True):
         assert_same(solver(Classifier(model), posterior, x), solution)
 
@@ -318,7 +316,7 @@ class Borrowed(nn.Module):
             nn.Sequential(Doubled(4, 4), nn.Tanh(), nn.Linear(4, 3)),
             r"layer '0' \(Doubled\)",
         ),
-        (Borrowed(), r"layer 'lender' \(Linear\) uses 'lender.weight' otherwise"),
+        (Borrowed(), r"layer 'lender' \(Linear\) uses 'lender.weight' differently"),
     ],
 )
 def test_layers_that_are_not_what_they_seem_are_refused(solver, model, message):

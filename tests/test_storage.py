@@ -91,7 +91,7 @@ def test_predictor_needs_the_classifier(stored, tmp_path):
     acnml.save(Map(classifier), path)
     with pytest.raises(StorageError, match=r"holds a Map: load\(path, classifier\)"):
         acnml.load(path)
-    with pytest.raises(StorageError, match=r"holds a posterior, not a predictor"):
+    with pytest.raises(StorageError, match=r"holds a Diagonal, not a predictor: load\(path\)"):
         acnml.load(stored, classifier)
 
 
@@ -170,7 +170,7 @@ def test_kinds_is_the_one_list_of_what_is_stored(tmp_path, monkeypatch):
     loaded = acnml.load(path)
     assert type(loaded) is newcomer
     torch.testing.assert_close(loaded.var, known.var, rtol=0, atol=0)
-    with pytest.raises(StorageError, match="holds a posterior, not a predictor"):
+    with pytest.raises(StorageError, match="holds a Newcomer, not a predictor"):
         acnml.load(path, Classifier(MODELS[1].model()))
 
 

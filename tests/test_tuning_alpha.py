@@ -64,10 +64,10 @@ def test_alphas_without_a_solution_are_not_harmless():
 
 
 def test_says_so_if_no_alpha_is_harmless():
-    with pytest.raises(ValueError, match="there is none") as refused:
+    with pytest.raises(ValueError, match=r"^no alpha of the grid costs at most") as refused:
         tuning.largest_harmless_alpha(fake_acnml(), FOUR, [1.5, 2.0])
     message = str(refused.value)
-    assert "costs at most 0.005 of MAP's accuracy 0.7500 and 0.05 nats" in message
+    assert "0.005 of MAP's accuracy 0.7500 and adds at most 0.05 nats to its NLL" in message
     assert "give smaller alphas, a larger tolerance" in message
     assert message.count("no") >= 2  # the table is there
     assert "harmless" in message.splitlines()[1]

@@ -21,21 +21,36 @@ from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
 from acnml.classifier import Classifier
 from acnml.fitting import (
+    BayesByBackprop,
+    Curvature,
+    DiagonalCurvature,
     EmpiricalFisher,
     ExactFisher,
+    FullCurvature,
+    KroneckerCurvature,
     MonteCarloFisher,
     Swag,
+    batch_norm_statistics,
     collect_swag,
     diagonal_curvature,
     fit_bayes_by_backprop,
+    fit_full_laplace,
     fit_kfac_laplace,
     fit_laplace_diagonal,
     fit_swag,
+    full_curvature,
     kronecker_curvature,
 )
-from acnml.fitting.batch_norm import batch_norm_statistics
-from acnml.naive_cnml import Refit
-from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
+from acnml.fitting.refitting import Refit
+from acnml.posteriors import (
+    Diagonal,
+    EigenBlock,
+    FactorBlock,
+    Full,
+    Kronecker,
+    LowRank,
+    Posterior,
+)
 from acnml.predictors import (
     Acnml,
     Bma,
@@ -56,17 +71,23 @@ from acnml.storage import StorageError, load, save
 __all__ = [
     "Acnml",
     "Affine",
+    "BayesByBackprop",
     "Bma",
     "Classifier",
+    "Curvature",
     "Diagonal",
+    "DiagonalCurvature",
     "EigenBlock",
     "EmpiricalFisher",
     "Ensemble",
     "ExactFisher",
     "FactorBlock",
+    "Full",
+    "FullCurvature",
     "Glm",
     "Gradient",
     "Kronecker",
+    "KroneckerCurvature",
     "Linearised",
     "LogitSampling",
     "LowRank",
@@ -90,9 +111,11 @@ __all__ = [
     "collect_swag",
     "diagonal_curvature",
     "fit_bayes_by_backprop",
+    "fit_full_laplace",
     "fit_kfac_laplace",
     "fit_laplace_diagonal",
     "fit_swag",
+    "full_curvature",
     "kronecker_curvature",
     "last_linear",
     "load",

@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +23,7 @@ from torch.utils.checkpoint import CheckpointError
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
-from acnml._util.structure import eval_structure, require_viewable, unwrapped
-
-Forward: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
-# A forward hook: (module, its arguments, its output) -> new output.
-Hook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
+from acnml._util.structure import Forward, Hook, Structures, require_viewable, unwrapped
 
 NO_CHECKPOINTS = "switch the model's gradient checkpointing off"
 
@@ -39,12 +36,30 @@ REMEDIES = {
 
 
 @final
+@dataclass
+class Findings:
+    """What the engine has found out about a model, so that it is found out only once.
+
+    These are properties of the structure. All views of a model share them.
+    """
+
+    # Names of parameters whose use has been checked, see `_engine/gradients.py`.
+    understood: set[str] = field(default_factory=set)
+    # Names of covered layers -> whether rows may part at the first of them, see `_engine/rows.py`.
+    parting: dict[frozenset[str], bool] = field(default_factory=dict)
+    # Names of parameters -> the Linear layer that owns them all, or None; see `head/features.py`.
+    only_linear: dict[frozenset[str], Any] = field(default_factory=dict)
+    # Name of a Linear layer -> whether the logits are its outputs, see `head/features.py`.
+    last_layers: dict[str, bool] = field(default_factory=dict)
+
+
+@final
 class Classifier:
     """A frozen, eval-mode view of a module that maps inputs (B, ...) to logits (B, K).
 
     It is a view: it follows the module's tensors if the user trains on. To freeze a moment, give it
-    `copy.deepcopy(module)`. A Classifier and its views (`at`, `tempered`) must not be used by two
-    threads at once: give each thread a Classifier of its own.
+    `copy.deepcopy(module)`. Any number of threads may use a Classifier and its views (`at`,
+    `tempered`) at once: each run has a private copy of the structure.
 
     Args:
         model: the trained network. Inputs may be a tensor, a tuple (several arguments) or a
@@ -64,12 +79,12 @@ class Classifier:
         require_viewable(model)
         self.model = model
         self._get_logits = get_logits
-        self._structure = eval_structure(model)
+        self._structures = Structures(model)
+        self._hooks: Mapping[str, Hook] = {}
+        self._forwards: Mapping[str, Forward] = {}
         self.overrides: Params = {}
         self.temperature = 1.0
-        # Names of parameters whose use has been checked: a property of the structure, so that all
-        # views share it and no batch pays for it again. See `layers.require_understood`.
-        self.understood: set[str] = set()
+        self.findings = Findings()
 
     def at(self, tensors: Params) -> Classifier:
         """View the same model with some parameters or buffers replaced by the given tensors.
@@ -107,6 +122,12 @@ class Classifier:
         buffers = {name: tensor.detach() for name, tensor in self.model.named_buffers()}
         return {**self.parameters, **{n: self.overrides.get(n, t) for n, t in buffers.items()}}
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's tensors; the CPU for a model without any."""
+        tensors = list((self.parameters or self.tensors).values())
+        return tensors[0].device if tensors else torch.device("cpu")
+
     def copy_parameters(self, names: Iterable[str]) -> Params:
         """Copy the named parameters, e.g. as the mean of a posterior."""
         parameters = self.parameters
@@ -116,7 +137,7 @@ class Classifier:
 
     def copy_module(self, tensors: Params | None = None) -> nn.Module:
         """Return an independent module in eval mode, with these tensors in place of its own."""
-        module = copy.deepcopy(self._structure)
+        module = copy.deepcopy(self._structures.template)
         values = {**self.tensors, **(tensors or {})}
         with torch.no_grad():
             for name, own in [*module.named_parameters(), *module.named_buffers()]:
@@ -133,8 +154,8 @@ class Classifier:
                 # In attention masks that are added to scores, -inf is as it should be.
                 bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
                 checks.require_finite(bounded, f"input {name} is", "clean the data first")
-        tensors = list((self.parameters or self.tensors).values())
-        device = tensors[0].device if tensors else torch.device("cpu")
+        tensors = (self.parameters or self.tensors).values()
+        device = self.device
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
         # Of a model in several precisions only its author knows which one an input is for.
         dtype = dtypes.pop() if len(dtypes) == 1 else None
@@ -151,8 +172,9 @@ class Classifier:
         buffers = {name for name, _ in self.model.named_buffers()}
         named = {n: t.clone() if n in buffers else t for n, t in named.items()}
         values = {**named, **_in_types_of(named, tensors or {})}
-        run = partial(functional_call, self._structure, values)
-        return self._logits(x, run, batches.size(x) * rows)
+        with self._structures.borrowed(self._hooks, self._forwards) as structure:
+            run = partial(functional_call, structure, values)
+            return self._logits(x, run, batches.size(x) * rows)
 
     def logits_of(self, module: nn.Module, x: Inputs) -> Tensor:
         """Return the logits (B, K) of a copy of the model, e.g. one that is being trained."""
@@ -164,34 +186,17 @@ class Classifier:
         wide = torch.promote_types(logits.dtype, torch.float32)
         return torch.log_softmax(logits.to(wide), dim=-1)
 
-    @contextmanager
     def hooked(
         self, hooks: Mapping[str, Hook], forwards: Mapping[str, Forward] | None = None
-    ) -> Iterator[None]:
-        """Run forward hooks on the private copy's modules, by name, while the context lasts.
+    ) -> Classifier:
+        """View the same model with forward hooks on some of its modules, by name.
 
-        `forwards` take the place of modules' own, and get the module, which holds the values of the
-        run, and its input. The user's module never sees any of it.
+        `forwards` replace the forward pass of modules. Each gets the module, which holds the
+        tensors of the run, and its input. The user's module never sees any of this.
         """
-        replaced = [(self._structure.get_submodule(n), f) for n, f in (forwards or {}).items()]
-        handles = [
-            self._structure.get_submodule(name).register_forward_hook(
-                lambda module, args, kwargs, output, hook=hook: hook(
-                    module, args or tuple(kwargs.values()), output
-                ),
-                with_kwargs=True,
-            )
-            for name, hook in hooks.items()
-        ]
-        for module, forward in replaced:
-            module.forward = partial(_call, forward, module)
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            for module, _ in replaced:
-                del module.forward  # the class's own is seen again
+        other = copy.copy(self)
+        other._hooks, other._forwards = hooks, forwards or {}
+        return other
 
     def gradient(self, x: Inputs, params: Params, cotangent: Tensor | None = None) -> Params:
         """Return the gradient of ⟨cotangent, logits⟩ by the parameters that the logits use.
@@ -233,12 +238,6 @@ class Classifier:
     def __repr__(self) -> str:
         tempered = "" if self.temperature == 1 else f", temperature={self.temperature:g}"
         return f"Classifier({type(self.model).__name__}{tempered})"
-
-
-def _call(forward: Forward, module: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
-    """Run a forward on a module's only input, by whatever name it comes."""
-    (x,) = args or kwargs.values()
-    return forward(module, x)
 
 
 def require_classifier(value: object) -> None:

@@ -1,9 +1,9 @@
-"""Posteriors and predictors on disk: safetensors with a JSON header, no pickle.
+"""Posteriors, curvatures, SWAG states and predictors on disk: safetensors and JSON, no pickle.
 
-A stored value is a tree of frozen dataclasses. Its tensors go into the file under their path in the
-tree ("posterior/mean/fc.weight"), everything else into the header. A predictor is stored without
-its network, which belongs to the user and is given again when loading; fingerprints of those of its
-tensors that matter tell whether it is the same.
+A stored value is a tree of frozen dataclasses and named tuples. Its tensors are stored under their
+path in the tree ("posterior/mean/fc.weight"), everything else in the JSON header. A predictor is
+stored without its network: the user gives the network again when loading. Fingerprints of the
+network's tensors detect a network with other weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final, overload
+from typing import Any, TypeAlias, final, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +27,15 @@ from acnml._algebra.dual import Affine
 from acnml._util import checks
 from acnml._util.params import Params
 from acnml.classifier import Classifier, require_classifier
-from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
+from acnml.fitting import (
+    Curvature,
+    DiagonalCurvature,
+    Factors,
+    FullCurvature,
+    KroneckerCurvature,
+    Swag,
+)
+from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Full, Kronecker, LowRank, Posterior
 from acnml.predictors import (
     Acnml,
     Bma,
@@ -43,45 +51,53 @@ from acnml.predictors import (
 from acnml.solvers import Gradient, Linearised, Reference
 
 FORMAT_VERSION = 1
-PRINTED = 10_000  # entries of a tensor, about, that make its fingerprint
-ROUNDING = 0.02  # more than what half precision changes, less than what training does
+PRINTED = 10_000  # about how many entries of a tensor its fingerprint is computed from
+ROUNDING = 0.02  # above the effect of half precision, below that of training
 HEADER = "acnml"  # the key of our JSON in the safetensors metadata
 
-# What a file may hold: nothing else is ever constructed from one.
+# What can be loaded without a network.
+Standalone: TypeAlias = Posterior | Curvature | Swag
+STANDALONE = (Posterior, Curvature, Swag)
+
+# All that a file may hold: nothing else is constructed when loading.
 KINDS = {
     kind.__name__: kind
     for kind in (
-        *(Diagonal, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
+        *(Diagonal, Full, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
+        *(DiagonalCurvature, FullCurvature, KroneckerCurvature, Factors, Swag),
         *(Reference, Gradient, Linearised),
         *(Map, Bma, Acnml, Ensemble, Tempered, McDropout),
         *(Glm, Probit, LogitSampling),
     )
 }
 
-
-# What a header that was tampered with may raise when it is read or rebuilt.
+# What a damaged header may raise when it is read or rebuilt.
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
 
 
 @final
 class StorageError(ValueError):
-    """A file that cannot be read as a posterior or predictor; the message says why."""
+    """A file that `load` cannot restore; the message says why."""
 
 
-def save(value: Posterior | Predictor, path: str | os.PathLike[str]) -> None:
-    """Store a posterior, or a predictor without its network.
+def save(value: Standalone | Predictor, path: str | os.PathLike[str]) -> None:
+    """Store a posterior, a curvature, a `Swag`, or a predictor without its network.
 
-    The file is complete or not there: it is written beside its place and then moved.
+    The write is atomic: the file is complete, or it is not there.
     """
-    if not isinstance(value, (Posterior, Predictor)):
+    if not isinstance(value, (*STANDALONE, Predictor)):
         kind = type(value).__name__
-        raise TypeError(f"only posteriors and predictors can be stored, got a {kind}")
+        raise TypeError(
+            f"only posteriors, curvatures, Swag and predictors can be stored, got a {kind}"
+        )
+    if isinstance(value, Swag) and value.updates == 0:
+        raise ValueError("the Swag has no weights yet: store it after the first update")
     _require_one_network(value)
     tensors: Params = {}
     header = {"format_version": FORMAT_VERSION, "value": _encode(value, "", tensors)}
     target = Path(path)
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"the folder {target.parent} does not exist: make it first")
+        raise FileNotFoundError(f"the folder {target.parent} does not exist: create it first")
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
         save_file(tensors, draft, metadata={HEADER: json.dumps(header)})
@@ -92,42 +108,43 @@ def save(value: Posterior | Predictor, path: str | os.PathLike[str]) -> None:
         draft.unlink(missing_ok=True)
 
 
+# Any, not the union: the caller knows what the file holds, and would have to narrow it every time.
 @overload
-def load(path: str | os.PathLike[str]) -> Posterior: ...
+def load(path: str | os.PathLike[str]) -> Any: ...
 @overload
 def load(path: str | os.PathLike[str], classifier: Classifier) -> Predictor: ...
-def load(
-    path: str | os.PathLike[str], classifier: Classifier | None = None
-) -> Posterior | Predictor:
-    """Load a posterior, or with a classifier the predictor that was stored for such a model.
+def load(path: str | os.PathLike[str], classifier: Classifier | None = None) -> Any:
+    """Load what `save` has stored; a predictor needs the classifier that it was stored for.
 
-    The model must have the weights it had then, where they are not in the file: others are refused.
+    The classifier's model must have the same weights as when the predictor was stored, except for
+    those that are in the file. Other weights are refused. Tensors are loaded on the CPU.
     """
     if classifier is not None:
         require_classifier(classifier)
     tree, tensors = _read(Path(path))
-    holds_posterior = issubclass(KINDS.get(str(tree.get("kind")), object), Posterior)
-    if classifier is None and not holds_posterior:
-        raise StorageError(f"{path} holds a {tree.get('kind')}: load(path, classifier)")
-    if classifier is not None and holds_posterior:
-        raise StorageError(f"{path} holds a posterior, not a predictor: load(path)")
+    kind = str(tree.get("kind"))
+    is_standalone = issubclass(KINDS.get(kind, object), STANDALONE)
+    if classifier is None and not is_standalone:
+        raise StorageError(f"{path} holds a {kind}: load(path, classifier)")
+    if classifier is not None and is_standalone:
+        raise StorageError(f"{path} holds a {kind}, not a predictor: load(path)")
     try:
         value = _decode(tree, tensors, classifier)
     except DAMAGE as error:
         raise StorageError(f"{path} cannot be restored: {error}") from error
-    if not isinstance(value, (Posterior, Predictor)):
-        raise StorageError(f"{path} holds a {tree.get('kind')}, no posterior or predictor")
+    if not isinstance(value, (*STANDALONE, Predictor)):
+        raise StorageError(f"{path} holds a {kind}, which is only a part of what can be stored")
     return value
 
 
-def _require_one_network(value: Posterior | Predictor) -> None:
-    """Refuse what could not be loaded again, because only one network is given when loading."""
-    # Two heads of one module, told apart by get_logits, are two networks here.
+def _require_one_network(value: Standalone | Predictor) -> None:
+    """Refuse a predictor of several networks: only one is given when loading."""
+    # Two heads of one module with different get_logits count as two networks.
     networks = {(id(c.model), c._get_logits) for c in _classifiers(value)}
     if len(networks) > 1:
         raise ValueError(
             f"this {type(value).__name__} holds several networks, and a file is for one; "
-            "save its members one by one and put them together again after loading"
+            "save its members one by one and combine them again after loading"
         )
 
 
@@ -192,7 +209,11 @@ def _encode(value: Any, path: str, tensors: Params) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """What a stored dataclass is constructed from."""
+    """Return what a stored value is constructed from."""
+    if isinstance(value, Swag):
+        return {"state": value.state_dict()}
+    if isinstance(value, Factors):
+        return value._asdict()
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
 
 
@@ -215,9 +236,10 @@ def _decode(tree: Any, tensors: Params, classifier: Classifier | None) -> Any:
     fields = {k: _decode(v, tensors, classifier) for k, v in tree.items() if k != "kind"}
     if kind == "Classifier":
         if classifier is None:
-            raise ValueError("a classifier where none can be")
+            raise ValueError("it holds a classifier in a place where there cannot be one")
         return _restored(classifier, **fields)
-    return KINDS[kind](**fields)
+    build = Swag.from_state_dict if kind == Swag.__name__ else KINDS[kind]
+    return build(**fields)
 
 
 def _restored(
@@ -226,10 +248,10 @@ def _restored(
     temperature: float = 1.0,
     fingerprints: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> Classifier:
-    """View the given classifier as the stored one was; the first files knew the overrides alone.
+    """Return the given classifier with the overrides and the temperature of the stored one.
 
-    A classifier that is tempered already may be the very one that was stored, or not: to divide by
-    a temperature twice would be silent, so the two must agree.
+    The oldest files have the overrides alone. A classifier that already has a temperature must have
+    the stored one: dividing the logits by two temperatures would be a silent error.
     """
     viewed = classifier.at(overrides)
     tensors = viewed.tensors
@@ -241,13 +263,13 @@ def _restored(
     if classifier.temperature != 1:
         raise ValueError(
             f"the predictor was stored with temperature {temperature:g}, the given classifier has "
-            f"{classifier.temperature:g}; give one that is not tempered"
+            f"{classifier.temperature:g}; give a classifier without a temperature"
         )
     return viewed.tempered(temperature)
 
 
 def _fingerprints(predictor: Any) -> dict[str, list[float]]:
-    """Return those of the network's tensors for which the predictor has no values of its own."""
+    """Return fingerprints of the network's tensors that the predictor does not replace."""
     posterior = getattr(predictor, "posterior", None)
     statistics = getattr(predictor, "statistics", ())
     own = {*(posterior.mean if posterior else ()), *(statistics[0] if statistics else ())}
@@ -258,7 +280,7 @@ def _fingerprints(predictor: Any) -> dict[str, list[float]]:
 def _fingerprint(tensor: Tensor) -> list[float]:
     """Return a projection of some of its entries on a fixed vector, and the norm of these entries.
 
-    Of other weights the projection differs by about the norm, of rounded ones by much less.
+    For other weights the projection differs by about the norm, for rounded ones by much less.
     """
     flat = tensor.detach().flatten()
     some = flat[:: 1 + len(flat) // PRINTED].to("cpu", torch.float64)
@@ -267,10 +289,10 @@ def _fingerprint(tensor: Tensor) -> list[float]:
 
 
 def _require_same(tensor: Tensor, expected: Sequence[float], name: str) -> None:
-    """Refuse other weights; the same in another floating point type are fine."""
+    """Refuse other weights; the same weights in another floating point type are accepted."""
     found = _fingerprint(tensor)
     if max(abs(f - e) for f, e in zip(found, expected, strict=True)) > ROUNDING * expected[1]:
         raise ValueError(
-            f"{name!r} of the given network is not what it was when this was saved; load the "
+            f"{name!r} of the given network is not what it was when the file was saved; load the "
             "network's weights first"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -105,9 +104,9 @@ class WithinPrice(ChoiceRule):
         values = workshop.study.values(method)
         nlls = [held_out(method.family.at(value), workshop).nll for value in values]
         limit = self.reference(workshop) + self.tolerance
-        value = most_cautious(values, nlls, limit)
-        if min(nlls) > limit:
-            return Chosen(method.at(value), "none is in budget")
+        if min(nlls) > limit:  # the value closest to the plain network
+            return Chosen(method.at(values[-1]), "none is in budget")
+        value = tuning.most_cautious(values, nlls, limit)
         return Chosen(method.at(value), END if value in (values[0], values[-1]) else "")
 
 
@@ -226,24 +225,6 @@ def _remembered(key: object, workshop: Workshop, find: Callable[[], T]) -> T:
 
 
 # Sweeps ----------------------------------------------------------------------------------------
-
-
-def most_cautious(values: Sequence[float], nlls: Sequence[float], limit: float) -> float:
-    """Return the most cautious value whose NLL is within the limit.
-
-    Values come with the most cautious first. Between two that were tried, log NLL is interpolated
-    linearly in the logarithm of the value, so that all methods pay the same price whatever their
-    grids. Where none is within the limit it is the last, the one closest to the plain network.
-
-    >>> most_cautious([1, 10, 100], [0.4, 0.1, 0.1], limit=0.2)
-    3.162
-    """
-    inside = next((i for i, nll in enumerate(nlls) if nll <= limit), len(values) - 1)
-    if inside == 0 or nlls[inside] > limit:
-        return values[inside]
-    share = math.log(nlls[inside - 1] / limit) / math.log(nlls[inside - 1] / nlls[inside])
-    ratio = values[inside] / values[inside - 1]
-    return rounded(values[inside - 1] * ratio**share)
 
 
 def rounded(value: float) -> float:

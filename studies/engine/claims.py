@@ -100,7 +100,7 @@ def _measured(
         f"{label(m)} {' / '.join(f'{v:.3f}' for v in values)}" for m, values in means.items()
     )
     text = f"{' / '.join(groups)}: {text}; {n:,} inputs of each shift"
-    if len(won) > 1 or max(map(len, groups.values())) == 1:
+    if len(won) > 1:
         return text
     (other,) = won
     wins = []

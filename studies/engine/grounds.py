@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 import acnml
-from acnml import Affine, Classifier, Posterior, Swag, last_linear
+from acnml import Classifier, Posterior, Swag, last_linear
 from acnml.cli._shared.digits import Labelled
 from acnml.fitting.curvature import Factors, KroneckerCurvature
 from studies.engine.method import TAU, Method
 from studies.engine.workshop import Workshop
 from studies.store import Artefact, Content, Stage, Work
 from studies.training import BayesByBackprop, load_trained, train_mean_field
-from studies.training.state import below
 
 BATCH = 500  # inputs at once when a curvature is measured
 
@@ -101,7 +100,7 @@ class MeanField(Ground):
     def pairs(self, method: Method, workshop: Workshop) -> tuple[Pair, ...]:
         """Return the posterior with its covariance scaled by the knob."""
         (fitted,) = self.artefacts(method, workshop)
-        posterior = fitted.load_posterior()
+        posterior = fitted.load_saved()
         classifier = workshop.untrained(self.network).at(posterior.mean)
         return (Pair(classifier.tempered(_likelihood(method)), _scaled(posterior, method)),)
 
@@ -125,7 +124,7 @@ class SwagPosterior(Ground):
         stage = Stage(name, None, workshop.seed, needs=(trained.stage,))
 
         def make(_: Work) -> Content:
-            return Content.of_posterior(self.form(load_trained(trained).collected))
+            return Content.of_saved(self.form(load_trained(trained).collected))
 
         return workshop.weights(self.network), workshop.make(stage, make)
 
@@ -133,7 +132,7 @@ class SwagPosterior(Ground):
         """Return the posterior with its covariance scaled by the knob."""
         weights, fitted = self.artefacts(method, workshop)
         classifier = _classifier(self.network, weights, method, workshop)
-        return (Pair(classifier, _scaled(fitted.load_posterior(), method)),)
+        return (Pair(classifier, _scaled(fitted.load_saved(), method)),)
 
 
 Parameters = Callable[[Classifier], list[torch.nn.Linear] | None]
@@ -189,7 +188,7 @@ class KfacLaplace(Ground):
         return tuple(
             Pair(
                 _classifier(self.network, weights, method, workshop),
-                self._posterior(load_curvature(fitted), method, workshop),
+                self._posterior(fitted.load_saved(), method, workshop),
             )
             for weights, fitted in zip(found[::2], found[1::2], strict=True)
         )
@@ -236,7 +235,7 @@ class KfacLaplace(Ground):
             found = acnml.kronecker_curvature(
                 classifier, batches, self.cover(classifier), progress=False
             )
-            return curvature_content(rescaled(found, len(whole.labels) / len(data.labels)))
+            return Content.of_saved(rescaled(found, len(whole.labels) / len(data.labels)))
 
         return weights, workshop.make(stage, make)
 
@@ -274,30 +273,6 @@ class Batches:
         for rows in torch.arange(len(self.data.labels)).split(self.size):
             inputs = self.workshop.prepared(self.network, self.data.inputs[rows])
             yield inputs, self.data.labels[rows]
-
-
-# Curvatures on disk ----------------------------------------------------------------------------
-
-
-def curvature_content(curvature: KroneckerCurvature) -> Content:
-    """Return a curvature as tensors: the mean, and both factors of every layer."""
-    tensors = {f"mean/{name}": tensor for name, tensor in curvature.mean.items()}
-    for layer, inputs, gradients in curvature.factors:
-        tensors |= {f"inputs/{layer.weight}": inputs, f"gradients/{layer.weight}": gradients}
-    layers = [[layer.weight, layer.bias] for layer, _, _ in curvature.factors]
-    return Content(tensors, {"layers": layers})
-
-
-def load_curvature(artefact: Artefact) -> KroneckerCurvature:
-    """Invert `curvature_content`."""
-    tensors = artefact.load()
-
-    def factors(weight: str, bias: str | None) -> Factors:
-        parts: tuple[Tensor, Tensor] = (tensors[f"inputs/{weight}"], tensors[f"gradients/{weight}"])
-        return Factors(Affine(weight, bias), *parts)
-
-    mean = below("mean/", tensors)
-    return KroneckerCurvature(mean, tuple(factors(*layer) for layer in artefact.facts["layers"]))
 
 
 def rescaled(curvature: KroneckerCurvature, factor: float) -> KroneckerCurvature:

@@ -80,6 +80,7 @@ def write_report(results: Results, folder: Path) -> Path:
         results.study.title,
         headline(results),
         [
+            f"<p>{escape(results.data.note)}</p>",
             unfinished(results.missing),
             *(section.html(documents) for section in sections),
             verdicts_html(verdicts(results)),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import acnml
 from acnml import FactorBlock, Refit
-from acnml.naive_cnml import refit_each
+from acnml.fitting.refitting import refit_each
 from studies.engine.grounds import Batches, KfacLaplace
 from studies.engine.method import ACNML, LINEARISED, Method
 from studies.engine.workshop import Workshop

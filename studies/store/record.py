@@ -23,6 +23,7 @@ from torch import Tensor
 
 import acnml
 from acnml.cli._shared.files import writing
+from acnml.fitting.curvature import Curvature
 
 EXACT = 2**53  # up to here every whole number is a float
 
@@ -91,12 +92,14 @@ class Content:
     metadata: Mapping[str, str] = field(default_factory=dict)  # what `acnml.load` looks for
 
     @staticmethod
-    def of_posterior(posterior: acnml.Posterior, facts: Mapping[str, Any] | None = None) -> Content:
-        """Return a posterior as content."""
+    def of_saved(
+        value: acnml.Posterior | Curvature, facts: Mapping[str, Any] | None = None
+    ) -> Content:
+        """Return what `acnml.save` writes of a posterior or a curvature."""
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "posterior.safetensors"
+            path = Path(folder) / "saved.safetensors"
             with writing(path):
-                acnml.save(posterior, path)
+                acnml.save(value, path)
             tensors, metadata = _read(path)
         return Content(tensors, facts or {}, metadata)
 

@@ -93,7 +93,7 @@ class Artefact:
         """Read the tensors, checking them once more."""
         return dict(read_record(self.path).content.tensors)
 
-    def load_posterior(self) -> acnml.Posterior:
-        """Read the posterior that was given to `Content.of_posterior`."""
+    def load_saved(self) -> Any:
+        """Read the posterior or curvature that was given to `Content.of_saved`."""
         read_record(self.path)  # checks it
         return acnml.load(self.path)

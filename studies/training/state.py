@@ -20,8 +20,6 @@ from studies.training.processes import Processes
 
 NETWORK, OPTIMIZER, GENERATOR = "network/", "optimizer/", "generator"
 LAST, STATISTICS, SWAG = "last/", "statistics/", "swag/"
-MEAN, SQUARES, DEVIATIONS = (f"{SWAG}{part}/" for part in ("mean", "squares", "deviations"))
-UPDATES = f"{SWAG}updates"
 MOMENTUM = "momentum_buffer"  # SGD's name for it
 
 
@@ -59,6 +57,11 @@ def restore_training(
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose names have the prefix, without it."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def above(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with the prefix before their names."""
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
 def _tensor(value: Any, name: str) -> Tensor:
@@ -102,14 +105,14 @@ class State:
     def content(self) -> Content:
         """Return a checkpoint."""
         tensors = training_state(self.network, self.optimizer, torch.Generator())
-        return Content({**tensors, **swag_tensors(self.swag)}, self.facts)
+        return Content({**tensors, **above(SWAG, self.swag.state_dict())}, self.facts)
 
     def restore(self, content: Content) -> None:
         """Go back to a checkpoint."""
         restore_training(content.tensors, self.network, self.optimizer, torch.Generator())
         device = next(self.network.parameters()).device
-        collected = {n: t.to(device) for n, t in content.tensors.items() if n.startswith(SWAG)}
-        restore_swag(self.swag, collected)
+        collected = {n: t.to(device) for n, t in below(SWAG, content.tensors).items()}
+        self.swag.load_state_dict(collected)
         self.epochs = int(content.facts["epochs"])
         self.losses = list(content.facts["losses"])
         self.accuracies = list(content.facts["accuracies"])
@@ -158,9 +161,9 @@ class Trained:
         """Return all of it as the content of an artefact."""
         return Content(
             {
-                **{f"{LAST}{name}": tensor for name, tensor in self.last.items()},
-                **{f"{STATISTICS}{name}": tensor for name, tensor in self.statistics.items()},
-                **(swag_tensors(self.swag) if self.swag else {}),
+                **above(LAST, self.last),
+                **above(STATISTICS, self.statistics),
+                **above(SWAG, self.swag.state_dict() if self.swag else {}),
             },
             self.facts,
         )
@@ -170,29 +173,7 @@ def load_trained(artefact: Artefact) -> Trained:
     """Invert `Trained.content`."""
     tensors = artefact.load()
     swag = None
-    if UPDATES in tensors:
-        swag = Swag(rank=max(2, int(tensors[UPDATES])))  # room for all deviations there can be
-        restore_swag(swag, tensors)
+    if collected := below(SWAG, tensors):
+        swag = Swag(int(collected["rank"]))
+        swag.load_state_dict(collected)
     return Trained(below(LAST, tensors), swag, below(STATISTICS, tensors), artefact.facts)
-
-
-def swag_tensors(swag: Swag) -> dict[str, Tensor]:
-    """Return what a `Swag` has collected: its sums, because variances would lose bits."""
-    deviations = list(swag._deviations)
-    return {
-        UPDATES: torch.tensor(swag.updates),
-        **{f"{MEAN}{name}": tensor for name, tensor in swag.mean.items()},
-        **{f"{SQUARES}{name}": tensor for name, tensor in swag._squares.items()},
-        **{f"{DEVIATIONS}{n}": torch.stack([d[n] for d in deviations]) for n in swag.mean},
-    }
-
-
-def restore_swag(swag: Swag, tensors: Mapping[str, Tensor]) -> None:
-    """Invert `swag_tensors`; tensors of other names are ignored."""
-    swag.updates = int(tensors[UPDATES])
-    swag.mean, swag._squares = below(MEAN, tensors), below(SQUARES, tensors)
-    stacked = below(DEVIATIONS, tensors)
-    swag._deviations.clear()
-    for row in range(max((len(tensor) for tensor in stacked.values()), default=0)):
-        # A clone: a view would keep all other rows in memory.
-        swag._deviations.append({name: tensor[row].clone() for name, tensor in stacked.items()})

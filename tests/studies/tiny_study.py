@@ -105,11 +105,11 @@ class Run:
         self.note("fit 0")
         mean = train.load()
         variance = {name: torch.full_like(t, self.study.prior_std**2) for name, t in mean.items()}
-        return Content.of_posterior(acnml.Diagonal(mean, variance), {"data": 40})
+        return Content.of_saved(acnml.Diagonal(mean, variance), {"data": 40})
 
     def bma(self, train: Artefact, fit: Artefact, rows: slice) -> dict[str, Tensor]:
         self.note(f"bma {rows.start}")
-        predict = acnml.Bma(classifier(train), fit.load_posterior(), self.study.samples)
+        predict = acnml.Bma(classifier(train), fit.load_saved(), self.study.samples)
         # Global randomness on purpose: it must not tell whether a run was interrupted.
         return {"log_probs": predict(X[rows]), "noise": torch.rand(rows.stop - rows.start)}
 

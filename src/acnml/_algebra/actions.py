@@ -1,37 +1,51 @@
-"""What Σv adds to the outputs of affine layers, for a v in factors: never written out.
+"""What Σv adds to the outputs of affine layers, for a v in factors that is never written out.
 
-For one outer product, v = δaᵀ, and a layer input a' the displacement adds
+For one outer product v = δaᵀ and a layer input a', the displacement adds
 
     diagonal, variances S       δ ⊙ S(a ⊙ a')
     Kronecker A⁻¹ ⊗ G⁻¹         G⁻¹δ ⟨A⁻¹a, a'⟩
     Kronecker in an eigenbasis  the diagonal rule between two rotations
 
-Tensors are as in `dual.py`: factors (*batch, terms, features), inputs (*batch, positions, in).
+Shapes are those of `dual.py`: factors (*batch, terms, features), inputs (*batch, positions, in).
+The rules at the end of this file compute these sums differentiably. Their gradients need only the
+factors, where autograd would keep every intermediate result of every row.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, final
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
-from acnml._algebra.dual import Affine, Outers, diagonal_products, mix
-from acnml._algebra.rules import KeyRule, PairRule, Term, Terms, WrittenRule, total
+from acnml._algebra.dual import Affine, LayerInputs, Outers, mix
 from acnml._util.params import Params
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# Sums of outer products that are added up. They share a layer and a basis.
+Terms: TypeAlias = tuple[Outers, ...]
+
+# Costs of handling a matrix (out, in), in products of such a matrix with one vector.
+TILING = 40  # write it out tile by tile, so that it stays in the cache
+KEEPING = 150  # write it out for every row and keep it in memory
+
+# Numbers in one tile of a row's matrix. A tile should fit into a core's second-level cache.
+TILE = 2**17
 
 
 class Action(ABC):
     """A displacement Σv of one layer, acting on its inputs. It is linear in v."""
 
     @abstractmethod
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: LayerInputs) -> Tensor:
         """Map inputs (*batch, positions, in [+ 1]) to what is added: (*batch, positions, out)."""
 
     @abstractmethod
@@ -40,11 +54,11 @@ class Action(ABC):
 
     @abstractmethod
     def blended(self, other: Self, kept: float, new: float) -> Self:
-        """Return the action of kept · v + new · v', where `other` is that of v'."""
+        """Return the action of kept · v + new · v', where `other` is the action of v'."""
 
 
 class Displacement(NamedTuple):
-    """Σv for a dual point v: tensors where v was dense, actions on inputs where it was factored."""
+    """Σv for a dual point v: tensors where v is dense, actions on inputs where it is factored."""
 
     dense: Params
     actions: Mapping[Affine, Action]
@@ -55,12 +69,9 @@ class Displacement(NamedTuple):
         return Displacement(dense, {k: a.combined(weights) for k, a in self.actions.items()})
 
     def blended(self, other: Displacement, kept: float, new: float) -> Displacement:
-        """Return kept · Σv + new · Σv', where `other` is Σv', whose tensors are used up."""
-        # In place: what is written out for every row is the largest thing in memory.
-        for name, moved in other.dense.items():
-            moved.mul_(new).add_(self.dense[name], alpha=kept)
+        """Return kept · Σv + new · Σv', where `other` is Σv'."""
         return Displacement(
-            other.dense,
+            {n: (kept * d).add_(other.dense[n], alpha=new) for n, d in self.dense.items()},
             {k: a.blended(other.actions[k], kept, new) for k, a in self.actions.items()},
         )
 
@@ -72,9 +83,9 @@ class MatrixAction(Action):
 
     matrix: Tensor
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: LayerInputs) -> Tensor:
         """Multiply."""
-        return inputs @ self.matrix.transpose(-1, -2)
+        return inputs.vectors @ self.matrix.transpose(-1, -2)
 
     def combined(self, weights: Tensor) -> MatrixAction:
         """Combine the matrices."""
@@ -85,32 +96,16 @@ class MatrixAction(Action):
         return MatrixAction(kept * self.matrix + new * other.matrix)
 
 
-def _combined(terms: Terms, weights: Tensor) -> Terms:
-    """Combine the δ of every term; the inputs are shared."""
-    return tuple(one._replace(deltas=mix(weights, one.deltas)) for one in terms)
-
-
-def _blended(mine: Terms, its: Terms, kept: float, new: float) -> Terms:
-    """Return kept · mine + new · its; terms of one and the same inputs tensor become one."""
-    faded = tuple(one._replace(weight=one.weight * kept) for one in mine)
-    added = tuple(one._replace(weight=one.weight * new) for one in its)
-    if len(faded) == len(added) == 1 and faded[0].source is added[0].source:
-        (a,), (b,) = faded, added
-        deltas = torch.add(a.weight * a.deltas, b.deltas, alpha=b.weight)
-        return (a._replace(weight=1.0, deltas=deltas),)
-    return faded + added
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class KeyAction(Action):
-    """Σ_t d_t ⟨k_t, a'⟩: two dot products a term, as for A⁻¹ ⊗ G⁻¹ with d = G⁻¹δ and k = A⁻¹a."""
+    """Σ_t d_t ⟨k_t, a'⟩: two dot products per term, as for A⁻¹ ⊗ G⁻¹ with d = G⁻¹δ, k = A⁻¹a."""
 
     terms: Terms
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Weigh every d by how well its key fits the input."""
-        return KeyRule.apply(inputs, self.terms)
+    def __call__(self, inputs: LayerInputs) -> Tensor:
+        """Weigh every d by the dot product of its key with the input."""
+        return _KeyRule.apply(inputs.vectors, self.terms)
 
     def combined(self, weights: Tensor) -> KeyAction:
         """Combine the d."""
@@ -126,34 +121,30 @@ class KeyAction(Action):
 class DiagonalAction(Action):
     """Σ_t δ_t ⊙ S(a_t ⊙ a') for independent weights with variances S (out, in).
 
-    A bias, whose 1 ends the inputs, has its variances apart: its share is the same for all inputs.
+    The variances of a bias are kept separately: its contribution is the same for all inputs.
     """
 
     terms: Terms
     var: Tensor
     bias_var: Tensor | None = None
-    # S(a ⊙ a) for the inputs a of the terms themselves. All that comes from this action shares it:
-    # a first layer sees the same inputs at every step and asks only once.
-    known: dict[str, Tensor] = field(default_factory=dict)
+    # S(a ⊙ a) for the inputs a of the terms themselves, by id. All actions derived from this one
+    # share it: a first layer sees the same inputs at every step, and computes this only once.
+    products_with_itself: dict[int, Tensor] = field(default_factory=dict)
 
-    @staticmethod
-    def of(outers: Outers, var: Tensor, bias_var: Tensor | None = None) -> DiagonalAction:
-        """Let outer products act as they are."""
-        return DiagonalAction((Term(1.0, *outers, outers.inputs),), var, bias_var)
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Multiply with S for every pair of term and position, or write Σv out bit by bit."""
+    def __call__(self, inputs: LayerInputs) -> Tensor:
+        """Multiply with S for every pair of term and position, or write Σv out tile by tile."""
         terms = sum(one.deltas.shape[-2] for one in self.terms)
-        pairs, rows = terms * inputs.shape[-2], self.terms[0].deltas.shape[:-2].numel()
-        products = diagonal_products(terms, inputs.shape[-2])
-        own = len(self.terms) == 1 and inputs is self.terms[0].inputs
-        if own and pairs * inputs.shape[:-2].numel() <= products * rows:
+        positions = inputs.vectors.shape[-2]
+        pairs, products = terms * positions, diagonal_products(terms, positions)
+        rows = self.terms[0].deltas.shape[:-2].numel()
+        own = len(self.terms) == 1 and inputs.id == self.terms[0].inputs.id
+        if own and pairs * inputs.vectors.shape[:-2].numel() <= products * rows:
             return self._on_own_inputs()
-        rule = PairRule if pairs == products else WrittenRule
-        added: Tensor = rule.apply(inputs, self.terms, self.var)
+        rule = _PairRule if pairs == products else _TiledRule
+        added: Tensor = rule.apply(inputs.vectors, self.terms, self.var)
         if self.bias_var is None:
             return added
-        deltas = total(one.weight * one.deltas.sum(-2, keepdim=True) for one in self.terms)
+        deltas = _total(one.weight * one.deltas.sum(-2, keepdim=True) for one in self.terms)
         return added + deltas * self.bias_var
 
     def combined(self, weights: Tensor) -> DiagonalAction:
@@ -165,13 +156,15 @@ class DiagonalAction(Action):
         return replace(self, terms=_blended(self.terms, other.terms, kept, new))
 
     def _on_own_inputs(self) -> Tensor:
-        """Use S(a_t ⊙ a_p), for all pairs of terms and positions, again and again."""
+        """Look up S(a_t ⊙ a_p) for all pairs of terms and positions."""
         (term,) = self.terms
-        if "own" not in self.known:
-            a = term.inputs[..., : self.var.shape[1]]
+        if term.inputs.id not in self.products_with_itself:
+            a = term.inputs.vectors[..., : self.var.shape[1]]
             moved = (a.unsqueeze(-2) * a.unsqueeze(-3)) @ self.var.T  # (*batch, t, p, out)
-            self.known["own"] = moved if self.bias_var is None else moved + self.bias_var
-        return (term.weight * term.deltas.unsqueeze(-2) * self.known["own"]).sum(-3)
+            moved = moved if self.bias_var is None else moved + self.bias_var
+            self.products_with_itself[term.inputs.id] = moved
+        moved = self.products_with_itself[term.inputs.id]
+        return (term.weight * term.deltas.unsqueeze(-2) * moved).sum(-3)
 
 
 @final
@@ -186,15 +179,14 @@ class RotatedAction(Action):
     @staticmethod
     def of(outers: Outers, input_basis: Tensor, output_basis: Tensor, var: Tensor) -> RotatedAction:
         """Rotate outer products into the basis where `var` (out, in) are variances."""
-        deltas, inputs = outers.deltas @ output_basis, outers.inputs @ input_basis
-        diagonal = DiagonalAction((Term(1.0, deltas, inputs, outers.inputs),), var)
+        deltas, inputs = outers.deltas @ output_basis, outers.inputs.in_basis(input_basis)
+        diagonal = DiagonalAction((Outers(deltas, inputs, outers.weight),), var)
         return RotatedAction(diagonal, input_basis, output_basis)
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: LayerInputs) -> Tensor:
         """Rotate, apply the diagonal rule, rotate back."""
-        first = self.rotated.terms[0]
-        known = inputs is first.source  # then its rotation is, and what S makes of it
-        rotated = first.inputs if known else inputs @ self.input_basis
+        known = self.rotated.terms[0].inputs
+        rotated = known if known.id == inputs.id else inputs.in_basis(self.input_basis)
         return self.rotated(rotated) @ self.output_basis.T
 
     def combined(self, weights: Tensor) -> RotatedAction:
@@ -215,9 +207,9 @@ class LowRankAction(Action):
     directions: Tensor  # F (r, out, in)
     coefficients: Tensor  # c = Fᵀv over all layers, (*batch, r)
 
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: LayerInputs) -> Tensor:
         """Add both parts."""
-        moved = torch.einsum("...pi,koi->...pko", inputs, self.directions)
+        moved = torch.einsum("...pi,koi->...pko", inputs.vectors, self.directions)
         return self.diagonal(inputs) + (moved * self.coefficients[..., None, :, None]).sum(-2)
 
     def combined(self, weights: Tensor) -> LowRankAction:
@@ -230,3 +222,150 @@ class LowRankAction(Action):
         diagonal = self.diagonal.blended(other.diagonal, kept, new)
         coefficients = kept * self.coefficients + new * other.coefficients
         return replace(self, diagonal=diagonal, coefficients=coefficients)
+
+
+def diagonal_products(terms: int, positions: int) -> int:
+    """Count the products of δaᵀ ⊙ S with vectors: one per pair, or written out tile by tile."""
+    return min(terms * positions, terms + positions + TILING)
+
+
+def diagonal_prefers_factors(terms: int, positions: int, out_size: int) -> bool:
+    """Compare the cost of v in factors with that of a v that is written out and kept.
+
+    Where a layer has more positions than outputs, its unfolded inputs are larger than v.
+    """
+    in_factors = diagonal_products(terms, positions) if positions < out_size else terms * positions
+    return in_factors <= 2 * positions + KEEPING
+
+
+def _combined(terms: Terms, weights: Tensor) -> Terms:
+    return tuple(one.combined(weights) for one in terms)
+
+
+def _blended(mine: Terms, its: Terms, kept: float, new: float) -> Terms:
+    """Return kept · mine + new · its; two single terms with the same inputs become one."""
+    faded = tuple(one.scaled(kept) for one in mine)
+    added = tuple(one.scaled(new) for one in its)
+    if len(faded) == len(added) == 1 and faded[0].inputs.id == added[0].inputs.id:
+        return (faded[0].merged(added[0]),)
+    return faded + added
+
+
+# The rules ---------------------------------------------------------------------------------------
+
+
+@final
+class _KeyRule(torch.autograd.Function):
+    """Σ_t d_t ⟨k_t, a'⟩."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, terms: Terms) -> Tensor:
+        ctx.terms, ctx.shape = terms, inputs.shape
+        return _total((one.weight * (inputs @ one.inputs.vectors.mT)) @ one.deltas for one in terms)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Pull back to the inputs: Σ_t k_t ⟨d_t, g⟩."""
+        pulled = _total(
+            (one.weight * (grad @ one.deltas.mT)) @ one.inputs.vectors for one in ctx.terms
+        )
+        return pulled.sum_to_size(ctx.shape), None
+
+
+@final
+class _PairRule(torch.autograd.Function):
+    """Σ_t δ_t ⊙ S(a_t ⊙ a'), with one product for every pair of term and position."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, terms: Terms, var: Tensor) -> Tensor:
+        ctx.terms, ctx.var, ctx.shape = terms, var, inputs.shape
+        width = var.shape[1]
+        inputs = inputs[..., :width]
+        added = None
+        for weight, delta, a in _one_by_one(terms):
+            added = _added(added, (a[..., :width] * inputs) @ var.T, delta, weight)
+        assert added is not None
+        return added
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Pull back to the inputs: Σ_t a_t ⊙ Sᵀ(δ_t ⊙ g)."""
+        width, added = ctx.var.shape[1], None
+        for weight, delta, a in _one_by_one(ctx.terms):
+            added = _added(added, (delta * grad) @ ctx.var, a[..., :width], weight)
+        assert added is not None
+        whole = functional.pad(added, (0, ctx.shape[-1] - width))
+        return whole.sum_to_size(ctx.shape), None, None
+
+
+@final
+class _TiledRule(torch.autograd.Function):
+    """The same for many pairs: Σ_t δ_t a_tᵀ ⊙ S, written out for some outputs at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, terms: Terms, var: Tensor) -> Tensor:
+        ctx.terms, ctx.var, ctx.shape = terms, var, inputs.shape
+        inputs = inputs[..., : var.shape[1]]
+        return torch.cat([_applied(matrix, inputs) for _, matrix in _tiles(terms, var)], dim=-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Pull back to the inputs."""
+        tiles = _tiles(ctx.terms, ctx.var)
+        pulled = _total(grad[..., outputs] @ matrix for outputs, matrix in tiles)
+        whole = functional.pad(pulled, (0, ctx.shape[-1] - ctx.var.shape[1]))
+        return whole.sum_to_size(ctx.shape), None, None
+
+
+def _tiles(terms: Terms, var: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield Σ_t δ_t a_tᵀ ⊙ S for some outputs at a time: (*batch, outputs, in)."""
+    out_size, width = var.shape
+    height = max(1, TILE // width)
+    for start in range(0, out_size, height):
+        outputs = slice(start, start + height)
+        parts = (
+            _products(one.weight * one.deltas[..., outputs], one.inputs.vectors[..., :width])
+            for one in terms
+        )
+        yield outputs, _total(parts).mul_(var[outputs])
+
+
+def _products(deltas: Tensor, inputs: Tensor) -> Tensor:
+    """Return Σ_t δ_t a_tᵀ of every row; rows that share their inputs take one matrix product."""
+    if _differ_by_row(inputs):
+        return deltas.mT @ inputs
+    rows = deltas.mT.flatten(-3, -2) @ inputs.squeeze(-3)
+    return rows.unflatten(-2, (deltas.shape[-3], -1))
+
+
+def _applied(matrix: Tensor, inputs: Tensor) -> Tensor:
+    """Multiply every row's inputs (*batch, positions, in) by its matrix (*batch, outputs, in)."""
+    if _differ_by_row(inputs):
+        return inputs @ matrix.mT
+    rows = inputs.squeeze(-3) @ matrix.flatten(-3, -2).mT
+    return rows.unflatten(-1, (matrix.shape[-3], -1)).transpose(-3, -2)
+
+
+def _differ_by_row(inputs: Tensor) -> bool:
+    return inputs.ndim < 3 or inputs.shape[-3] > 1
+
+
+def _added(total: Tensor | None, x: Tensor, y: Tensor, weight: float) -> Tensor:
+    """Return total + weight · x ⊙ y, in place because these tensors are large."""
+    return (x * y).mul_(weight) if total is None else total.addcmul_(x, y, value=weight)
+
+
+def _one_by_one(terms: Terms) -> Iterator[tuple[float, Tensor, Tensor]]:
+    """Yield every single δ and a with its weight, each (*batch, 1, features)."""
+    for one in terms:
+        vectors = one.inputs.vectors.split(1, -2)
+        for delta, a in zip(one.deltas.split(1, -2), vectors, strict=True):
+            yield one.weight, delta, a
+
+
+def _total(parts: Iterable[Tensor]) -> Tensor:
+    """Add up tensors in place; the first one must be owned by the caller."""
+    return reduce(Tensor.add_, parts)

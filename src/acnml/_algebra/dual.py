@@ -1,14 +1,16 @@
-"""Points of the dual space, v in θ = μ + Σv, kept as outer products where layers allow it.
+"""Points v of the dual space, θ = μ + Σv, stored as outer products where layers allow it.
 
-An affine layer y = W a + b, be it Linear or Conv2d over unfolded patches, is one matrix [W b] of
-shape (out, in + 1) acting on the input with a 1 appended. One example's gradient with respect to
-that matrix is a short sum of outer products δ aᵀ, and v is a weighted sum of gradients: it need
-never be written out. Factors are `(*batch, terms, features)`, layer inputs `(*batch, positions,
-features)`, and batch dimensions broadcast: what the labels of an input share is stored once.
+An affine layer y = W a + b, Linear or Conv2d over unfolded patches, is one matrix [W b] of shape
+(out, in + 1) that multiplies the input with a 1 appended. The gradient of one example with respect
+to that matrix is a short sum of outer products δ aᵀ, and v is a weighted sum of gradients, so it
+never has to be written out. Factors have shape `(*batch, terms, features)`, layer inputs
+`(*batch, positions, features)`. Batch dimensions broadcast: what all labels of an input share is
+stored once.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, final
@@ -22,10 +24,10 @@ from acnml._util.params import Params, add, scale
 @final
 @dataclass(frozen=True)
 class Affine:
-    """The names of an affine layer's parameters; together they are the matrix [W b].
+    """The parameter names of an affine layer; together they are the matrix [W b].
 
-    A grouped convolution is a batch of independent layers: its matrices are (groups, out / groups,
-    in [+ 1]). All others have groups = 1 and no such dimension.
+    A grouped convolution is a batch of independent layers: its matrices have shape (groups,
+    out / groups, in [+ 1]). All other layers have groups = 1 and no such dimension.
     """
 
     weight: str
@@ -38,7 +40,7 @@ class Affine:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def join(self, params: Params, like: Params) -> Tensor:
-        """Return [W b] as (*batch, [groups,] out, in [+ 1]), a kernel's positions flattened."""
+        """Return [W b] as (*batch, [groups,] out, in [+ 1]), with kernel positions flattened."""
         kernel_dims = like[self.weight].ndim - 1
         matrix = params[self.weight].flatten(-kernel_dims)
         if self.bias is not None:
@@ -46,7 +48,7 @@ class Affine:
         return matrix if self.groups == 1 else matrix.unflatten(-2, (self.groups, -1))
 
     def matrix_and_bias(self, params: Params) -> tuple[Tensor, Tensor | None]:
-        """Return W as a matrix (out, in) and b apart, for a layer without groups."""
+        """Return W as a matrix (out, in) and b separately, for a layer without groups."""
         return params[self.weight].flatten(1), None if self.bias is None else params[self.bias]
 
     def split(self, matrix: Tensor, like: Params) -> Params:
@@ -60,28 +62,62 @@ class Affine:
         return {self.weight: weight, self.bias: matrix[..., -1]}
 
 
+_ids = itertools.count()
+
+
+class LayerInputs(NamedTuple):
+    """Input vectors of an affine layer, with an id: equal ids mean equal vectors.
+
+    The id survives a change of basis. Two sums of outer products with the same id can be merged,
+    and a posterior can reuse what it computed for these inputs before.
+    """
+
+    vectors: Tensor  # (*batch, positions, in [+ 1]); ends with a 1 for a layer with bias
+    id: int
+
+    @staticmethod
+    def new(vectors: Tensor) -> LayerInputs:
+        """Give these vectors an id of their own."""
+        return LayerInputs(vectors, next(_ids))
+
+    def in_basis(self, basis: Tensor) -> LayerInputs:
+        """Multiply the vectors by a matrix and keep the id."""
+        return LayerInputs(self.vectors @ basis, self.id)
+
+
 class Outers(NamedTuple):
-    """A sum of outer products Σ_t δ_t a_tᵀ: an affine layer's part of a dual point."""
+    """A weighted sum of outer products w Σ_t δ_t a_tᵀ: an affine layer's part of a dual point."""
 
     deltas: Tensor  # (*batch, terms, out)
-    inputs: Tensor  # (*batch, terms, in [+ 1]); a 1 at the end of each for a layer with bias
+    inputs: LayerInputs  # (*batch, terms, in [+ 1])
+    weight: float = 1.0
 
     def dense(self) -> Tensor:
         """Write the sum out as matrices (*batch, out, in [+ 1])."""
-        return self.deltas.transpose(-1, -2) @ self.inputs
+        return (self.weight * self.deltas).transpose(-1, -2) @ self.inputs.vectors
+
+    def scaled(self, factor: float) -> Outers:
+        """Multiply by a number."""
+        return self._replace(weight=factor * self.weight)
 
     def combined(self, weights: Tensor) -> Outers:
         """Return Σ_c w_c δ_c aᵀ, see `Dual.combined`."""
-        return Outers(mix(weights, self.deltas), self.inputs)
+        return self._replace(deltas=mix(weights, self.deltas))
 
-    def blended(self, other: Outers, kept: float, new: float) -> Outers:
-        """Return kept · self + new · other; terms of one and the same inputs tensor are merged."""
-        if self.inputs is other.inputs:
-            return Outers(torch.add(kept * self.deltas, other.deltas, alpha=new), self.inputs)
-        batch = torch.broadcast_shapes(self.inputs.shape[:-2], other.inputs.shape[:-2])
-        inputs = [o.inputs.expand(*batch, *o.inputs.shape[-2:]) for o in (self, other)]
-        deltas = [kept * self.deltas, new * other.deltas]
-        return Outers(torch.cat(deltas, dim=-2), torch.cat(inputs, dim=-2))
+    def merged(self, other: Outers) -> Outers:
+        """Return the sum with outer products of the same inputs."""
+        deltas = torch.add(self.weight * self.deltas, other.deltas, alpha=other.weight)
+        return Outers(deltas, self.inputs)
+
+    def plus(self, other: Outers) -> Outers:
+        """Return the sum: terms are merged if the inputs are the same, and concatenated if not."""
+        if self.inputs.id == other.inputs.id:
+            return self.merged(other)
+        both = (self, other)
+        batch = torch.broadcast_shapes(*(each.inputs.vectors.shape[:-2] for each in both))
+        vectors = [v.expand(*batch, *v.shape[-2:]) for v in (each.inputs.vectors for each in both)]
+        deltas = [each.weight * each.deltas for each in both]
+        return Outers(torch.cat(deltas, dim=-2), LayerInputs.new(torch.cat(vectors, dim=-2)))
 
 
 class Dual(NamedTuple):
@@ -90,17 +126,23 @@ class Dual(NamedTuple):
     dense: Params
     outers: Mapping[Affine, Outers]
 
-    def blended(self, other: Dual, kept: float, new: float) -> Dual:
-        """Return kept · v + new · other."""
-        outers = {k: o.blended(other.outers[k], kept, new) for k, o in self.outers.items()}
-        return Dual(add(scale(self.dense, kept), scale(other.dense, new)), outers)
+    def scaled(self, factor: float) -> Dual:
+        """Multiply by a number."""
+        return Dual(
+            scale(self.dense, factor), {k: o.scaled(factor) for k, o in self.outers.items()}
+        )
+
+    def plus(self, other: Dual) -> Dual:
+        """Return v + other."""
+        outers = {layer: own.plus(other.outers[layer]) for layer, own in self.outers.items()}
+        return Dual(add(self.dense, other.dense), outers)
 
     def combined(self, weights: Tensor) -> Dual:
         """Return Σ_c w_c v_c along the second batch dimension, for weights (B, L, C) and v (B, C).
 
         The inputs of outer products must be shared along it: (B, 1, ...).
         """
-        outers = {k: o.combined(weights) for k, o in self.outers.items()}
+        outers = {layer: own.combined(weights) for layer, own in self.outers.items()}
         return Dual({name: mix(weights, v) for name, v in self.dense.items()}, outers)
 
     def materialised(self, like: Params) -> Params:
@@ -112,24 +154,3 @@ class Dual(NamedTuple):
 def mix(weights: Tensor, values: Tensor) -> Tensor:
     """Combine (B, C, ...) by weights (B, L, C) into (B, L, ...)."""
     return (weights @ values.flatten(2)).unflatten(2, values.shape[2:])
-
-
-# What other work with a matrix (out, in) costs, in products with it for one vector. Writing one out
-# bit by bit, so that it stays in the cache:
-WRITING = 40
-# Writing it out for every row and keeping it, in memory:
-KEEPING = 150
-
-
-def diagonal_products(terms: int, positions: int) -> int:
-    """Count the products of δaᵀ ⊙ S with vectors: one for every pair, or written out bit by bit."""
-    return min(terms * positions, terms + positions + WRITING)
-
-
-def diagonal_prefers_factors(terms: int, positions: int, out_size: int) -> bool:
-    """Weigh v in factors against v that is written out and kept.
-
-    Where a layer has more positions than outputs, its inputs, unfolded, are larger than v.
-    """
-    in_factors = diagonal_products(terms, positions) if positions < out_size else terms * positions
-    return in_factors <= 2 * positions + KEEPING

@@ -1,4 +1,4 @@
-"""Κ = JΣJᵀ, the covariance of an input's K logits, in the form that its structure allows.
+"""V = JΣJᵀ, the covariance of an input's K logits, in the form that its structure allows.
 
 For a last Linear layer the logits are its outputs, and their covariance has the structure of the
 posterior: it is diagonal, or a fixed matrix times a number per input, or diagonal in a fixed basis.
@@ -25,7 +25,7 @@ ITERATIONS = 200
 class Norms(NamedTuple):
     """How large the matrices of a kernel are."""
 
-    off: Tensor  # (B, K) of every row without the diagonal, √(Σ_j≠i Κ_ij²)
+    off: Tensor  # (B, K) of every row without the diagonal, √(Σ_j≠i V_ij²)
     largest: Tensor  # (B,) no eigenvalue is above it
 
     def take(self, rows: slice) -> Norms:
@@ -38,7 +38,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def mv(self, u: Tensor) -> Tensor:
-        """Return Κu for u (B, L, K)."""
+        """Return Vu for u (B, L, K)."""
 
     @abstractmethod
     def diagonal(self) -> Tensor:
@@ -50,7 +50,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def scaled(self, factor: float) -> Kernel:
-        """Return factor · Κ."""
+        """Return factor · V."""
 
     @abstractmethod
     def take(self, rows: slice | Tensor) -> Kernel:
@@ -76,7 +76,7 @@ class Kernel(ABC):
         return Norms(off.norm(dim=-1), matrix.abs().sum(-1).amax(-1))
 
     def newton_direction(self, p: Tensor, gap: Tensor) -> Tensor:
-        """Solve (I + HΚ)d = gap for rows (B, L, K), where H = diag(p) - ppᵀ."""
+        """Solve (I + HV)d = gap for rows (B, L, K), where H = diag(p) - ppᵀ."""
         if p.shape[-1] <= DIRECT:
             return _solved_directly(self.dense(), p, gap)
         return _solved_iteratively(self, p, gap)
@@ -102,7 +102,7 @@ class DenseKernel(Kernel):
         return self.matrix
 
     def scaled(self, factor: float) -> DenseKernel:
-        """Return factor · Κ."""
+        """Return factor · V."""
         return DenseKernel(self.matrix * factor)
 
     def take(self, rows: slice | Tensor) -> DenseKernel:
@@ -134,7 +134,7 @@ class DiagonalKernel(Kernel):
         return torch.diag_embed(self.var)
 
     def scaled(self, factor: float) -> DiagonalKernel:
-        """Return factor · Κ."""
+        """Return factor · V."""
         return DiagonalKernel(self.var * factor)
 
     def take(self, rows: slice | Tensor) -> DiagonalKernel:
@@ -180,7 +180,7 @@ class ScaledKernel(Kernel):
         return Norms(self.scale[:, None] * off, self.scale * self.matrix.abs().sum(-1).max())
 
     def scaled(self, factor: float) -> ScaledKernel:
-        """Return factor · Κ."""
+        """Return factor · V."""
         return ScaledKernel(self.matrix, self.scale * factor)
 
     def take(self, rows: slice | Tensor) -> ScaledKernel:
@@ -218,12 +218,12 @@ class SpectralKernel(Kernel):
         return (self.basis[classes] * self.var.unsqueeze(1)) @ self.basis.T
 
     def norms(self) -> Norms:
-        """Return them from (Κ²)_ii = Σ_j s_j² U_ij², and the largest eigenvalue."""
+        """Return them from (V²)_ii = Σ_j s_j² U_ij², and the largest eigenvalue."""
         own, squares = torch.stack([self.var, self.var**2]) @ (self.basis**2).T
         return Norms((squares - own**2).clamp(min=0).sqrt(), self.var.amax(-1))
 
     def scaled(self, factor: float) -> SpectralKernel:
-        """Return factor · Κ."""
+        """Return factor · V."""
         return SpectralKernel(self.basis, self.var * factor)
 
     def take(self, rows: slice | Tensor) -> SpectralKernel:
@@ -269,7 +269,7 @@ class BorderedKernel(Kernel):
         )
 
     def scaled(self, factor: float) -> BorderedKernel:
-        """Return factor · Κ."""
+        """Return factor · V."""
         return BorderedKernel(self.matrix * factor, self.border * factor, self.corner * factor)
 
     def take(self, rows: slice | Tensor) -> BorderedKernel:
@@ -282,9 +282,9 @@ class BorderedKernel(Kernel):
 
 
 def solved_as_if_diagonal(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
-    """Solve (I + HΚ)d = gap with nothing but the variances (B, K) of Κ, by Sherman and Morrison.
+    """Solve (I + HV)d = gap with nothing but the variances (B, K) of V, by Sherman and Morrison.
 
-    I + HΚ = D - p(p ⊙ s)ᵀ with D = I + diag(p ⊙ s). The formula's denominator, 1 - (p ⊙ s)ᵀD⁻¹p, is
+    I + HV = D - p(p ⊙ s)ᵀ with D = I + diag(p ⊙ s). The formula's denominator, 1 - (p ⊙ s)ᵀD⁻¹p, is
     Σ_c p_c / D_c, which loses no digits.
     """
     weights = p * var.unsqueeze(1)
@@ -295,14 +295,14 @@ def solved_as_if_diagonal(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
 
 def _solved_directly(kernel: Tensor, p: Tensor, gap: Tensor) -> Tensor:
     """Factorise the K×K system of every row."""
-    mean = (p @ kernel).unsqueeze(-2)  # pᵀΚ (B, L, 1, K)
-    system = p.unsqueeze(-1) * (kernel.unsqueeze(1) - mean)  # HΚ (B, L, K, K)
+    mean = (p @ kernel).unsqueeze(-2)  # pᵀV (B, L, 1, K)
+    system = p.unsqueeze(-1) * (kernel.unsqueeze(1) - mean)  # HV (B, L, K, K)
     system.diagonal(dim1=-2, dim2=-1).add_(1)
     return torch.linalg.solve_ex(system, gap)[0]  # a singular system gives a step that is refused
 
 
 def _solved_iteratively(kernel: Kernel, p: Tensor, gap: Tensor) -> Tensor:
-    """Take conjugate gradients in the inner product xᵀΚy, in which I + HΚ is self-adjoint.
+    """Take conjugate gradients in the inner product xᵀVy, in which I + HV is self-adjoint.
 
     Its eigenvalues are 1 but for as many as classes have noticeable probability: few iterations
     suffice, and hardly any where logits of different classes are nearly independent, for which the
@@ -311,7 +311,7 @@ def _solved_iteratively(kernel: Kernel, p: Tensor, gap: Tensor) -> Tensor:
     enough = _dot(gap, kernel.mv(gap)) * RELATIVE_ERROR**2
     d = solved_as_if_diagonal(kernel.diagonal(), p, gap)
     residual = gap - _system(p, d, kernel.mv(d))
-    moved = kernel.mv(residual)  # Κr
+    moved = kernel.mv(residual)  # Vr
     step, moved_step = residual, moved
     energy = _dot(residual, moved)
     for _ in range(ITERATIONS):
@@ -332,7 +332,7 @@ TINY = 1e-300
 
 
 def _system(p: Tensor, d: Tensor, moved: Tensor) -> Tensor:
-    """Return (I + HΚ)d, where `moved` is Κd."""
+    """Return (I + HV)d, where `moved` is Vd."""
     return d + p * (moved - _dot(p, moved))
 
 

@@ -1,8 +1,8 @@
 """The linearised problem: K-dimensional, convex, solved for all rows at once.
 
 With logits linear in the weights, f(θ) = z₀ + J(θ - μ), the maximiser of log p_θ(y|x) + log q(θ) is
-θ = μ + ΣJᵀu with u = e_y - softmax(z), z = z₀ + Κu and the kernel Κ = JΣJᵀ. Such a u maximises the
-concave φ(u) = log softmax(z₀ + Κu)_y - ½ uᵀΚu.
+θ = μ + ΣJᵀu with u = e_y - softmax(z), z = z₀ + Vu and the kernel V = JΣJᵀ. Such a u maximises the
+concave φ(u) = log softmax(z₀ + Vu)_y - ½ uᵀVu.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class LogitSolution(NamedTuple):
     """The rows of a block of inputs, solved or on the way."""
 
     coefficients: Tensor  # u (B, L, K)
-    shift: Tensor  # Κu (B, L, K)
+    shift: Tensor  # Vu (B, L, K)
     log_probs: Tensor  # log softmax(z) (B, L, K)
-    residual: Tensor  # √(FᵀΚF) with F = e_y - softmax(z) - u (B, L)
+    residual: Tensor  # √(FᵀVF) with F = e_y - softmax(z) - u (B, L)
     objective: Tensor  # φ(u) (B, L)
 
 
@@ -62,7 +62,7 @@ def solve_logits(
 
     Args:
         logits: z₀.
-        kernel: Κ.
+        kernel: V.
         labels: the labels y to solve for: (L,), or (B, L) for each input its own.
         tolerance: the residual to reach.
         steps: but never take more steps than this.
@@ -142,7 +142,7 @@ def _step(problem: _Problem, state: LogitSolution) -> tuple[LogitSolution, Tenso
     gap = problem.targets - p - state.coefficients
     direction = problem.kernel.newton_direction(p, gap)
     shift = problem.kernel.mv(direction)
-    slope = (gap * shift).sum(-1)  # of φ along the direction: ∇φ = Κ gap
+    slope = (gap * shift).sum(-1)  # of φ along the direction: ∇φ = V gap
     size = torch.ones_like(slope)
     for _ in range(HALVINGS):
         u = state.coefficients + size.unsqueeze(-1) * direction

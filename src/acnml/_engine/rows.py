@@ -1,59 +1,84 @@
 """Running every (input, label) row of a batch at weights of its own, in shared matrix products.
 
-A row's weights are μ + Σv, and v is a sum of a few gradients. They are never written out where that
-costs: every layer computes its output with μ, for all rows at once, and a hook adds what Σv
-contributes, which the posterior knows to do from the factors of v (see `acnml._algebra.dual`).
+The weights of a row are μ + Σv, and v is a sum of a few gradients. They are not written out where
+that is expensive: every layer computes its output with μ for all rows at once, and a hook adds the
+contribution of Σv, which the posterior computes from the factors of v (see `_algebra/dual.py`).
 
-Tensors are (B, L, ...), inputs by labels, with L = 1 for what the labels share. Layers whose inputs
-do not depend on adapted weights (the first one, or all behind a frozen trunk) run once per input:
-the rows part at their output.
+Tensors are (B, L, ...), inputs by labels, with L = 1 for what all labels share. Layers whose inputs
+do not depend on covered weights (the first one, or all of a frozen trunk) run once per input: the
+rows part at their output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml._algebra.dual import Affine, Dual, Outers
-from acnml._algebra.kernels import DenseKernel, Kernel
-from acnml._engine.convolution import weight_gradients
+from acnml._algebra.actions import Action, Displacement, MatrixAction
+from acnml._algebra.dual import Affine, Dual, LayerInputs, Outers
+from acnml._algebra.kernels import DenseKernel
+from acnml._engine.gradients import WAY_OUT
 from acnml._engine.layers import (
     AFFINE,
     SCALING,
-    WAY_OUT,
     Site,
+    convolution_gradients,
     find_sites,
+    forward_per_row,
+    from_positions,
+    input_vectors,
     output_positions,
-    sum_to_parameter,
+    scaling_gradients,
 )
-from acnml._engine.path import Path, Tangent
-from acnml._engine.quadratic import energy, gram
-from acnml._engine.runner import Passage, Runner, Tape, site_inputs
+from acnml._engine.recorder import Passage, Tape, record, run_changed
+from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, add
+from acnml._util.structure import Forward
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 
 
-def supported(classifier: Classifier, posterior: Posterior) -> bool:
-    """Whether every covered parameter belongs to a layer that can be run at rows' own weights."""
-    try:
-        find_sites(classifier.model, posterior.mean, AFFINE + SCALING, WAY_OUT)
-    except ValueError:
-        return False
-    return True
+class Tangent(NamedTuple):
+    """The gradients of all K logits at the mean, and Σ applied to them."""
+
+    jacobian: Dual  # (B, K, ...)
+    moved: Displacement  # ΣJᵀ
+
+
+class Path(NamedTuple):
+    """v = Σ_s c_s g_s for gradients g_s, and Σv, to which Σ was applied gradient by gradient."""
+
+    steps: tuple[tuple[float, Callable[[], Dual]], ...]  # written out only if v is needed
+    moved: Displacement  # Σv
+
+    @staticmethod
+    def along(tangent: Tangent, weights: Tensor) -> Path:
+        """Begin with v = Jᵀw for weights (B, L, K) of the logits."""
+        step = (1.0, lambda: tangent.jacobian.combined(weights))
+        return Path((step,), tangent.moved.combined(weights))
+
+    def stepped(self, posterior: Posterior, gradient: Dual, step_size: float) -> Path:
+        """Return the path to (1 - ε)v + ε · gradient."""
+        kept = 1 - step_size
+        steps = *((weight * kept, one) for weight, one in self.steps), (step_size, lambda: gradient)
+        return Path(steps, self.moved.blended(posterior.displacement(gradient), kept, step_size))
+
+    def v(self) -> Dual:
+        """Return v."""
+        return reduce(Dual.plus, (step().scaled(weight) for weight, step in self.steps))
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A batch of inputs that can be run at weights of their own for every label.
+    """A batch of inputs that can be run at different weights for every label.
 
     Attributes:
         classifier: the model.
@@ -66,100 +91,143 @@ class Rows:
 
     classifier: Classifier
     posterior: Posterior
-    sites: list[Site]
+    sites: Sequence[Site]
     x: Inputs
     start: Tape
     factored: frozenset[Site]
 
     @staticmethod
-    def at_mean(classifier: Classifier, posterior: Posterior, x: Inputs, steps: int) -> Rows:
-        """Run the batch at the mean; `steps` is how many gradients v will be a sum of."""
+    def at_mean(classifier: Classifier, posterior: Posterior, x: Inputs, n_gradients: int) -> Rows:
+        """Run the batch at the mean; v will be a sum of `n_gradients` gradients."""
         sites = find_sites(classifier.model, posterior.mean, AFFINE + SCALING, WAY_OUT)
-        start = Runner(classifier, posterior, x, frozenset()).run(sites, 1)
-        if not start.passages or not start.logits.requires_grad:
+        tape = record(classifier, sites, x, posterior.mean)
+        if not tape.passages or not tape.logits.requires_grad:
             classifier.require_used(x, posterior.mean)
-        pays = (s for s, taken in start.passages.items() if _pays(posterior, s, taken, steps))
-        factored = frozenset(pays)
-        passages = {
-            site: [_in_positions(site, one) for one in taken] if site in factored else taken
-            for site, taken in start.passages.items()
-        }
-        start = Tape(start.logits, passages)
-        return Rows(classifier, posterior, sites, x, start, factored)
+        size = batches.size(x)
+        factored, passages = set(), {}
+        for site, passed in tape.passages.items():
+            if _prefers_factors(posterior, site, passed, n_gradients):
+                factored.add(site)
+            if site in factored or isinstance(site.module, nn.Linear):
+                passed = [_with_inputs(site, one, size, posterior.dtype) for one in passed]
+            passages[site] = passed
+        start = Tape(tape.logits, passages).by_input(size)
+        return Rows(classifier, posterior, sites, x, start, frozenset(factored))
 
-    def displaced(self, path: Path, labels: int) -> Tape:
-        """Run all rows at μ + Σv."""
-        return self._runner(path).run(self.sites, labels)
+    # Running the rows ----------------------------------------------------------------------------
 
-    def evaluated(self, path: Path, labels: int) -> Tensor:
-        """Return the logits (B, L, K) of all rows at μ + Σv, and nothing to go on from."""
-        return self._runner(path).evaluate(self.sites, labels)
+    def recorded(self, path: Path, n_labels: int) -> Tape:
+        """Run all rows at μ + Σv, to pull gradients back from there."""
+        x, each = self._parted(n_labels)
+        move = _Move(self, path.moved, batches.size(x) * each)
+        mean = self.posterior.mean
+        tape = record(self.classifier, self.sites, x, mean, move, move.forwards(), each)
+        return tape.by_input(self.size)
 
-    def _runner(self, path: Path) -> Runner:
-        passages = self.start.passages
-        return Runner(self.classifier, self.posterior, self.x, self.factored, path.moved, passages)
+    def logits(self, path: Path, n_labels: int) -> Tensor:
+        """Return the logits (B, L, K) of all rows at μ + Σv, and keep nothing else."""
+        x, each = self._parted(n_labels)
+        move = _Move(self, path.moved, batches.size(x) * each)
+        mean = self.posterior.mean
+        logits = run_changed(self.classifier, self.sites, x, mean, move, move.forwards(), each)
+        return logits.unflatten(0, (self.size, -1))
+
+    @property
+    def size(self) -> int:
+        """The number of inputs B."""
+        return batches.size(self.x)
+
+    def _parted(self, n_labels: int) -> tuple[Inputs, int]:
+        """Return the inputs to run, and the rows that the first covered layer makes of each.
+
+        The rows of an input part at the first covered layer, or already at the input where the
+        model forbids that. A single input always parts at the input: its row could be broadcast
+        to all labels without an error.
+        """
+        if n_labels == 1 or (self.size > 1 and self._can_part_inside()):
+            return self.x, n_labels
+        index = torch.arange(self.size).repeat_interleave(n_labels)
+        return batches.take(self.x, index), 1
+
+    def _can_part_inside(self) -> bool:
+        """Whether rows may part at the first covered layer. Found out once for every model."""
+        known = self.classifier.findings.parting
+        key = frozenset(site.name for site in self.sites)
+        if key not in known:
+            two = batches.take(self.x, slice(0, 2))
+            known[key] = rows_can_part(self.classifier, self.sites, two, self.posterior.mean)
+        return known[key]
+
+    # Gradients -----------------------------------------------------------------------------------
 
     @cached_property
     def tangent(self) -> Tangent:
-        """Return the gradients of all K logits at the mean, (B, K, ...), with Σ applied."""
+        """The gradients of all K logits at the mean, (B, K, ...), with Σ applied."""
         logits = self.start.logits
         classes = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
-        each = [_pulled(self.start, row.expand_as(logits)) for row in classes]
-        # All classes at once: they share a layer's inputs.
-        deltas = [torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*each, strict=True)]
-        return Tangent.of(self.posterior, self._dual(self.start, deltas))
-
-    def gradient(self, tape: Tape, cotangent: Tensor) -> Dual:
-        """Pull a cotangent (B, L, K) of the logits back to the covered parameters of every row."""
-        return self._dual(tape, _pulled(tape, cotangent))
-
-    def _dual(self, tape: Tape, deltas: Sequence[Tensor]) -> Dual:
-        """Pair the gradients (B · L, ...) at the sites' outputs with the sites' inputs."""
-        grads, size = iter(deltas), len(tape.logits)
-        dense: Params = {}
-        outers: dict[Affine, Outers] = {}
-        for site, taken in tape.passages.items():
-            own = [next(grads).to(self.posterior.dtype) for _ in taken]
-            if site in self.factored:
-                outers[site.layer] = _outers(site, taken, own, size)
-            else:
-                dense.update(self._dense(site, taken, own, size))
-        return Dual(dense, outers)
-
-    def is_linear(self) -> bool:
-        """Whether the logits are the outputs of the only covered layer, and so linear in it.
-
-        Up to our own temperature, that is, and at a single position: what else a model does with
-        them (divide them, score several items by one layer) is not in the layer's own kernel.
-        """
-        passed = [(site, one) for site, taken in self.start.passages.items() for one in taken]
-        if len(passed) != 1:
-            return False
-        ((site, one),) = passed
-        outputs = (one.output.detach() / self.classifier.temperature).flatten()
-        return (
-            one.shared
-            and _has_one_position(site, one)
-            and _is_only_reshaped(one.output, self.start.logits)
-            and torch.equal(outputs, self.start.logits.detach().flatten())
-        )
-
-    def kernel(self) -> Kernel:
-        """Return the covariance of the logits at the mean, with the structure that it has."""
-        if not self.is_linear():
-            return DenseKernel(gram(*self.tangent))
-        ((site, (passed,)),) = self.start.passages.items()
-        outputs = self.posterior.output_kernel(site.layer, passed.inputs[:, 0, 0])
-        return outputs.scaled(self.classifier.temperature**-2)
+        each = [self.start.pulled_back(row.expand_as(logits)) for row in classes]
+        # All classes at once: they share the layer inputs.
+        deltas = {
+            site: [torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*by_class, strict=True)]
+            for site in self.start.passages
+            for by_class in [[pulled[site] for pulled in each]]
+        }
+        jacobian = self._dual(self.start, deltas)
+        return Tangent(jacobian, self.posterior.displacement(jacobian))
 
     def log_lik_gradient(self, tape: Tape, labels: Tensor) -> Dual:
         """Return ∇ log p_θ(y|x) of every row at the weights of a tape."""
-        return self.gradient(tape, self.residuals(tape, labels))
+        return self._dual(tape, tape.pulled_back(self.logit_gradient(tape.logits, labels)))
 
-    def residuals(self, tape: Tape, labels: Tensor) -> Tensor:
-        """Return e_y - softmax(z), the gradient of log p(y|x) at the logits, (B, L, K)."""
-        logits = tape.logits.detach().to(self.posterior.dtype)
+    def logit_gradient(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return e_y - softmax(z), the gradient of log p(y|x) by the logits, (B, L, K)."""
+        logits = logits.detach().to(self.posterior.dtype)
         return functional.one_hot(labels, logits.shape[-1]).to(logits.dtype) - logits.softmax(-1)
+
+    def _dual(self, tape: Tape, deltas: Mapping[Site, Sequence[Tensor]]) -> Dual:
+        """Pair the gradients (B · L, ...) at the sites' outputs with the sites' inputs."""
+        dtype = self.posterior.dtype
+        dense: Params = {}
+        outers: dict[Affine, Outers] = {}
+        for site, passed in tape.passages.items():
+            own = [delta.to(dtype) for delta in deltas[site]]
+            if site in self.factored:
+                outers[site.layer] = self._outers(site, passed, own)
+            elif isinstance(site.module, nn.Linear):
+                matrix = self._outers(site, passed, own).dense()
+                dense.update(site.layer.split(matrix, self.posterior.mean))
+            else:
+                gradients = convolution_gradients if site.is_affine else scaling_gradients
+                parts: list[Params] = [
+                    gradients(site, self._by_input(one.received.to(dtype)), self._by_input(delta))
+                    for one, delta in zip(passed, own, strict=True)
+                ]
+                summed: Params = reduce(add, parts)
+                dense.update(summed)
+        return Dual(dense, outers)
+
+    def _outers(self, site: Site, passed: Sequence[Passage], deltas: Sequence[Tensor]) -> Outers:
+        """Pair the gradients at a site's outputs with its inputs; passages are joined as terms."""
+        parts = [self._by_input(output_positions(site.module, delta)) for delta in deltas]
+        inputs = [one.inputs for one in passed if one.inputs is not None]
+        if len(passed) == 1:
+            return Outers(parts[0], inputs[0])
+        labels = max(each.vectors.shape[1] for each in inputs)
+        vectors = [v.expand(-1, labels, *v.shape[2:]) for v in (each.vectors for each in inputs)]
+        return Outers(torch.cat(parts, dim=-2), LayerInputs.new(torch.cat(vectors, dim=-2)))
+
+    def _by_input(self, rows: Tensor) -> Tensor:
+        """Turn (B · L, ...) or (B, ...) into (B, L or 1, ...)."""
+        return rows.unflatten(0, (self.size, -1))
+
+    def ascended(self, path: Path, labels: Tensor, steps: int, step_size: float) -> Path:
+        """Take steps of the paper's iteration, θ ← θ + ε Σ(∇log p_θ(y|x) + ∇log q(θ))."""
+        for _ in range(steps):
+            gradient = self.log_lik_gradient(self.recorded(path, len(labels)), labels)
+            path = path.stepped(self.posterior, gradient, step_size)
+        return path
+
+    # Evaluating ----------------------------------------------------------------------------------
 
     def log_lik(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return log p_θ(y|x) of every row, (B, L), from logits (B, L or 1, K)."""
@@ -168,97 +236,143 @@ class Rows:
         index = labels.expand(len(log_probs), -1).unsqueeze(-1)
         return log_probs.expand(-1, len(labels), -1).gather(-1, index).squeeze(-1)
 
-    def residual(self, ascent: Dual) -> Tensor:
-        """Return √(gᵀΣg) of every row, g the objective's gradient, (B, L)."""
-        squared = energy(ascent, self.posterior.displacement(ascent))
+    def residual(self, gradient: Dual) -> Tensor:
+        """Return √(gᵀΣg) of every row for the gradient g of the objective, (B, L)."""
+        squared = squared_norm(gradient, self.posterior.displacement(gradient))
         return squared.clamp(min=0).sqrt().to(torch.promote_types(squared.dtype, torch.float32))
 
-    def _dense(self, site: Site, taken: list[Passage], deltas: list[Tensor], size: int) -> Params:
-        if site.is_affine and not isinstance(site.module, nn.Conv2d):
-            matrix = _outers(site, taken, deltas, size).dense()
-            return site.layer.split(matrix, self.posterior.mean)
-        gradients = _convolution_gradients if site.is_affine else _scaling_gradients
-        pairs = zip(taken, deltas, strict=True)
-        return reduce(add, (gradients(site, one.inputs, d, size) for one, d in pairs))
+    def kernel(self) -> DenseKernel:
+        """Return the covariance V = JΣJᵀ of the logits at the mean."""
+        pairs = _inner_product_pairs(*self.tangent)
+        kernel = torch.stack([a.flatten(2) @ b.flatten(2).mT for a, b in pairs]).sum(0)
+        return DenseKernel((kernel + kernel.mT) / 2)
 
 
-def _pulled(tape: Tape, cotangent: Tensor) -> tuple[Tensor, ...]:
-    """Pull a cotangent (B, L, K) of the logits back to the outputs of all passages."""
-    outputs = [one.output for taken in tape.passages.values() for one in taken]
-    return torch.autograd.grad(
-        tape.logits,
-        outputs,
-        cotangent.to(tape.logits.dtype),
-        retain_graph=True,
-        allow_unused=True,
-        materialize_grads=True,
-    )
+@final
+@dataclass(frozen=True, eq=False)
+class _Move:
+    """What hooks do to run all rows at μ + Σv: add the share of Σv to the outputs of every site.
+
+    Convolutions and scaling layers whose Σv is written out run with every row's own weights instead
+    (`forwards`).
+    """
+
+    rows: Rows
+    displacement: Displacement
+    expected: int  # entries that a layer receives behind the point where rows part
+
+    def __call__(
+        self, site: Site, module: nn.Module, index: int, received: Tensor, output: Tensor
+    ) -> tuple[Tensor, LayerInputs | None]:
+        """Change the output of a site's passage number `index`."""
+        size, at_mean = self.rows.size, self._passage_at_mean(site, index)
+        before_parting = len(received) == size and at_mean is not None
+        if len(received) != self.expected and not before_parting:
+            raise ValueError(
+                f"layer {site.name!r} received {len(received)} entries, not {self.expected}; "
+                "the model must keep the first dimension of its tensors for the batch"
+            )
+        if self._has_own_weights(site):
+            return output, None
+        inputs = None if at_mean is None else at_mean.inputs
+        if at_mean is None or inputs is None or not torch.equal(received, at_mean.received):
+            vectors = input_vectors(site, received).unflatten(0, (size, -1))
+            inputs = LayerInputs.new(vectors.to(self.rows.posterior.dtype))
+        positions = output_positions(module, output).unflatten(0, (size, -1))
+        moved = (positions + self._action(site)(inputs)).to(output.dtype)
+        detached = LayerInputs(inputs.vectors.detach(), inputs.id)
+        return from_positions(module, moved.flatten(0, 1), output.shape[1:]), detached
+
+    def forwards(self) -> Mapping[str, Forward]:
+        """Return the forward functions of all sites that run with every row's own weights."""
+        own = (site for site in self.rows.sites if self._has_own_weights(site))
+        return {site.name: self._forward(site) for site in own}
+
+    def _passage_at_mean(self, site: Site, index: int) -> Passage | None:
+        """Return the passage at the mean if its input is the same at all weights."""
+        passed = self.rows.start.passages.get(site, [])
+        return passed[index] if index < len(passed) and passed[index].is_shared else None
+
+    def _action(self, site: Site) -> Action:
+        if site in self.rows.factored:
+            return self.displacement.actions[site.layer]
+        return MatrixAction(site.layer.join(self.displacement.dense, self.rows.posterior.mean))
+
+    def _has_own_weights(self, site: Site) -> bool:
+        written_out = site.layer.weight in self.displacement.dense
+        return written_out and not isinstance(site.module, nn.Linear)
+
+    def _forward(self, site: Site) -> Forward:
+        size, layer, mean = self.rows.size, site.layer, self.rows.posterior.mean
+        moved, dtype = self.displacement.dense, self.rows.start.passages[site][0].received.dtype
+        own = {name: (mean[name] + moved[name]).flatten(0, 1).to(dtype) for name in layer.names}
+        weight, bias = own[layer.weight], own.get(layer.bias or "")
+
+        def forward(module: nn.Module, x: Tensor) -> Tensor:
+            by_input = x.unflatten(0, (size, -1))
+            labels = len(weight) // size
+            rows = by_input.expand(-1, labels, *by_input.shape[2:]).flatten(0, 1)
+            return forward_per_row(module, rows, weight, bias)
+
+        return forward
 
 
-def _pays(posterior: Posterior, site: Site, taken: list[Passage], steps: int) -> bool:
+def rows_can_part(
+    classifier: Classifier, sites: Sequence[Site], x: Inputs, tensors: Params
+) -> bool:
+    """Whether rows may part at the first covered layer, tried out on two inputs.
+
+    A skip connection around that layer forbids it, because it carries one row per input. So does a
+    model that shapes its tensors by the size of its input. The probe runs two rows per input, whose
+    outputs at every site are scaled differently, and compares them with the same inputs repeated.
+    """
+    size, scales = batches.size(x), torch.tensor([1.0, 1.25])
+
+    def parted(
+        site: Site, module: nn.Module, index: int, received: Tensor, output: Tensor
+    ) -> tuple[Tensor, None]:
+        by_input = output.unflatten(0, (size, -1))
+        factors = scales.to(output).view(1, 2, *[1] * (output.ndim - 1))
+        return (by_input * factors).flatten(0, 1), None
+
+    repeated = batches.take(x, torch.arange(size).repeat_interleave(2))
+    expected = run_changed(classifier, sites, repeated, tensors, parted, {}, 1)
+    try:
+        actual = run_changed(classifier, sites, x, tensors, parted, {}, 2)
+    except ValueError:  # shapes do not fit: the probe has its answer
+        return False
+    tolerance = torch.finfo(actual.dtype).eps ** 0.5 * float(expected.abs().max())
+    return bool(((actual - expected).abs() <= tolerance).all())
+
+
+def _prefers_factors(
+    posterior: Posterior, site: Site, passed: Sequence[Passage], n_gradients: int
+) -> bool:
     """Whether a site's share of v is better kept in factors than written out for every row."""
     if not site.is_affine or site.layer.groups > 1:
         return False
-    positions = sum(_positions(one, site) for one in taken)
-    terms = positions if all(one.shared for one in taken) else positions * max(steps, 1)
+    positions = sum(output_positions(site.module, one.output).shape[-2] for one in passed)
+    all_shared = all(one.is_shared for one in passed)
+    terms = positions if all_shared else positions * max(n_gradients, 1)
     return posterior.prefers_factors(site.layer, terms, positions)
 
 
-def _in_positions(site: Site, one: Passage) -> Passage:
-    """Turn a passage at the mean into one of a site that is kept in factors."""
-    inputs = site_inputs(site, site.module, one.received, len(one.inputs), factored=True)
-    return one._replace(inputs=inputs.to(one.inputs.dtype))
+def _with_inputs(site: Site, one: Passage, size: int, dtype: torch.dtype) -> Passage:
+    vectors = input_vectors(site, one.received).unflatten(0, (size, -1))
+    return one._replace(inputs=LayerInputs.new(vectors.to(dtype)))
 
 
-def _positions(one: Passage, site: Site) -> int:
-    """Count the positions of one input at an affine layer."""
-    return int(output_positions(site.module, one.output).shape[-2])
+def squared_norm(dual: Dual, moved: Displacement) -> Tensor:
+    """Return vᵀΣv of every row, (B, L), where `moved` is Σv."""
+    pairs = _inner_product_pairs(dual, moved)
+    return torch.stack([(a * b).flatten(2).sum(-1) for a, b in pairs]).sum(0)
 
 
-def _convolution_gradients(site: Site, inputs: Tensor, deltas: Tensor, size: int) -> Params:
-    """Write out the gradients of a convolution's parameters for every row: (B, L, *shape)."""
-    assert isinstance(site.module, nn.Conv2d)
-    by_input = deltas.unflatten(0, (size, -1))
-    grads = {site.layer.weight: weight_gradients(site.module, inputs, by_input)}
-    if site.layer.bias is not None:
-        grads[site.layer.bias] = by_input.sum((3, 4))
-    return grads
+def _inner_product_pairs(dual: Dual, moved: Displacement) -> list[tuple[Tensor, Tensor]]:
+    """Return tensors (B, L, ...) whose inner products, summed over pairs, are vᵀΣv.
 
-
-def _scaling_gradients(site: Site, inputs: Tensor, deltas: Tensor, size: int) -> Params:
-    """Write out the gradients of a scaling layer's parameters for every row: (B, L, *shape)."""
-    scaled = (inputs * deltas.unflatten(0, (size, -1))).flatten(0, 1)
-    grads = {site.layer.weight: scaled}
-    if site.layer.bias is not None:
-        grads[site.layer.bias] = deltas
-    summed = {name: sum_to_parameter(site.module, grad) for name, grad in grads.items()}
-    return {name: grad.unflatten(0, (size, -1)) for name, grad in summed.items()}
-
-
-def _outers(site: Site, taken: list[Passage], deltas: list[Tensor], size: int) -> Outers:
-    """Pair the gradients at a site's outputs with its inputs, passages joined as terms."""
-    parts = [output_positions(site.module, d).unflatten(0, (size, -1)) for d in deltas]
-    if len(taken) == 1:
-        return Outers(parts[0], taken[0].inputs)
-    labels = max(one.inputs.shape[1] for one in taken)
-    inputs = [one.inputs.expand(-1, labels, *one.inputs.shape[2:]) for one in taken]
-    return Outers(torch.cat(parts, dim=-2), torch.cat(inputs, dim=-2))
-
-
-# What lies between a last layer's output and the logits of a model that is linear in it: our own
-# clone, the division by a temperature and changes of shape.
-PLAIN = {"CloneBackward0", "DivBackward0", "ViewBackward0", "UnsafeViewBackward0"}
-
-
-def _has_one_position(site: Site, one: Passage) -> bool:
-    """Whether a layer multiplies one vector per input by one matrix."""
-    in_positions = site.is_affine and site.layer.groups == 1 and one.inputs.ndim == 4
-    return in_positions and one.inputs.shape[-2] == 1
-
-
-def _is_only_reshaped(output: Tensor, logits: Tensor) -> bool:
-    """Whether the graph from a leaf to the logits holds nothing but plain operations."""
-    node = logits.grad_fn
-    while node is not None and type(node).__name__ in PLAIN:
-        node = node.next_functions[0][0]
-    return node is not None and getattr(node, "variable", None) is output
+    For outer products, ⟨Σ_t δ_t a_tᵀ, Σv⟩ = Σ_t δ_tᵀ (Σv)a_t.
+    """
+    dense = [(v, moved.dense[name]) for name, v in dual.dense.items()]
+    outers = [(o.weight * o.deltas, moved.actions[k](o.inputs)) for k, o in dual.outers.items()]
+    return dense + outers

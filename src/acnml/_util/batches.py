@@ -15,7 +15,7 @@ Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | list[Tensor] | Mapping[str, Te
 
 # Inputs that go through a network at once where nothing else sets a limit: large enough for fast
 # matrix products, small enough for the activations of a wide convolutional network.
-BLOCK = 256
+CHUNK = 256
 
 
 def named_tensors(x: Inputs) -> dict[str, Tensor]:
@@ -67,10 +67,10 @@ def take(x: Inputs, index: Tensor | slice | int) -> Inputs:
     return map_inputs(x, lambda tensor: tensor[index])
 
 
-def blocks(x: Inputs, block: int = BLOCK) -> Iterator[Inputs]:
-    """Split a batch into consecutive blocks of at most `block` inputs."""
-    for start in range(0, size(x), block):
-        yield take(x, slice(start, start + block))
+def chunks(x: Inputs, length: int = CHUNK) -> Iterator[Inputs]:
+    """Split a batch into consecutive chunks of at most `length` inputs."""
+    for start in range(0, size(x), length):
+        yield take(x, slice(start, start + length))
 
 
 def split_labels(batch: Any) -> tuple[Inputs, Tensor | None]:

@@ -1,19 +1,80 @@
-"""The structure of a user's module, copied for `Classifier` to run in the module's place.
+"""The structure of a user's module, copied so that `Classifier` runs the copy instead.
 
-Wrappers are taken off, and modules are refused that such a copy could not stand for.
+Wrappers are removed, and modules are refused that a copy could not replace.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+# Replaces the forward pass of a module: (module, its input) -> output.
+Forward: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+# A forward hook: (module, its arguments, its output) -> new output.
+Hook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
+
+
+@final
+class Structures:
+    """Copies of a module's structure in eval mode, one for every run that is under way.
+
+    The copies share all tensors with the module. `functional_call` and hooks change a module while
+    it runs, so two threads must never run the same copy. The template itself is never run.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.template = eval_structure(model)
+        self._idle: deque[nn.Module] = deque()  # append and pop are atomic
+
+    @contextmanager
+    def borrowed(
+        self, hooks: Mapping[str, Hook], forwards: Mapping[str, Forward]
+    ) -> Iterator[nn.Module]:
+        """Lend a copy with these hooks and forward functions, by the name of the module."""
+        try:
+            structure = self._idle.pop()
+        except IndexError:
+            structure = eval_structure(self.template)
+        handles = [
+            structure.get_submodule(name).register_forward_hook(
+                partial(_run_hook, hook), with_kwargs=True
+            )
+            for name, hook in hooks.items()
+        ]
+        replaced = [(structure.get_submodule(name), run) for name, run in forwards.items()]
+        for module, run in replaced:
+            module.forward = partial(_run_forward, run, module)
+        try:
+            yield structure
+        finally:
+            for handle in handles:
+                handle.remove()
+            for module, _ in replaced:
+                del module.forward  # the method of the class is visible again
+            self._idle.append(structure)
+
+
+def _run_hook(
+    hook: Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+) -> Tensor:
+    """Call a hook with a module's arguments, whether they came by position or by name."""
+    return hook(module, args or tuple(kwargs.values()), output)
+
+
+def _run_forward(run: Forward, module: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
+    """Run a module's only input, whether it came by position or by name."""
+    (x,) = args or kwargs.values()
+    return run(module, x)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

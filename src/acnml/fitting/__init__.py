@@ -1,30 +1,45 @@
 """How to get a posterior: from a classifier and data."""
 
-from acnml.fitting.bayes_by_backprop import fit_bayes_by_backprop
-from acnml.fitting.curvature import Curvature, DiagonalCurvature, KroneckerCurvature
+from acnml.fitting.batch_norm import batch_norm_statistics
+from acnml.fitting.bayes_by_backprop import BayesByBackprop, fit_bayes_by_backprop
+from acnml.fitting.curvature import (
+    Curvature,
+    DiagonalCurvature,
+    Factors,
+    FullCurvature,
+    KroneckerCurvature,
+)
 from acnml.fitting.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
 from acnml.fitting.laplace import (
     diagonal_curvature,
+    fit_full_laplace,
     fit_kfac_laplace,
     fit_laplace_diagonal,
+    full_curvature,
     kronecker_curvature,
 )
 from acnml.fitting.swag import Swag, collect_swag, fit_swag
 
 __all__ = [
+    "BayesByBackprop",
     "Curvature",
     "DiagonalCurvature",
     "EmpiricalFisher",
     "ExactFisher",
+    "Factors",
     "Fisher",
+    "FullCurvature",
     "KroneckerCurvature",
     "MonteCarloFisher",
     "Swag",
+    "batch_norm_statistics",
     "collect_swag",
     "diagonal_curvature",
     "fit_bayes_by_backprop",
+    "fit_full_laplace",
     "fit_kfac_laplace",
     "fit_laplace_diagonal",
     "fit_swag",
+    "full_curvature",
     "kronecker_curvature",
 ]

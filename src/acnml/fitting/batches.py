@@ -1,4 +1,4 @@
-"""Going over a loader's batches, with every error naming the batch it comes from."""
+"""Iterating over a loader's batches; every error names the batch it comes from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def over_batches(
             x, labels = split_labels(batch)
             x = classifier.prepare(x)
             with torch.enable_grad():
-                step(x, None if labels is None else _checked_labels(labels, x))
+                step(x, None if labels is None else checked_labels(labels, x))
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"batch {index}: {error}") from error
@@ -81,10 +81,12 @@ def require_classes(labels: Tensor, logits: Tensor) -> None:
         )
 
 
-def _checked_labels(labels: Any, x: Inputs) -> Tensor:
+def checked_labels(labels: Any, x: Inputs) -> Tensor:
+    """Return labels as int64 (B,), or say what is wrong with them."""
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"labels must be a tensor of integers, got {kind}")
     if labels.shape != (size(x),):
         raise ValueError(f"labels have shape {tuple(labels.shape)}, expected ({size(x)},)")
-    return labels.long()
+    # Tensors made in inference mode could not take part in gradients; their clones can.
+    return (labels.clone() if labels.is_inference() else labels).long()

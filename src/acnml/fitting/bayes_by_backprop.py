@@ -1,45 +1,39 @@
 """Bayes by Backprop: a mean-field Gaussian posterior trained by stochastic gradients.
 
-Minimised, per datum, is the negative evidence lower bound (Blundell et al. 2015)
+The objective per training example is the negative evidence lower bound (Blundell et al. 2015)
 
-    E_q[-log p_θ(y|x)] + KL(q ‖ N(0, σ₀² I)) / n,     q = N(μ, diag(s)),
+    E_q[-log p_θ(y|x)] + KL(q ‖ N(0, σ₀² I)) / n,     q = N(μ, diag(s)).
 
-where one reparameterised sample a step estimates the expectation and the divergence is exact.
+Each step estimates the expectation with one reparameterised sample; the divergence is exact.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml._engine.layers import (
-    AFFINE,
-    SCALING,
-    Site,
-    find_sites,
-    record,
-    require_tracked,
-    require_understood,
-)
+from acnml._engine.gradients import require_understood
+from acnml._engine.layers import AFFINE, SCALING, Site, find_sites
+from acnml._engine.recorder import record, require_tracked
 from acnml._util import checks
 from acnml._util.batches import Inputs, take
 from acnml._util.params import Params, normal_like, widened, zip_with
-from acnml._util.selection import Parameters, parameter_names
-from acnml.classifier import Classifier, Hook, require_classifier
-from acnml.fitting.batches import count_data, cross_entropy, once, over_batches
+from acnml._util.selection import Parameters, listed, parameter_names
+from acnml._util.structure import Hook
+from acnml.classifier import Classifier, require_classifier
+from acnml.fitting.batches import checked_labels, count_data, cross_entropy, once, over_batches
 from acnml.posteriors import Diagonal
 
-# Where training starts: standard deviations as a share of the prior's, small enough that the first
-# steps see the mean through the noise.
+# Initial standard deviation as a fraction of the prior's: small enough that the first steps see the
+# mean through the noise.
 INITIAL_STD = 0.1
 
 
-@torch.inference_mode(False)
 def fit_bayes_by_backprop(
     classifier: Classifier,
     loader: Iterable[Any],
@@ -49,52 +43,178 @@ def fit_bayes_by_backprop(
     seed: int = 0,
     parameters: Parameters = None,
     progress: bool | None = None,
+    variance_learning_rate: float | None = None,
 ) -> Diagonal:
     """Train a mean-field posterior by Adam, starting at the classifier's weights.
 
-    Adam moves the logarithm of a variance by about the learning rate a step, and it starts at a
-    hundredth of the prior's: a short fit ends with variances that training has only begun to widen.
-    Look at `posterior.var` and train on if they still grow.
+    Adam changes the logarithm of a variance by about the learning rate per step, and the variances
+    start at a hundredth of the prior's. After a short fit they may still be growing: compare
+    `posterior.var` of two lengths of training, or give the variances a larger learning rate.
 
     The network runs in eval mode: dropout is off and batch norm keeps its statistics. Weights that
-    the posterior does not cover stay as they are.
+    the posterior does not cover stay as they are. To interrupt and resume training, or to write
+    your own loop, use `BayesByBackprop`.
 
     Args:
-        classifier: the model, trained or as initialised.
-        loader: the training data, with labels; gone through once more to count it.
+        classifier: the model, trained or freshly initialised.
+        loader: the training data, with labels; one extra pass counts the examples.
         epochs: passes over the data.
-        prior_std: σ₀ of the prior N(0, σ₀² I); the paper takes 0.1.
+        prior_std: σ₀ of the prior N(0, σ₀² I); the paper uses 0.1.
         learning_rate: of Adam.
         seed: of the noise.
         parameters: parameters, their names or submodules to cover; all of the model's by default.
         progress: show a progress bar; by default in a terminal only.
+        variance_learning_rate: of Adam for the log-variances; `learning_rate` by default.
     """
-    require_classifier(classifier)
-    checks.require_positive(prior_std, "prior_std")
-    names = parameter_names(classifier.model, parameters)
-    sites = find_sites(classifier.model, names, AFFINE + SCALING, "leave it out of `parameters`")
-    data = count_data(loader)
-    generator = torch.Generator().manual_seed(seed)
-    mean = widened(classifier.copy_parameters(names))
-    field = _MeanField(mean, prior_std, data, learning_rate)
+    # Everything that can be refused without data comes before the pass that counts it.
+    parameters = listed(parameters)
+    _covered_sites(classifier, parameters)
+    _require_settings(prior_std, learning_rate, variance_learning_rate)
+    trainer = BayesByBackprop(
+        classifier,
+        count_data(loader),
+        prior_std,
+        learning_rate,
+        variance_learning_rate,
+        seed,
+        parameters,
+    )
+    with torch.inference_mode(False):
+        for epoch in range(epochs):
+            description = f"epoch {epoch + 1}/{epochs}"
+            over_batches(classifier, loader, trainer._step, description, progress)
+    return trainer.posterior()
 
-    check_once = once(lambda x: _require_trainable(classifier, sites, x))
 
-    def step(x: Inputs, labels: Tensor | None) -> None:
-        check_once(x)
-        var = field.variances()
-        logits = local_reparameterised(classifier, sites, field.mean, var, x, generator)
+@final
+class BayesByBackprop:
+    """Trains a mean-field posterior N(μ, diag(s)) by Adam, one batch at a time.
+
+    `fit_bayes_by_backprop` is a loop around this class. Use the class to write your own loop, or to
+    store the state of training and resume it. A resumed run equals an uninterrupted one bit for
+    bit, provided that it gets the same settings and the same batches.
+
+    The user's model does not change. The network runs in eval mode.
+
+    Args:
+        classifier: the model, trained or freshly initialised; its weights are the initial μ.
+        data: the number n of training examples, which sets the weight of the prior.
+        prior_std: σ₀ of the prior N(0, σ₀² I); the paper uses 0.1.
+        learning_rate: of Adam for μ, and for log s unless `variance_learning_rate` is given. With 0
+            the means stay at the model's weights and only the variances are trained.
+        variance_learning_rate: of Adam for log s.
+        seed: of the noise.
+        parameters: parameters, their names or submodules to cover; all of the model's by default.
+
+    >>> x, labels = torch.randn(8, 4), torch.arange(8) % 3
+    >>> trainer = BayesByBackprop(Classifier(nn.Linear(4, 3)), data=8)
+    >>> for _ in range(5):
+    ...     trainer.step(x, labels)
+    >>> trainer.steps
+    5
+    >>> trainer.posterior()
+    Diagonal(15 parameters: weight … bias)
+
+    Store the state with `safetensors.torch.save_file(trainer.state_dict(), path)`, and resume with
+    `trainer.load_state_dict(safetensors.torch.load_file(path))`.
+    """
+
+    @torch.inference_mode(False)
+    def __init__(
+        self,
+        classifier: Classifier,
+        data: int,
+        prior_std: float = 0.1,
+        learning_rate: float = 1e-3,
+        variance_learning_rate: float | None = None,
+        seed: int = 0,
+        parameters: Parameters = None,
+    ) -> None:
+        sites = _covered_sites(classifier, parameters)
+        checks.require_positive(data, "data, the number of training examples,")
+        _require_settings(prior_std, learning_rate, variance_learning_rate)
+        variance_rate = learning_rate if variance_learning_rate is None else variance_learning_rate
+        # In the model's order, not in that of the modules that own the parameters.
+        covered = {name for site in sites for name in site.layer.names}
+        names = [name for name in classifier.parameters if name in covered]
+        mean = widened(classifier.copy_parameters(names))
+        self._classifier, self._sites = classifier, sites
+        self._field = _MeanField(mean, prior_std, data, learning_rate, variance_rate)
+        self._generator = torch.Generator().manual_seed(seed)
+        self._check_once = once(lambda x: _require_trainable(classifier, sites, x))
+
+    @property
+    def steps(self) -> int:
+        """The number of steps taken so far, including those before resuming."""
+        return self._field.steps
+
+    @torch.inference_mode(False)
+    def step(self, x: Inputs, labels: Tensor) -> None:
+        """Take one step on a batch: inputs as the model takes them, and class indices (B,)."""
+        x = self._classifier.prepare(x)
+        with torch.enable_grad():
+            self._step(x, checked_labels(labels, x))
+
+    @torch.inference_mode(False)
+    def posterior(self) -> Diagonal:
+        """Return the current N(μ, diag(s)); further steps do not change it."""
+        return self._field.posterior()
+
+    def state_dict(self) -> Params:
+        """Return a copy of everything that training continues from, as a flat dict of tensors.
+
+        It holds μ, log s, Adam's moments of both, the number of steps and the state of the noise
+        generator. The settings given to the constructor are not part of it.
+        """
+        return {**self._field.state_dict(), GENERATOR: self._generator.get_state()}
+
+    @torch.inference_mode(False)
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a state that `state_dict` returned for the same model and parameters."""
+        own = self.state_dict()
+        checks.require_same_names(state, own, "the state", "this trainer's state")
+        for name, tensor in own.items():
+            given = state[name]
+            if (given.shape, given.dtype) != (tensor.shape, tensor.dtype):
+                raise ValueError(
+                    f"{name!r} of the state has shape {tuple(given.shape)} and type {given.dtype}, "
+                    f"this trainer's {tuple(tensor.shape)} and {tensor.dtype}; load a state of "
+                    "the same model in the same precision"
+                )
+        self._generator.set_state(state[GENERATOR].cpu())
+        self._field.load_state_dict(state)
+
+    def _step(self, x: Inputs, labels: Tensor | None) -> None:
+        """Take one step on inputs and labels that were checked."""
+        self._check_once(x)
+        field, var = self._field, self._field.variances()
+        logits = local_reparameterised(
+            self._classifier, self._sites, field.mean, var, x, self._generator
+        )
         field.step(cross_entropy(logits, labels), var)
 
-    for epoch in range(epochs):
-        over_batches(classifier, loader, step, f"epoch {epoch + 1}/{epochs}", progress)
-    return field.posterior()
+
+def _covered_sites(classifier: Classifier, parameters: Parameters) -> list[Site]:
+    """Return the modules whose parameters are trained, or say which one is not supported."""
+    require_classifier(classifier)
+    names = parameter_names(classifier.model, parameters)
+    return find_sites(classifier.model, names, AFFINE + SCALING, "leave it out of `parameters`")
+
+
+def _require_settings(
+    prior_std: float, learning_rate: float, variance_learning_rate: float | None
+) -> None:
+    checks.require_positive(prior_std, "prior_std")
+    rates = {"learning_rate": learning_rate, "variance_learning_rate": variance_learning_rate}
+    for name, rate in rates.items():
+        if rate is not None and not 0 <= rate < math.inf:
+            raise ValueError(f"{name} must be finite and not negative, got {rate}")
 
 
 def _require_trainable(classifier: Classifier, sites: list[Site], x: Inputs) -> None:
-    """Refuse layers on which the divergence alone would act, or noise be put where none belongs."""
+    """Refuse layers without a gradient, and those that use their weights in an unknown way."""
     require_understood(classifier, sites, x)
-    require_tracked(*record(classifier, sites, take(x, slice(0, 1))))
+    require_tracked(record(classifier, sites, take(x, slice(0, 1))))
 
 
 def local_reparameterised(
@@ -107,18 +227,18 @@ def local_reparameterised(
 ) -> Tensor:
     """Return logits with noise drawn at the outputs of affine layers (Kingma et al. 2015).
 
-    For y = Wa with independent weights, y ~ N(Ma, S a²): every example has noise of its own, at the
-    price of one more matrix product. Over several positions (convolutions, sequences) the noise is
-    drawn independently at each, as is usual: every output is distributed as it should be, but that
-    positions share their weights is not seen. Scaling layers are sampled plainly.
+    For y = Wa with independent weights, y ~ N(Ma, S a²). Every example gets its own noise, at the
+    cost of one more matrix product. For several positions (convolutions, sequences) the noise is
+    drawn independently at each, as is usual: every output has the right distribution, but the
+    correlation between positions, which share their weights, is ignored. The weights of scaling
+    layers are sampled directly.
     """
     scaling = [name for site in sites if not site.is_affine for name in site.layer.names]
     sampled = reparameterised(
         {n: mean[n] for n in scaling}, {n: var[n] for n in scaling}, generator
     )
     hooks = {site.name: _noisy(site, var, generator) for site in sites if site.is_affine}
-    with classifier.hooked(hooks):
-        return classifier.logits(x, {**mean, **sampled})
+    return classifier.hooked(hooks).logits(x, {**mean, **sampled})
 
 
 def reparameterised(mean: Params, var: Params, generator: torch.Generator) -> Params:
@@ -144,21 +264,37 @@ def _noisy(site: Site, var: Params, generator: torch.Generator) -> Hook:
     return hook
 
 
+# Names and prefixes in a state dict; prefixes come first because a module's name may contain "/".
+MEAN, LOG_VAR, STEPS, GENERATOR = "mean/", "log_var/", "steps", "generator"
+MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's names
+
+
 @final
 class _MeanField:
     """μ and log s under Adam, with the divergence's gradient written out.
 
-    KL = ½ Σ (s + μ²)/σ₀² - log s + const has the gradients μ/σ₀² by μ and ½(s/σ₀² - 1) by log s: a
-    few passes over the weights, where autograd would take a dozen.
+    KL = ½ Σ (s + μ²)/σ₀² - log s + const has the gradients μ/σ₀² with respect to μ and
+    ½(s/σ₀² - 1) with respect to log s: a few passes over the weights instead of autograd's dozen.
     """
 
-    def __init__(self, mean: Params, prior_std: float, data: int, learning_rate: float) -> None:
+    def __init__(
+        self,
+        mean: Params,
+        prior_std: float,
+        data: int,
+        learning_rate: float,
+        variance_learning_rate: float,
+    ) -> None:
         self.mean = {name: tensor.requires_grad_() for name, tensor in mean.items()}
         initial = 2 * math.log(INITIAL_STD * prior_std)
         self.log_var = {n: torch.full_like(t, initial, requires_grad=True) for n, t in mean.items()}
         self.prior_precision_per_datum, self.data = 1 / (prior_std**2 * data), data
-        leaves = [*self.mean.values(), *self.log_var.values()]
-        self.optimizer = torch.optim.Adam(leaves, lr=learning_rate, fused=True)
+        self.steps = 0
+        groups = [
+            {"params": list(self.mean.values()), "lr": learning_rate},
+            {"params": list(self.log_var.values()), "lr": variance_learning_rate},
+        ]
+        self.optimizer = torch.optim.Adam(groups, fused=True)
 
     @torch.no_grad()
     def variances(self) -> Params:
@@ -173,6 +309,7 @@ class _MeanField:
         for name, mean_grad, var_grad in zip(var, by_mean, by_var, strict=True):
             self._add_divergence(name, mean_grad, var_grad, var[name])
         self.optimizer.step()
+        self.steps += 1
 
     @torch.no_grad()
     def _add_divergence(self, name: str, mean_grad: Tensor, var_grad: Tensor, var: Tensor) -> None:
@@ -182,8 +319,34 @@ class _MeanField:
         self.log_var[name].grad = by_log_var.sub_(1 / (2 * self.data))
 
     def posterior(self) -> Diagonal:
-        """Return N(μ, diag(s))."""
-        mean = {name: tensor.detach() for name, tensor in self.mean.items()}
+        """Return a copy of N(μ, diag(s))."""
+        mean = {name: tensor.detach().clone() for name, tensor in self.mean.items()}
         return Diagonal(
             mean, {name: log_var.detach().exp() for name, log_var in self.log_var.items()}
         )
+
+    def state_dict(self) -> Params:
+        """Return copies of μ, log s, Adam's moments and the number of steps."""
+        state: Params = {STEPS: torch.tensor(self.steps)}
+        for prefix, leaf in self._leaves().items():
+            adam = self.optimizer.state.get(leaf, {})
+            state[prefix] = leaf.detach().clone()
+            for moment in MOMENTS:  # zero before the first step
+                state[f"{moment}/{prefix}"] = adam.get(moment, torch.zeros_like(leaf)).clone()
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Invert `state_dict`, for a state with its names, shapes and types."""
+        self.steps = int(state[STEPS])
+        for prefix, leaf in self._leaves().items():
+            leaf.copy_(state[prefix])
+            # Adam counts the steps of each tensor, as a float on the tensor's device.
+            step = torch.tensor(float(self.steps), dtype=torch.float32, device=leaf.device)
+            moments = {m: state[f"{m}/{prefix}"].to(leaf.device, copy=True) for m in MOMENTS}
+            self.optimizer.state[leaf] = {"step": step, **moments}
+
+    def _leaves(self) -> dict[str, Tensor]:
+        """Return what Adam trains, by the names in the state dict."""
+        means = {f"{MEAN}{name}": tensor for name, tensor in self.mean.items()}
+        return {**means, **{f"{LOG_VAR}{name}": t for name, t in self.log_var.items()}}

@@ -1,7 +1,8 @@
 """Estimators of the loss's curvature at the logits, as vectors to pull back through the network.
 
 For the cross-entropy of a softmax, the Hessian at the logits is H = diag(p) - p pᵀ. Every estimator
-gives vectors s (B, K) whose outer products s sᵀ sum to H, exactly or in expectation.
+yields vectors s (B, K) whose outer products s sᵀ sum to H, exactly or in expectation. For a last
+layer, which needs no pulling back, `summed`, `squares` and `hessians` return sums in closed form.
 """
 
 from __future__ import annotations
@@ -26,6 +27,20 @@ class Fisher(ABC):
     ) -> Iterator[Tensor]:
         """Yield the vectors s (B, K) for a batch with probabilities (B, K)."""
 
+    def summed(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Return Σ s sᵀ over the batch and all vectors, (K, K)."""
+        vectors = self.cotangents(probs, labels, generator)
+        return torch.stack([s.T @ s for s in vectors]).sum(0)
+
+    def squares(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Return Σ s² over all vectors for every input, (B, K)."""
+        return torch.stack([s**2 for s in self.cotangents(probs, labels, generator)]).sum(0)
+
+    def hessians(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Return Σ s sᵀ over all vectors for every input, (B, K, K)."""
+        vectors = torch.stack(list(self.cotangents(probs, labels, generator)), dim=1)
+        return vectors.mT @ vectors
+
 
 @final
 @dataclass(frozen=True)
@@ -42,6 +57,18 @@ class ExactFisher(Fisher):
         eye = torch.eye(probs.shape[1], dtype=probs.dtype, device=probs.device)
         for c in range(probs.shape[1]):
             yield probs[:, c, None].sqrt() * (eye[c] - probs)
+
+    def summed(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Return Σ diag(p) - p pᵀ."""
+        return torch.diag(probs.sum(0)) - probs.T @ probs
+
+    def squares(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Return p (1 - p)."""
+        return probs * (1 - probs)
+
+    def hessians(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Return diag(p) - p pᵀ of every input."""
+        return torch.diag_embed(probs) - probs.unsqueeze(2) * probs.unsqueeze(1)
 
 
 @final

@@ -9,38 +9,33 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from acnml._algebra.dual import Outers
-from acnml._engine.layers import (
-    AFFINE,
-    SCALING,
-    Passes,
-    Site,
-    find_sites,
-    is_plain,
-    output_gradients,
-    record,
-    require_tracked,
+from acnml._engine.gradients import (
+    joined_deltas,
+    joined_inputs,
     require_understood,
-    scaling_gradients,
-    site_inputs,
+    summed_scaling_gradients,
 )
+from acnml._engine.layers import AFFINE, SCALING, Site, find_sites, is_plain
+from acnml._engine.recorder import Tape, record, require_tracked
 from acnml._util import checks
 from acnml._util.batches import Inputs
-from acnml._util.params import Params, widened
-from acnml._util.selection import Parameters, parameter_names
+from acnml._util.params import Params, count, flatten, widened
+from acnml._util.selection import Parameters, last_linear, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fitting.batches import once, over_batches, require_classes
-from acnml.fitting.curvature import DiagonalCurvature, Factors, KroneckerCurvature
+from acnml.fitting.curvature import DiagonalCurvature, Factors, FullCurvature, KroneckerCurvature
 from acnml.fitting.fisher import ExactFisher, Fisher, MonteCarloFisher
-from acnml.posteriors import Diagonal, Kronecker
+from acnml.head.features import Features, features, only_linear
+from acnml.posteriors import Diagonal, Full, Kronecker
 
-# A batch's gradients at the outputs of every site, one mapping for every vector of the Fisher.
-PullBacks: TypeAlias = Iterator[Mapping[Site, Tensor]]
+# A batch's gradients at the outputs of every passage, one mapping for every vector of the Fisher.
+PullBacks: TypeAlias = Iterator[Mapping[Site, list[Tensor]]]
 
 # Scalars of per-example weight gradients that may exist at once where they must be squared.
 SQUARED_AT_ONCE = 2**24
@@ -103,6 +98,19 @@ def fit_kfac_laplace(
     return curvature.posterior(prior_precision)
 
 
+def fit_full_laplace(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    prior_precision: float = 1.0,
+    parameters: Parameters = None,
+    fisher: Fisher = EXACT,
+    progress: bool | None = None,
+) -> Full:
+    """Return N(θ̂, (H + τI)⁻¹) with a dense H for a last layer; see `full_curvature`."""
+    curvature = full_curvature(classifier, loader, parameters, fisher, progress)
+    return curvature.posterior(prior_precision)
+
+
 @torch.inference_mode(False)
 def diagonal_curvature(
     classifier: Classifier,
@@ -118,14 +126,27 @@ def diagonal_curvature(
     mean = widened(classifier.copy_parameters(names))
     sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in mean.items()}
 
-    def accumulate(passes: Passes, pull_backs: PullBacks) -> None:
-        inputs = {site: _wide(site_inputs(site, taken)) for site, taken in passes.items()}
-        for gradients in pull_backs:
-            for site, grads in gradients.items():
-                for name, squares in _squared(site, inputs[site], _wide(grads), mean).items():
-                    sums[name] += squares
+    def add_last_layer(batch: LastLayerBatch) -> None:
+        matrix = batch.squares.T @ batch.inputs**2
+        for name, square in sites[0].layer.split(matrix, mean).items():
+            sums[name] += square
 
-    _over_passes(classifier, loader, sites, fisher, accumulate, progress)
+    def add_tape(tape: Tape, pull_backs: PullBacks) -> None:
+        affine = {site: passed for site, passed in tape.passages.items() if site.is_affine}
+        inputs = {site: _wide(joined_inputs(site, passed)) for site, passed in affine.items()}
+        for pulled in pull_backs:
+            for site, deltas in pulled.items():
+                if site in inputs:
+                    joined = _wide(joined_deltas(site, deltas))
+                    squares = _squared(site, inputs[site], joined, mean)
+                else:
+                    passages = [p._replace(received=_wide(p.received)) for p in tape.passages[site]]
+                    grads = summed_scaling_gradients(site, passages, [_wide(d) for d in deltas])
+                    squares = {name: (grad**2).sum(0) for name, grad in grads.items()}
+                for name, square in squares.items():
+                    sums[name] += square
+
+    _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress)
     return DiagonalCurvature(mean, {name: sums[name].to(mean[name].dtype) for name in names})
 
 
@@ -146,45 +167,145 @@ def kronecker_curvature(
     mean = widened(classifier.copy_parameters(names))
     sums = {site: _FactorSums(site, mean) for site in sites}
 
-    def accumulate(passes: Passes, pull_backs: PullBacks) -> None:
-        for site, taken in passes.items():
-            sums[site].add_inputs(_wide(site_inputs(site, taken)))
-        for gradients in pull_backs:
-            for site, grads in gradients.items():
-                sums[site].add_gradients(_wide(grads))
+    def add_last_layer(batch: LastLayerBatch) -> None:
+        sums[sites[0]].add_inputs(batch.inputs.unsqueeze(1))
+        sums[sites[0]].gradients += batch.summed
 
-    data = _over_passes(classifier, loader, sites, fisher, accumulate, progress)
+    def add_tape(tape: Tape, pull_backs: PullBacks) -> None:
+        for site, passed in tape.passages.items():
+            sums[site].add_inputs(_wide(joined_inputs(site, passed)))
+        for pulled in pull_backs:
+            for site, deltas in pulled.items():
+                sums[site].add_gradients(_wide(joined_deltas(site, deltas)))
+
+    data = _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress)
     return KroneckerCurvature(mean, tuple(sums[site].factors(data) for site in sites))
 
 
-def _over_passes(
+@torch.inference_mode(False)
+def full_curvature(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    parameters: Parameters = None,
+    fisher: Fisher = EXACT,
+    progress: bool | None = None,
+) -> FullCurvature:
+    """Sum the curvature of the last layer over the data, without an approximation of its structure.
+
+    For one input it is H ⊗ aaᵀ, with the Hessian H = (diag(p) - ppᵀ) / T² at the logits. Memory
+    and time grow with the square of the number of parameters.
+
+    Args:
+        classifier: the trained model.
+        loader: the training data; must not drop or augment any of it.
+        parameters: the last layer, e.g. `[acnml.last_linear(model)]`, which is also the default.
+        fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
+        progress: show a progress bar; by default in a terminal only.
+    """
+    require_classifier(classifier)
+    chosen = [last_linear(classifier.model)] if parameters is None else parameters
+    names = parameter_names(classifier.model, chosen)
+    remedy = "full_curvature covers a last Linear layer alone: name it in `parameters`"
+    sites = find_sites(classifier.model, names, AFFINE, remedy)
+    mean = widened(classifier.copy_parameters(names))
+    total = torch.zeros(count(mean), count(mean), dtype=torch.float64, device=classifier.device)
+
+    def add_last_layer(batch: LastLayerBatch) -> None:
+        out_size, in_size = sites[0].layer.join(mean, mean).shape
+        weighted = torch.einsum("bcd,bi->cdbi", batch.hessians, batch.inputs)
+        blocks = (weighted.mT @ batch.inputs).permute(0, 2, 1, 3)  # (out, in, out, in)
+        square = blocks.reshape(out_size * in_size, out_size, in_size)
+        columns = flatten(sites[0].layer.split(square, mean), mean).T
+        rows = flatten(sites[0].layer.split(columns.unflatten(1, (out_size, in_size)), mean), mean)
+        total.add_(rows)
+
+    def add_tape(tape: Tape, pull_backs: PullBacks) -> None:
+        raise ValueError(f"the logits are not the outputs of {sites[0].name!r} alone; {remedy}")
+
+    _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress)
+    dtype = next(iter(mean.values())).dtype
+    return FullCurvature(mean, ((total + total.T) / 2).to(dtype))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LastLayerBatch:
+    """A batch as a last layer sees it; the curvature at the logits is available in closed form."""
+
+    inputs: Tensor  # a (B, d [+ 1])
+    probs: Tensor  # (B, K)
+    labels: Tensor | None
+    temperature: float
+    fisher: Fisher
+    generator: torch.Generator
+
+    @property
+    def summed(self) -> Tensor:
+        """The curvature at the layer's outputs, summed over the batch: (K, K)."""
+        summed = self.fisher.summed(self.probs, self.labels, self.generator)
+        return summed / self.temperature**2
+
+    @property
+    def squares(self) -> Tensor:
+        """The diagonal of the curvature at the layer's outputs: (B, K)."""
+        squares = self.fisher.squares(self.probs, self.labels, self.generator)
+        return squares / self.temperature**2
+
+    @property
+    def hessians(self) -> Tensor:
+        """The curvature at the layer's outputs for every input: (B, K, K)."""
+        hessians = self.fisher.hessians(self.probs, self.labels, self.generator)
+        return hessians / self.temperature**2
+
+
+def _over_data(
     classifier: Classifier,
     loader: Iterable[Any],
     sites: list[Site],
     fisher: Fisher,
-    accumulate: Callable[[Passes, PullBacks], None],
+    add_tape: Callable[[Tape, PullBacks], None],
+    add_last_layer: Callable[[LastLayerBatch], None],
     progress: bool | None,
 ) -> int:
-    """Give every batch's passes and pulled-back gradients to `accumulate`; count the data.
+    """Go over the data, giving every batch to one of two functions; return the number of data.
 
-    The model may run under autocast; what is made of its passes may not.
+    For a last layer, one forward pass gives all there is to know. For others a tape is recorded,
+    and gradients are pulled back. The model may run under autocast; what is computed from its
+    outputs does not.
     """
     seed = fisher.seed if isinstance(fisher, MonteCarloFisher) else 0
     generator = torch.Generator().manual_seed(seed)
+    names = [name for site in sites for name in site.layer.names]
+    layer = only_linear(classifier, names)
 
-    check_once = once(lambda x: require_understood(classifier, sites, x))
+    def step_last_layer(found: Features, labels: Tensor | None) -> None:
+        if labels is not None:
+            require_classes(labels, found.logits)
+        with torch.autocast(found.logits.device.type, enabled=False):
+            probs, inputs = _wide(found.logits).softmax(-1), _wide(found.inputs)
+            temperature = classifier.temperature
+            add_last_layer(LastLayerBatch(inputs, probs, labels, temperature, fisher, generator))
 
-    def step(x: Inputs, labels: Tensor | None) -> None:
-        check_once(x)
-        logits, passes = record(classifier, sites, x)
-        require_tracked(logits, passes)
+    def step_tape(x: Inputs, labels: Tensor | None) -> None:
+        tape = record(classifier, sites, x)
+        require_tracked(tape)
+        logits = tape.logits
         checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
         if labels is not None:
             require_classes(labels, logits)
         with torch.autocast(logits.device.type, enabled=False):
             cotangents = fisher.cotangents(_wide(logits.detach()).softmax(-1), labels, generator)
-            vectors = (cotangent.to(logits.dtype) for cotangent in cotangents)
-            accumulate(passes, (output_gradients(logits, passes, v) for v in vectors))
+            add_tape(tape, (tape.pulled_back(cotangent) for cotangent in cotangents))
+
+    check_once = once(lambda x: require_understood(classifier, sites, x))
+
+    def step(x: Inputs, labels: Tensor | None) -> None:
+        check_once(x)
+        found = None if layer is None else features(classifier, layer, x)
+        if found is not None:
+            step_last_layer(found, labels)
+        else:
+            step_tape(x, labels)
 
     return over_batches(classifier, loader, step, "curvature", progress)
 
@@ -194,18 +315,15 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _squared(site: Site, inputs: Tensor, grads: Tensor, mean: Params) -> Params:
-    """Return the squared per-example gradients of a site's parameters, summed over the batch."""
-    if not site.is_affine:
-        examples = scaling_gradients(site, inputs, grads)
-        return {name: (grad**2).sum(0) for name, grad in examples.items()}
+def _squared(site: Site, inputs: Tensor, deltas: Tensor, mean: Params) -> Params:
+    """Return the squared per-example gradients of an affine site, summed over the batch."""
     if inputs.shape[-2] == 1:  # (δ aᵀ)² = δ² (a²)ᵀ, summed over examples by one matrix product
-        matrix = (grads**2).squeeze(-2).movedim(0, -1) @ (inputs**2).squeeze(-2).movedim(0, -2)
+        matrix = (deltas**2).squeeze(-2).movedim(0, -1) @ (inputs**2).squeeze(-2).movedim(0, -2)
         return site.layer.split(matrix, mean)
     per_example = sum(mean[name].numel() for name in site.layer.names)
-    rows = max(1, SQUARED_AT_ONCE // per_example)
-    parts = zip(grads.split(rows), inputs.split(rows), strict=True)
-    total = torch.stack([(Outers(d, a).dense() ** 2).sum(0) for d, a in parts]).sum(0)
+    n_examples = max(1, SQUARED_AT_ONCE // per_example)
+    parts = zip(deltas.split(n_examples), inputs.split(n_examples), strict=True)
+    total = torch.stack([((d.mT @ a) ** 2).sum(0) for d, a in parts]).sum(0)
     return site.layer.split(total, mean)
 
 

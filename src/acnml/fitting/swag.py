@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import torch
@@ -23,13 +23,21 @@ from acnml.posteriors import Diagonal, LowRank
 MOMENTUM = 0.9
 
 
+# Names and prefixes in a state dict.
+RANK, UPDATES, ORDER = "rank", "updates", "order"
+MEAN, SQUARES, DEVIATIONS = "mean/", "squares/", "deviations/"
+
+
 @final
 class Swag:
-    """Collects the weights of a model in training; any training loop can call `update(model)`.
+    """Collects the weights of a model in training: call `update(model)` in any training loop.
 
-    Kept are the running mean and variance of the weights and their last `rank` deviations from the
-    running mean. The mean is SWA; with batch norm its statistics must be renewed before use:
+    It keeps the running mean and variance of the weights and their last `rank` deviations from the
+    running mean. The mean is SWA. With batch norm, renew the statistics before using the mean:
     `classifier.at({**swag.mean, **batch_norm_statistics(classifier, loader, swag.mean)})`.
+
+    To resume training later, store the object with `acnml.save(swag, path)` and `acnml.load(path)`,
+    or put `swag.state_dict()` into your own checkpoint.
 
     Args:
         rank: number of deviations to keep; 20 in the SWAG paper.
@@ -37,10 +45,13 @@ class Swag:
 
     >>> swag = Swag(rank=2)
     >>> model = nn.Linear(4, 3)
-    >>> for _ in range(3):  # once an epoch, say
+    >>> for _ in range(3):  # e.g. once per epoch
     ...     swag.update(model)
     >>> swag.low_rank()
     LowRank(15 parameters: weight … bias)
+    >>> resumed = Swag.from_state_dict(swag.state_dict())
+    >>> resumed.updates
+    3
     """
 
     def __init__(self, rank: int = 20, parameters: Parameters = None) -> None:
@@ -52,14 +63,28 @@ class Swag:
         self._squares: Params = {}  # Σ (θ - mean)², by Welford's rule: stable
         self._deviations: deque[Params] = deque(maxlen=rank)
 
+    @staticmethod
+    def from_state_dict(state: Mapping[str, Tensor]) -> Swag:
+        """Return the `Swag` whose `state_dict` this is; it covers the same parameters by name."""
+        names = list(_below(MEAN, state))
+        if not names:
+            raise ValueError(
+                "the state has no updates, so it does not say which parameters are covered; "
+                "construct Swag(rank, parameters) and call load_state_dict"
+            )
+        swag = Swag(int(_required(state, RANK)), names)
+        swag.load_state_dict(state)
+        return swag
+
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Take in the model's present weights."""
+        """Add the model's current weights."""
         weights = self._weights(model)
         if self.updates == 0:
             self.mean = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
             self._squares = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
         checks.require_fits(self.mean, weights)
+        self._move_to_devices_of(weights)
         self.updates += 1
         before = subtract(weights, self.mean)
         self.mean = add(self.mean, scale(before, 1 / self.updates))
@@ -78,10 +103,79 @@ class Swag:
         directions = {n: share * torch.stack([d[n] for d in deviations]) for n in self.mean}
         return LowRank(self.mean, scale(var, 0.5), directions)
 
+    def state_dict(self) -> Params:
+        """Return a copy of the running state as a flat dict of tensors.
+
+        It holds the running sums and not the variances, so that a restored `Swag` continues with
+        the same bits. safetensors can store it; because that sorts the names, "order" holds the
+        place of each sorted name, on which the samples of the posteriors depend.
+        """
+        deviations, names = list(self._deviations), list(self.mean)
+        return {
+            RANK: torch.tensor(self._rank),
+            UPDATES: torch.tensor(self.updates),
+            ORDER: torch.tensor([names.index(name) for name in sorted(names)], dtype=torch.int64),
+            **{f"{MEAN}{name}": tensor.clone() for name, tensor in self.mean.items()},
+            **{f"{SQUARES}{name}": tensor.clone() for name, tensor in self._squares.items()},
+            **{f"{DEVIATIONS}{n}": torch.stack([d[n] for d in deviations]) for n in self.mean},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a state that `state_dict` returned for a `Swag` of the same rank."""
+        rank, updates = (int(_required(state, name)) for name in (RANK, UPDATES))
+        if rank != self._rank:
+            raise ValueError(f"the state is of Swag(rank={rank}), this is Swag(rank={self._rank})")
+        mean, squares, stacked = (_below(part, state) for part in (MEAN, SQUARES, DEVIATIONS))
+        places = _required(state, ORDER).tolist()
+        if len(state) != 3 + len(mean) + len(squares) + len(stacked):
+            parts = (RANK, UPDATES, ORDER, MEAN, SQUARES, DEVIATIONS)
+            raise ValueError(f"names in the state must be or begin with one of {', '.join(parts)}")
+        if sorted(places) != list(range(len(mean))):
+            raise ValueError(f"order is no permutation of {len(mean)} places: {places}")
+        kept = min(updates, rank)
+        if updates < 0 or (updates > 0) != bool(mean):
+            raise ValueError(f"the state has {updates} updates, but {len(mean)} means")
+        for name, part, lead in (("squares", squares, ()), ("deviations", stacked, (kept,))):
+            checks.require_same_names(part, mean, name, "mean")
+            for key, tensor in part.items():
+                if tensor.shape != (*lead, *mean[key].shape):
+                    raise ValueError(
+                        f"{name} of {key!r} have shape {tuple(tensor.shape)} in the state, "
+                        f"expected {(*lead, *mean[key].shape)}"
+                    )
+        names = [name for _, name in sorted(zip(places, sorted(mean), strict=True))]
+        self.updates = updates
+        self.mean = {name: mean[name].clone() for name in names}
+        self._squares = {name: squares[name].clone() for name in names}
+        # Clones: a row that is a view would keep the whole stack in memory.
+        rows = ({name: stacked[name][row].clone() for name in names} for row in range(kept))
+        self._deviations = deque(rows, maxlen=rank)
+
+    @property
+    def _rank(self) -> int:
+        rank = self._deviations.maxlen
+        assert rank is not None
+        return rank
+
     def _weights(self, model: nn.Module) -> Params:
+        if not isinstance(model, nn.Module):
+            remedy = "; call swag.update(classifier.model)" * isinstance(model, Classifier)
+            kind = type(model).__name__
+            raise TypeError(f"Swag.update takes the nn.Module in training, got a {kind}{remedy}")
         model = unwrapped(model)
         names = set(parameter_names(model, self._parameters))
         return widened({n: p.detach() for n, p in model.named_parameters() if n in names})
+
+    def _move_to_devices_of(self, weights: Params) -> None:
+        """Follow the weights: a state that was loaded is on the CPU at first."""
+        if all(tensor.device == weights[name].device for name, tensor in self.mean.items()):
+            return
+
+        def moved(params: Params) -> Params:
+            return {name: tensor.to(weights[name].device) for name, tensor in params.items()}
+
+        self.mean, self._squares = moved(self.mean), moved(self._squares)
+        self._deviations = deque(map(moved, self._deviations), maxlen=self._rank)
 
     def _var(self) -> Params:
         if self.updates < 2:
@@ -89,6 +183,17 @@ class Swag:
                 f"SWAG needs at least 2 updates to have a variance, got {self.updates}"
             )
         return {n: (s / self.updates).clamp(min=0) for n, s in self._squares.items()}
+
+
+def _required(state: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in state:
+        raise ValueError(f"the state has no {name!r}; give what Swag.state_dict() returned")
+    return state[name]
+
+
+def _below(prefix: str, state: Mapping[str, Tensor]) -> Params:
+    """Return the tensors whose names begin with the prefix, without it."""
+    return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
 
 def fit_swag(
@@ -103,7 +208,7 @@ def fit_swag(
 ) -> LowRank:
     """Run SGD at a constant learning rate on a copy of the model and return SWAG.
 
-    For SWAG-D take `collect_swag(...).diagonal()`.
+    For SWAG-D use `collect_swag(...).diagonal()`.
 
     Args:
         classifier: the trained model, where SGD starts.
@@ -111,7 +216,7 @@ def fit_swag(
         epochs: passes over the data; the weights are collected after each.
         learning_rate: of SGD with momentum 0.9; large enough to leave the minimum it starts in.
         rank: number of deviations to keep.
-        seed: of dropout, and of the loader's order where that comes from torch's global state.
+        seed: of dropout, and of the loader's order if that uses torch's global random state.
         parameters: parameters, their names or submodules to train and cover; all by default,
             also those that require no gradient in the user's model.
         progress: show a progress bar; by default in a terminal only.

@@ -4,11 +4,11 @@ Whatever the label, most of the probability that it does not get lies on the sam
 be the solution without a label, and r its restriction to all classes but the likely ones, scaled to
 sum to 1. If probability outside of the likely classes and y is spread like r, u = e_y - Φc, where c
 has an entry for each likely class, one for r and one for y. That is the same problem again with few
-classes: its kernel is ΦᵀΚΦ, its logits are Φᵀz₀, with the entropy of r added to that of r.
+classes: its kernel is ΦᵀVΦ, its logits are Φᵀz₀, with the entropy of r added to that of r.
 
-One step in all classes then puts u right. At u, with z = z₀ + Κu, p = softmax(z) and the gap
-F = e_y - p - u, take the Newton direction v = (I + HD)⁻¹F for D, the diagonal of Κ. What is left at
-u + v is, with Κ = D + E, δ = Κv and H = diag(p) - ppᵀ,
+One step in all classes then puts u right. At u, with z = z₀ + Vu, p = softmax(z) and the gap
+F = e_y - p - u, take the Newton direction v = (I + HD)⁻¹F for D, the diagonal of V. What is left at
+u + v is, with V = D + E, δ = Vv and H = diag(p) - ppᵀ,
 
     F' = [p + Hδ - softmax(z + δ)] - HEv.
 
@@ -19,7 +19,7 @@ and b = |Dv| + η ≥ |δ|. Then, with ⟨·⟩ for expectations under p,
     ‖HEv‖ ≤ ‖p ⊙ η‖ + ‖p‖⟨η⟩,    ‖p + Hδ - softmax(z + δ)‖ ≤ exp(4 max b) (‖p ⊙ b²‖ + 3 ‖p‖⟨b²⟩).
 
 The second: with a = δ - ⟨δ⟩ and M = ⟨eᵃ⟩ it is p ⊙ (eᵃ/M - 1 - a), where |a| ≤ 2 max b,
-a² ≤ 2b² + 2⟨b²⟩ and 0 ≤ M - 1 ≤ ½⟨b²⟩ exp(2 max b). The residual is √(F'ᵀΚF') ≤ √λ ‖F'‖ with the
+a² ≤ 2b² + 2⟨b²⟩ and 0 ≤ M - 1 ≤ ½⟨b²⟩ exp(2 max b). The residual is √(F'ᵀVF') ≤ √λ ‖F'‖ with the
 largest eigenvalue λ.
 """
 
@@ -60,7 +60,7 @@ class Step(NamedTuple):
 
 
 def background(logits: Tensor, kernel: Kernel, var: Tensor) -> Tensor:
-    """Return p̄ = softmax(z₀ - Κp̄), roughly, for inputs (B, K) whose kernel has the diagonal var."""
+    """Return p̄ = softmax(z₀ - Vp̄), roughly, for inputs (B, K) whose kernel has the diagonal var."""
     shifted = logits
     for _ in range(ROUNDS):
         p = without_label(shifted, var)
@@ -78,7 +78,7 @@ class Merged:
     var: Tensor  # its diagonal (K,)
     likely: Tensor  # the classes that are not merged (m,)
     rest: Tensor  # r (K,)
-    columns: Tensor  # ΚΦ but for the label's column, (m + 1, K)
+    columns: Tensor  # VΦ but for the label's column, (m + 1, K)
     off: Tensor  # ‖E_k‖ (K,)
     largest: Tensor  # λ, no eigenvalue is above it
 

@@ -4,12 +4,12 @@ With many classes most labels cannot be made likely by any weights that the post
 are left out of the normaliser C(x) where a bound proves that it hardly changes.
 
 The bound. For any probabilities q with entropy S(q), Gibbs' inequality says log Σ_c exp(z_c) ≥
-qᵀz + S(q). At the solution for a label y, z = z₀ + Κ(e_y - p), and so
+qᵀz + S(q). At the solution for a label y, z = z₀ + V(e_y - p), and so
 
     log p_θ̂_y(y|x) ≤ (e_y - q)ᵀz - S(q)
-                   = z₀_y - qᵀz₀ - S(q) + Κ_yy - (Κq)_y + (Κq - Κe_y)ᵀp,
+                   = z₀_y - qᵀz₀ - S(q) + V_yy - (Vq)_y + (Vq - Ve_y)ᵀp,
 
-where the last term is at most max_c (Κq)_c + ‖E_y‖, with E_y the row of y but for the diagonal. The
+where the last term is at most max_c (Vq)_c + ‖E_y‖, with E_y the row of y but for the diagonal. The
 bound is nearly tight for q = p̄, the solution without a label. From below p_θ̂_y(y|x) is bounded by
 the label's probability at the mean.
 """
@@ -161,7 +161,7 @@ def _newton(
 
 
 def _at_mean(shared: Shared) -> tuple[Tensor, Tensor]:
-    """Return log-likelihoods and residuals √(gᵀΚg) of all labels at u = 0, where g = e_y - p."""
+    """Return log-likelihoods and residuals √(gᵀVg) of all labels at u = 0, where g = e_y - p."""
     log_probs = torch.log_softmax(shared.logits, dim=-1)
     p = log_probs.exp()
     moved = shared.kernel.mv(p.unsqueeze(1)).squeeze(1)
@@ -180,7 +180,7 @@ def _omitted(shared: Shared, negligible: float) -> Tensor:
 def upper_bounds(shared: Shared) -> Tensor:
     """Bound p_θ̂_y(y|x) from above for every label, (B, K)."""
     logits, q = shared.logits, shared.p
-    moved = shared.kernel.mv(q.unsqueeze(1)).squeeze(1)  # Κq
+    moved = shared.kernel.mv(q.unsqueeze(1)).squeeze(1)  # Vq
     least = (q * logits + torch.special.entr(q)).sum(-1, keepdim=True)
     reach = shared.var - moved + moved.amax(-1, keepdim=True) + shared.norms.off
     return (logits - least + reach).clamp(max=0).exp()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import Displacement
-from acnml._algebra.dual import Affine, Dual
-from acnml._algebra.kernels import Kernel
+from acnml._algebra.actions import Displacement, MatrixAction
+from acnml._algebra.dual import Affine, Dual, LayerInputs, Outers
+from acnml._algebra.kernels import DenseKernel, Kernel
 from acnml._util.params import Params, count, map_tensors
 
 if TYPE_CHECKING:
@@ -20,16 +20,20 @@ if TYPE_CHECKING:
 class Posterior(ABC):
     """q(θ) = N(μ, Σ) over the parameters named in `mean`; all others of the model stay frozen.
 
-    Pure Gaussian algebra: a posterior knows no model and no data. Its subclasses are frozen
+    A posterior is Gaussian algebra: it knows no model and no data. Its subclasses are frozen
     dataclasses whose fields are the whole state, so that they can be stored and moved as they are.
-    Wherever parameters come in, they may carry leading batch dimensions.
+    Parameters that are passed in may carry leading batch dimensions.
+
+    A subclass needs four methods: `cov_mv`, `sample`, `log_prob` and `scaled`. The fast solvers
+    also ask for `displacement`, `output_kernel` and `prefers_factors`. Their defaults are correct
+    for every posterior; override them where the covariance has a structure to exploit.
     """
 
     mean: Params
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating point type of its algebra; a model's own may be narrower."""
+        """The floating point type of its algebra. The model's own type may be narrower."""
         return next(iter(self.mean.values())).dtype
 
     @abstractmethod
@@ -46,32 +50,43 @@ class Posterior(ABC):
 
     @abstractmethod
     def scaled(self, alpha: float) -> Self:
-        """Return N(μ, αΣ): ACNML's weight α on the query is nothing but this."""
+        """Return N(μ, αΣ). ACNML's weight α of the query is implemented by this scale."""
 
-    @abstractmethod
     def displacement(self, dual: Dual) -> Displacement:
-        """Return Σv for a v that is partly factored, without writing the factored parts out.
+        """Return Σv for a v that is partly in factors.
 
-        The one hook of the fast solvers. A posterior without a faster form returns
-        `materialised_displacement(self, dual)`.
+        The default writes v out and multiplies by Σ: one matrix per row and layer.
         """
+        moved = self.cov_mv(dual.materialised(self.mean))
+        return Displacement(
+            {name: moved[name] for name in dual.dense},
+            {layer: MatrixAction(layer.join(moved, self.mean)) for layer in dual.outers},
+        )
 
-    @abstractmethod
     def output_kernel(self, layer: Affine, inputs: Tensor) -> Kernel:
-        """Return the covariance of an affine layer's outputs at inputs (B, in [+ 1])."""
+        """Return the covariance of the outputs of the only covered layer at inputs (B, in [+ 1]).
 
-    @abstractmethod
-    def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
-        """Whether Σv, v of so many outer products, acts on so many positions faster in factors.
-
-        The alternative is to write Σv out, one matrix for every row.
+        The default: the gradient of output c is the outer product e_c aᵀ, and the covariance of
+        outputs c and c' is e_cᵀ(Σ e_c'aᵀ)a.
         """
+        out_size = layer.join(self.mean, self.mean).shape[-2]
+        classes = torch.eye(out_size, dtype=inputs.dtype, device=inputs.device)[None, :, None]
+        own = LayerInputs.new(inputs[:, None, None])
+        action = self.displacement(Dual({}, {layer: Outers(classes, own)})).actions[layer]
+        return DenseKernel(action(own).squeeze(-2))
+
+    def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
+        """Whether Σv acts on `positions` inputs faster with v as `terms` outer products.
+
+        The alternative is to write Σv out, one matrix for every row. That is the default.
+        """
+        return False
 
     @final
     @torch.inference_mode(False)
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         """Move to a device and floating point type."""
-        # Tensors made in inference mode could not take part in gradients; their clones can.
+        # Tensors made in inference mode cannot take part in gradients; their clones can.
         return map_tensors(self, lambda t: (t.clone() if t.is_inference() else t).to(device, dtype))
 
     def __repr__(self) -> str:

@@ -9,8 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import DiagonalAction, Displacement
-from acnml._algebra.dual import Affine, Dual, diagonal_prefers_factors
+from acnml._algebra.actions import DiagonalAction, Displacement, diagonal_prefers_factors
+from acnml._algebra.dual import Affine, Dual
 from acnml._algebra.kernels import DiagonalKernel
 from acnml._util import checks
 from acnml._util.params import Params, flatten, scale, standard_normal, zip_with
@@ -68,7 +68,7 @@ class Diagonal(Posterior):
         return Displacement(
             {name: v * self.var[name] for name, v in dual.dense.items()},
             {
-                layer: DiagonalAction.of(outers, *layer.matrix_and_bias(self.var))
+                layer: DiagonalAction((outers,), *layer.matrix_and_bias(self.var))
                 for layer, outers in dual.outers.items()
             },
         )

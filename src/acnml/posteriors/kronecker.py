@@ -1,21 +1,216 @@
-"""Kronecker: one Kronecker-factored block per affine layer, as from KFAC-Laplace."""
+"""Kronecker: one Kronecker-factored block per affine layer, as from KFAC-Laplace.
+
+The covariance of one layer's matrix [W b] comes in two forms. Both start from a precision A ⊗ G,
+where A (in×in) is the second moment of the layer's inputs and G (out×out) that of the gradients at
+its outputs, scaled so that A ⊗ G counts the whole data set. They differ in how a prior precision τ
+is added: `FactorBlock` damps each factor, which keeps the inverse a Kronecker product; `EigenBlock`
+adds τI exactly, in the eigenbasis.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import final
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import Action, Displacement
-from acnml._algebra.dual import Affine, Dual
-from acnml._algebra.kernels import Kernel
+from acnml._algebra.actions import Action, Displacement, KeyAction, RotatedAction, diagonal_products
+from acnml._algebra.dual import Affine, Dual, Outers
+from acnml._algebra.kernels import Kernel, ScaledKernel, SpectralKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
 from acnml.posteriors.base import Posterior
-from acnml.posteriors.blocks import Block
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Block(ABC):
+    """A Gaussian covariance over matrices ([groups,] out, in), whose parameters `layer` names.
+
+    The groups of a grouped convolution are independent of each other.
+    """
+
+    layer: Affine
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape ([groups,] out, in) of the matrices."""
+
+    @abstractmethod
+    def cov_mv(self, matrix: Tensor) -> Tensor:
+        """Return Σ applied to matrices (*batch, out, in)."""
+
+    @abstractmethod
+    def colour(self, noise: Tensor) -> Tensor:
+        """Turn matrices of independent N(0, 1) into draws of N(0, Σ)."""
+
+    @abstractmethod
+    def distance(self, matrix: Tensor) -> Tensor:
+        """Return dᵀΣ⁻¹d for matrices d (*batch, out, in)."""
+
+    @abstractmethod
+    def log_det(self) -> Tensor:
+        """Return log |Σ|."""
+
+    @abstractmethod
+    def scaled(self, alpha: float) -> Self:
+        """Return αΣ."""
+
+    @abstractmethod
+    def prefers_factors(self, terms: int, positions: int) -> bool:
+        """Whether `action` is faster than `cov_mv` of the written-out sum; see `Posterior`."""
+
+    @abstractmethod
+    def output_kernel(self, inputs: Tensor) -> Kernel:
+        """Return the covariance of the layer's outputs at inputs (B, in [+ 1])."""
+
+    @abstractmethod
+    def action(self, outers: Outers) -> Action:
+        """Let Σv act on inputs for a factored v."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FactorBlock(Block):
+    """Σ = A⁻¹ ⊗ G⁻¹, given by the two inverses (symmetric, positive definite)."""
+
+    layer: Affine
+    input_cov: Tensor  # A⁻¹ (in, in)
+    output_cov: Tensor  # G⁻¹ (out, out)
+
+    def __post_init__(self) -> None:
+        checks.require_square(self.input_cov, f"input_cov of {self.layer.weight!r}")
+        checks.require_square(self.output_cov, f"output_cov of {self.layer.weight!r}")
+
+    @staticmethod
+    def damped(layer: Affine, A: Tensor, G: Tensor, prior_precision: float) -> FactorBlock:
+        """Return (A + √τ I)⁻¹ ⊗ (G + √τ I)⁻¹."""
+        root = math.sqrt(checks.require_positive(prior_precision, "prior_precision"))
+        return FactorBlock(
+            layer, _inverse(_add_identity(A, root)), _inverse(_add_identity(G, root))
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape ([groups,] out, in) of the matrices."""
+        return (*self.output_cov.shape[:-1], self.input_cov.shape[-1])
+
+    def cov_mv(self, matrix: Tensor) -> Tensor:
+        """Return G⁻¹ V A⁻¹."""
+        return self.output_cov @ matrix @ self.input_cov
+
+    def colour(self, noise: Tensor) -> Tensor:
+        """Return L_G ε L_Aᵀ, with Cholesky factors L."""
+        left, right = (_cholesky(cov) for cov in (self.output_cov, self.input_cov))
+        return left @ noise @ right.mT
+
+    def distance(self, matrix: Tensor) -> Tensor:
+        """Return ‖L_G⁻¹ d L_A⁻ᵀ‖²."""
+        left = torch.linalg.cholesky(self.output_cov)
+        right = torch.linalg.cholesky(self.input_cov)
+        half = torch.linalg.solve_triangular(left, matrix, upper=False)
+        whitened = torch.linalg.solve_triangular(right, half.mT, upper=False)
+        return (whitened**2).flatten(-len(self.shape)).sum(-1)
+
+    def log_det(self) -> Tensor:
+        """Return in · log|G⁻¹| + out · log|A⁻¹|."""
+        *_, out_size, in_size = self.shape
+        log_dets = torch.logdet(self.output_cov), torch.logdet(self.input_cov)
+        return (in_size * log_dets[0] + out_size * log_dets[1]).sum()
+
+    def scaled(self, alpha: float) -> FactorBlock:
+        """Return αΣ."""
+        return replace(self, output_cov=self.output_cov * alpha)
+
+    def prefers_factors(self, terms: int, positions: int) -> bool:
+        """Compare dot products, in + out a pair, with two matrix products for every row."""
+        *_, out_size, in_size = self.shape
+        return terms * positions <= out_size * in_size
+
+    def output_kernel(self, inputs: Tensor) -> ScaledKernel:
+        """Return ⟨a, A⁻¹a⟩ G⁻¹."""
+        return ScaledKernel(self.output_cov, ((inputs @ self.input_cov) * inputs).sum(-1))
+
+    def action(self, outers: Outers) -> Action:
+        """Act as Σ_t G⁻¹δ_t ⟨A⁻¹a_t, a'⟩: two dot products in addition to the plain layer."""
+        deltas, keys = outers.deltas @ self.output_cov, outers.inputs.in_basis(self.input_cov)
+        return KeyAction((Outers(deltas, keys, outers.weight),))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class EigenBlock(Block):
+    """Σ = U diag(S) Uᵀ with U = U_A ⊗ U_G: independent entries in a rotated basis."""
+
+    layer: Affine
+    input_basis: Tensor  # U_A (in, in), orthogonal
+    output_basis: Tensor  # U_G (out, out), orthogonal
+    var: Tensor  # S (out, in)
+
+    def __post_init__(self) -> None:
+        what = f"of {self.layer.weight!r}"
+        checks.require_square(self.input_basis, f"input_basis {what}")
+        checks.require_square(self.output_basis, f"output_basis {what}")
+        if self.var.shape != self.shape:
+            raise ValueError(f"var {what} has shape {tuple(self.var.shape)}, expected {self.shape}")
+        if not (torch.isfinite(self.var) & (self.var >= 0)).all():
+            raise ValueError(f"var {what} must be finite and not negative")
+
+    @staticmethod
+    def from_factors(layer: Affine, A: Tensor, G: Tensor, prior_precision: float) -> EigenBlock:
+        """Return (A ⊗ G + τI)⁻¹ exactly."""
+        checks.require_positive(prior_precision, "prior_precision")
+        (a, U_A), (g, U_G) = _eigh(A), _eigh(G)
+        return EigenBlock(
+            layer, U_A, U_G, 1 / (g.unsqueeze(-1) * a.unsqueeze(-2) + prior_precision)
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape ([groups,] out, in) of the matrices."""
+        return (*self.output_basis.shape[:-1], self.input_basis.shape[-1])
+
+    def cov_mv(self, matrix: Tensor) -> Tensor:
+        """Return U_G (S ⊙ U_Gᵀ V U_A) U_Aᵀ."""
+        return self._rotate_back(self.var * (self.output_basis.mT @ matrix @ self.input_basis))
+
+    def colour(self, noise: Tensor) -> Tensor:
+        """Return U_G (√S ⊙ ε) U_Aᵀ."""
+        return self._rotate_back(self.var.sqrt() * noise)
+
+    def distance(self, matrix: Tensor) -> Tensor:
+        """Return Σ (U_Gᵀ d U_A)² / S."""
+        rotated = self.output_basis.mT @ matrix @ self.input_basis
+        return (rotated**2 / self.var).flatten(-len(self.shape)).sum(-1)
+
+    def log_det(self) -> Tensor:
+        """Return Σ log S."""
+        return self.var.log().sum()
+
+    def scaled(self, alpha: float) -> EigenBlock:
+        """Return αΣ."""
+        return replace(self, var=self.var * alpha)
+
+    def prefers_factors(self, terms: int, positions: int) -> bool:
+        """Compare the diagonal rule with four rotations of a matrix for every row."""
+        *_, out_size, in_size = self.shape
+        return diagonal_products(terms, positions) <= 2 * (out_size + in_size)
+
+    def output_kernel(self, inputs: Tensor) -> SpectralKernel:
+        """Return U_G diag(S (U_Aᵀa)²) U_Gᵀ."""
+        return SpectralKernel(self.output_basis, (inputs @ self.input_basis) ** 2 @ self.var.T)
+
+    def action(self, outers: Outers) -> Action:
+        """Act by the diagonal rule, between two rotations."""
+        return RotatedAction.of(outers, self.input_basis, self.output_basis, self.var)
+
+    def _rotate_back(self, matrix: Tensor) -> Tensor:
+        return self.output_basis @ matrix @ self.input_basis.mT
 
 
 @final
@@ -98,3 +293,25 @@ class Kronecker(Posterior):
         for block, matrix in zip(self.blocks, matrices, strict=True):
             named.update(block.layer.split(matrix, self.mean))
         return {name: named[name] for name in self.mean}
+
+
+def _add_identity(matrix: Tensor, value: float) -> Tensor:
+    return matrix + value * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """Return L with LLᵀ = matrix; there is none in half precision, so that it takes a wider one."""
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    return torch.linalg.cholesky(matrix.to(wide)).to(matrix.dtype)
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    """Invert a positive definite matrix, in double precision as it may be close to singular."""
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix.double()))
+    return inverse.to(matrix.dtype).contiguous()
+
+
+def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigendecompose a positive semidefinite matrix; rounding below zero is cut off."""
+    values, vectors = torch.linalg.eigh(matrix.double())
+    return values.clamp(min=0).to(matrix.dtype), vectors.to(matrix.dtype).contiguous()

@@ -9,8 +9,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import Action, DiagonalAction, Displacement, LowRankAction
-from acnml._algebra.dual import Affine, Dual, Outers, diagonal_prefers_factors
+from acnml._algebra.actions import (
+    Action,
+    DiagonalAction,
+    Displacement,
+    LowRankAction,
+    diagonal_prefers_factors,
+)
+from acnml._algebra.dual import Affine, Dual, Outers
 from acnml._algebra.kernels import DenseKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, flatten, normal_like, scale, standard_normal, unflatten
@@ -117,12 +123,12 @@ class LowRank(Posterior):
 
     def _outer_coefficients(self, layer: Affine, outers: Outers) -> Tensor:
         F = layer.join(self.directions, self.mean)  # (r, out, in)
-        moved = torch.einsum("...ti,koi->...tko", outers.inputs, F)
-        return (moved * outers.deltas.unsqueeze(-2)).sum((-1, -3))
+        moved = torch.einsum("...ti,koi->...tko", outers.inputs.vectors, F)
+        return outers.weight * (moved * outers.deltas.unsqueeze(-2)).sum((-1, -3))
 
     def _along(self, name: str, coefficients: Tensor) -> Tensor:
         return torch.tensordot(coefficients, self.directions[name], dims=1)
 
     def _action(self, layer: Affine, outers: Outers, coefficients: Tensor) -> Action:
-        diagonal = DiagonalAction.of(outers, *layer.matrix_and_bias(self.var))
+        diagonal = DiagonalAction((outers,), *layer.matrix_and_bias(self.var))
         return LowRankAction(diagonal, layer.join(self.directions, self.mean), coefficients)

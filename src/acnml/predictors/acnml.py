@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._engine.rows import supported
+from acnml._engine.layers import unsupported
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
@@ -59,8 +59,8 @@ class Acnml(Predictor):
     def solve(self, x: Inputs) -> Solution:
         """Return `log_probs` and `regret` in one go, and `residual` for one gradient more."""
         assert self.solver is not None  # __post_init__ has chosen one
-        blocks = batches.blocks(self.classifier.prepare(x))
-        parts = [self.solver(self.classifier, self._scaled, block) for block in blocks]
+        chunks = batches.chunks(self.classifier.prepare(x))
+        parts = [self.solver(self.classifier, self._scaled, chunk) for chunk in chunks]
         return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     @torch.inference_mode(False)
@@ -68,9 +68,9 @@ class Acnml(Predictor):
     def log_lik(self, x: Inputs) -> Tensor:
         """Return log p_θ̂_y(y|x) before it is normalised (B, K): how well each y is explained."""
         assert self.solver is not None  # __post_init__ has chosen one
-        blocks = batches.blocks(self.classifier.prepare(x))
+        chunks = batches.chunks(self.classifier.prepare(x))
         solve = self.solver.log_lik
-        return torch.cat([solve(self.classifier, self._scaled, block) for block in blocks])
+        return torch.cat([solve(self.classifier, self._scaled, chunk) for chunk in chunks])
 
 
 def default_solver(classifier: Classifier, posterior: Posterior) -> Solver:
@@ -81,7 +81,7 @@ def default_solver(classifier: Classifier, posterior: Posterior) -> Solver:
     last layer is exact and needs none. Else the paper's iteration, 10 steps of 0.25 for Kronecker
     posteriors and 5 of 0.5 for others.
     """
-    if supported(classifier, posterior):
+    if unsupported(classifier.model, posterior.mean) is None:
         return Linearised(polish=2)
     if isinstance(posterior, Kronecker):
         return Reference(steps=10, step_size=0.25)

@@ -74,7 +74,7 @@ class Bma(Predictor):
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the averaged probabilities."""
         prepared = self.classifier.prepare(x)
-        averages = [self._average(block) for block in batches.blocks(prepared)]
+        averages = [self._average(block) for block in batches.chunks(prepared)]
         self.classifier.require_used(prepared, self.posterior.mean)
         return torch.cat(averages)
 

@@ -9,7 +9,6 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from acnml._engine.linearisation import LogitMoments, logit_moments
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import normal_like
@@ -17,10 +16,11 @@ from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.predictors.ensemble import log_mean
+from acnml.solvers._linearisation import LogitMoments, logit_moments
 
 
 class Link(Protocol):
-    """A frozen dataclass value that turns Gaussian logits f ~ N(m, Κ) into E[softmax f]."""
+    """A frozen dataclass value that turns Gaussian logits f ~ N(m, V) into E[softmax f]."""
 
     def __call__(self, moments: LogitMoments) -> Tensor:
         """Return log-probabilities (B, K)."""
@@ -30,7 +30,7 @@ class Link(Protocol):
 @final
 @dataclass(frozen=True)
 class Probit:
-    """softmax(m / √(1 + π/8 diag Κ)): no sampling, and blind to how logits vary together."""
+    """softmax(m / √(1 + π/8 diag V)): no sampling, and blind to how logits vary together."""
 
     def __call__(self, moments: LogitMoments) -> Tensor:
         """Return log-probabilities (B, K)."""
@@ -41,7 +41,7 @@ class Probit:
 @final
 @dataclass(frozen=True)
 class LogitSampling:
-    """(1/n) Σ_i softmax(m + Κ^½ εᵢ) with εᵢ ~ N(0, I): exact as n grows.
+    """(1/n) Σ_i softmax(m + V^½ εᵢ) with εᵢ ~ N(0, I): exact as n grows.
 
     All inputs share the εᵢ, so that an input's prediction does not depend on its batch.
 
@@ -92,7 +92,7 @@ class Glm(Predictor):
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the expected probabilities."""
         prepared = self.classifier.prepare(x)
-        log_probs = torch.cat([self._linked(block) for block in batches.blocks(prepared)])
+        log_probs = torch.cat([self._linked(block) for block in batches.chunks(prepared)])
         self.classifier.require_used(prepared, self.posterior.mean)
         return log_probs
 
@@ -102,10 +102,10 @@ class Glm(Predictor):
 
 
 def _symmetric_root(kernel: Tensor) -> Tensor:
-    """Return the symmetric Κ^½ = U √Λ Uᵀ of positive semidefinite matrices.
+    """Return the symmetric V^½ = U √Λ Uᵀ of positive semidefinite matrices.
 
     Kernels are often singular (more classes than directions), where Cholesky fails. And unlike U √Λ
-    this root is unique, so that rounding in Κ cannot flip the sign of a draw.
+    this root is unique, so that rounding in V cannot flip the sign of a draw.
     """
     values, vectors = torch.linalg.eigh(kernel)
     return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT

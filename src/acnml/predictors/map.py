@@ -30,7 +30,7 @@ class Map(Predictor):
     def __call__(self, x: Inputs) -> Tensor:
         """Return log p_θ(y|x)."""
         prepared = self.classifier.prepare(x)
-        parts = [finite_log_probs(self.classifier, block) for block in batches.blocks(prepared)]
+        parts = [finite_log_probs(self.classifier, block) for block in batches.chunks(prepared)]
         return torch.cat(parts)
 
 

@@ -14,7 +14,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml._util.seeding import seeded
-from acnml.classifier import Classifier, Hook, require_classifier
+from acnml._util.structure import Hook
+from acnml.classifier import Classifier, require_classifier
 from acnml.predictors.base import Predictor
 from acnml.predictors.ensemble import log_mean
 from acnml.predictors.map import finite_log_probs
@@ -59,11 +60,13 @@ class McDropout(Predictor):
         """Return the log of the averaged probabilities."""
         prepared = self.classifier.prepare(x)
         hooks = {name: _drop(layer) for name, layer in _dropout_layers(self.classifier).items()}
-        with seeded(self.seed), self.classifier.hooked(hooks):
-            return torch.cat([self._average(block) for block in batches.blocks(prepared)])
+        dropping = self.classifier.hooked(hooks)
+        with seeded(self.seed):
+            averages = [self._average(dropping, chunk) for chunk in batches.chunks(prepared)]
+        return torch.cat(averages)
 
-    def _average(self, x: Inputs) -> Tensor:
-        return log_mean([finite_log_probs(self.classifier, x) for _ in range(self.samples)])
+    def _average(self, dropping: Classifier, x: Inputs) -> Tensor:
+        return log_mean([finite_log_probs(dropping, x) for _ in range(self.samples)])
 
 
 def _dropout_layers(classifier: Classifier) -> Mapping[str, _DropoutNd]:

@@ -14,7 +14,7 @@ from acnml._util.batches import Inputs
 from acnml._util.params import count
 from acnml._util.selection import Parameters, parameter_names
 from acnml.classifier import Classifier, require_classifier
-from acnml.naive_cnml import Refit, Refitted, refit_each
+from acnml.fitting.refitting import Refit, Refitted, refit_each
 from acnml.predictors.base import Predictor
 
 

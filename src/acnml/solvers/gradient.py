@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 from torch import Tensor
 
-from acnml._engine import blocks
-from acnml._engine.blocks import Solved
-from acnml._engine.path import Path
-from acnml._engine.rows import Rows
+from acnml._engine import chunks
+from acnml._engine.chunks import Solved, label_chunks, solved_at
+from acnml._engine.rows import Path, Rows
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
@@ -28,9 +28,9 @@ class Gradient:
     of gradients, which are outer products and stay so.
 
     Args:
-        steps: number of updates. The paper takes 5, and 10 for KFAC posteriors.
-        step_size: ε. The paper takes 0.5, and 0.25 for KFAC posteriors.
-        memory: bytes that the rows solved at once may take; a share of what is free by default.
+        steps: number of updates. The paper uses 5, and 10 for KFAC posteriors.
+        step_size: ε. The paper uses 0.5, and 0.25 for KFAC posteriors.
+        memory: bytes that the rows solved at once may take; by default a share of what is free.
     """
 
     steps: int = 5
@@ -43,8 +43,8 @@ class Gradient:
         checks.require_positive(self.step_size, "step_size")
 
     @property
-    def gradients(self) -> int:
-        """How many gradients a row's v is a sum of."""
+    def n_gradients(self) -> int:
+        """The number of gradients that a row's v is a sum of."""
         return self.steps
 
     @property
@@ -54,43 +54,22 @@ class Gradient:
 
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
-        return blocks.solution(self, classifier, posterior, x)
+        return chunks.solution(self, classifier, posterior, x)
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
-        return blocks.log_lik(self, classifier, posterior, x)
+        return chunks.log_lik(self, classifier, posterior, x)
 
-    def solve(self, rows: Rows, at_once: int) -> Iterator[Solved]:
-        """Solve for all labels of a block of inputs, so many labels at once."""
-        for labels in blocks.some_labels(rows, at_once):
-            yield self._solve(rows, labels)
-
-    def _solve(self, rows: Rows, labels: Tensor) -> Solved:
-        weights = rows.residuals(rows.start, labels)
-        if self.steps == 0:
-            start = Path.along(rows.tangent, weights)
-            return Solved.every(
-                rows.log_lik(rows.start.logits, labels), lambda: rows.residual(start.v())
-            )
-        path = Path.along(rows.tangent, self.step_size * weights)
-        return ascend(rows, path, labels, self.steps - 1, self.step_size)
-
-
-def ascend(rows: Rows, path: Path, labels: Tensor, steps: int, step_size: float) -> Solved:
-    """Take steps of the paper's iteration along a path, and evaluate where they end."""
-    path = walked(rows, path, labels, steps, step_size)
-    logits = rows.evaluated(path, len(labels))
-
-    def residual() -> Tensor:
-        gradient = rows.log_lik_gradient(rows.displaced(path, len(labels)), labels)
-        return rows.residual(gradient.blended(path.v(), 1, -1))
-
-    return Solved.every(rows.log_lik(logits, labels), residual)
-
-
-def walked(rows: Rows, path: Path, labels: Tensor, steps: int, step_size: float) -> Path:
-    """Take steps of the paper's iteration, θ ← θ + ε Σ(∇log p_θ(y|x) + ∇log q(θ))."""
-    for _ in range(steps):
-        gradient = rows.log_lik_gradient(rows.displaced(path, len(labels)), labels)
-        path = path.stepped(rows.posterior, gradient, step_size)
-    return path
+    def solve(self, rows: Rows, n_labels: int) -> Iterator[Solved]:
+        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
+        for labels in label_chunks(rows, n_labels):
+            weights = rows.logit_gradient(rows.start.logits, labels)
+            if self.steps > 0:
+                first = Path.along(rows.tangent, self.step_size * weights)
+                path = rows.ascended(first, labels, self.steps - 1, self.step_size)
+                yield solved_at(rows, path, labels)
+            else:
+                yield Solved.every(
+                    rows.log_lik(rows.start.logits, labels),
+                    partial(rows.residual, rows.tangent.jacobian.combined(weights)),
+                )

@@ -9,19 +9,18 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import Kernel
+from acnml._algebra.dual import Affine
 from acnml._algebra.newton import solve_logits
-from acnml._engine import blocks
-from acnml._engine.blocks import Solved
-from acnml._engine.path import Path
-from acnml._engine.rows import Rows
+from acnml._engine import chunks
+from acnml._engine.chunks import Solved, label_chunks, solved_at
+from acnml._engine.rows import Path, Rows
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
+from acnml.head.features import Features, features, only_linear
 from acnml.head.solver import Precision, solve_head
 from acnml.posteriors import Posterior
 from acnml.solvers.base import Solution, UnsolvedError
-from acnml.solvers.gradient import ascend
 
 # A residual, in posterior standard deviations, with which no solution can be called one.
 UNSOLVED = 0.1
@@ -61,8 +60,8 @@ class Linearised:
             raise ValueError(f"negligible must be ≥ 0, got {self.negligible}")
 
     @property
-    def gradients(self) -> int:
-        """How many gradients a row's v is a sum of."""
+    def n_gradients(self) -> int:
+        """The number of gradients that a row's v is a sum of."""
         return 1 + self.polish
 
     @property
@@ -72,35 +71,48 @@ class Linearised:
 
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
-        return blocks.solution(self, classifier, posterior, x)
+        found = self._last_layer(classifier, posterior, x)
+        return found or chunks.solution(self, classifier, posterior, x)
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
-        return blocks.log_lik(self, classifier, posterior, x)
+        found = self._last_layer(classifier, posterior, x)
+        return found.log_lik if found else chunks.log_lik(self, classifier, posterior, x)
 
-    def solve(self, rows: Rows, at_once: int) -> Iterator[Solved]:
-        """Solve for all labels of a block of inputs, so many labels at once."""
-        logits = rows.start.logits[:, 0].detach()
-        # In double precision: large kernels leave nothing of single precision's digits.
+    def solve(self, rows: Rows, n_labels: int) -> Iterator[Solved]:
+        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
+        logits = rows.start.logits[:, 0].detach().double()
+        # In double precision: large kernels need more digits than single precision has.
         kernel = rows.kernel().double()
-        if rows.is_linear():
-            yield self._exact(logits, kernel, at_once)
-            return
-        for labels in blocks.some_labels(rows, at_once):
-            found = solve_logits(logits.double(), kernel, labels, self.tolerance, self.newton_steps)
+        for labels in label_chunks(rows, n_labels):
+            found = solve_logits(logits, kernel, labels, self.tolerance, self.newton_steps)
             self._require_solved(found.residual)
             path = Path.along(rows.tangent, found.coefficients.to(rows.posterior.dtype))
-            yield ascend(rows, path, labels, self.polish, self.step_size)
+            path = rows.ascended(path, labels, self.polish, self.step_size)
+            yield solved_at(rows, path, labels)
 
-    def _exact(self, logits: Tensor, kernel: Kernel, at_once: int) -> Solved:
-        """Solve for a last layer, in which the network is linear."""
+    def _last_layer(
+        self, classifier: Classifier, posterior: Posterior, x: Inputs
+    ) -> Solution | None:
+        """Solve in logit space if the posterior covers the last layer alone, else return None."""
+        layer = only_linear(classifier, posterior.mean)
+        found = None if layer is None else features(classifier, layer, x, posterior.mean)
+        if layer is None or found is None:
+            return None
+        return self.solve_features(found, posterior, layer.layer, classifier.temperature)
+
+    def solve_features(
+        self, found: Features, posterior: Posterior, layer: Affine, temperature: float
+    ) -> Solution:
+        """Solve for every label of inputs with known features of the last layer."""
+        kernel = posterior.output_kernel(layer, found.inputs.to(posterior.dtype))
+        kernel = kernel.scaled(temperature**-2).double()
         precision = Precision(self.tolerance, self.newton_steps, self.negligible)
-        found = solve_head(logits.double(), kernel, precision, at_once)
-        self._require_solved(found.residual[found.omitted == 0])
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        return Solved(
-            found.log_lik.to(wide), lambda: found.residual.to(wide), found.omitted.to(wide)
-        )
+        n_labels = found.logits.shape[1]
+        solved = solve_head(found.logits.double(), kernel, precision, n_labels)
+        self._require_solved(solved.residual[solved.omitted == 0])
+        wide = torch.promote_types(found.logits.dtype, torch.float32)
+        return Solution(*(tensor.to(wide) for tensor in solved))
 
     def _require_solved(self, residual: Tensor) -> None:
         """Refuse to go on from rows that Newton left far from the optimum."""

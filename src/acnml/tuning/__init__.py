@@ -1,9 +1,10 @@
 """Choosing alpha, prior precision and temperature on data that the model was not trained on.
 
-The prior precision may also be chosen by the evidence, which needs no data but the curvature's.
+The prior precision can also be chosen by the evidence, which needs no validation data.
 
 Every function returns a `Choice`: the value, the whole table it was chosen from, and the rule.
-Print it to see why. `sweep` is what they have in common, and serves any other knob.
+Print it to see why. `sweep` makes such a table for any other knob, and `within_price` chooses the
+most cautious value of any knob for a given price in NLL.
 """
 
 from acnml.tuning.alpha import (
@@ -17,6 +18,7 @@ from acnml.tuning.alpha import (
     largest_harmless_alpha,
 )
 from acnml.tuning.choice import Choice
+from acnml.tuning.price import most_cautious, within_price
 from acnml.tuning.prior_precision import (
     PRIOR_PRECISIONS,
     Evidence,
@@ -40,8 +42,10 @@ __all__ = [
     "alpha_by_nll",
     "alpha_matching_cnml",
     "largest_harmless_alpha",
+    "most_cautious",
     "prior_precision_by_evidence",
     "prior_precision_by_nll",
     "sweep",
     "temperature_by_nll",
+    "within_price",
 ]

@@ -1,9 +1,8 @@
-"""Choosing α, the weight of the query in ACNML: the paper's two ways, and a third."""
+"""Choosing α, the weight of the query in ACNML: the paper's two rules, and least NLL."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, final
 
@@ -12,17 +11,16 @@ from torch import Tensor
 from acnml._util.batches import Inputs
 from acnml._util.progress import track
 from acnml.predictors import Acnml, Map
-from acnml.solvers import UnsolvedError
 from acnml.tuning.choice import Choice, table_text
-from acnml.tuning.sweep import MakePredictor, Scores, increasing, least_nll, sweep
+from acnml.tuning.sweep import MakePredictor, Scores, increasing, least_nll, sweep, until_unsolved
 
 PAPERS_ALPHAS = (0.25, 0.5, 1.0, 1.5, 2.0)
-# Wider than the paper's: with Laplace posteriors of sharp networks α = 1 is often far too cautious.
+# Wider than the paper's: for Laplace posteriors of sharp networks α = 1 is often far too cautious.
 ALPHAS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Judged(NamedTuple):
-    """`Scores`, and whether they are hardly worse than those of MAP."""
+    """`Scores`, and whether they are within the tolerance of MAP's."""
 
     value: float
     accuracy: float
@@ -33,17 +31,17 @@ class Judged(NamedTuple):
 
 
 class Match(NamedTuple):
-    """How far ACNML's likelihoods p_θ̂_y(y|x) are from those of CNML, on average."""
+    """The mean difference between the likelihoods p_θ̂_y(y|x) of ACNML and those of CNML."""
 
     value: float
     distance: float  # mean |ACNML - CNML|
-    excess: float  # mean (ACNML - CNML): above 0 where a smaller alpha is nearer
+    excess: float  # mean (ACNML - CNML): above 0 if a smaller alpha would be closer
 
 
 @final
 @dataclass(frozen=True)
 class Tolerance:
-    """By how much validation accuracy and mean NLL (in nats) may be worse than those of MAP."""
+    """How much worse than MAP's the validation accuracy and mean NLL (in nats) may be."""
 
     accuracy: float = 0.005
     nll: float = 0.05
@@ -53,7 +51,7 @@ class Tolerance:
             raise ValueError(f"tolerances must not be negative, got {self}")
 
     def allows(self, accuracy_lost: float, nll_added: float) -> bool:
-        """Whether a loss is within the tolerance; one that meets its limit exactly is."""
+        """Return whether both losses are within the tolerance; equality counts as within."""
         rounding = 1e-9
         return accuracy_lost <= self.accuracy + rounding and nll_added <= self.nll + rounding
 
@@ -65,36 +63,42 @@ def largest_harmless_alpha(
     tolerance: Tolerance | None = None,
     progress: bool | None = None,
 ) -> Choice[Judged]:
-    """Return the largest α that hardly costs accuracy or NLL on data like the training data.
+    """Return the largest α that costs little accuracy and NLL on data like the training data.
 
-    The paper's first way: caution is wanted elsewhere, and should be nearly free here. The table
-    begins with α = 0, which is MAP: the network at the posterior's mean. It ends before the first α
-    with which the solver finds no solution.
+    The paper's first rule: caution is wanted on other data and should cost almost nothing on these.
+    The table begins with α = 0, which is MAP: the network at the posterior's mean. It ends before
+    the first α for which the solver finds no solution. For values between those of the grid, and
+    for other knobs, see `within_price`.
 
     Args:
-        predictor: classifier, posterior and solver are its own; its α is replaced.
-        loader: validation data, with labels; gone through once for MAP and for every α.
+        predictor: its classifier, posterior and solver are used; its α is replaced.
+        loader: validation data, with labels; one pass for MAP and one for every α.
         alphas: the values to try; the paper's are `PAPERS_ALPHAS`.
-        tolerance: what "hardly" means; `Tolerance()` by default.
+        tolerance: how much α may cost; `Tolerance()` by default.
         progress: show progress bars; by default in a terminal only.
     """
     _require_acnml(predictor)
     tolerance = tolerance or Tolerance()
-    scores = _solved(_with_alpha(predictor), (0.0, *increasing(alphas)), loader, progress)
+    make_predictor = _with_alpha(predictor)
+
+    def evaluate(alpha: float) -> Scores:
+        return sweep(make_predictor, (alpha,), loader, progress)[0]
+
+    scores = until_unsolved(evaluate, (0.0, *increasing(alphas)))
     plain = scores[0]
     table = tuple(
         Judged(*row, tolerance.allows(plain.accuracy - row.accuracy, row.nll - plain.nll))
         for row in scores
     )
     harmless = [row.value for row in table[1:] if row.harmless]
-    rule = (
-        f"the largest alpha that costs at most {tolerance.accuracy:g} of MAP's accuracy "
-        f"{scores[0].accuracy:.4f} and {tolerance.nll:g} nats on its NLL {scores[0].nll:.4f}"
+    limits = (
+        f"costs at most {tolerance.accuracy:g} of MAP's accuracy {plain.accuracy:.4f} and adds at "
+        f"most {tolerance.nll:g} nats to its NLL {plain.nll:.4f}"
     )
     if not harmless:
         remedy = "give smaller alphas, a larger tolerance or a tighter posterior"
-        raise ValueError(f"there is none: {rule}; {remedy}\n{table_text(table)}")
-    return Choice(harmless[-1], table, rule)
+        raise ValueError(f"no alpha of the grid {limits}; {remedy}\n{table_text(table)}")
+    return Choice(harmless[-1], table, f"the largest alpha that {limits}")
 
 
 def alpha_by_nll(
@@ -105,8 +109,8 @@ def alpha_by_nll(
 ) -> Choice[Scores]:
     """Return the α of least validation NLL.
 
-    On data like the training data that is often the smallest of the grid: see the table, which
-    begins with α = 0, that is MAP.
+    On data like the training data this is often the smallest of the grid. The table begins with
+    α = 0, which is MAP.
     """
     _require_acnml(predictor)
     table = sweep(_with_alpha(predictor), (0.0, *increasing(alphas)), loader, progress)
@@ -122,12 +126,12 @@ def alpha_matching_cnml(
 ) -> Choice[Match]:
     """Return the α with which ACNML's likelihoods are closest to CNML's.
 
-    The paper's second way. α stands for how much the posterior, which is only an approximation,
-    over- or understates what the training data say; CNML asks the data themselves. The distance is
-    the mean of |p_θ̂_y(y|x) - CNML's| over all inputs and labels.
+    The paper's second rule. The posterior only approximates the likelihood of the training data,
+    and α corrects its scale; CNML uses the training data themselves. The distance is the mean of
+    |p_θ̂_y(y|x) - CNML's| over all inputs and labels.
 
     Args:
-        predictor: classifier, posterior and solver are its own; its α is replaced.
+        predictor: its classifier, posterior and solver are used; its α is replaced.
         x: some validation inputs, B of them.
         cnml_log_lik: `NaiveCnml(classifier, train_loader).log_lik(x)`, (B, K).
         alphas: the values to try.
@@ -146,20 +150,6 @@ def _require_acnml(predictor: object) -> None:
     if not isinstance(predictor, Acnml):
         kind = type(predictor).__name__
         raise TypeError(f"only Acnml has an alpha to choose, got a {kind}: give Acnml(...)")
-
-
-def _solved(
-    make_predictor: MakePredictor,
-    grid: Sequence[float],
-    loader: Iterable[Any],
-    progress: bool | None,
-) -> tuple[Scores, ...]:
-    """Sweep up to the first value with which a problem is left unsolved."""
-    table: list[Scores] = []
-    with suppress(UnsolvedError):
-        for value in grid:
-            table += sweep(make_predictor, (value,), loader, progress)
-    return tuple(table)
 
 
 def _with_alpha(predictor: Acnml) -> MakePredictor:

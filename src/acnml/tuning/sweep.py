@@ -1,9 +1,9 @@
-"""What all validation has in common: predictions for a loader, scored for every value of a knob."""
+"""Predictions for all data of a loader, scored for every value of a knob."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,12 +15,14 @@ from acnml._util.progress import track
 from acnml.predictors import Predictor
 from acnml.solvers import UnsolvedError
 
-# A knob's value -> the predictor that has it.
+# A knob's value -> the predictor with this value.
 MakePredictor: TypeAlias = Callable[[float], Predictor]
+
+T = TypeVar("T")
 
 
 class Scores(NamedTuple):
-    """How a predictor does on the validation data."""
+    """Scores of a predictor on the validation data."""
 
     value: float
     accuracy: float
@@ -47,6 +49,23 @@ def sweep(
         score(value, *predictions(make_predictor(value), loader, f"{value:g}", progress))
         for value in grid
     )
+
+
+def until_unsolved(evaluate: Callable[[float], T], grid: Sequence[float]) -> list[T]:
+    """Evaluate values, the least cautious first, up to the first one without a solution.
+
+    Caution makes the problems of ACNML harder: beyond that value none is expected to be solved. If
+    the first value has no solution either, its `UnsolvedError` is raised.
+    """
+    found: list[T] = []
+    for value in grid:
+        try:
+            found.append(evaluate(value))
+        except UnsolvedError:
+            if not found:
+                raise
+            break
+    return found
 
 
 def least_nll(table: Sequence[Scores]) -> float:
@@ -89,7 +108,7 @@ def _predicted(predictor: Predictor, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def increasing(grid: Sequence[float]) -> tuple[float, ...]:
-    """Return the values of a grid in order, or say that they are no positive numbers."""
+    """Return the values of a grid in increasing order; refuse those that are not positive."""
     if not len(grid):
         raise ValueError("the grid is empty: give at least one value")
     return tuple(sorted(checks.require_positive(float(value), "a grid's value") for value in grid))

@@ -13,7 +13,7 @@ from stores import store_in
 from studies.cifar10_c import methods
 from studies.cifar10_c.study import Drawn, build
 from studies.engine.choose import chosen
-from studies.engine.grounds import load_curvature, rescaled
+from studies.engine.grounds import rescaled
 from studies.engine.predictors import predictor, sampling
 from studies.engine.workshop import Finished, Workshop
 
@@ -44,7 +44,7 @@ def test_the_curvature_counts_all_training_images(finished, tiny, study, data):
     weights, fitted = study.grounds[methods.KFAC].artefacts(methods.BMA_KFAC, makers)
     classifier = makers.classifier(methods.SWA, weights)
     measured = acnml.kronecker_curvature(classifier, batch, progress=False)
-    found = load_curvature(fitted)
+    found = fitted.load_saved()
     expected = measured.eigenvalues().sum() * (TRAIN / 20)
     torch.testing.assert_close(found.eigenvalues().sum(), expected, rtol=1e-4, atol=1e-6)
 

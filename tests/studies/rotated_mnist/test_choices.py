@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from acnml import metrics
+from acnml import metrics, tuning
 from stores import store_in
-from studies.engine.choose import chosen, most_cautious
+from studies.engine.choose import chosen
 from studies.engine.method import CONVERGED, PAPER_STEPS, Method
 from studies.engine.predictors import predictor
 from studies.engine.workshop import Finished, Workshop
@@ -30,24 +30,11 @@ def test_choices_are_made_on_validation_images(finished, study, data):
     budget = nll(methods.MAP) + TINY.choice.tolerance
     for method in (methods.TEMPERED, methods.ACNML_HEAD, methods.ACNML_KFAC, methods.BMA_KFAC):
         values = study.values(method)
-        expected = most_cautious(values, [nll(method.at(value)) for value in values], budget)
+        expected = tuning.most_cautious(values, [nll(method.at(value)) for value in values], budget)
         assert chosen(method, workshop).value == pytest.approx(expected, rel=1e-2)
     for solver in (PAPER_STEPS, CONVERGED):
         solved = replace(methods.ACNML_KFAC, solver=solver)
         assert chosen(solved, workshop).value == chosen(methods.ACNML_KFAC, workshop).value
-
-
-@pytest.mark.parametrize(
-    ("nlls", "value"),
-    [
-        ([0.1, 0.1, 0.1], 1),  # the most cautious is free
-        ([0.9, 0.8, 0.7], 100),  # none is: the closest to the plain network
-        ([0.4, 0.2, 0.1], 10),  # exactly at the budget
-        ([0.4, 0.1, 0.1], 3.162),  # half way in logarithms
-    ],
-)
-def test_the_most_cautious_value_in_budget(nlls, value):
-    assert most_cautious([1, 10, 100], nlls, 0.2) == pytest.approx(value)
 
 
 def test_methods_have_names_of_their_own():

@@ -87,9 +87,9 @@ def test_other_files_are_no_records(tmp_path):
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_an_artefact_of_a_posterior_is_a_file_that_acnml_loads(store, name):
     posterior = POSTERIORS[name](MODELS[1].model())
-    artefact = store.make(Stage("fit"), lambda _: Content.of_posterior(posterior, {"tau": 3}))
+    artefact = store.make(Stage("fit"), lambda _: Content.of_saved(posterior, {"tau": 3}))
     assert artefact.facts == {"tau": 3}
-    for loaded in (artefact.load_posterior(), acnml.load(artefact.path)):
+    for loaded in (artefact.load_saved(), acnml.load(artefact.path)):
         drawn = loaded.sample(2, torch.Generator().manual_seed(0))
         expected = posterior.sample(2, torch.Generator().manual_seed(0))
         assert all(torch.equal(drawn[key], expected[key]) for key in expected)

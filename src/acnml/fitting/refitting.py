@@ -115,14 +115,14 @@ def refit_each(
         training = _Training(classifier, loader, names, refit, _batch_sizes(loader), progress)
     labels = torch.arange(log_probs.shape[1], device=log_probs.device)
     rows = training.rows_at_once(batches.take(queries, slice(0, 1)), labels)
-    blocks = list(batches.blocks(queries, max(1, rows // len(labels))))
+    blocks = list(batches.chunks(queries, max(1, rows // len(labels))))
     each = (training.run(block, labels, rows) for block in track(blocks, "queries", progress))
     return (Refitted(*one) for block in each for one in zip(*block, strict=True))
 
 
 @torch.no_grad()
 def _finite_log_probs(classifier: Classifier, queries: Inputs) -> Tensor:
-    log_probs = torch.cat([classifier.log_probs(block) for block in batches.blocks(queries)])
+    log_probs = torch.cat([classifier.log_probs(block) for block in batches.chunks(queries)])
     remedy = "check the model and these inputs"
     return checks.require_finite(log_probs, "the model's log-probabilities are", remedy)
 

@@ -1,7 +1,7 @@
 """The network as a linear function of its parameters around the posterior mean.
 
 With f(θ) ≈ f(μ) + J(θ - μ) and θ ~ N(μ, Σ) the logits of an input are Gaussian: they have the mean
-f(μ) and the covariance J Σ Jᵀ, one K×K matrix per input, which is called its kernel here.
+f(μ) and the covariance J Σ Jᵀ, one K×K matrix per input, which is called the kernel here.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from acnml._engine.blocks import row_blocks
-from acnml._engine.rows import supported
+from acnml._engine.chunks import row_chunks
+from acnml._engine.layers import unsupported
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, count
 from acnml.classifier import Classifier
+from acnml.head.features import features, only_linear
 from acnml.posteriors import Posterior
 
 # How much of the Jacobians exists at once; a single input's is made whatever its size.
@@ -37,28 +38,42 @@ def logit_moments(classifier: Classifier, posterior: Posterior, x: Inputs) -> Lo
 
     J = ∂ logits / ∂ θ at θ = μ, over the parameters that the posterior covers.
     """
-    moments = _by_rows if supported(classifier, posterior) else _by_jacobians
-    logits, kernel = moments(classifier, posterior, x)
+    moments = _of_last_layer(classifier, posterior, x)
+    if moments is None and unsupported(classifier.model, posterior.mean) is None:
+        moments = _by_rows(classifier, posterior, x)
+    logits, kernel = moments or _by_jacobians(classifier, posterior, x)
     checks.require_finite(kernel, "the logits' covariances are", "check the posterior's")
     return LogitMoments(_wide(logits), _wide(kernel))
+
+
+def _of_last_layer(
+    classifier: Classifier, posterior: Posterior, x: Inputs
+) -> tuple[Tensor, Tensor] | None:
+    """Use the closed form if the posterior covers the last layer alone."""
+    layer = only_linear(classifier, posterior.mean)
+    found = None if layer is None else features(classifier, layer, x, posterior.mean)
+    if layer is None or found is None:
+        return None
+    kernel = posterior.output_kernel(layer.layer, found.inputs.to(posterior.dtype))
+    return found.logits, kernel.scaled(classifier.temperature**-2).dense()
 
 
 def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
     """Take the gradients of all logits as outer products, never written out."""
     parts = [
         (rows.start.logits[:, 0].detach(), rows.kernel().dense())
-        for rows, _ in row_blocks(classifier, posterior, x, gradients=1, memory=None)
+        for rows, _ in row_chunks(classifier, posterior, x, n_gradients=1, memory=None)
     ]
     logits, kernel = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return logits, kernel
 
 
 def _by_jacobians(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
-    """Write the Jacobians out: for models with layers that `solvers.rows` does not know."""
+    """Write the Jacobians out: for models with layers that the engine does not support."""
     logits = classifier.logits(x, posterior.mean)
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
     at_once = _inputs_at_once(posterior.mean, classes=logits.shape[1])
-    jacobians = (_jacobians(classifier, posterior.mean, b) for b in batches.blocks(x, at_once))
+    jacobians = (_jacobians(classifier, posterior.mean, b) for b in batches.chunks(x, at_once))
     return logits, torch.cat([_kernel(jacobian, posterior) for jacobian in jacobians])
 
 

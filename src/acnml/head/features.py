@@ -1,0 +1,125 @@
+"""Features and logits of a network from one forward pass, for a posterior over its last layer.
+
+If the logits are the outputs of the only covered layer, z = W a + b, then everything that ACNML
+needs of an input is the layer's input a and the logits z. The network itself is not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from acnml._engine.gradients import require_understood
+from acnml._engine.layers import AFFINE, Site, find_sites, unsupported
+from acnml._engine.recorder import record
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs
+from acnml._util.params import Params
+from acnml.classifier import Classifier
+
+# Inputs on which a model is checked to be linear in its last layer.
+CHECKED = 4
+
+# What may lie between a last layer's output and the logits of a model that is linear in it: our own
+# clone, the division by a temperature and changes of shape.
+PLAIN = {"CloneBackward0", "DivBackward0", "ViewBackward0", "UnsafeViewBackward0"}
+
+
+class Features(NamedTuple):
+    """What a last layer receives and returns."""
+
+    inputs: Tensor  # a (N, d [+ 1]), with a 1 appended if the posterior covers the bias
+    logits: Tensor  # z (N, K), divided by the classifier's temperature
+
+
+def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
+    """Return the layer that owns all named parameters, if it is a single plain Linear layer."""
+    known, key = classifier.findings.only_linear, frozenset(names)
+    if key not in known:
+        fits = unsupported(classifier.model, key, AFFINE) is None
+        sites = find_sites(classifier.model, key, AFFINE, "") if fits else []
+        linear = len(sites) == 1 and isinstance(sites[0].module, nn.Linear)
+        known[key] = sites[0] if linear else None
+    site: Site | None = known[key]
+    return site
+
+
+def features(
+    classifier: Classifier, site: Site, x: Inputs, tensors: Params | None = None
+) -> Features | None:
+    """Run a prepared batch once; return None if its logits are not the outputs of the layer.
+
+    Args:
+        classifier: the model.
+        site: a Linear layer, see `only_linear`.
+        x: the inputs.
+        tensors: used in place of the model's own.
+    """
+    if not _is_last_layer(classifier, site, x, tensors):
+        return None
+    passed: list[tuple[Tensor, Tensor]] = []
+
+    def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        passed.append((args[0].detach(), output.detach()))
+        return output
+
+    with torch.inference_mode(False), torch.no_grad():
+        logits = classifier.hooked({site.name: keep}).logits(x, tensors)
+    checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
+    if len(passed) != 1 or passed[0][1].numel() != logits.numel():
+        return None
+    ((received, output),) = passed
+    # The structure was checked before. The values show whether this batch took the same way.
+    if not torch.equal(output.view_as(logits) / classifier.temperature, logits):
+        return None
+    inputs = received.reshape(len(logits), -1)
+    if site.layer.bias is not None:
+        inputs = functional.pad(inputs, (0, 1), value=1.0)
+    return Features(inputs, logits)
+
+
+def all_features(
+    classifier: Classifier, site: Site, chunks: Iterable[Any], tensors: Params | None = None
+) -> Features | None:
+    """Return the features of several prepared batches, or None if one has none."""
+    parts = []
+    for x in chunks:
+        part = features(classifier, site, x, tensors)
+        if part is None:
+            return None
+        parts.append(part)
+    return Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def _is_last_layer(classifier: Classifier, site: Site, x: Inputs, tensors: Params | None) -> bool:
+    """Whether the logits are the outputs of the layer, reshaped and tempered at most.
+
+    Whatever else a model does with the outputs (dividing them, scoring several items by one layer)
+    would be missing in the kernel. Found out once for every model, from the autograd graph.
+    """
+    known = classifier.findings.last_layers
+    if site.name not in known:
+        own = classifier if tensors is None else classifier.at(tensors)
+        known[site.name] = _graph_is_plain(own, site, batches.take(x, slice(0, CHECKED)))
+        if known[site.name]:
+            require_understood(own, [site], x)
+    return known[site.name]
+
+
+def _graph_is_plain(classifier: Classifier, site: Site, x: Inputs) -> bool:
+    tape = record(classifier, [site], x)
+    passages = tape.passages.get(site, [])
+    if len(passages) != 1:
+        return False
+    (one,) = passages
+    outputs = (one.output.detach() / classifier.temperature).flatten()
+    if not one.is_shared or not torch.equal(outputs, tape.logits.detach().flatten()):
+        return False
+    node = tape.logits.grad_fn
+    while node is not None and type(node).__name__ in PLAIN:
+        node = node.next_functions[0][0]
+    return node is not None and getattr(node, "variable", None) is one.output

@@ -1,0 +1,245 @@
+"""The trainer of Bayes by Backprop: resumed runs equal unbroken ones bit for bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from acnml import BayesByBackprop, Classifier, Diagonal, fit_bayes_by_backprop
+from cases import MODELS, normal
+
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+STEPS = 6
+MLP = MODELS[1]
+
+
+def batches(case, n: int = STEPS) -> list[tuple[object, Tensor]]:
+    """Different batches of six inputs."""
+    return [(case.x(6), LABELS.roll(shift)) for shift in range(n)]
+
+
+def trainer(case, dtype=torch.float64, **settings) -> BayesByBackprop:
+    settings = {"data": 18, "learning_rate": 3e-3, "variance_learning_rate": 0.05, **settings}
+    return BayesByBackprop(Classifier(case.model().to(dtype)), **settings)
+
+
+def run(trainer: BayesByBackprop, data: list) -> BayesByBackprop:
+    for x, labels in data:
+        trainer.step(x, labels)
+    return trainer
+
+
+def assert_identical(a: Diagonal, b: Diagonal) -> None:
+    assert list(a.mean) == list(b.mean)
+    assert list(a.var) == list(b.var)
+    for name in a.mean:
+        assert torch.equal(a.mean[name], b.mean[name])
+        assert torch.equal(a.var[name], b.var[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("done", range(STEPS + 1))
+@pytest.mark.parametrize("case", MODELS[1:4], ids=lambda case: case.name)
+def test_a_resumed_run_equals_an_unbroken_one(case, done, dtype, tmp_path):
+    data = batches(case)
+    unbroken = run(trainer(case, dtype), data)
+    interrupted = run(trainer(case, dtype), data[:done])
+    safetensors.torch.save_file(interrupted.state_dict(), tmp_path / "state.safetensors")
+    resumed = trainer(case, dtype, seed=99)  # the generator's state is loaded, too
+    resumed.load_state_dict(safetensors.torch.load_file(tmp_path / "state.safetensors"))
+    assert resumed.steps == done
+    run(resumed, data[done:])
+    assert resumed.steps == STEPS
+    assert_identical(resumed.posterior(), unbroken.posterior())
+    for name, tensor in unbroken.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], tensor), name
+
+
+def test_fitting_is_a_loop_of_steps():
+    data = batches(MLP, 3)
+    fitted = fit_bayes_by_backprop(
+        Classifier(MLP.model()), data, epochs=2, learning_rate=3e-3, variance_learning_rate=0.05
+    )
+    assert_identical(fitted, run(trainer(MLP), 2 * data).posterior())
+
+
+def test_fitting_has_not_changed():
+    """Numbers of the first release, which had no trainer and one learning rate."""
+    model = nn.Linear(2, 2, bias=False).double()
+    nn.init.eye_(model.weight)
+    x = torch.tensor([[1.0, 0.5], [-0.5, 2.0]], dtype=torch.float64)
+    data = [(x, torch.tensor([0, 1]))]
+    fitted = fit_bayes_by_backprop(Classifier(model), data, epochs=3, learning_rate=0.01, seed=5)
+    mean = [
+        [0.9700101517651921, -0.004124354234171974],
+        [-0.003400185798599999, 0.9700101454191923],
+    ]
+    var = [
+        [1.0304560797574923e-4, 1.0304551955544572e-4],
+        [1.0304523085414614e-4, 1.0304533999712281e-4],
+    ]
+    for found, expected in ((fitted.mean["weight"], mean), (fitted.var["weight"], var)):
+        expected = torch.tensor(expected, dtype=torch.float64)
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)
+
+
+def test_without_a_rate_of_their_own_variances_learn_at_the_rate_of_means():
+    one = run(trainer(MLP, variance_learning_rate=None), batches(MLP)).posterior()
+    same = run(trainer(MLP, variance_learning_rate=3e-3), batches(MLP)).posterior()
+    assert_identical(one, same)
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.02])
+def test_the_first_step_moves_every_number_by_its_learning_rate(rate):
+    """Adam's first step is the learning rate times the sign of the gradient, up to its epsilon."""
+    own = trainer(MLP, variance_learning_rate=rate)
+    before = own.state_dict()
+    after = run(own, batches(MLP, 1)).state_dict()
+    for name in own.posterior().mean:
+        for part, expected in (("mean", 3e-3), ("log_var", rate)):
+            moved = (after[f"{part}/{name}"] - before[f"{part}/{name}"]).abs()
+            gradient = after[f"exp_avg/{part}/{name}"].abs() / 0.1
+            torch.testing.assert_close(moved, expected * gradient / (gradient + 1e-8))
+
+
+@pytest.mark.parametrize(
+    ("frozen", "settings"),
+    [("mean", {"learning_rate": 0.0}), ("log_var", {"variance_learning_rate": 0.0})],
+)
+def test_a_learning_rate_of_zero_keeps_a_part_as_it_is(frozen, settings):
+    own = trainer(MLP, **settings)
+    before = own.state_dict()
+    after = run(own, batches(MLP)).state_dict()
+    for name, tensor in before.items():
+        if name.startswith(("mean/", "log_var/")):
+            assert torch.equal(tensor, after[name]) == name.startswith(frozen)
+
+
+def test_a_state_and_a_posterior_are_snapshots():
+    own = run(trainer(MLP), batches(MLP, 2))
+    state, posterior = own.state_dict(), own.posterior()
+    copies = {name: tensor.clone() for name, tensor in state.items()}
+    mean = {name: tensor.clone() for name, tensor in posterior.mean.items()}
+    run(own, batches(MLP, 2))
+    assert all(torch.equal(copies[name], tensor) for name, tensor in state.items())
+    assert all(torch.equal(mean[name], tensor) for name, tensor in posterior.mean.items())
+    own.load_state_dict(state)
+    expected = run(own, batches(MLP, 1)).posterior()
+    assert all(torch.equal(copies[name], tensor) for name, tensor in state.items())
+    own.load_state_dict(
+        state
+    )  # what was loaded is a copy: the first continuation did not change it
+    assert_identical(run(own, batches(MLP, 1)).posterior(), expected)
+
+
+def test_the_model_and_the_global_random_state_do_not_change():
+    model, state = MLP.model(), torch.get_rng_state()
+    before = [p.clone() for p in model.parameters()]
+    run(BayesByBackprop(Classifier(model), data=6), batches(MLP, 2))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_trains_inside_of_contexts_without_gradients(mode):
+    expected = run(trainer(MLP), batches(MLP, 3))
+    classifier, settings = Classifier(MLP.model()), (18, 0.1, 3e-3, 0.05)
+    with mode():
+        own = run(BayesByBackprop(classifier, *settings), batches(MLP, 2))
+        resumed = BayesByBackprop(classifier, *settings)
+        resumed.load_state_dict(own.state_dict())
+    run(resumed, batches(MLP, 3)[2:])
+    assert_identical(resumed.posterior(), expected.posterior())
+
+
+def test_covers_a_subset():
+    model = MLP.model()
+    own = BayesByBackprop(Classifier(model), data=6, parameters=[model[2]])
+    run(own, batches(MLP, 1))
+    assert list(own.posterior().mean) == ["2.weight", "2.bias"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("generator"), r"missing \['generator'\]"),
+        (lambda state: state.pop("exp_avg/mean/0.bias"), r"missing \['exp_avg/mean/0.bias'\]"),
+        (lambda state: state.update(extra=torch.ones(1)), r"unexpected \['extra'\]"),
+        (lambda state: state.update({"mean/0.bias": torch.ones(2)}), r"shape \(2,\)"),
+        (
+            lambda state: state.update({"mean/0.bias": state["mean/0.bias"].float()}),
+            "float32.*same model in the same precision",
+        ),
+    ],
+)
+def test_refuses_states_of_others_and_stays_as_it_was(change, message):
+    own, other = run(trainer(MLP), batches(MLP, 2)), run(trainer(MLP), batches(MLP, 4))
+    before, state = own.state_dict(), other.state_dict()
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        own.load_state_dict(state)
+    assert all(torch.equal(before[name], t) for name, t in own.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"data": 0}, ValueError, "number of training examples, must be a positive"),
+        ({"data": [(1, 2)]}, TypeError, "must be a number, got a list"),
+        ({"prior_std": -1.0}, ValueError, "prior_std must be a positive"),
+        ({"learning_rate": math.nan}, ValueError, "^learning_rate must be finite"),
+        ({"learning_rate": -1.0}, ValueError, "^learning_rate must be finite and not negative"),
+        ({"variance_learning_rate": math.inf}, ValueError, "variance_learning_rate must be finite"),
+    ],
+)
+def test_refuses_bad_settings(arguments, error, message):
+    with pytest.raises(error, match=message):
+        trainer(MLP, **arguments)
+
+
+def test_refuses_a_model_that_is_not_wrapped():
+    with pytest.raises(TypeError, match="wrap the model"):
+        BayesByBackprop(MLP.model(), data=6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "message"),
+    [
+        (LABELS + 1, ValueError, "label 3 at index 2 is outside the model's 3 classes"),
+        (LABELS[:2], ValueError, r"labels have shape \(2,\), expected \(6,\)"),
+        (LABELS.double(), TypeError, "labels must be a tensor of integers"),
+        (None, TypeError, "labels must be a tensor of integers, got NoneType"),
+    ],
+)
+def test_refuses_bad_labels(labels, error, message):
+    own = trainer(MLP)
+    with pytest.raises(error, match=message):
+        own.step(normal(6, 4), labels)
+    assert own.steps == 0
+
+
+def test_fitting_refuses_settings_before_it_counts_the_data():
+    class Untouched:
+        def __iter__(self):
+            raise AssertionError("the loader was used")
+
+    for arguments, message in (
+        ({"prior_std": 0.0}, "prior_std"),
+        ({"variance_learning_rate": -1.0}, "variance_learning_rate"),
+        ({"parameters": ["nothing"]}, "no parameter or buffer 'nothing'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit_bayes_by_backprop(Classifier(MLP.model()), Untouched(), **arguments)
+
+
+def test_parameters_may_be_an_iterator():
+    model = MLP.model()
+    fitted = fit_bayes_by_backprop(
+        Classifier(model), batches(MLP, 1), epochs=1, parameters=iter([model[2]])
+    )
+    assert list(fitted.mean) == ["2.weight", "2.bias"]

@@ -1,0 +1,118 @@
+"""Closed-form curvatures of a last layer, against the general way and against dense algebra."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Classifier, EmpiricalFisher, ExactFisher, MonteCarloFisher
+from acnml._util.params import flatten
+from acnml.fitting import laplace
+from cases import MODELS, affine_layers, normal
+from dense import vector
+
+CASES = [case for case in MODELS if not isinstance(case.x(1), (tuple, dict))]
+FISHERS = [ExactFisher(), MonteCarloFisher(3, seed=1), EmpiricalFisher()]
+
+
+def data(case, n=12):
+    labels = torch.randint(3, (n,), generator=torch.Generator().manual_seed(0))
+    x = case.x(n)
+    return [(x[:5], labels[:5]), (x[5:], labels[5:])]
+
+
+def names(model):
+    return list(affine_layers(model)[-1].names)
+
+
+@pytest.fixture
+def general(monkeypatch):
+    """Fits that do not know the closed form."""
+
+    def use():
+        monkeypatch.setattr(laplace, "only_linear", lambda *_: None)
+
+    return use
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("fisher", FISHERS, ids=lambda fisher: type(fisher).__name__)
+def test_factors_and_diagonal_are_those_of_the_general_way(case, fisher, general):
+    model = case.model()
+    classifier, loader = Classifier(model).tempered(1.7), data(case)
+    fast = acnml.kronecker_curvature(classifier, loader, names(model), fisher)
+    diagonal = acnml.diagonal_curvature(classifier, loader, names(model), fisher)
+    general()
+    slow = acnml.kronecker_curvature(classifier, loader, names(model), fisher)
+    for a, b in zip(fast.factors[0][1:], slow.factors[0][1:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+    expected = acnml.diagonal_curvature(classifier, loader, names(model), fisher)
+    for name in names(model):
+        torch.testing.assert_close(
+            diagonal.diagonal[name], expected.diagonal[name], rtol=1e-11, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_full_curvature_is_the_hessian_of_the_loss(case):
+    """The softmax loss is convex in a last layer, and its Hessian needs no approximation."""
+    model = case.model()
+    classifier, loader = Classifier(model).tempered(1.3), data(case)
+    curvature = acnml.full_curvature(classifier, loader)
+    mean = curvature.mean
+
+    def loss(flat):
+        pieces = flat.split([t.numel() for t in mean.values()])
+        named = {n: p.view(t.shape) for (n, t), p in zip(mean.items(), pieces, strict=True)}
+        return sum(
+            nn.functional.cross_entropy(classifier.logits(x, named), y, reduction="sum")
+            for x, y in loader
+        )
+
+    hessian = torch.autograd.functional.hessian(loss, vector(mean))
+    torch.testing.assert_close(curvature.hessian, hessian, rtol=1e-9, atol=1e-10)
+    posterior = curvature.posterior(0.5)
+    eye = torch.eye(len(hessian), dtype=hessian.dtype)
+    torch.testing.assert_close(posterior.cov @ (hessian + 0.5 * eye), eye, rtol=1e-8, atol=1e-8)
+    expected = torch.linalg.eigvalsh(hessian).clamp(min=0)
+    torch.testing.assert_close(curvature.eigenvalues(), expected, rtol=1e-8, atol=1e-9)
+
+
+def test_full_is_refused_for_other_layers():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    loader = [(normal(6, 4), torch.zeros(6).long())]
+    with pytest.raises(ValueError, match="batch 0: the logits are not the outputs of '0' alone"):
+        acnml.full_curvature(Classifier(model), loader, [model[0]])
+    with pytest.raises(ValueError, match="full_curvature covers a last Linear layer alone"):
+        acnml.full_curvature(
+            Classifier(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3))),
+            loader,
+            ["0.weight", "0.bias"],
+        )
+
+
+def test_a_thousand_classes_take_one_forward_pass_a_batch():
+    """Neither backward passes nor a loop over classes: the layer is called once."""
+    model, calls = nn.Linear(8, 1000), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    classifier = Classifier(model)
+    x = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+    acnml.kronecker_curvature(classifier, [x, x])  # the first batches are also checked
+    before = len(calls)
+    curvature = acnml.kronecker_curvature(classifier, [x] * 10)
+    assert len(calls) - before <= 10 + 3
+    probs = classifier.log_probs(x).detach().exp()
+    expected = torch.diag(probs.sum(0)) - probs.T @ probs
+    found = curvature.factors[0].gradients * (320**0.5) / 10
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_full_survives_storage(tmp_path):
+    model = MODELS[0].model()
+    curvature = acnml.full_curvature(Classifier(model), data(MODELS[0]))
+    acnml.save(curvature, tmp_path / "curvature.safetensors")
+    loaded = acnml.load(tmp_path / "curvature.safetensors")
+    assert torch.equal(loaded.hessian, curvature.hessian)
+    assert torch.equal(flatten(loaded.mean, loaded.mean), flatten(curvature.mean, curvature.mean))

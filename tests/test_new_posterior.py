@@ -1,0 +1,105 @@
+"""A new posterior needs four methods; the defaults of the base class do the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from acnml import Acnml, Classifier, Glm, Gradient, Linearised, Posterior, Reference
+from acnml._algebra.actions import Displacement
+from acnml._algebra.dual import LayerInputs, Outers
+from acnml._engine.layers import AFFINE, SCALING, find_sites
+from acnml._engine.rows import rows_can_part
+from acnml._util.params import Params, flatten, scale
+from cases import MODELS, Case, diagonal, last_layer, normal
+from test_solvers import MORE
+
+
+@dataclass(frozen=True, eq=False)
+class Isotropic(Posterior):
+    """N(μ, s I) with nothing but the four methods that a posterior must have."""
+
+    mean: Params
+    var: float
+
+    def cov_mv(self, v: Params) -> Params:
+        return scale(v, self.var)
+
+    def sample(self, n: int, generator: torch.Generator) -> Params:
+        raise AssertionError("the solvers do not sample")
+
+    def log_prob(self, params: Params) -> Tensor:
+        raise AssertionError("the solvers do not evaluate the density")
+
+    def scaled(self, alpha: float) -> Isotropic:
+        return Isotropic(self.mean, alpha * self.var)
+
+
+def isotropic(model: nn.Module) -> Isotropic:
+    return Isotropic(diagonal(model).mean, 0.4)
+
+
+@pytest.mark.parametrize("case", [*MODELS, *MORE], ids=lambda case: case.name)
+def test_fast_solvers_take_it(case: Case):
+    model, x = case.model(), case.x(3)
+    posterior, classifier = isotropic(model), Classifier(model)
+    expected = Reference(4, 0.3)(classifier, posterior, x)
+    found = Gradient(4, 0.3)(classifier, posterior, x)
+    torch.testing.assert_close(found.log_lik, expected.log_lik, rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.residual, expected.residual, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_a_last_layer_is_solved_exactly(case: Case):
+    model, x = case.model(), case.x(3)
+    posterior = Isotropic(last_layer(model).mean, 0.2)
+    expected = Reference(80, 0.5)(Classifier(model), posterior, x)
+    found = Linearised(tolerance=1e-11)(Classifier(model), posterior, x)
+    torch.testing.assert_close(found.log_lik, expected.log_lik, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_predictors_take_it(case: Case):
+    """It equals a diagonal posterior with the same variances."""
+    model, x = case.model(), case.x(3)
+    posterior, base = isotropic(model), diagonal(model)
+    same = type(base)(base.mean, {n: torch.full_like(t, 0.4) for n, t in base.mean.items()})
+    for make in (lambda q: Acnml(Classifier(model), q), lambda q: Glm(Classifier(model), q)):
+        torch.testing.assert_close(make(posterior)(x), make(same)(x), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"), [("mlp", True), ("residual", False), ("twice", True), ("conv", True)]
+)
+def test_rows_part_where_the_model_allows_it(name, parts):
+    """A skip connection around the first covered layer carries one row per input."""
+    case = next(case for case in [*MODELS, *MORE] if case.name == name)
+    model = case.model()
+    names = [parameter for parameter, _ in model.named_parameters()]
+    sites = find_sites(model, names, AFFINE + SCALING, "")
+    classifier = Classifier(model)
+    assert rows_can_part(classifier, sites, case.x(2), classifier.parameters) == parts
+
+
+def test_outer_products_merge_by_id_alone():
+    inputs, deltas = LayerInputs.new(normal(2, 1, 3, 4)), normal(2, 5, 3, 6, seed=1)
+    copy = LayerInputs.new(inputs.vectors.clone())
+    first, same, other = (Outers(deltas, own) for own in (inputs, inputs, copy))
+    assert first.plus(same.scaled(2)).deltas.shape == deltas.shape
+    assert first.plus(other).deltas.shape[-2] == 6
+    expected = 3 * first.dense()
+    torch.testing.assert_close(first.plus(same.scaled(2)).dense(), expected)
+    torch.testing.assert_close(first.plus(other.scaled(2)).dense(), expected)
+
+
+def test_blending_leaves_its_argument_alone():
+    model = MODELS[1].model()
+    posterior = isotropic(model)
+    v = {name: normal(2, 3, *tensor.shape) for name, tensor in posterior.mean.items()}
+    moved = posterior.cov_mv(v)
+    before = flatten({n: t.clone() for n, t in moved.items()}, posterior.mean)
+    Displacement(v, {}).blended(Displacement(moved, {}), 0.3, 0.7)
+    assert torch.equal(flatten(moved, posterior.mean), before)
