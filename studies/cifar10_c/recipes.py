@@ -46,8 +46,8 @@ class Recipe:
         if self.start == "given" and network.weights is None:
             raise ValueError(f"no weights are given for {self.model!r}: start from random ones")
 
-        def build(seed: int) -> nn.Module:
-            return network.untrained(seed, len(CLASSES))
+        def build() -> nn.Module:
+            return network.build(len(CLASSES))
 
         def prepare(images: Tensor) -> Tensor:
             return network.normalise(to_unit(images))

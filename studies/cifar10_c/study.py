@@ -47,7 +47,6 @@ from studies.engine.study import (
     Study,
     StudyData,
     average,
-    checksum,
     see,
 )
 from studies.engine.workshop import Workshop
@@ -203,8 +202,7 @@ def load_data(settings: Cifar10CStudy, cache: Path) -> StudyData:
     note = "CIFAR-10, with the official files of CIFAR-10-C."
     if not corrupted.official:
         note = "CIFAR-10; its corruptions are made here, with the parameters of CIFAR-10-C."
-    whole = checksum(held_out, test, official)
-    return StudyData(note, train, held_out, test, load, whole, checksum(train))
+    return StudyData.of(note, train, held_out, test, load, official)
 
 
 def without_held_out(train: Labelled, held_out: int) -> Labelled:

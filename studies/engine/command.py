@@ -54,6 +54,13 @@ def register(app: typer.Typer, kind: Kind[Any]) -> None:
     app.command(name=kind.name)(command)
 
 
+def main(kind: Kind[Any]) -> None:
+    """Run one study as a program of its own: the last line of a study that is one file."""
+    app = typer.Typer(add_completion=False)
+    register(app, kind)
+    app()
+
+
 def build(kind: Kind[Any], preset_name: str, settings: list[str]) -> Study:
     """Return the study of a preset with some settings changed, or exit with what is wrong."""
     try:

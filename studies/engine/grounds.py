@@ -91,7 +91,7 @@ class MeanField(Ground):
         stage = Stage("train Bayes by Backprop", settings, workshop.seed)
 
         def make(work: Work) -> Content:
-            module = model.build(workshop.seed)
+            module = model.untrained(workshop.seed)
             seed = workshop.seed
             return train_mean_field(module, data, model.augmented, self.training, seed, work)
 

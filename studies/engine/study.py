@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, final
 import torch
 from torch import Tensor, nn
 
+from acnml._util.seeding import seeded
 from acnml.cli._shared.digits import Labelled
 from studies.engine.method import Grids, Look, Method, Share, cautious_first
 from studies.store.record import digest
@@ -46,6 +47,7 @@ class StudyData:
         test: unshifted test inputs, in the order in which smaller counts are taken.
         load: (shift, count) -> the first inputs of a shift, as many as there are.
         checksum: of everything that predictions depend on.
+        train_checksum: of the training data.
     """
 
     note: str
@@ -55,6 +57,19 @@ class StudyData:
     load: Callable[[str, int], Labelled]
     checksum: str
     train_checksum: str
+
+    @staticmethod
+    def of(
+        note: str,
+        train: Labelled,
+        held_out: Labelled,
+        test: Labelled,
+        load: Callable[[str, int], Labelled],
+        *more: Labelled | str,
+    ) -> StudyData:
+        """Return the data with their checksums; `more` is what shifts depend on besides `test`."""
+        whole, trained = checksum(held_out, test, *more), checksum(train)
+        return StudyData(note, train, held_out, test, load, whole, trained)
 
     def count(self, inputs: int) -> int:
         """Return how many inputs a shift has when this many are asked for."""
@@ -91,18 +106,28 @@ class Model:
 
     Attributes:
         settings: plain data that say which network it is.
-        build: seed -> network with random weights.
+        build: makes the network; its random weights come from torch's global random state.
         prepare: stored inputs -> what the network takes.
         augment: the same for training, where it differs.
-        given: a file of weights that training starts from, and how to load it.
+        given: a file of weights that training starts from.
+        load_given: makes the network with these weights.
     """
 
     settings: Any
-    build: Callable[[int], nn.Module]
+    build: Callable[[], nn.Module]
     prepare: Callable[[Tensor], Tensor] = as_they_are
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     given: Path | None = None
     load_given: Callable[[], nn.Module] | None = None
+
+    def untrained(self, seed: int) -> nn.Module:
+        """Return the network with random weights, the same for the same seed."""
+        with seeded(seed):
+            return self.build()
+
+    def start(self, seed: int) -> nn.Module:
+        """Return the network where training starts: with given weights, or random ones."""
+        return self.untrained(seed) if self.load_given is None else self.load_given()
 
     def augmented(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
         """Return stored inputs as training sees them."""

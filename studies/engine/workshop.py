@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias, TypeVar, final
 
-import torch
 from torch import Tensor
 
 from acnml import Classifier
@@ -134,7 +133,7 @@ class Workshop:
         network, seed = self.study.networks[name], self.seed + MEMBER_SEEDS * member
         if network.training is None:
             stage = Stage(f"take given {name}", (network.model.settings, _given(network.model)))
-            return self.make(stage, lambda _: Content(_started(network.model, 0).state_dict()))
+            return self.make(stage, lambda _: Content(network.model.start(0).state_dict()))
         trained = self.trained(name, member)
         stage = Stage(f"take {network.take.__name__} {name}", None, seed, needs=(trained.stage,))
 
@@ -177,7 +176,7 @@ class Workshop:
     def task(self, name: str, member: int = 0) -> Task:
         """Return a network where its training starts, with the data it learns from."""
         network = self.study.networks[name]
-        module = _started(network.model, self.seed + MEMBER_SEEDS * member)
+        module = network.model.start(self.seed + MEMBER_SEEDS * member)
         if network.start is not None:
             module.load_state_dict(self.weights(network.start, member).load())
         return Task(module, self._train_data(network), network.model.augmented)
@@ -194,7 +193,7 @@ class Workshop:
 
     def untrained(self, name: str) -> Classifier:
         """Return a network whose weights are to be replaced."""
-        return Classifier(self.study.networks[name].model.build(0).to(self.study.device))
+        return Classifier(self.study.networks[name].model.untrained(0).to(self.study.device))
 
     def prepared(self, name: str, inputs: Tensor) -> Tensor:
         """Bring stored inputs to what a network takes, on the study's device."""
@@ -206,10 +205,6 @@ class Workshop:
 
     def _train_data(self, network: Network) -> Labelled:
         return self.data.train.first(network.inputs)
-
-
-def _started(model: Model, seed: int) -> torch.nn.Module:
-    return model.build(seed) if model.load_given is None else model.load_given()
 
 
 def _given(model: Model) -> str | None:

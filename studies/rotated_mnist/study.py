@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from acnml import FactorBlock, Swag
-from acnml._util.seeding import seeded
 from acnml.cli._shared.digits import SIDE, Labelled, rotate, split
 from studies.data import digits
 from studies.data.catalogue import MNIST
@@ -35,7 +34,6 @@ from studies.engine.study import (
     Study,
     StudyData,
     average,
-    checksum,
     see,
 )
 from studies.models.mlp import mlp
@@ -119,9 +117,8 @@ def mlp_model(settings: RotatedMnist, has_mnist: bool, dropout: float) -> Model:
     """Return the multilayer perceptron, with dropout after every hidden layer where it is not 0."""
     pixels = 28 * 28 if has_mnist else SIDE * SIDE
 
-    def make(seed: int) -> nn.Module:
-        with seeded(seed):
-            plain = mlp(CLASSES, settings.hidden, pixels)
+    def make() -> nn.Module:
+        plain = mlp(CLASSES, settings.hidden, pixels)
         if not dropout:
             return plain
         layers: list[nn.Module] = []
@@ -169,14 +166,9 @@ def load_data(settings: RotatedMnist) -> StudyData:
         angle = digits.random_angles(count, SPLIT_SEED) if shift == RANDOM else degrees(shift)
         return Labelled(rotate(test.inputs, angle), test.labels)
 
-    return StudyData(
-        note,
-        parts[0],
-        parts[1],
-        test,
-        lambda shift, count: shifted(shift).first(count),
-        checksum(parts[1], test, *([letters] if letters else [])),
-        checksum(parts[0]),
+    more = [letters] if letters else []
+    return StudyData.of(
+        note, parts[0], parts[1], test, lambda shift, n: shifted(shift).first(n), *more
     )
 
 

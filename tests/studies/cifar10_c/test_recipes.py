@@ -75,7 +75,7 @@ def test_the_stage_tells_recipes_images_weights_and_seeds_apart(
 
 def test_random_starts_come_from_the_seed():
     model = Recipe("resnet20").built()
-    first, again, other = (model.build(seed) for seed in (0, 0, 1))
+    first, again, other = (model.untrained(seed) for seed in (0, 0, 1))
     assert torch.equal(first.conv1.weight, again.conv1.weight)
     assert not torch.equal(first.conv1.weight, other.conv1.weight)
 
@@ -98,7 +98,7 @@ def test_the_papers_networks_take_a_step_at_full_size(name):
     data = Labelled(images.to(torch.uint8), torch.tensor([0, 9]))
     recipe = RECIPES[name]
     model = recipe.built()
-    task = Task(model.build(SEED), data, model.augmented)
+    task = Task(model.untrained(SEED), data, model.augmented)
     before = {name: p.detach().clone() for name, p in task.network.named_parameters()}
     step = replace(recipe.training, epochs=1, swa_start=1)
     trained = train(task, step, SEED, Processes(), Nobody())
