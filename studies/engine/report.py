@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, final
 
 from matplotlib.figure import Figure
 
+from acnml.cli._shared.drawing import to_svg
 from acnml.cli._shared.files import write_file
 from acnml.cli._shared.page import page
 from studies.engine.claims import Verdict, verdicts
@@ -25,6 +26,7 @@ from studies.store.store import versions
 
 OUTCOME = {True: "yes", False: "no", None: "–"}
 SHOWN_MISSING = 12
+PAPER = "*Amortized Conditional Normalized Maximum Likelihood*"
 
 
 class Panels(NamedTuple):
@@ -84,7 +86,7 @@ def write_report(results: Results, folder: Path) -> Path:
             unfinished(results.missing),
             *(section.html(documents) for section in sections),
             verdicts_html(verdicts(results)),
-            footer(results),
+            footer(results.study.name, f"Seeds {', '.join(map(str, results.study.seeds))}."),
         ],
     )
     return write_file(folder / "report.html", html.encode())
@@ -111,11 +113,11 @@ def headline(results: Results) -> str:
     return f"{judged.count(True)} of {len(judged)} claims hold." if judged else results.data.note
 
 
-def written_by(results: Results) -> str:
+def written_by(command: str) -> str:
     """Say which command and which version of the code wrote a report."""
     code = versions()
     commit = f", commit {code['commit']}" if "commit" in code else ""
-    return f"`python -m studies {results.study.name}`, acnml {code['acnml']}{commit}"
+    return f"`python -m studies {command}`, acnml {code['acnml']}{commit}"
 
 
 def markdown(results: Results, sections: Sequence[Section]) -> str:
@@ -123,7 +125,7 @@ def markdown(results: Results, sections: Sequence[Section]) -> str:
     page = f" {results.study.page} explains them." if results.study.page else ""
     parts = [
         f"# {results.study.title}: results",
-        f"Written by {written_by(results)}.{page}",
+        f"Written by {written_by(results.study.name)}.{page}",
         f"{results.data.note} Seeds: {len(results.study.seeds)}.",
         *([f"**{len(results.missing)} stages are not finished.**"] if results.missing else []),
         "## Claims",
@@ -172,12 +174,19 @@ def verdicts_html(found: Sequence[Verdict]) -> str:
 <tbody>{body}</tbody></table></div>"""
 
 
-def footer(results: Results) -> str:
-    """Say how a page was made."""
-    seeds = ", ".join(map(str, results.study.seeds))
-    return f"""<footer><p>Written by {_inline(written_by(results))}. Seeds {seeds}. Method: Zhou
-&amp; Levine, <em>Amortized Conditional Normalized Maximum Likelihood</em>, ICML
-2021.</p></footer>"""
+def footer(command: str, note: str = "") -> str:
+    """Say on a page how it was made."""
+    text = f"Written by {written_by(command)}. {note} Method: Zhou & Levine, {PAPER}, ICML 2021."
+    return f"<footer><p>{_inline(text)}</p></footer>"
+
+
+def short_report(title: str, finding: str, sections: Sequence[Section], foot: str) -> str:
+    """Return the page of a study that runs in one go."""
+    drawn = {
+        n: f for section in sections for some in section.panels for n, f in some.figures.items()
+    }
+    documents = {name: to_svg(figure) for name, figure in drawn.items()}
+    return page(title, finding, [*(section.html(documents) for section in sections), foot])
 
 
 def _inline(text: str) -> str:

@@ -1,16 +1,12 @@
-"""The theory study's report: what is claimed, what was measured, where nothing is proven."""
+"""The theory study's report: claims, measured errors, and where the bounds do not apply."""
 
 from __future__ import annotations
 
-from html import escape
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from acnml import __version__
-from acnml.cli._shared.drawing import THEME, to_svg
 from acnml.cli._shared.files import write_file
-from acnml.cli._shared.page import inline_svg, page
+from studies.engine.report import Panels, Section, footer, short_report
+from studies.engine.tables import Table
 from studies.theory import figures
 from studies.theory.study import ACNML, INFLUENCE, MAP, METHODS, Findings
 from studies.theory.summary import (
@@ -23,18 +19,13 @@ from studies.theory.summary import (
     table,
 )
 
-TITLE = "How close does ACNML come to refitting?"
-VARIABLES = {MAP: "map", INFLUENCE: "bma", ACNML: "acnml"}
-SVG_COLOURS = {
-    **{figures.COLOURS[method]: variable for method, variable in VARIABLES.items()},
-    **THEME,
-}
+TITLE = "Errors of ACNML and their bounds"
 MEANING = {
-    MAP: "the trained weights, not adapted at all.",
+    MAP: "the trained weights, without adaptation.",
     INFLUENCE: "one Newton step from the trained weights, with the Hessian of the training loss "
-    "alone. It is what one full step of ACNML gives.",
+    "alone. It equals one full step of ACNML.",
     ACNML: "the optimum of the query’s likelihood and a Gaussian around the trained weights, whose "
-    "covariance is the inverse of that Hessian (Laplace), solved to the end.",
+    "covariance is the inverse of that Hessian (Laplace), solved to convergence.",
 }
 
 
@@ -50,90 +41,90 @@ def report(findings: Findings) -> str:
         weights(findings),
         predictions(findings),
         numbers(findings),
-        verdicts(findings),
-        footer(findings),
+        Section("Which claims hold", verdicts(findings)),
     ]
-    return page(TITLE, closing_sentence(findings), sections)
+    note = (
+        "Derivations: `acnml.exact.theory`, after section 3.3 of the paper and Giordano et al., "
+        "*A Swiss Army Infinitesimal Jackknife*, AISTATS 2019."
+    )
+    foot = footer(f"theory --seed {findings.study.seed}", note)
+    return short_report(TITLE, closing_sentence(findings), sections, foot)
 
 
-# Sections --------------------------------------------------------------------------------------
-
-
-def what_was_done(findings: Findings) -> str:
+def what_was_done(findings: Findings) -> Section:
     """Explain the setting and the estimates."""
     study = findings.study
-    return f"""<h2>What was done</h2>
-<p>CNMAP refits the model for every label of every query. With n training points one more changes
-the weights by about 1/n, and the paper’s section 3.3 says that ACNML gets this change right up to
-something of the order 1/n². Here that is measured, for logistic regression with
-{len(study.weights)} weights and the penalty {study.l2:g}·‖w‖², where refits are exact:
-{study.queries} queries, each with both labels, and n from {study.sizes[0]:,} to
-{study.sizes[-1]:,}. The queries are spread {study.spread:g} times as wide as the data, so some are
-far out. Three estimates of the refitted weights are compared with the truth:</p>
-{_definitions()}"""
+    return Section(
+        "What was done",
+        [
+            "CNMAP refits the model for every label of every query. With n training points, one "
+            "more point changes the weights by about 1/n. Section 3.3 of the paper shows that "
+            "ACNML predicts this change up to an error of order 1/n². Here the error is measured "
+            f"for logistic regression with {len(study.weights)} weights and the penalty "
+            f"{study.l2:g}·‖w‖², where refits are exact: {study.queries} queries, each with both "
+            f"labels, and n from {study.sizes[0]:,} to {study.sizes[-1]:,}. The queries are spread "
+            f"{study.spread:g} times as widely as the data, so some are far from them. Three "
+            "estimates of the refitted weights are compared with the exact ones:",
+            *(f"**{method}**: {text}" for method, text in MEANING.items()),
+        ],
+    )
 
 
-def weights(findings: Findings) -> str:
+def weights(findings: Findings) -> Section:
     """Show errors and bounds of the parameters."""
-    figure = figures.parameters(findings, "Largest error of the refitted weights")
-    described = "Errors of the weights and their bounds against the number of training points"
-    return f"""<h2>The weights</h2>
-<figure><div class="scroll">{_svg("weights", figure, described)}</div>
-<figcaption>Solid lines are the largest errors over all queries and labels, dashed lines the largest
-bounds, in the colour of what they bound; the powers of n are fitted to the errors. Theorem 3.1
-bounds the influence function, and is drawn where its condition holds for every query. The sharper
-bounds are derived beside it, for the influence function and for ACNML.</figcaption></figure>"""
+    drawn = figures.parameters(findings, "Largest error of the refitted weights")
+    caption = (
+        "Solid lines are the largest errors over all queries and labels. Dashed lines are the "
+        "largest bounds, in the colour of the error they bound. The powers of n are fitted to the "
+        "errors. Theorem 3.1 bounds the influence function; its line starts where its condition "
+        "holds for every query. The sharper bounds are for the influence function and for ACNML."
+    )
+    panels = [Panels({"errors-of-the-weights": drawn}, caption, "scroll")]
+    return Section("Errors of the weights", panels=panels)
 
 
-def predictions(findings: Findings) -> str:
+def predictions(findings: Findings) -> Section:
     """Show errors and the bound of the log-probabilities."""
-    figure = figures.log_probs(findings, "Largest error of the log-probabilities")
-    described = "Errors of log-probabilities and their bound against the number of training points"
-    return f"""<h2>The predictions</h2>
-<figure><div class="scroll">{_svg("predictions", figure, described)}</div>
-<figcaption>What a user sees: the difference between the normalised log-probabilities and those of
-exact CNMAP. Proposition 3.2 turns the bound of ACNML’s weights into one of its
-predictions.</figcaption></figure>"""
+    drawn = figures.log_probs(findings, "Largest error of the log-probabilities")
+    caption = (
+        "The difference between the normalised log-probabilities and those of exact CNMAP. "
+        "Proposition 3.2 turns the bound of ACNML’s weights into a bound of its predictions."
+    )
+    panels = [Panels({"errors-of-log-probabilities": drawn}, caption, "scroll")]
+    return Section("Errors of the predictions", panels=panels)
 
 
-def numbers(findings: Findings) -> str:
+def numbers(findings: Findings) -> Section:
     """Show the table of errors and bounds, and that of the constants."""
-    return f"""<h2>The numbers</h2>
-<p>Largest errors over {findings.study.queries} queries with both labels, each followed by its
-bound: of the weights first, then of ACNML’s log-probabilities. “none” is where a condition fails
-for some query.</p>
-{_table(COLUMNS, table(findings))}
-<p>The constants: r is the radius of the ball around the trained weights on which they
-hold, C<sub>op</sub> bounds the inverse Hessian, L is the Hessian’s Lipschitz constant, s bounds the
-shift of a refit; L<sub>h</sub>, C<sub>IJ</sub> and δ are those of Theorem 3.1, and “holds” is the
-share of queries and labels that meet its condition.</p>
-{_table(("n", "r", "C_op", "L", "s", "L_h", "C_IJ", "δ", "holds"), _constants(findings))}"""
+    errors = (
+        f"Largest errors over {findings.study.queries} queries with both labels, each followed by "
+        "its bound: first of the weights, then of ACNML’s log-probabilities. “none” means that a "
+        "condition fails for some query."
+    )
+    constants = (
+        "The constants: r is the radius of the ball around the trained weights on which they hold, "
+        "C_op bounds the inverse Hessian, L is the Hessian’s Lipschitz constant, and s bounds the "
+        "shift of a refit; L_h, C_IJ and δ are those of Theorem 3.1, and “holds” is the share of "
+        "queries and labels that meet its condition."
+    )
+    head = ("n", "r", "C_op", "L", "s", "L_h", "C_IJ", "δ", "holds")
+    tables = [Table(errors, COLUMNS, table(findings)), Table(constants, head, _constants(findings))]
+    return Section("Numbers", tables=tables)
 
 
-def verdicts(findings: Findings) -> str:
+def verdicts(findings: Findings) -> list[str]:
     """Say which claims hold."""
-    claims = [
+    first = findings.measured[0]
+    return [
         _rate_claim(findings),
         _bounds_claim(findings),
         _theorem_claim(findings),
         _sharper_claim(findings),
+        f"The theory is about many data and few weights. At n = {first.n:,} ACNML’s "
+        f"log-probabilities are still off by up to {number(first.log_prob_errors[ACNML])}. For "
+        "networks, where n is not large compared with the number of weights, the bounds do not "
+        "apply.",
     ]
-    items = "".join(f"<li>{claim}</li>" for claim in claims)
-    return f"""<h2>What holds</h2>
-<ul>{items}
-<li>This is a theory of many data and few weights. At n = {findings.measured[0].n:,} ACNML’s
-log-probabilities are still off by up to
-{number(findings.measured[0].log_prob_errors[ACNML])}, and for networks, where n is not large
-beside the number of weights, it promises nothing.</li></ul>"""
-
-
-def footer(findings: Findings) -> str:
-    """Say how the page was made."""
-    command = f"python -m studies theory --seed {findings.study.seed}"
-    return f"""<footer><p>Made by <code>{command}</code>, acnml {__version__}. Derivations:
-<code>acnml.exact.theory</code>, after section 3.3 of Zhou &amp; Levine, <em>Amortized Conditional
-Normalized Maximum Likelihood</em>, ICML 2021, and Giordano et al., <em>A Swiss Army Infinitesimal
-Jackknife</em>, AISTATS 2019.</p></footer>"""
 
 
 # Claims ----------------------------------------------------------------------------------------
@@ -159,7 +150,7 @@ def _bounds_claim(findings: Findings) -> str:
 def _theorem_claim(findings: Findings) -> str:
     start = findings.theorem_from
     if start is None:
-        return "Theorem 3.1’s condition fails for some query at every n: it proves too little here."
+        return "Theorem 3.1’s condition fails for some query at every n: it does not apply here."
     return (
         f"Theorem 3.1’s condition holds for every query from n = {start:,} on. At n = "
         f"{findings.measured[-1].n:,} its bound is at least "
@@ -169,12 +160,12 @@ def _theorem_claim(findings: Findings) -> str:
 
 def _sharper_claim(findings: Findings) -> str:
     last = findings.measured[-1]
-    where = "at every n" if _always_proven(findings) else "where a ball was found to contain refits"
+    where = "at every n" if _always_proven(findings) else "where a ball contains all refits"
     return (
-        f"As the loss is convex, more can be proven with less: sharper bounds hold {where}, and at "
-        f"n = {last.n:,} one is only {last.influence_bound.tightest:.1f} (influence function) and "
-        f"{last.acnml_bound.tightest:.1f} (ACNML) times its error. ACNML’s lacks the term that the "
-        "query’s own curvature costs the influence function."
+        f"Because the loss is convex, sharper bounds hold under weaker conditions, {where}; at "
+        f"n = {last.n:,} one is as close as {last.influence_bound.tightest:.1f} (influence "
+        f"function) and {last.acnml_bound.tightest:.1f} (ACNML) times its error. ACNML’s bound "
+        "lacks the term of the query’s own curvature, which the influence function ignores."
     )
 
 
@@ -182,9 +173,6 @@ def _always_proven(findings: Findings) -> bool:
     return all(
         bound.proven == 1 for m in findings.measured for bound in (m.influence_bound, m.acnml_bound)
     )
-
-
-# What they share -------------------------------------------------------------------------------
 
 
 def _constants(findings: Findings) -> list[list[str]]:
@@ -202,39 +190,3 @@ def _constants(findings: Findings) -> list[list[str]]:
         ]
         for m in findings.measured
     ]
-
-
-def _svg(name: str, figure: Figure, description: str) -> str:
-    return inline_svg(to_svg(figure), name, description, SVG_COLOURS)
-
-
-def _table(columns: tuple[str, ...], rows: list[list[str]]) -> str:
-    head = "".join(f'<th scope="col">{_subscript(column)}</th>' for column in columns)
-    body = "".join(_row(row) for row in rows)
-    whole = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll">{whole}</div>'
-
-
-def _subscript(name: str) -> str:
-    """Write C_op with its index below the line."""
-    base, _, index = name.partition("_")
-    return f"{base}<sub>{index}</sub>" if index else base
-
-
-def _row(cells: list[str]) -> str:
-    first, *others = cells
-    columns = "".join(f"<td>{text}</td>" for text in others)
-    return f'<tr><th scope="row">{first}</th>{columns}</tr>'
-
-
-def _definitions() -> str:
-    items = "".join(
-        f"<dt>{_dot(term)}{escape(term)}</dt><dd>{escape(text)}</dd>"
-        for term, text in MEANING.items()
-    )
-    return f"<dl>{items}</dl>"
-
-
-def _dot(method: str) -> str:
-    """A dot in the method's colour, the legend of all figures."""
-    return f'<span class="dot" style="background: var(--{VARIABLES[method]})"></span>'

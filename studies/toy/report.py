@@ -1,43 +1,27 @@
-"""The toy study's report: section 2 of the paper, and what approximates it."""
+"""The toy study's report: section 2 of the paper, and methods that approximate it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from acnml import __version__
-from acnml.cli._shared.drawing import THEME, to_svg
 from acnml.cli._shared.files import write_file
-from acnml.cli._shared.page import inline_svg, page
+from studies.engine.report import Panels, Section, footer, short_report
+from studies.engine.tables import Table
 from studies.toy import figures
-from studies.toy.study import ACNML, BMA, CNMAP, CNML, MAP, METHODS, Findings
-from studies.toy.summary import (
-    closing_sentence,
-    grows_bolder,
-    listed,
-    penalty_name,
-    tables,
-)
+from studies.toy.study import ACNML, BMA, CNMAP, MAP, METHODS, Findings
+from studies.toy.summary import closing_sentence, grows_bolder, listed, penalty_name, tables
 
-TITLE = "Could it have been the other label?"
-VARIABLES = {CNML: "ink", CNMAP: "last-layer", ACNML: "acnml", BMA: "bma", MAP: "map"}
-SVG_COLOURS = {
-    **{figures.METHOD_COLOURS[method]: variable for method, variable in VARIABLES.items()},
-    **THEME,
-}
+TITLE = "Exact CNML and CNMAP in the plane"
 MEANING = {
-    CNMAP: "exact, two refits at every point of the map. The penalty λ‖w‖² on the weights (not on "
-    "the intercept) is the prior; CNML is λ = 0.",
+    CNMAP: "exact, with two refits at every point of the map. The penalty λ‖w‖² on the weights "
+    "(not on the intercept) is the prior; CNML is λ = 0.",
     ACNML: "no refits: the training data are replaced by a Gaussian around the trained weights "
     "(Laplace), and each label may move the weights within it.",
-    BMA: "the average prediction of {samples} draws from the same Gaussian.",
+    BMA: "the average prediction of {samples} samples from the same Gaussian.",
     MAP: "the trained weights alone.",
 }
-# As many columns as fit, but always two on a phone.
-COLUMNS = "grid-template-columns: repeat(auto-fit, minmax(min(46%, 12rem), 1fr))"
 
 
 def write_report(findings: Findings, folder: Path) -> Path:
@@ -53,121 +37,118 @@ def report(findings: Findings) -> str:
         everywhere(findings),
         far_away(findings),
         comparison(findings),
-        conclusions(findings),
-        footer(findings),
+        Section("Conclusions", conclusions(findings)),
     ]
-    return page(TITLE, closing_sentence(findings), sections)
+    foot = footer(f"toy --seed {findings.study.seed}", "After section 2 of the paper.")
+    return short_report(TITLE, closing_sentence(findings), sections, foot)
 
 
-# Sections --------------------------------------------------------------------------------------
-
-
-def question(findings: Findings) -> str:
+def question(findings: Findings) -> Section:
     """Explain CNML."""
-    return f"""<h2>The question</h2>
-<p>{findings.study.points} points in the plane, orange circles and blue triangles, and a logistic
-regression that tells them apart. What is the label of a new point? The usual answer is to ask the
-trained model, which will be very sure of itself even where it has seen nothing.</p>
-<p>Conditional normalized maximum likelihood (CNML) asks something else. It takes the labels in
-turn, adds the new point <em>with that label</em> to the training data, fits again, and looks how
-well the new fit explains it. A label that any honest fit must reject gets little; where every label
-could be explained, none is preferred:</p>
-<p>p(y|x) = p<sub>y</sub>(y|x) / C(x), where p<sub>y</sub> is the fit that has seen (x, y), and
-C(x) = Σ<sub>y</sub> p<sub>y</sub>(y|x) lies between 1 and 2.</p>"""
+    return Section(
+        "Conditional normalized maximum likelihood",
+        [
+            f"A logistic regression separates {findings.study.points} points in the plane: orange "
+            "circles and blue triangles. What is the label of a new point? The trained model is "
+            "very confident even far from its training data.",
+            "Conditional normalized maximum likelihood (CNML) adds the new point to the training "
+            "data *with each label in turn*, fits again, and measures how well the new fit "
+            "explains the label. A label that no fit can explain gets a low probability. Where "
+            "every label can be explained, none is preferred:",
+            "p(y|x) = p_y(y|x) / C(x), where p_y is the fit to the data and (x, y), and C(x) = "
+            "Σ_y p_y(y|x) is between 1 and 2.",
+        ],
+    )
 
 
-def one_query(findings: Findings) -> str:
+def one_query(findings: Findings) -> Section:
     """Show the fit to the data and the two refits."""
     orange, blue = (f"{p:.0%}" for p in findings.cnml_at_query)
     first, second = findings.refits
-    shown = {
-        "trained": figures.query_map(findings, findings.trained, None, "Fitted to the data"),
-        "orange": figures.query_map(findings, first, 0, "… and a new orange circle"),
-        "blue": figures.query_map(findings, second, 1, "… and a new blue triangle"),
+    drawn = {
+        "fit-to-the-data": figures.query_map(findings, findings.trained, None, "Fit to the data"),
+        "fit-with-orange": figures.query_map(findings, first, 0, "… and a new orange circle"),
+        "fit-with-blue": figures.query_map(findings, second, 1, "… and a new blue triangle"),
+        "colours-of-classes": _class_bar(),
     }
-    described = "Probability of blue, with the training points and the new point: the fit "
-    panels = _panels({name: (figure, described + name) for name, figure in shown.items()})
-    return f"""<h2>One new point, two stories</h2>
-<figure><div class="panels" style="{COLUMNS}">{panels}</div>{_class_bar("bar-query")}
-<figcaption>The solid line parts the classes, at the dashed lines a class has 90%. Fitted to the
-data alone, the model gives the star {_percent(findings.trained.at_query[1])} for blue. But if it is
-told that the point is orange, the line turns to explain it as well as the data allow, and orange
-gets {_percent(first.at_query[0])}. Told that it is blue, blue gets {_percent(second.at_query[1])}.
-Divided by their sum, CNML gives orange {orange} and blue {blue}.</figcaption></figure>"""
+    caption = (
+        "The solid line separates the classes; at the dashed lines a class has 90%. The fit to the "
+        f"data gives the star a probability of {_percent(findings.trained.at_query[1])} for blue. "
+        "If the point is added as orange, the line rotates to explain it as well as the data "
+        f"allow, and orange gets {_percent(first.at_query[0])}. Added as blue, blue gets "
+        f"{_percent(second.at_query[1])}. Divided by their sum, CNML gives orange {orange} and "
+        f"blue {blue}."
+    )
+    return Section("One new point", panels=[Panels(drawn, caption, "small panels")])
 
 
-def everywhere(findings: Findings) -> str:
+def everywhere(findings: Findings) -> Section:
     """Show CNML and its normaliser on the map, and CNML on separable data."""
-    cnml = findings.exact[0.0]
-    described = {
-        "cnml": (
-            figures.probability_map(findings, cnml.probability, "CNML"),
-            "CNML's probability of blue around two overlapping classes",
-        ),
-        "normaliser": (
-            figures.normaliser_map(findings, "Its normaliser C(x)"),
-            "The normaliser: large beside the data, to both sides of the line that parts them",
-        ),
-        "apart": (
-            figures.apart_map(findings, "CNML, classes apart"),
-            "CNML's probability of blue around two classes that a line separates",
-        ),
-    }
     ends = ("C = 1: one label", "1.5", "C = 2: either")
-    bar = _bar("bar-normaliser", figures.colour_bar(figures.NORMALISER, ends), "Colours of C(x)")
-    return f"""<h2>Everywhere at once</h2>
-<figure><div class="panels" style="{COLUMNS}">{_panels(described)}</div>
-<div class="panels">{_class_bar("bar-everywhere")}{bar}</div>
-<figcaption>CNML on a grid of {findings.study.resolution}×{findings.study.resolution} points, solved
-exactly, and its normaliser: where C is large, either label could be true, and white is the honest
-answer. In the third map the classes stand apart. {_limits(findings)}</figcaption></figure>"""
+    drawn = {
+        "cnml-map": figures.probability_map(findings, findings.exact[0.0].probability, "CNML"),
+        "normaliser-map": figures.normaliser_map(findings, "Its normaliser C(x)"),
+        "cnml-map-of-separable-classes": figures.apart_map(findings, "CNML, separable classes"),
+        "colours-of-the-normaliser": figures.colour_bar(figures.NORMALISER, ends),
+    }
+    side = findings.study.resolution
+    caption = (
+        f"CNML on a grid of {side}×{side} points, solved exactly, and its normaliser: where C is "
+        "large, either label can be explained, and neither is preferred (white). In the third map "
+        f"the classes are separable. {_limits(findings)}"
+    )
+    return Section("The whole plane", panels=[Panels(drawn, caption, "small panels")])
 
 
-def far_away(findings: Findings) -> str:
+def far_away(findings: Findings) -> Section:
     """Show confidence against distance."""
-    figure = figures.fading(findings, "Mean confidence on a ring around the data")
-    described = "Mean confidence of CNML, CNMAP, ACNML, BMA and MAP against distance"
+    drawn = figures.fading(findings, "Mean confidence on a ring around the data")
     l2 = penalty_name(findings.study.ring_penalty)
-    return f"""<h2>How far is far?</h2>
-<figure><div class="scroll">{_svg("fading", figure, described)}</div>
-<figcaption>On the maps CNML is still sure behind each class, on the side away from the other. That
-is not yet far: to explain the other label there, the line would have to leave its place. Further
-out a smaller turn will do, until it costs next to nothing. Here is the larger of the two
-probabilities, averaged over all directions, ever further away from the data; {l2} for all but
-CNML.</figcaption></figure>"""
+    caption = (
+        "On the maps CNML is still confident behind each class, on the side away from the other: "
+        "to explain the other label there, the line would have to move far. Further away a smaller "
+        "rotation suffices, until it costs almost nothing. The figure shows the larger of the two "
+        "probabilities, averaged over all directions, at increasing distance from the data; "
+        f"{l2} for all methods except CNML."
+    )
+    return Section("Far from the data", panels=[Panels({"confidence": drawn}, caption, "scroll")])
 
 
-def comparison(findings: Findings) -> str:
-    """Show all methods for all penalties, and the table."""
-    rows = "".join(_row_of_maps(findings, l2) for l2 in findings.study.penalties)
-    return f"""<h2>A prior makes it bolder, a Gaussian makes it cheap</h2>
-{_definitions(findings)}
-{rows}
-{_class_bar("bar-comparison")}
-<div class="scroll">{_table(findings)}</div>"""
+def comparison(findings: Findings) -> Section:
+    """Show all methods for all penalties, and the tables."""
+    samples = findings.study.samples
+    text = [f"**{m}**: {meaning.format(samples=samples)}" for m, meaning in MEANING.items()]
+    rows = []
+    for l2 in findings.study.penalties:
+        drawn = {
+            f"{method.lower()}-map-{str(l2).replace('.', '-')}": figures.probability_map(
+                findings, findings.maps[method][l2], f"{method}, {penalty_name(l2)}"
+            )
+            for method in METHODS
+        }
+        rows.append(Panels(drawn, f"Probability of blue for {penalty_name(l2)}.", "small panels"))
+    head = ("method", *map(penalty_name, findings.study.penalties))
+    points = f"{findings.study.resolution**2:,} points of the map"
+    found = [
+        Table(f"{heading}: average over the {points}.", head, [[m, *c] for m, c in cells.items()])
+        for heading, cells in tables(findings).items()
+    ]
+    return Section("Priors, and approximations without refits", text, rows, found)
 
 
-def conclusions(findings: Findings) -> str:
+# Conclusions -----------------------------------------------------------------------------------
+
+
+def conclusions(findings: Findings) -> list[str]:
     """Say what follows from the numbers, and what does not."""
-    claims = [_prior_claim(findings), _approximation_claim(findings), _solved_claim(findings)]
-    items = "".join(f"<li>{claim}</li>" for claim in claims)
-    return f"""<h2>What is honest to conclude</h2>
-<ul>{items}
-<li>This is one sample of {findings.study.points} points, to see and not to measure.
-<code>python -m studies toy --seed {findings.study.seed + 1}</code> draws another. How fast ACNML
-comes close to CNMAP as data grow is measured by <code>python -m studies theory</code>.</li>
-</ul>"""
-
-
-def footer(findings: Findings) -> str:
-    """Say how the page was made."""
-    command = f"python -m studies toy --seed {findings.study.seed}"
-    return f"""<footer><p>Made by <code>{command}</code>, acnml {__version__}. After section 2 of
-Zhou &amp; Levine, <em>Amortized Conditional Normalized Maximum Likelihood</em>, ICML
-2021.</p></footer>"""
-
-
-# Claims ----------------------------------------------------------------------------------------
+    return [
+        _prior_claim(findings),
+        _approximation_claim(findings),
+        _solved_claim(findings),
+        f"This is one sample of {findings.study.points} points: an example, not a measurement. "
+        f"`python -m studies toy --seed {findings.study.seed + 1}` draws another sample. "
+        "`python -m studies theory` measures how fast ACNML approaches CNMAP as the data grow.",
+    ]
 
 
 def _limits(findings: Findings) -> str:
@@ -176,10 +157,9 @@ def _limits(findings: Findings) -> str:
     if share == 0:
         return "In this sample no line separates them, so every refit has a finite maximum."
     return (
-        "A line separates them, and then the likelihood has no maximum: in "
-        f"{share:.0%} of the refits the weights run off to infinity. The probabilities do not; "
-        "what is drawn is their limit. Where the line can be laid on either side of the new point, "
-        "both labels get exactly one half."
+        f"A line separates them, and the likelihood has no maximum: in {share:.0%} of the refits "
+        "the weights diverge. The probabilities converge, and the map shows their limit. Where the "
+        "line can pass on either side of the new point, both labels get exactly one half."
     )
 
 
@@ -193,7 +173,7 @@ def _prior_claim(findings: Findings) -> str:
     gaps = listed([f"{findings.distance(MAP, p):.3f}" for p in findings.study.penalties])
     return (
         f"{verdict}: the mean normaliser on the map is {means}. The trained model itself changes "
-        f"with λ, so one should compare with it: MAP’s mean distance to CNMAP is {gaps}."
+        f"with λ, so it is the reference: the mean distance between MAP and CNMAP is {gaps}."
     )
 
 
@@ -202,10 +182,10 @@ def _approximation_claim(findings: Findings) -> str:
     near, far = (findings.distance(ACNML, l2) for l2 in (last, first))
     closest = listed([f"{_closest(findings, p)} (λ = {p:g})" for p in findings.study.penalties])
     cautious = findings.confidence(ACNML, first) < findings.confidence(CNMAP, first)
-    why = " It is too cautious there: the Gaussian is wider than what the data allow."
+    why = " It is too cautious there: the Gaussian is wider than the data allow."
     return (
-        f"ACNML’s Gaussian knows the curvature at the trained weights and nowhere else. On average "
-        f"it is {near:.3f} from CNMAP with λ = {last:g} and {far:.3f} with λ = {first:g}."
+        "ACNML’s Gaussian has the curvature at the trained weights only. Its average distance to "
+        f"CNMAP is {near:.3f} with λ = {last:g} and {far:.3f} with λ = {first:g}."
         f"{why if cautious else ''} Closest to CNMAP of the methods without refits: {closest}."
     )
 
@@ -228,62 +208,5 @@ def _percent(probability: float) -> str:
     return "more than 99.9%" if probability > 0.999 else f"{probability:.0%}"
 
 
-# What they share -------------------------------------------------------------------------------
-
-
-def _svg(name: str, figure: Figure, description: str) -> str:
-    return inline_svg(to_svg(figure), name, description, SVG_COLOURS)
-
-
-def _panels(described: Mapping[str, tuple[Figure, str]]) -> str:
-    return "".join(f"<div>{_svg(name, *figure)}</div>" for name, figure in described.items())
-
-
-def _class_bar(name: str) -> str:
-    figure = figures.colour_bar(figures.CLASSES, ("orange 100%", "50%", "blue 100%"))
-    return _bar(name, figure, "Colours of the maps, from orange over white to blue")
-
-
-def _bar(name: str, figure: Figure, description: str) -> str:
-    svg = _svg(name, figure, description)
-    return f'<div style="max-width: 20rem; margin: 0.6rem 0 1rem">{svg}</div>'
-
-
-def _row_of_maps(findings: Findings, l2: float) -> str:
-    described = {
-        f"{method.lower()}-{str(l2).replace('.', '-')}": (
-            figures.probability_map(
-                findings, findings.maps[method][l2], f"{method}, {penalty_name(l2)}"
-            ),
-            f"Probability of blue by {method} for {penalty_name(l2)}",
-        )
-        for method in METHODS
-    }
-    return f'<figure><div class="panels" style="{COLUMNS}">{_panels(described)}</div></figure>'
-
-
-def _table(findings: Findings) -> str:
-    penalties = findings.study.penalties
-    head = "".join(f'<th scope="col">{penalty_name(l2)}</th>' for l2 in penalties)
-    groups = "".join(
-        f'<tbody><tr><th colspan="{len(penalties) + 1}" scope="rowgroup">{heading}</th></tr>'
-        + "".join(_row(method, cells) for method, cells in rows.items())
-        + "</tbody>"
-        for heading, rows in tables(findings).items()
-    )
-    return f"""<table>
-<caption>Averages over the {findings.study.resolution**2:,} points of the map.</caption>
-<thead><tr><th scope="col">method</th>{head}</tr></thead>{groups}</table>"""
-
-
-def _row(method: str, cells: list[str]) -> str:
-    columns = "".join(f"<td>{text}</td>" for text in cells)
-    return f'<tr><th scope="row">{method}</th>{columns}</tr>'
-
-
-def _definitions(findings: Findings) -> str:
-    items = "".join(
-        f"<dt>{term}</dt><dd>{escape(text.format(samples=findings.study.samples))}</dd>"
-        for term, text in MEANING.items()
-    )
-    return f"<dl>{items}</dl>"
+def _class_bar() -> Figure:
+    return figures.colour_bar(figures.CLASSES, ("orange 100%", "50%", "blue 100%"))

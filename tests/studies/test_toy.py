@@ -120,11 +120,15 @@ def test_the_closing_sentence_says_what_was_measured(findings, ends, expected):
 
 
 def test_the_conclusions_follow_the_numbers(findings):
-    assert "CNMAP is less conservative the larger λ is" in conclusions(findings)
+    assert "CNMAP is less conservative the larger λ is" in " ".join(conclusions(findings))
     backwards = dict(zip(findings.exact, reversed(findings.exact.values()), strict=True))
-    assert "is not always less conservative" in conclusions(replace(findings, exact=backwards))
+    assert "is not always less conservative" in " ".join(
+        conclusions(replace(findings, exact=backwards))
+    )
     unsolved = findings.apart._replace(unconverged=3)
-    assert "3 of 1,440 refits did not converge" in conclusions(replace(findings, apart=unsolved))
+    assert "3 of 1,440 refits did not converge" in " ".join(
+        conclusions(replace(findings, apart=unsolved))
+    )
     whole = findings.apart._replace(limits=0.0)
     assert "every refit has a finite maximum" in report(replace(findings, apart=whole))
 
@@ -197,7 +201,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, st
     assert len(result.output.splitlines()) == 1
 
 
-def test_reproduce_lists_its_studies():
+def test_the_command_lists_its_studies():
     result = CliRunner().invoke(build_app(), ["--help"])
     assert result.exit_code == 0
     assert "toy" in result.output
