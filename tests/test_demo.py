@@ -161,8 +161,8 @@ def with_scores(findings, **by_method):
         ((0.399, 0.5), (0.5, 0.6), "is not better calibrated"),
         ((0.2, 0.5), (0.6, 0.6), "ACNML (ECE 0.20) is better calibrated than BMA (0.40) and MAP"),
         ((0.6, 0.5), (0.2, 0.6), "while ACNML (0.60) is not"),
-        ((0.2, 0.5), (0.3, 0.6), "pays for its caution on upright digits with an NLL of 0.50"),
-        ((0.2, 0.1), (0.3, 0.1), "at no price on upright digits"),
+        ((0.2, 0.5), (0.3, 0.6), "at a cost on upright digits, with an NLL of 0.50"),
+        ((0.2, 0.1), (0.3, 0.1), "at no cost on upright digits"),
     ],
 )
 def test_the_closing_sentence_says_what_was_measured(findings, acnml, last, expected):

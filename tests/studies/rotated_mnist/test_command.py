@@ -16,9 +16,9 @@ from studies.settings import override
 
 def test_the_command_reports_what_is_finished(tmp_path, capsys):
     run_study(build(KIND, "quick", ["seeds=0,1"]), tmp_path, report_only=True)
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "using scikit-learn's 8x8 digits" in said
-    assert "The study is not finished" in " ".join(said.split())
+    assert "The study is not finished" in said
     assert "train network, seed 1" in (tmp_path / "report.html").read_text()
 
 

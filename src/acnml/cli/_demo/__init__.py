@@ -1,1 +1,1 @@
-"""`acnml demo`: MAP, BMA and ACNML on digits that turn away from the training data."""
+"""`acnml demo`: MAP, BMA and ACNML on rotated digits."""

@@ -44,21 +44,21 @@ def confidence_against_angle(findings: Findings, title: str) -> Figure:
 
 
 def reliability(method: str, diagrams: Mapping[int, Sequence[Bin]], angle: int) -> Figure:
-    """Draw accuracy against confidence for one method, upright and turned."""
+    """Draw accuracy against confidence for one method, upright and rotated."""
     figure, axes = panel(method, (3.1, 3.0))
     draw_reliability(axes, method, diagrams, angle)
     return figure
 
 
 def trade_off(findings: Findings, title: str) -> Figure:
-    """Draw what every prior precision costs upright and what it buys on turned digits."""
+    """Draw upright NLL against ECE on rotated digits for every prior precision."""
     figure, axes = panel(title, (7.2, 3.9))
     draw_trade_off(axes, findings)
     return figure
 
 
 def overview(findings: Findings) -> Figure:
-    """Draw the demo in one picture, with a digit turning below both panels."""
+    """Draw the demo in one picture, with a rotating digit below both panels."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.4, 4.5), facecolor="white")
         figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.12)
@@ -102,7 +102,7 @@ def draw_confidence(axes: Axes, findings: Findings) -> None:
 def draw_reliability(
     axes: Axes, method: str, diagrams: Mapping[int, Sequence[Bin]], angle: int
 ) -> None:
-    """Draw the diagonal of perfect calibration, and the bins of upright and of turned digits."""
+    """Draw the diagonal of perfect calibration, and the bins of upright and of rotated digits."""
     axes.plot([0, 1], [0, 1], color=FAINT, linestyle=(0, (4, 2)), linewidth=1)
     upright, turned = ([*zip(*diagrams[a], strict=True)] for a in (0, angle))
     axes.plot(*upright, "o-", color=FAINT, markerfacecolor=PAPER, linewidth=1.2)
@@ -114,7 +114,7 @@ def draw_reliability(
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(_percent)
     axes.text(0.04, 0.93, "upright", color=FAINT)
-    axes.text(0.04, 0.83, f"turned {angle}°", color=COLOURS[method])
+    axes.text(0.04, 0.83, f"rotated {angle}°", color=COLOURS[method])
 
 
 def draw_trade_off(axes: Axes, findings: Findings) -> None:
@@ -133,11 +133,11 @@ def draw_trade_off(axes: Axes, findings: Findings) -> None:
     axes.annotate("allowed price", (study.tolerance, 0), (5, 6), **place)
     axes.set(xlim=(-0.15 * study.tolerance, 5 * study.tolerance), ylim=(0, 1.12 * start.turned_ece))
     axes.set_xlabel("price: extra NLL on upright validation digits, nats")
-    axes.set_ylabel(f"ECE of digits turned {study.focus_angle}°")
+    axes.set_ylabel(f"ECE of digits rotated {study.focus_angle}°")
 
 
 def draw_strip(axes: Axes, views: Sequence[View]) -> None:
-    """Draw the turning digit below the ticks of an angle axis."""
+    """Draw the rotating digit below the ticks of an angle axis."""
     shown = {int(tick) for tick in axes.get_xticks()}
     left, right = axes.get_xlim()
     for view in views:

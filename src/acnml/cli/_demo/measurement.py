@@ -40,7 +40,7 @@ class View(NamedTuple):
 
 
 class Example(NamedTuple):
-    """One test image, turned."""
+    """One test image at one angle."""
 
     label: int
     views: tuple[View, ...]
@@ -67,7 +67,7 @@ def diagram(log_probs: Tensor, labels: Tensor, bins: int) -> tuple[Bin, ...]:
 def first_different(
     predictions: Predictions, test: Labelled, angles: Iterable[int], count: int = 3
 ) -> tuple[Example, ...]:
-    """Return the first test images that show different digits: not picked for effect."""
+    """Return the first test images that show different digits."""
     first = {int(label): index for index, label in reversed(list(enumerate(test.labels)))}
     indices = islice(sorted(first.values()), count)
     return tuple(_example(predictions, test, angles, index) for index in indices)

@@ -1,4 +1,4 @@
-"""The demo's report: what was done, what each figure shows, what is honest to conclude."""
+"""The demo's report: data and methods, figures, and conclusions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from acnml.cli._shared.drawing import THEME, to_png, to_svg
 from acnml.cli._shared.files import write_file
 from acnml.cli._shared.page import inline_png, inline_svg, page
 
-TITLE = "Does the network know when it does not know?"
+TITLE = "Calibration on rotated digits"
 VARIABLES = {MAP: "map", BMA: "bma", ACNML: "acnml", LAST_LAYER: "last-layer"}
 SVG_COLOURS = {
     **{figures.COLOURS[method]: VARIABLES[method] for method in METHODS},
@@ -35,20 +35,19 @@ MEANING = {
     MAP: "the network’s own probabilities, at the weights that training found.",
     BMA: "Bayes model averaging: the average prediction of {samples} networks whose weights are "
     "drawn from a Gaussian posterior (KFAC-Laplace).",
-    ACNML: "for each of the ten labels in turn, the weights move to explain it as well as they can "
-    "without leaving the same posterior. Where any label could be explained, none gets much.",
+    ACNML: "for each of the ten labels in turn, the weights move to explain it as well as "
+    "possible within the same posterior. Where any label can be explained, all probabilities are "
+    "low.",
     LAST_LAYER: "the same, but only the last layer’s weights may move, which is much cheaper.",
 }
 SCORES = {
-    "accuracy": "the share of digits that is read correctly.",
-    "confidence": "the probability given to the label that is read, on average. It should equal "
-    "the accuracy.",
-    "NLL": "negative log-likelihood: how surprising the true labels were, in nats. Lower is "
-    "better.",
+    "accuracy": "the share of digits that are classified correctly.",
+    "confidence": "the mean probability of the predicted label. It should equal the accuracy.",
+    "NLL": "negative log-likelihood of the true labels, in nats. Lower is better.",
     "ECE": "expected calibration error: the distance between confidence and accuracy, averaged "
     "over {bins} groups of digits of similar confidence. Lower is better.",
     "Brier": "the squared distance between the probabilities and the truth, from 0 to 2. Lower is "
-    "better, and unlike ECE it cannot be won by saying little.",
+    "better. Unlike ECE it cannot be lowered by low confidence alone.",
 }
 
 
@@ -83,17 +82,17 @@ def what_was_done(findings: Findings) -> str:
     """Explain data, methods and how their one setting was chosen."""
     study = findings.study
     return f"""<h2>What was done</h2>
-<p>A small network with {study.hidden} hidden units learned to read {study.train_images:,}
-handwritten digits of 8×8 pixels. Then it was shown {study.test_images:,} others, upright and
-turned, at {len(study.angles)} angles up to {study.angles[-1]}°. Turned digits are unlike anything
-it has learned from. It may well fail to read them, but it should say so. Four ways to get
-probabilities from this one network are compared:</p>
+<p>A small network with {study.hidden} hidden units was trained on {study.train_images:,}
+handwritten digits of 8×8 pixels. It was then shown {study.test_images:,} others, upright and
+rotated, at {len(study.angles)} angles up to {study.angles[-1]}°. Rotated digits are unlike its
+training data. It will often misclassify them, but then its confidence should be low. Four ways to
+get probabilities from this one network are compared:</p>
 {_definitions(MEANING, findings)}
 <p>Each posterior has one setting, the prior precision: the smaller, the wider the posterior and the
 more cautious the prediction. One rule chose it for every method, on {study.validation_images:,}
 upright validation digits alone: <em>the smallest whose NLL is at most {study.tolerance:g} nats
-above MAP’s</em> ({findings.map_trial.validation_nll:.3f}). It gave {_choices(findings)}. So all
-three pay about the same price on ordinary digits, and no turned or test digit had a say.</p>"""
+above MAP’s</em> ({findings.map_trial.validation_nll:.3f}). It gave {_choices(findings)}. All
+three thus have about the same NLL on ordinary digits, and no rotated or test digit was used.</p>"""
 
 
 def numbers(findings: Findings) -> str:
@@ -121,12 +120,12 @@ def against_rotation(findings: Findings) -> str:
         "nll": (nll, "Negative log-likelihood of each method against rotation"),
     }
     panels = "".join(_svg(name, *figure) for name, figure in described.items())
-    return f"""<h2>As the digits turn</h2>
+    return f"""<h2>Scores against rotation</h2>
 <figure><div class="panels">{panels}</div>
-<figcaption>The dashed line is how often the network is right; the other methods’ accuracy differs
-from it by at most {_accuracy_gap(findings):.1%}. A calibrated method’s confidence would follow it
-down. The three other scores are better the lower they are: at 0° one sees the price of caution,
-further right what it buys.</figcaption></figure>"""
+<figcaption>The dashed line is the network’s accuracy; that of the other methods differs from it by
+at most {_accuracy_gap(findings):.1%}. The confidence of a calibrated method would follow it. The
+other three scores are better the lower they are: at 0° they show the cost of caution, at larger
+angles its benefit.</figcaption></figure>"""
 
 
 def reliability(findings: Findings) -> str:
@@ -137,11 +136,11 @@ def reliability(findings: Findings) -> str:
         _svg(
             f"reliability-{VARIABLES[method]}",
             figures.reliability(method, findings.diagrams[method], angle),
-            f"Accuracy against confidence for {method}, upright and turned {angle}°",
+            f"Accuracy against confidence for {method}, upright and rotated by {angle}°",
         )
         for method in METHODS
     )
-    return f"""<h2>Does 80% sure mean right 80% of the time?</h2>
+    return f"""<h2>Reliability diagrams</h2>
 <figure><div class="small panels">{panels}</div>
 <figcaption>Each point is {share} of the digits, grouped by confidence. On the dashed diagonal
 confidence and accuracy agree; below it the method is overconfident, above it too
@@ -158,34 +157,34 @@ def digits(findings: Findings) -> str:
         if view.angle in angles
     )
     return f"""<h2>A few digits</h2>
-<p>The first {len(findings.examples)} different digits of the test set, not picked for effect. The
-bars are what each method reads, right (✓) or wrong (✗), and how sure it is.</p>
+<p>The first {len(findings.examples)} different digits of the test set. The bars show the predicted
+label of each method, right (✓) or wrong (✗), and its confidence.</p>
 <div class="thirds">{views}</div>"""
 
 
 def price(findings: Findings) -> str:
     """Show what every prior precision costs and buys."""
-    figure = figures.trade_off(findings, "What caution costs, and what it buys")
-    described = "Calibration error on turned digits against the extra NLL on upright digits"
-    return f"""<h2>Would another setting have told another story?</h2>
+    figure = figures.trade_off(findings, "ECE under rotation against upright NLL")
+    described = "Calibration error on rotated digits against the extra NLL on upright digits"
+    return f"""<h2>Other prior precisions</h2>
 <figure><div class="scroll">{_svg("price", figure, described)}</div>
 <figcaption>Each path is a method whose prior precision falls from left, where all of them are MAP,
-to right. The rings are the choices made above. At any price, the lower path is the better bargain.
-The vertical axis is measured on test digits, to show and not to choose.</figcaption></figure>"""
+to right. The rings are the choices made above. At equal cost, the lower path is better. The
+vertical axis is measured on test digits and was not used for the choice.</figcaption></figure>"""
 
 
 def conclusions(findings: Findings) -> str:
     """Say what follows from the numbers, and what does not."""
     claims = [_calibration_claim(findings), _price_claim(findings), _ignorance_claim(findings)]
     items = "".join(f"<li>{claim}</li>" for claim in claims)
-    return f"""<h2>What is honest to conclude</h2>
+    return f"""<h2>Conclusions</h2>
 <ul>{items}
-<li>No method reads turned digits better than another: their accuracies are within
-{_accuracy_gap(findings):.1%} of MAP’s. Caution is knowing what one does not know, not knowing
-more.</li>
-<li>This is one small network, one seed and {findings.study.test_images:,} tiny images, a
-demonstration and not a benchmark: a difference of a few hundredths of ECE is noise.
-<code>acnml demo --seed {findings.study.seed + 1}</code> trains another, on another split.</li>
+<li>No method classifies rotated digits better than another: all accuracies are within
+{_accuracy_gap(findings):.1%} of MAP’s. Better calibration does not improve the predictions.</li>
+<li>This is one small network, one seed and {findings.study.test_images:,} tiny images: a
+demonstration, not a benchmark. A difference of a few hundredths of ECE is noise.
+<code>acnml demo --seed {findings.study.seed + 1}</code> trains another network on another
+split.</li>
 </ul>"""
 
 
@@ -207,7 +206,7 @@ def _calibration_claim(findings: Findings) -> str:
     means = ", ".join(f"{escape(method)} {ece:.2f}" for method, ece in rivals.items())
     start = who.get(len(better), "Both forms of ACNML are")
     return (
-        f"{start} clearly better calibrated than MAP and BMA on turned digits. Mean ECE: {means}."
+        f"{start} clearly better calibrated than MAP and BMA on rotated digits. Mean ECE: {means}."
     )
 
 
@@ -215,7 +214,7 @@ def _price_claim(findings: Findings) -> str:
     upright = {method: findings.scores[method][0] for method in METHODS}
     means = ", ".join(f"{escape(m)} {s.nll:.2f} ({s.ece:.2f})" for m, s in upright.items())
     dearer = [m for m in TUNED if upright[m].nll > upright[MAP].nll]
-    start = "This is not free" if dearer else "Here it was free"
+    start = "This has a cost" if dearer else "Here it has no cost"
     return f"{start}. On upright digits the NLL (and ECE) are: {means}."
 
 
@@ -226,8 +225,8 @@ def _ignorance_claim(findings: Findings) -> str:
     beaten = [m for m, s in scores.items() if s.nll < nll and s.brier < brier]
     who = f"only {' and '.join(beaten)} beat" if beaten else "none of the methods beats"
     return (
-        f"At {angle}°, {escape(who)} a blind guess that gives every digit 10%, which has NLL "
-        f"{nll:.2f} and Brier score {brier:.2f}: less overconfident is not yet cautious enough."
+        f"At {angle}°, {escape(who)} a uniform guess of 10% for every digit, which has NLL "
+        f"{nll:.2f} and Brier score {brier:.2f}: the others are still overconfident."
     )
 
 

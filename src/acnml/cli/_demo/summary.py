@@ -1,6 +1,6 @@
-"""The demo in a table and in one sentence: what the terminal and the report have in common.
+"""The demo's table and closing sentence, for the terminal and the report.
 
-Nothing here is written in advance: if ACNML does not do better, the sentence says so.
+The sentence follows the numbers: if ACNML is not better, it says so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from acnml.cli._demo.measurement import Scores
 from acnml.cli._demo.study import ACNML, BMA, LAST_LAYER, MAP, METHODS, Findings
 
 COLUMNS = ("accuracy", "confidence", "NLL", "ECE", "Brier")
-CLEARLY = 0.01  # a smaller difference of ECE is called none: so few images cannot tell
+CLEARLY = 0.01  # a smaller difference of ECE is noise for so few images
 
 
 class Cell(NamedTuple):
@@ -33,16 +33,16 @@ def table(findings: Findings, angle: int) -> dict[str, list[Cell]]:
 
 def heading(angle: int) -> str:
     """Name an angle."""
-    return f"turned {angle}°" if angle else "upright"
+    return f"rotated {angle}°" if angle else "upright"
 
 
 def closing_sentence(findings: Findings) -> str:
-    """Say what the numbers show: the problem, who notices it, and the price."""
+    """Say what the numbers show: the problem, the comparison, and the cost."""
     return f"{_problem(findings)}; {_comparison(findings)}, {_price(findings)}."
 
 
 def better_forms(findings: Findings) -> list[str]:
-    """Return the forms of ACNML that are clearly better calibrated on turned digits than rivals."""
+    """Return the forms of ACNML that are clearly better calibrated on rotated digits than rivals."""
     rivals = min(findings.turned(method, "ece") for method in (MAP, BMA))
     return [m for m in (ACNML, LAST_LAYER) if findings.turned(m, "ece") < rivals - CLEARLY]
 
@@ -51,8 +51,8 @@ def _problem(findings: Findings) -> str:
     angle = findings.study.focus_angle
     network = findings.scores[MAP][angle]
     return (
-        f"On digits turned by {angle}° the plain network is right {network.accuracy:.0%} of the "
-        f"time and {network.confidence:.0%} sure of itself"
+        f"On digits rotated by {angle}° the plain network has an accuracy of "
+        f"{network.accuracy:.0%} and a mean confidence of {network.confidence:.0%}"
     )
 
 
@@ -62,13 +62,13 @@ def _comparison(findings: Findings) -> str:
     better = better_forms(findings)
     if len(better) == 2:
         verdict = f"ACNML is better calibrated (ECE {ece[ACNML]}, last layer {ece[LAST_LAYER]})"
-        return f"averaged over all turns {verdict} than {rivals}"
+        return f"averaged over all rotations {verdict} than {rivals}"
     if not better:
         verdict = f"ACNML (ECE {ece[ACNML]}, last layer {ece[LAST_LAYER]}) is not better calibrated"
-        return f"averaged over all turns {verdict} than the better of {rivals}"
+        return f"averaged over all rotations {verdict} than the better of {rivals}"
     worse = LAST_LAYER if better == [ACNML] else ACNML
     verdict = f"{better[0]} (ECE {ece[better[0]]}) is better calibrated than {rivals}"
-    return f"averaged over all turns {verdict} while {worse} ({ece[worse]}) is not"
+    return f"averaged over all rotations {verdict} while {worse} ({ece[worse]}) is not"
 
 
 def _price(findings: Findings) -> str:
@@ -76,8 +76,8 @@ def _price(findings: Findings) -> str:
     forms = f"NLL of {nll[ACNML]:.2f} (last layer {nll[LAST_LAYER]:.2f})"
     rivals = f"MAP has {nll[MAP]:.2f} and BMA {nll[BMA]:.2f}"
     if max(nll[ACNML], nll[LAST_LAYER]) <= nll[MAP]:
-        return f"at no price on upright digits, with an {forms} where {rivals}"
-    return f"and pays for its caution on upright digits with an {forms} where {rivals}"
+        return f"at no cost on upright digits, with an {forms} where {rivals}"
+    return f"at a cost on upright digits, with an {forms} where {rivals}"
 
 
 def _texts(scores: Scores) -> list[str]:
