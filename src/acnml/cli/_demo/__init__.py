@@ -1,0 +1,1 @@
+"""`acnml demo`: MAP, BMA and ACNML on rotated digits."""
