@@ -13,9 +13,13 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 # Up to this many classes a K×K system per row is solved directly, beyond it iteratively.
 DIRECT = 64
+
+# Up to this many classes a matrix is copied for every vector that it is multiplied with.
+SMALL = 32
 
 # The iterative solution of a Newton step: how exact, and how long at most.
 RELATIVE_ERROR = 0.03
@@ -49,8 +53,8 @@ class Kernel(ABC):
         """Write the matrices out: (B, K, K)."""
 
     @abstractmethod
-    def scaled(self, factor: float) -> Kernel:
-        """Return factor · Κ."""
+    def scaled(self, factor: float | Tensor) -> Kernel:
+        """Return factor · Κ, for one number or one per input (B,)."""
 
     @abstractmethod
     def take(self, rows: slice | Tensor) -> Kernel:
@@ -64,6 +68,14 @@ class Kernel(ABC):
     def double(self) -> Kernel:
         """Return it in double precision."""
         return self.to(torch.float64)
+
+    def mv_rows(self, u: Tensor, inputs: Tensor) -> Tensor:
+        """Return Κu for vectors u (N, K), each with the matrix of its own input (N,), sorted."""
+        return self.take(inputs).mv(u.unsqueeze(1)).squeeze(1)
+
+    def columns(self, inputs: Tensor, classes: Tensor) -> Tensor:
+        """Return Κe_c for classes (N,), each with the matrix of its own input (N,): (N, K)."""
+        return self.mv_rows(one_hot(classes, self.diagonal()), inputs)
 
     def rows(self, classes: Tensor) -> Tensor:
         """Return the rows of some classes (L,): (B, L, K)."""
@@ -93,6 +105,18 @@ class DenseKernel(Kernel):
         """Multiply."""
         return u @ self.matrix
 
+    def mv_rows(self, u: Tensor, inputs: Tensor) -> Tensor:
+        """Copy small matrices for every vector, multiply with large ones input by input."""
+        if u.shape[1] <= SMALL:
+            return (u.unsqueeze(1) @ self.matrix[inputs]).squeeze(1)
+        counts = torch.bincount(inputs, minlength=len(self.matrix)).tolist()
+        parts = zip(u.split(counts), self.matrix, strict=True)
+        return torch.cat([part @ matrix for part, matrix in parts if len(part)])
+
+    def columns(self, inputs: Tensor, classes: Tensor) -> Tensor:
+        """Look the columns up."""
+        return self.matrix[inputs, classes]
+
     def diagonal(self) -> Tensor:
         """Return the diagonals (B, K)."""
         return self.matrix.diagonal(dim1=-2, dim2=-1)
@@ -101,9 +125,9 @@ class DenseKernel(Kernel):
         """Return the matrices."""
         return self.matrix
 
-    def scaled(self, factor: float) -> DenseKernel:
+    def scaled(self, factor: float | Tensor) -> DenseKernel:
         """Return factor · Κ."""
-        return DenseKernel(self.matrix * factor)
+        return DenseKernel(self.matrix * _column(factor).unsqueeze(-1))
 
     def take(self, rows: slice | Tensor) -> DenseKernel:
         """Return the matrices of some inputs."""
@@ -133,9 +157,9 @@ class DiagonalKernel(Kernel):
         """Write the matrices out: (B, K, K)."""
         return torch.diag_embed(self.var)
 
-    def scaled(self, factor: float) -> DiagonalKernel:
+    def scaled(self, factor: float | Tensor) -> DiagonalKernel:
         """Return factor · Κ."""
-        return DiagonalKernel(self.var * factor)
+        return DiagonalKernel(self.var * _column(factor))
 
     def take(self, rows: slice | Tensor) -> DiagonalKernel:
         """Return the matrices of some inputs."""
@@ -162,6 +186,10 @@ class ScaledKernel(Kernel):
         """Multiply, all rows at once."""
         return (u @ self.matrix) * self.scale[:, None, None]
 
+    def columns(self, inputs: Tensor, classes: Tensor) -> Tensor:
+        """Look the columns up."""
+        return self.matrix[classes] * self.scale[inputs, None]
+
     def diagonal(self) -> Tensor:
         """Return the diagonals (B, K)."""
         return self.scale[:, None] * self.matrix.diagonal()
@@ -179,7 +207,7 @@ class ScaledKernel(Kernel):
         off = (self.matrix - torch.diag(self.matrix.diagonal())).norm(dim=-1)
         return Norms(self.scale[:, None] * off, self.scale * self.matrix.abs().sum(-1).max())
 
-    def scaled(self, factor: float) -> ScaledKernel:
+    def scaled(self, factor: float | Tensor) -> ScaledKernel:
         """Return factor · Κ."""
         return ScaledKernel(self.matrix, self.scale * factor)
 
@@ -204,6 +232,10 @@ class SpectralKernel(Kernel):
         """Rotate, scale, rotate back."""
         return ((u @ self.basis) * self.var.unsqueeze(1)) @ self.basis.T
 
+    def columns(self, inputs: Tensor, classes: Tensor) -> Tensor:
+        """Multiply them out."""
+        return (self.basis[classes] * self.var[inputs]) @ self.basis.T
+
     def diagonal(self) -> Tensor:
         """Return the diagonals (B, K)."""
         return self.var @ (self.basis**2).T
@@ -222,9 +254,9 @@ class SpectralKernel(Kernel):
         own, squares = torch.stack([self.var, self.var**2]) @ (self.basis**2).T
         return Norms((squares - own**2).clamp(min=0).sqrt(), self.var.amax(-1))
 
-    def scaled(self, factor: float) -> SpectralKernel:
+    def scaled(self, factor: float | Tensor) -> SpectralKernel:
         """Return factor · Κ."""
-        return SpectralKernel(self.basis, self.var * factor)
+        return SpectralKernel(self.basis, self.var * _column(factor))
 
     def take(self, rows: slice | Tensor) -> SpectralKernel:
         """Return the matrices of some inputs."""
@@ -268,7 +300,7 @@ class BorderedKernel(Kernel):
             [torch.cat([shared, self.border.unsqueeze(-2)], -2), last.unsqueeze(-1)], -1
         )
 
-    def scaled(self, factor: float) -> BorderedKernel:
+    def scaled(self, factor: float | Tensor) -> BorderedKernel:
         """Return factor · Κ."""
         return BorderedKernel(self.matrix * factor, self.border * factor, self.corner * factor)
 
@@ -279,6 +311,16 @@ class BorderedKernel(Kernel):
     def to(self, dtype: torch.dtype) -> BorderedKernel:
         """Return it in another precision."""
         return BorderedKernel(self.matrix.to(dtype), self.border.to(dtype), self.corner.to(dtype))
+
+
+def one_hot(classes: Tensor, like: Tensor) -> Tensor:
+    """Return e_c for classes (N,), with as many entries as the rows of another tensor: (N, K)."""
+    return functional.one_hot(classes, like.shape[-1]).to(like.dtype)
+
+
+def _column(factor: float | Tensor) -> Tensor:
+    """Return a factor that scales the rows of a matrix: one number, or one per input (B,)."""
+    return torch.as_tensor(factor).unsqueeze(-1)
 
 
 def solved_as_if_diagonal(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:

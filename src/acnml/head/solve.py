@@ -1,0 +1,208 @@
+"""ACNML for a last Linear layer: solve for every label of every input, in logit space.
+
+The problem. For logits z₀ and their covariance Κ (the weight α is part of Κ), find for each label y
+
+    u = e_y - softmax(z),    z = z₀ + Κu,    log_lik_y = log softmax(z)_y.
+
+This u maximises the concave function φ(u) = log softmax(z₀ + Κu)_y - ½ uᵀΚu, whose gradient is ΚF
+with the gap F = e_y - softmax(z) - u. The *background* is the same problem without a label: e_y is
+replaced by 0 and log softmax(z)_y by -logsumexp(z). Its solution is u = -p̄.
+
+Accuracy. The residual is √(FᵀΚF). In the norm ‖u‖² = uᵀΚu, φ is strongly concave with modulus 1, so
+the distance to the optimum is at most the residual. The slope of log_lik is Κ(e_y - softmax(z)),
+whose dual norm is ‖u + F‖ ≤ ‖u‖ + residual. A row is therefore solved when residual · max(1, ‖u‖) is
+at most the tolerance: log_lik is then off by the tolerance at most, up to second order.
+
+Only differences of logits matter: u sums to zero and softmax ignores constants. So Κ may be replaced
+by Κ - a1ᵀ - 1aᵀ for any vector a. `centred_variances` takes the a for which the entries beside the
+diagonal sum to zero in each row, and returns the new diagonal. It describes Κ much better than the
+variances do, for example when all logits share a large common variance.
+
+Starting point and bound. Let q be any distribution and q' the same without class y. For any t, Gibbs'
+inequality logsumexp(z) ≥ pᵀz + S(p), with entropy S and p = (1-t)e_y + tq', and the maximum over u
+give
+
+    φ(u) ≤ φ₊ = tℓ + ½t²κ + t log t + (1-t) log(1-t),
+    ℓ = z₀_y - q'ᵀz₀ - S(q'),    κ = (e_y - q')ᵀΚ(e_y - q').
+
+The best t solves t = sigmoid(-(ℓ + tκ)), and u = t(e_y - q') with q = p̄ is a good starting point.
+Strong concavity also gives ½‖u‖² ≤ φ(u) - φ(0) at the optimum, where φ(0) is the log-probability at
+the mean. Since log_lik = φ(u) + ½‖u‖², it follows that
+
+    φ(0) ≤ log_lik ≤ 2φ₊ - φ(0).
+
+With many classes, labels are left at the mean if the sum of these gains over all of them is negligible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from acnml._algebra.kernels import DenseKernel, Kernel
+from acnml.head.ascent import ROUNDING, DIAGONAL, EXACT, Point, Rows, ascend, centred_variances, dot
+
+# Up to this many classes every label is solved for.
+FEW_CLASSES = 64
+
+# Up to this many classes Newton's system is factorised for each row.
+DIRECT = 16
+
+# Steps with the diagonal approximation, before the remaining rows take exact Newton steps.
+CHEAP_STEPS = 40
+
+# The background need not be exact: it is a starting point, and the bound holds for any q.
+BACKGROUND_TOLERANCE, BACKGROUND_STEPS = 1e-3, 8
+
+# Numbers in one block of rows: its tensors should stay in the processor's cache.
+BLOCK = 2**18
+
+# Scalar Newton steps for t.
+SHARE_STEPS = 8
+
+# `omitted` of a label left out is at least this: 0 means that it was solved for.
+LEAST = 1e-30
+
+
+class Precision(NamedTuple):
+    """How accurately to solve."""
+
+    tolerance: float = 1e-9  # of log_lik, and of the residual
+    steps: int = 50  # exact Newton steps at most
+    negligible: float = 1e-3  # sum of the gains of labels that are left at the mean
+
+
+class HeadSolution(NamedTuple):
+    """All labels of a batch of inputs."""
+
+    log_lik: Tensor  # (B, K)
+    residual: Tensor  # (B, K)
+    omitted: Tensor  # (B, K) bound on the gain of a label left at the mean, 0 for a solved one
+
+
+def solve_head(
+    logits: Tensor, kernel: Kernel, precision: Precision = Precision(), at_once: int | None = None
+) -> HeadSolution:
+    """Solve for all labels that matter; the others keep their log-likelihood at the mean.
+
+    Args:
+        logits: z₀ (B, K), in double precision.
+        kernel: Κ of the B inputs, α included.
+        precision: how accurately to solve.
+        at_once: rows (labels of inputs) in memory at once, at most.
+    """
+    logits = logits - logits.amax(-1, keepdim=True)
+    kernel = DenseKernel(kernel.dense()) if logits.shape[1] <= DIRECT else kernel
+    var, inputs = centred_variances(kernel), torch.arange(len(logits), device=logits.device)
+    log_q = _background(Rows(kernel, inputs, logits, var, None))
+    start = _Start.of(logits, kernel, log_q)
+    log_lik = torch.log_softmax(logits, -1)
+    omitted = torch.zeros_like(log_lik)
+    if logits.shape[1] > FEW_CLASSES:
+        omitted = _left_out(start.upper_bound(log_lik).exp() - log_lik.exp(), precision.negligible)
+    residual = start.residual_at_mean(log_lik.exp(), kernel)
+    at_once = min(at_once or BLOCK, max(1, BLOCK // logits.shape[1]))
+    for block in (omitted == 0).nonzero().split(at_once):
+        i, y = block.unbind(1)
+        rows = Rows(kernel, i, logits[i], var[i], y)
+        point, found = _solved(rows, start.point(rows, log_lik[i, y]), precision)
+        own = point.log_p.gather(1, y[:, None])[:, 0]
+        log_lik[i, y], residual[i, y] = torch.maximum(own, log_lik[i, y]), found
+    return HeadSolution(log_lik, residual, omitted)
+
+
+def _background(rows: Rows) -> Tensor:
+    """Return log p̄ of every input (B, K), roughly."""
+    u = -rows.logits.softmax(-1)
+    direction = EXACT if u.shape[1] <= DIRECT else DIAGONAL
+    start = rows.point(u, rows.mv(u))
+    return ascend(rows, start, direction, BACKGROUND_TOLERANCE, BACKGROUND_STEPS)[0].log_p
+
+
+def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tensor]:
+    """Return the solutions of rows and their residuals (N,)."""
+    tolerance, classes = precision.tolerance, rows.logits.shape[1]
+    if classes <= DIRECT:
+        return ascend(rows, start, EXACT, tolerance, precision.steps)
+    cheap = min(CHEAP_STEPS, 2 * precision.steps)
+    point, residual = ascend(rows, start, DIAGONAL, tolerance, cheap)
+    largest = rows.var.amax(-1)
+    reachable = torch.finfo(largest.dtype).eps * ROUNDING * (1 + largest) * largest.sqrt()
+    for some in (~(residual <= reachable.clamp(min=tolerance))).nonzero()[:, 0].split(
+        max(1, 8 * BLOCK // classes**2)
+    ):
+        exact = EXACT
+        better, left = ascend(rows.take(some), point.take(some), exact, tolerance, precision.steps)
+        residual[some] = left
+        for whole, part in zip(point, better, strict=True):
+            whole[some] = part
+    return point, residual
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """What all labels of an input share: see the top of this file."""
+
+    q: Tensor  # (B, K)
+    moved: Tensor  # Κq (B, K)
+    others: Tensor  # 1 - q_y (B, K)
+    lead: Tensor  # ℓ (B, K)
+    spread: Tensor  # κ (B, K)
+    share: Tensor  # t (B, K)
+
+    @staticmethod
+    def of(logits: Tensor, kernel: Kernel, log_q: Tensor) -> _Start:
+        """Look at inputs with some q for each."""
+        q, var = log_q.exp(), kernel.diagonal()
+        moved = kernel.mv(q.unsqueeze(1)).squeeze(1)
+        # Sums over all classes but y: those of the likeliest class must not be differences.
+        top = q.argmax(-1, keepdim=True)
+        rest = q.scatter(1, top, 0.0).sum(-1, keepdim=True)
+        others = (1 - q).scatter(1, top, rest).clamp(min=torch.finfo(q.dtype).tiny)
+        surprise = logits - log_q
+        surprise = surprise - surprise.gather(1, top)
+        lead = log_q - others.log() - (dot(q, surprise) - surprise) / others
+        spread = (var - 2 * moved + dot(q, moved)) / others**2
+        spread = torch.minimum(spread.clamp(min=0), 4 * var.amax(-1, keepdim=True))
+        share = torch.sigmoid(-lead)
+        for _ in range(SHARE_STEPS):
+            s = torch.sigmoid(-(lead + share * spread))
+            share = (share - (share - s) / (1 + spread * s * (1 - s))).clamp(0, 1)
+        return _Start(q, moved, others, lead, spread, share)
+
+    def point(self, rows: Rows, at_mean: Tensor) -> Point:
+        """Return u = t(e_y - q') of rows or, where φ is larger there, u = 0."""
+        assert rows.labels is not None
+        i, y = rows.inputs, rows.labels
+        factor = (self.share[i, y] / self.others[i, y])[:, None]
+        u = rows.minus(self.q[i]) * factor
+        shift = (rows.kernel.columns(i, y) - self.moved[i]) * factor
+        point = rows.point(u, shift)
+        better = point.objective >= at_mean[:, None]
+        if bool(better.all()):
+            return point
+        zeros = torch.zeros_like(u)
+        return point.where(better, rows.point(zeros, zeros))
+
+    def upper_bound(self, at_mean: Tensor) -> Tensor:
+        """Bound every label's log_lik from above, (B, K)."""
+        t = self.share
+        entropies = torch.special.xlogy(t, t) + torch.special.xlogy(1 - t, 1 - t)
+        bound = t * self.lead + t**2 * self.spread / 2 + entropies
+        return (2 * bound - at_mean).clamp(max=0)
+
+    def residual_at_mean(self, p: Tensor, kernel: Kernel) -> Tensor:
+        """Return √((e_y - p)ᵀΚ(e_y - p)) for every label, (B, K)."""
+        moved = kernel.mv(p.unsqueeze(1)).squeeze(1)
+        return (kernel.diagonal() - 2 * moved + dot(p, moved)).clamp(min=0).sqrt()
+
+
+def _left_out(gains: Tensor, negligible: float) -> Tensor:
+    """Return the gains of labels to leave out, and 0 for the others, (B, K)."""
+    ascending, order = gains.clamp(min=LEAST).sort(-1)
+    kept = ~(ascending.cumsum(-1) <= negligible)
+    return torch.zeros_like(gains).scatter(1, order, ascending.masked_fill(kept, 0.0))
