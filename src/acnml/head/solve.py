@@ -58,7 +58,7 @@ CHEAP_STEPS = 40
 BACKGROUND_TOLERANCE, BACKGROUND_STEPS = 1e-3, 8
 
 # Numbers in one block of rows: its tensors should stay in the processor's cache.
-BLOCK = 2**18
+BLOCK = 2**16
 
 # Scalar Newton steps for t.
 SHARE_STEPS = 8
@@ -107,10 +107,10 @@ def solve_head(
     at_once = min(at_once or BLOCK, max(1, BLOCK // logits.shape[1]))
     for block in (omitted == 0).nonzero().split(at_once):
         i, y = block.unbind(1)
-        rows = Rows(kernel, i, logits[i], var[i], y)
+        rows = Rows(kernel, i, logits[i], var[i], y[:, None])
         point, found = _solved(rows, start.point(rows, log_lik[i, y]), precision)
-        own = point.log_p.gather(1, y[:, None])[:, 0]
-        log_lik[i, y], residual[i, y] = torch.maximum(own, log_lik[i, y]), found
+        log_lik[i, y] = torch.maximum(point.log_lik, log_lik[i, y])
+        residual[i, y] = found
     return HeadSolution(log_lik, residual, omitted)
 
 
@@ -119,7 +119,8 @@ def _background(rows: Rows) -> Tensor:
     u = -rows.logits.softmax(-1)
     direction = EXACT if u.shape[1] <= DIRECT else DIAGONAL
     start = rows.point(u, rows.mv(u))
-    return ascend(rows, start, direction, BACKGROUND_TOLERANCE, BACKGROUND_STEPS)[0].log_p
+    found, _ = ascend(rows, start, direction, BACKGROUND_TOLERANCE, BACKGROUND_STEPS)
+    return found.p.clamp(min=torch.finfo(u.dtype).tiny).log()
 
 
 def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tensor]:
@@ -131,14 +132,12 @@ def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tens
     point, residual = ascend(rows, start, DIAGONAL, tolerance, cheap)
     largest = rows.var.amax(-1)
     reachable = torch.finfo(largest.dtype).eps * ROUNDING * (1 + largest) * largest.sqrt()
-    for some in (~(residual <= reachable.clamp(min=tolerance))).nonzero()[:, 0].split(
-        max(1, 8 * BLOCK // classes**2)
-    ):
-        exact = EXACT
-        better, left = ascend(rows.take(some), point.take(some), exact, tolerance, precision.steps)
+    unsolved = (~(residual <= reachable.clamp(min=tolerance))).nonzero()[:, 0]
+    size = max(1, 8 * BLOCK // classes**2)
+    for some in unsolved.split(size) if len(unsolved) else ():
+        better, left = ascend(rows.take(some), point.take(some), EXACT, tolerance, precision.steps)
+        point.put(some, better)
         residual[some] = left
-        for whole, part in zip(point, better, strict=True):
-            whole[some] = part
     return point, residual
 
 
@@ -177,7 +176,7 @@ class _Start:
     def point(self, rows: Rows, at_mean: Tensor) -> Point:
         """Return u = t(e_y - q') of rows or, where φ is larger there, u = 0."""
         assert rows.labels is not None
-        i, y = rows.inputs, rows.labels
+        i, y = rows.inputs, rows.labels[:, 0]
         factor = (self.share[i, y] / self.others[i, y])[:, None]
         u = rows.minus(self.q[i]) * factor
         shift = (rows.kernel.columns(i, y) - self.moved[i]) * factor
