@@ -142,8 +142,12 @@ class Step(NamedTuple):
 class Direction(Protocol):
     """A way to choose steps."""
 
-    def residual(self, rows: Rows, gap: Tensor) -> Tensor:
-        """Return the residual of every row (N,), or an estimate of it."""
+    def estimate(self, rows: Rows, gap: Tensor) -> Tensor:
+        """Estimate the residual of every row (N,)."""
+        ...
+
+    def confirm(self, rows: Rows, gap: Tensor, estimate: Tensor) -> Tensor:
+        """Return the residual of every row (N,), given the estimate."""
         ...
 
     def step(self, rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
@@ -155,9 +159,13 @@ class Direction(Protocol):
 class Exact:
     """Newton's step: a K×K system per row."""
 
-    def residual(self, rows: Rows, gap: Tensor) -> Tensor:
+    def estimate(self, rows: Rows, gap: Tensor) -> Tensor:
         """Return the residual."""
         return rows.residual(gap)
+
+    def confirm(self, rows: Rows, gap: Tensor, estimate: Tensor) -> Tensor:
+        """Return the estimate, which is exact."""
+        return estimate
 
     def step(self, rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
         """Factorise."""
@@ -165,16 +173,20 @@ class Exact:
         system = p.unsqueeze(-1) * (kernel - (p.unsqueeze(1) @ kernel))  # HΚ
         system.diagonal(dim1=-2, dim2=-1).add_(1)
         u = torch.linalg.solve_ex(system, gap)[0]  # a singular system gives a step that is refused
-        return Step(u, rows.mv(u))
+        return Step(u, (u.unsqueeze(1) @ kernel).squeeze(1))
 
 
 @final
 class Diagonal:
     """The step for Κ taken as diagonal, improved by the memory of the last step."""
 
-    def residual(self, rows: Rows, gap: Tensor) -> Tensor:
-        """Estimate the residual from the centred variances."""
+    def estimate(self, rows: Rows, gap: Tensor) -> Tensor:
+        """Use the centred variances."""
         return dot(rows.var * gap, gap)[:, 0].sqrt()
+
+    def confirm(self, rows: Rows, gap: Tensor, estimate: Tensor) -> Tensor:
+        """Multiply with Κ."""
+        return rows.residual(gap)
 
     def step(self, rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
         """Maximise the quadratic model of φ along the direction, or on the plane."""
@@ -221,13 +233,15 @@ def ascend(
     for taken in range(steps + 1):
         gap = rows.minus(point.p + point.u)
         size = point.energy[:, 0].clamp(min=1).sqrt()
-        estimate = direction.residual(rows, gap)
+        estimate = direction.estimate(rows, gap)
         given_up = ~(risen | (estimate < before / 2)) if taken < steps else unfinished
         some = (unfinished & (given_up | ~(estimate * size > tolerance))).nonzero()[:, 0]
         if len(some):
-            exact = rows.take(some).residual(gap[some])
+            exact = direction.confirm(rows.take(some), gap[some], estimate[some])
             final = given_up[some] | (exact * size[some] <= tolerance)
             some, exact = some[final], exact[final]
+            if len(some) == len(result.u):
+                return point, exact
             result.put(ids[some], point.take(some))
             residuals[ids[some]] = exact
             unfinished = unfinished.index_fill(0, some, False)
@@ -242,6 +256,8 @@ def ascend(
         if taken < SETTLING_STEPS:
             _settle(rows, point, last, (estimate > FAR).nonzero()[:, 0])
         point, risen = _moved(rows, point, last, dot(gap, last.shift))
+        if taken < SETTLING_STEPS:
+            risen |= estimate > FAR  # other steps may help where settling did not
     return result, residuals
 
 

@@ -97,15 +97,17 @@ def solve_head(
     logits = logits - logits.amax(-1, keepdim=True)
     kernel = DenseKernel(kernel.dense()) if logits.shape[1] <= DIRECT else kernel
     var, inputs = centred_variances(kernel), torch.arange(len(logits), device=logits.device)
-    log_q = _background(Rows(kernel, inputs, logits, var, None))
-    start = _Start.of(logits, kernel, log_q)
     log_lik = torch.log_softmax(logits, -1)
+    log_q = log_lik
+    if logits.shape[1] > DIRECT:
+        log_q = _background(Rows(kernel, inputs, logits, var, None))
+    start = _Start.of(logits, kernel, log_q)
     omitted = torch.zeros_like(log_lik)
     if logits.shape[1] > FEW_CLASSES:
         omitted = _left_out(start.upper_bound(log_lik).exp() - log_lik.exp(), precision.negligible)
     residual = start.residual_at_mean(log_lik.exp(), kernel)
     at_once = min(at_once or BLOCK, max(1, BLOCK // logits.shape[1]))
-    for block in (omitted == 0).nonzero().split(at_once):
+    for block in _blocks((omitted == 0).nonzero(), at_once):
         i, y = block.unbind(1)
         rows = Rows(kernel, i, logits[i], var[i], y[:, None])
         point, found = _solved(rows, start.point(rows, log_lik[i, y]), precision)
@@ -117,9 +119,8 @@ def solve_head(
 def _background(rows: Rows) -> Tensor:
     """Return log p̄ of every input (B, K), roughly."""
     u = -rows.logits.softmax(-1)
-    direction = EXACT if u.shape[1] <= DIRECT else DIAGONAL
     start = rows.point(u, rows.mv(u))
-    found, _ = ascend(rows, start, direction, BACKGROUND_TOLERANCE, BACKGROUND_STEPS)
+    found, _ = ascend(rows, start, DIAGONAL, BACKGROUND_TOLERANCE, BACKGROUND_STEPS)
     return found.p.clamp(min=torch.finfo(u.dtype).tiny).log()
 
 
@@ -134,7 +135,7 @@ def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tens
     reachable = torch.finfo(largest.dtype).eps * ROUNDING * (1 + largest) * largest.sqrt()
     unsolved = (~(residual <= reachable.clamp(min=tolerance))).nonzero()[:, 0]
     size = max(1, 8 * BLOCK // classes**2)
-    for some in unsolved.split(size) if len(unsolved) else ():
+    for some in _blocks(unsolved, size):
         better, left = ascend(rows.take(some), point.take(some), EXACT, tolerance, precision.steps)
         point.put(some, better)
         residual[some] = left
@@ -198,6 +199,11 @@ class _Start:
         """Return √((e_y - p)ᵀΚ(e_y - p)) for every label, (B, K)."""
         moved = kernel.mv(p.unsqueeze(1)).squeeze(1)
         return (kernel.diagonal() - 2 * moved + dot(p, moved)).clamp(min=0).sqrt()
+
+
+def _blocks(indices: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Split indices into blocks; without any there is no block."""
+    return indices.split(size) if len(indices) else ()
 
 
 def _left_out(gains: Tensor, negligible: float) -> Tensor:
