@@ -24,6 +24,7 @@ and halved otherwise. A row never ends below the φ at which it started.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol, final
 
 import torch
@@ -33,7 +34,7 @@ from torch.nn import functional
 from acnml._algebra.kernels import Kernel
 
 # Rows with a larger residual settle, in this many of their first steps at most.
-FAR, SETTLING_STEPS = 0.3, 2
+FAR, SETTLING_STEPS = 0.3, 1
 
 # Newton steps for L, and for Lambert's function within each.
 NORMALISER_STEPS, LAMBERT_STEPS = 6, 2
@@ -314,13 +315,14 @@ def settled(z: Tensor, belief: Tensor, var: Tensor) -> Tensor:
     """Return the p of the diagonal problem, for rows at logits z and e_y - u, all (N, K)."""
     var = var.clamp(min=SMALL_VARIANCE)
     log_var, a = var.log(), z + var * belief
+    least = 0.9 * math.log(torch.finfo(z.dtype).tiny)  # exp(x) must not vanish
     # At L = a_c - D_c, p_c is 1; at L = logsumexp(a) - max D, the sum is at least 1. So the right L
     # is not to the left of them.
     leftmost = a.logsumexp(-1, keepdim=True) - var.amax(-1, keepdim=True)
     leftmost = torch.maximum(leftmost, (a - var).amax(-1, keepdim=True))
     L = torch.maximum(leftmost, z.logsumexp(-1, keepdim=True))
     for _ in range(NORMALISER_STEPS):
-        x = (a - L + log_var).clamp(min=-600)
+        x = (a - L + log_var).clamp(min=least)
         v = functional.softplus(x)
         w = v * (1 - v.log1p() / (2 + v))  # a good start (Iacono & Boyd 2017)
         for _ in range(LAMBERT_STEPS):
@@ -328,7 +330,7 @@ def settled(z: Tensor, belief: Tensor, var: Tensor) -> Tensor:
         p = w / var
         total = p.sum(-1, keepdim=True)
         L = torch.maximum(L + (total - 1) / (p / (1 + w)).sum(-1, keepdim=True), leftmost)
-    return p / total
+    return (p / total).clamp(min=torch.finfo(z.dtype).tiny)
 
 
 def centred_variances(kernel: Kernel) -> Tensor:

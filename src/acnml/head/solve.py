@@ -42,20 +42,14 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import DenseKernel, Kernel
-from acnml.head.ascent import ROUNDING, DIAGONAL, EXACT, Point, Rows, ascend, centred_variances, dot
+from acnml._algebra.kernels import Kernel
+from acnml.head.ascent import ROUNDING, DIAGONAL, EXACT, Point, Rows, ascend, centred_variances, dot, settled
 
 # Up to this many classes every label is solved for.
 FEW_CLASSES = 64
 
-# Up to this many classes Newton's system is factorised for each row.
-DIRECT = 16
-
 # Steps with the diagonal approximation, before the remaining rows take exact Newton steps.
 CHEAP_STEPS = 40
-
-# The background need not be exact: it is a starting point, and the bound holds for any q.
-BACKGROUND_TOLERANCE, BACKGROUND_STEPS = 1e-3, 8
 
 # Numbers in one block of rows: its tensors should stay in the processor's cache.
 BLOCK = 2**16
@@ -95,13 +89,9 @@ def solve_head(
         at_once: rows (labels of inputs) in memory at once, at most.
     """
     logits = logits - logits.amax(-1, keepdim=True)
-    kernel = DenseKernel(kernel.dense()) if logits.shape[1] <= DIRECT else kernel
-    var, inputs = centred_variances(kernel), torch.arange(len(logits), device=logits.device)
+    var = centred_variances(kernel)
     log_lik = torch.log_softmax(logits, -1)
-    log_q = log_lik
-    if logits.shape[1] > DIRECT:
-        log_q = _background(Rows(kernel, inputs, logits, var, None))
-    start = _Start.of(logits, kernel, log_q)
+    start = Start.of(logits, kernel, background(logits, log_lik, kernel, var))
     omitted = torch.zeros_like(log_lik)
     if logits.shape[1] > FEW_CLASSES:
         omitted = _left_out(start.upper_bound(log_lik).exp() - log_lik.exp(), precision.negligible)
@@ -110,25 +100,21 @@ def solve_head(
     for block in _blocks((omitted == 0).nonzero(), at_once):
         i, y = block.unbind(1)
         rows = Rows(kernel, i, logits[i], var[i], y[:, None])
-        point, found = _solved(rows, start.point(rows, log_lik[i, y]), precision)
+        point, found = _solved(rows, start.point(rows), precision)
         log_lik[i, y] = torch.maximum(point.log_lik, log_lik[i, y])
         residual[i, y] = found
     return HeadSolution(log_lik, residual, omitted)
 
 
-def _background(rows: Rows) -> Tensor:
-    """Return log p̄ of every input (B, K), roughly."""
-    u = -rows.logits.softmax(-1)
-    start = rows.point(u, rows.mv(u))
-    found, _ = ascend(rows, start, DIAGONAL, BACKGROUND_TOLERANCE, BACKGROUND_STEPS)
-    return found.p.clamp(min=torch.finfo(u.dtype).tiny).log()
+def background(logits: Tensor, log_probs: Tensor, kernel: Kernel, var: Tensor) -> Tensor:
+    """Return log p̄ of every input (B, K), roughly: one settling step from the mean."""
+    p = log_probs.exp()
+    return settled(logits - kernel.mv(p.unsqueeze(1)).squeeze(1), p, var).log()
 
 
 def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tensor]:
     """Return the solutions of rows and their residuals (N,)."""
     tolerance, classes = precision.tolerance, rows.logits.shape[1]
-    if classes <= DIRECT:
-        return ascend(rows, start, EXACT, tolerance, precision.steps)
     cheap = min(CHEAP_STEPS, 2 * precision.steps)
     point, residual = ascend(rows, start, DIAGONAL, tolerance, cheap)
     largest = rows.var.amax(-1)
@@ -144,7 +130,7 @@ def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tens
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Start:
+class Start:
     """What all labels of an input share: see the top of this file."""
 
     q: Tensor  # (B, K)
@@ -155,14 +141,14 @@ class _Start:
     share: Tensor  # t (B, K)
 
     @staticmethod
-    def of(logits: Tensor, kernel: Kernel, log_q: Tensor) -> _Start:
+    def of(logits: Tensor, kernel: Kernel, log_q: Tensor) -> Start:
         """Look at inputs with some q for each."""
         q, var = log_q.exp(), kernel.diagonal()
         moved = kernel.mv(q.unsqueeze(1)).squeeze(1)
         # Sums over all classes but y: those of the likeliest class must not be differences.
         top = q.argmax(-1, keepdim=True)
         rest = q.scatter(1, top, 0.0).sum(-1, keepdim=True)
-        others = (1 - q).scatter(1, top, rest).clamp(min=torch.finfo(q.dtype).tiny)
+        others = (1 - q).scatter(1, top, rest).clamp(min=torch.finfo(q.dtype).tiny ** 0.25)
         surprise = logits - log_q
         surprise = surprise - surprise.gather(1, top)
         lead = log_q - others.log() - (dot(q, surprise) - surprise) / others
@@ -172,21 +158,18 @@ class _Start:
         for _ in range(SHARE_STEPS):
             s = torch.sigmoid(-(lead + share * spread))
             share = (share - (share - s) / (1 + spread * s * (1 - s))).clamp(0, 1)
-        return _Start(q, moved, others, lead, spread, share)
+        return Start(q, moved, others, lead, spread, share)
 
-    def point(self, rows: Rows, at_mean: Tensor) -> Point:
+    def point(self, rows: Rows) -> Point:
         """Return u = t(e_y - q') of rows or, where φ is larger there, u = 0."""
         assert rows.labels is not None
         i, y = rows.inputs, rows.labels[:, 0]
         factor = (self.share[i, y] / self.others[i, y])[:, None]
         u = rows.minus(self.q[i]) * factor
         shift = (rows.kernel.columns(i, y) - self.moved[i]) * factor
-        point = rows.point(u, shift)
-        better = point.objective >= at_mean[:, None]
-        if bool(better.all()):
-            return point
-        zeros = torch.zeros_like(u)
-        return point.where(better, rows.point(zeros, zeros))
+        point, zeros = rows.point(u, shift), torch.zeros_like(u)
+        mean = rows.point(zeros, zeros)
+        return point.where(point.objective >= mean.objective, mean)
 
     def upper_bound(self, at_mean: Tensor) -> Tensor:
         """Bound every label's log_lik from above, (B, K)."""
