@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -24,17 +24,6 @@ SMALL = 32
 # The iterative solution of a Newton step: how exact, and how long at most.
 RELATIVE_ERROR = 0.03
 ITERATIONS = 200
-
-
-class Norms(NamedTuple):
-    """How large the matrices of a kernel are."""
-
-    off: Tensor  # (B, K) of every row without the diagonal, √(Σ_j≠i Κ_ij²)
-    largest: Tensor  # (B,) no eigenvalue is above it
-
-    def take(self, rows: slice) -> Norms:
-        """Return those of some inputs."""
-        return Norms(self.off[rows], self.largest[rows])
 
 
 class Kernel(ABC):
@@ -77,16 +66,6 @@ class Kernel(ABC):
         """Return Κe_c for classes (N,), each with the matrix of its own input (N,): (N, K)."""
         return self.mv_rows(one_hot(classes, self.diagonal()), inputs)
 
-    def rows(self, classes: Tensor) -> Tensor:
-        """Return the rows of some classes (L,): (B, L, K)."""
-        return self.dense()[:, classes]
-
-    def norms(self) -> Norms:
-        """Return how large the matrices are; no eigenvalue is above the largest sum of a row."""
-        matrix = self.dense()
-        off = matrix - torch.diag_embed(self.diagonal())
-        return Norms(off.norm(dim=-1), matrix.abs().sum(-1).amax(-1))
-
     def newton_direction(self, p: Tensor, gap: Tensor) -> Tensor:
         """Solve (I + HΚ)d = gap for rows (B, L, K), where H = diag(p) - ppᵀ."""
         if p.shape[-1] <= DIRECT:
@@ -127,7 +106,7 @@ class DenseKernel(Kernel):
 
     def scaled(self, factor: float | Tensor) -> DenseKernel:
         """Return factor · Κ."""
-        return DenseKernel(self.matrix * _column(factor).unsqueeze(-1))
+        return DenseKernel(self.matrix * _column(_column(factor)))
 
     def take(self, rows: slice | Tensor) -> DenseKernel:
         """Return the matrices of some inputs."""
@@ -198,15 +177,6 @@ class ScaledKernel(Kernel):
         """Write the matrices out: (B, K, K)."""
         return self.scale[:, None, None] * self.matrix
 
-    def rows(self, classes: Tensor) -> Tensor:
-        """Look the rows up."""
-        return self.scale[:, None, None] * self.matrix[classes]
-
-    def norms(self) -> Norms:
-        """Return the matrix's, scaled."""
-        off = (self.matrix - torch.diag(self.matrix.diagonal())).norm(dim=-1)
-        return Norms(self.scale[:, None] * off, self.scale * self.matrix.abs().sum(-1).max())
-
     def scaled(self, factor: float | Tensor) -> ScaledKernel:
         """Return factor · Κ."""
         return ScaledKernel(self.matrix, self.scale * factor)
@@ -245,15 +215,6 @@ class SpectralKernel(Kernel):
         matrix = (self.basis * self.var.unsqueeze(1)) @ self.basis.T
         return (matrix + matrix.mT) / 2
 
-    def rows(self, classes: Tensor) -> Tensor:
-        """Multiply some rows out."""
-        return (self.basis[classes] * self.var.unsqueeze(1)) @ self.basis.T
-
-    def norms(self) -> Norms:
-        """Return them from (Κ²)_ii = Σ_j s_j² U_ij², and the largest eigenvalue."""
-        own, squares = torch.stack([self.var, self.var**2]) @ (self.basis**2).T
-        return Norms((squares - own**2).clamp(min=0).sqrt(), self.var.amax(-1))
-
     def scaled(self, factor: float | Tensor) -> SpectralKernel:
         """Return factor · Κ."""
         return SpectralKernel(self.basis, self.var * _column(factor))
@@ -267,60 +228,14 @@ class SpectralKernel(Kernel):
         return SpectralKernel(self.basis.to(dtype), self.var.to(dtype))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class BorderedKernel(Kernel):
-    """One matrix (K-1, K-1) for all inputs, and for each a last class of its own."""
-
-    matrix: Tensor
-    border: Tensor  # (B, K-1) covariances with the last class
-    corner: Tensor  # (B, 1) its variance
-
-    def mv(self, u: Tensor) -> Tensor:
-        """Multiply with the shared matrix, all rows at once, and with the border."""
-        inner, last = u[..., :-1], u[..., -1:]
-        border = self.border.unsqueeze(1)
-        own = (inner * border).sum(-1, keepdim=True) + last * self.corner.unsqueeze(1)
-        return torch.cat([inner @ self.matrix + last * border, own], dim=-1)
-
-    def diagonal(self) -> Tensor:
-        """Return the diagonals (B, K)."""
-        shared = self.matrix.diagonal().expand_as(self.border)
-        return torch.cat([shared, self.corner], dim=-1)
-
-    def newton_direction(self, p: Tensor, gap: Tensor) -> Tensor:
-        """Iterate: with one shared matrix that is always faster."""
-        return _solved_iteratively(self, p, gap)
-
-    def dense(self) -> Tensor:
-        """Write the matrices out: (B, K, K)."""
-        last = torch.cat([self.border, self.corner], dim=-1)
-        shared = self.matrix.expand(len(self.border), -1, -1)
-        return torch.cat(
-            [torch.cat([shared, self.border.unsqueeze(-2)], -2), last.unsqueeze(-1)], -1
-        )
-
-    def scaled(self, factor: float | Tensor) -> BorderedKernel:
-        """Return factor · Κ."""
-        return BorderedKernel(self.matrix * factor, self.border * factor, self.corner * factor)
-
-    def take(self, rows: slice | Tensor) -> BorderedKernel:
-        """Return the matrices of some inputs."""
-        return BorderedKernel(self.matrix, self.border[rows], self.corner[rows])
-
-    def to(self, dtype: torch.dtype) -> BorderedKernel:
-        """Return it in another precision."""
-        return BorderedKernel(self.matrix.to(dtype), self.border.to(dtype), self.corner.to(dtype))
-
-
 def one_hot(classes: Tensor, like: Tensor) -> Tensor:
     """Return e_c for classes (N,), with as many entries as the rows of another tensor: (N, K)."""
     return functional.one_hot(classes, like.shape[-1]).to(like.dtype)
 
 
-def _column(factor: float | Tensor) -> Tensor:
-    """Return a factor that scales the rows of a matrix: one number, or one per input (B,)."""
-    return torch.as_tensor(factor).unsqueeze(-1)
+def _column(factor: float | Tensor) -> float | Tensor:
+    """Return a factor that scales the rows of a matrix: one number, or one per input (B, 1)."""
+    return factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor
 
 
 def solved_as_if_diagonal(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:

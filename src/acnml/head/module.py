@@ -62,7 +62,7 @@ class KroneckerKernel(KernelModule):
 
     def forward(self, features: Tensor) -> ScaledKernel:
         """Return one matrix times a number per input."""
-        a = self.with_bias(features, len(self.input_cov))
+        a = self.with_bias(features, self.input_cov.shape[0])
         return ScaledKernel(self.output_cov, ((a @ self.input_cov) * a).sum(-1))
 
 
@@ -78,7 +78,7 @@ class EigenKernel(KernelModule):
 
     def forward(self, features: Tensor) -> SpectralKernel:
         """Return variances in the basis of the outputs."""
-        a = self.with_bias(features, len(self.input_basis))
+        a = self.with_bias(features, self.input_basis.shape[0])
         return SpectralKernel(self.output_basis, (a @ self.input_basis) ** 2 @ self.var.T)
 
 
@@ -151,7 +151,7 @@ class HeadModule(nn.Module):
 
     def _solved(self, features: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-likelihoods (B, K) and residuals (B, L)."""
-        kernel = self.kernel(features).scaled(self.alpha.to(logits.dtype).expand(len(logits)))
+        kernel = self.kernel(features).scaled(self.alpha.to(logits.dtype).expand(logits.shape[0]))
         logits = logits - logits.amax(-1, keepdim=True)
         at_mean = torch.log_softmax(logits, -1)
         var = centred_variances(kernel)
@@ -159,7 +159,7 @@ class HeadModule(nn.Module):
         estimate = torch.maximum(torch.log1p(-start.share), at_mean)
         count = logits.shape[1] if self.labels is None else min(self.labels, logits.shape[1])
         labels = estimate.topk(count, dim=-1).indices
-        inputs = torch.arange(len(logits), device=logits.device).unsqueeze(1).expand(-1, count)
+        inputs = torch.arange(logits.shape[0], device=logits.device).unsqueeze(1).expand(-1, count)
         i, y = inputs.reshape(-1), labels.reshape(-1)
         rows = Rows(kernel, i, logits[i], var[i], y.unsqueeze(1))
         point = self._ascended(rows, start.point(rows))

@@ -18,7 +18,7 @@ from acnml._engine.rows import Rows
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
-from acnml.head.solver import Precision, solve_head
+from acnml.head.solve import Precision, solve_head
 from acnml.posteriors import Posterior
 from acnml.solvers.base import Solution, UnsolvedError
 from acnml.solvers.gradient import ascend
