@@ -97,8 +97,9 @@ class Rows(NamedTuple):
         return Point(u, shift, p.div_(total), own - total.log() - energy / 2, energy)
 
     def residual(self, gap: Tensor) -> Tensor:
-        """Return √(FᵀΚF), (N,)."""
-        return dot(gap, self.mv(gap))[:, 0].clamp(min=0).sqrt()
+        """Return √(FᵀΚF), (N,), with what rounding may hide where Κ is nearly singular along F."""
+        hidden = 4 * torch.finfo(gap.dtype).eps * dot(self.var * gap, gap)
+        return (dot(gap, self.mv(gap)).clamp(min=0) + hidden).sqrt()[:, 0]
 
 
 class Point(NamedTuple):
@@ -264,7 +265,8 @@ def ascend(
 
 def _moved(rows: Rows, old: Point, step: Step, slope: Tensor) -> tuple[Point, Tensor]:
     """Take a step, halved where it does not raise φ enough; say where φ rose significantly (N,)."""
-    rounding = ROUNDING * torch.finfo(slope.dtype).eps * (1 + old.objective.abs())
+    size = 1 + old.objective.abs() + dot(rows.var * old.u, old.u)  # of the terms that φ is made of
+    rounding = ROUNDING * torch.finfo(slope.dtype).eps * size
     least = old.objective + SHARE_OF_SLOPE * slope - rounding
     new = rows.point(old.u + step.u, old.shift + step.shift)
     failed = (~(new.objective >= least))[:, 0].nonzero()[:, 0]  # NaN has failed, too

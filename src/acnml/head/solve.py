@@ -117,8 +117,9 @@ def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tens
     tolerance, classes = precision.tolerance, rows.logits.shape[1]
     cheap = min(CHEAP_STEPS, 2 * precision.steps)
     point, residual = ascend(rows, start, DIAGONAL, tolerance, cheap)
-    largest = rows.var.amax(-1)
-    reachable = torch.finfo(largest.dtype).eps * ROUNDING * (1 + largest) * largest.sqrt()
+    # What rounding leaves: logits are off by a few units, and the gap in proportion.
+    off = ROUNDING * torch.finfo(residual.dtype).eps * (1 + point.shift.abs().amax(-1))
+    reachable = off * rows.var.amax(-1).sqrt()
     unsolved = (~(residual <= reachable.clamp(min=tolerance))).nonzero()[:, 0]
     size = max(1, 8 * BLOCK // classes**2)
     for some in _blocks(unsolved, size):
@@ -133,40 +134,45 @@ def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tens
 class Start:
     """What all labels of an input share: see the top of this file."""
 
-    q: Tensor  # (B, K)
-    moved: Tensor  # Κq (B, K)
-    others: Tensor  # 1 - q_y (B, K)
+    q: Tensor  # (B, 2, K): q, and q without its likeliest class
+    moved: Tensor  # Κq of both (B, 2, K)
+    top: Tensor  # the likeliest class of q (B, 1)
     lead: Tensor  # ℓ (B, K)
     spread: Tensor  # κ (B, K)
     share: Tensor  # t (B, K)
+    factor: Tensor  # u = factor · (e_y - q), with the second q for the likeliest class (B, K)
 
     @staticmethod
     def of(logits: Tensor, kernel: Kernel, log_q: Tensor) -> Start:
         """Look at inputs with some q for each."""
-        q, var = log_q.exp(), kernel.diagonal()
-        moved = kernel.mv(q.unsqueeze(1)).squeeze(1)
-        # Sums over all classes but y: those of the likeliest class must not be differences.
-        top = q.argmax(-1, keepdim=True)
-        rest = q.scatter(1, top, 0.0).sum(-1, keepdim=True)
-        others = (1 - q).scatter(1, top, rest).clamp(min=torch.finfo(q.dtype).tiny ** 0.25)
+        full, var = log_q.exp(), kernel.diagonal()
+        # q' of the likeliest class is stored, as its 1 - q_y must not be a difference.
+        top = full.argmax(-1, keepdim=True)
+        rest = full.scatter(1, top, 0.0)
+        mass = rest.sum(-1, keepdim=True).clamp(min=torch.finfo(full.dtype).tiny)
+        q = torch.stack([full, rest / mass], dim=1)
+        moved = kernel.mv(q)
+        spread = var.unsqueeze(1) - 2 * moved + dot(q, moved)  # with e_y - q instead of e_y - q'
+        others = (1 - full).scatter(1, top, mass)
         surprise = logits - log_q
         surprise = surprise - surprise.gather(1, top)
-        lead = log_q - others.log() - (dot(q, surprise) - surprise) / others
-        spread = (var - 2 * moved + dot(q, moved)) / others**2
-        spread = torch.minimum(spread.clamp(min=0), 4 * var.amax(-1, keepdim=True))
+        lead = log_q - others.log() - (dot(full, surprise) - surprise) / others
+        others = others.scatter(1, top, 1.0)
+        spread = (spread[:, 0] / others**2).scatter(1, top, spread[:, 1].gather(1, top))
+        spread = spread.clamp(min=0)
         share = torch.sigmoid(-lead)
         for _ in range(SHARE_STEPS):
             s = torch.sigmoid(-(lead + share * spread))
             share = (share - (share - s) / (1 + spread * s * (1 - s))).clamp(0, 1)
-        return Start(q, moved, others, lead, spread, share)
+        return Start(q, moved, top, lead, spread, share, share / others)
 
     def point(self, rows: Rows) -> Point:
         """Return u = t(e_y - q') of rows or, where φ is larger there, u = 0."""
         assert rows.labels is not None
         i, y = rows.inputs, rows.labels[:, 0]
-        factor = (self.share[i, y] / self.others[i, y])[:, None]
-        u = rows.minus(self.q[i]) * factor
-        shift = (rows.kernel.columns(i, y) - self.moved[i]) * factor
+        which, factor = (y == self.top[i, 0]).long(), self.factor[i, y].unsqueeze(1)
+        u = rows.minus(self.q[i, which]) * factor
+        shift = (rows.kernel.columns(i, y) - self.moved[i, which]) * factor
         point, zeros = rows.point(u, shift), torch.zeros_like(u)
         mean = rows.point(zeros, zeros)
         return point.where(point.objective >= mean.objective, mean)
