@@ -21,6 +21,7 @@ from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
 from acnml.calibration import Calibrated, CalibrationRow, Score, calibrate
 from acnml.classifier import Classifier
+from acnml.export import Exported, export_onnx
 from acnml.fitting import (
     BayesByBackprop,
     Curvature,
@@ -84,6 +85,7 @@ __all__ = [
     "EmpiricalFisher",
     "Ensemble",
     "ExactFisher",
+    "Exported",
     "FactorBlock",
     "Full",
     "FullCurvature",
@@ -115,6 +117,7 @@ __all__ = [
     "calibrate",
     "collect_swag",
     "diagonal_curvature",
+    "export_onnx",
     "fit_bayes_by_backprop",
     "fit_full_laplace",
     "fit_kfac_laplace",

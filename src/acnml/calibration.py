@@ -30,6 +30,7 @@ from acnml._util.selection import last_linear, parameter_names
 from acnml.classifier import Classifier
 from acnml.fitting import Curvature, kronecker_curvature
 from acnml.head.features import Features, only_linear
+from acnml.head.network import AcnmlModule
 from acnml.predictors import Acnml, Predictor
 from acnml.solvers import Solution, UnsolvedError
 from acnml.tuning._validation import Validation
@@ -142,6 +143,10 @@ class Calibrated(Predictor):
     def solve(self, x: Inputs) -> Solution:
         """Return log-probabilities, regret and residuals from one pass."""
         return self.predictor.solve(x)
+
+    def as_module(self, steps: int | None = None) -> AcnmlModule:
+        """Return network and solver as one `nn.Module`, see `Acnml.as_module`."""
+        return self.predictor.as_module(steps)
 
     def threshold(self, share: float, score: Score = Score.CONFIDENCE) -> float:
         """Return the score beyond which the least certain `share` of the validation data lies.

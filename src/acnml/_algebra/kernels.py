@@ -9,28 +9,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 # Up to this many classes a K×K system per row is solved directly, beyond it iteratively.
 DIRECT = 64
 
+# Up to this many classes a matrix is copied for every vector that it is multiplied with.
+SMALL = 32
+
 # The iterative solution of a Newton step: how exact, and how long at most.
 RELATIVE_ERROR = 0.03
 ITERATIONS = 200
-
-
-class Norms(NamedTuple):
-    """How large the matrices of a kernel are."""
-
-    off: Tensor  # (B, K) of every row without the diagonal, √(Σ_j≠i V_ij²)
-    largest: Tensor  # (B,) no eigenvalue is above it
-
-    def take(self, rows: slice) -> Norms:
-        """Return those of some inputs."""
-        return Norms(self.off[rows], self.largest[rows])
 
 
 class Kernel(ABC):
@@ -49,8 +42,8 @@ class Kernel(ABC):
         """Write the matrices out: (B, K, K)."""
 
     @abstractmethod
-    def scaled(self, factor: float) -> Kernel:
-        """Return factor · V."""
+    def scaled(self, factor: float | Tensor) -> Kernel:
+        """Return factor · V, for one number or one per input (B,)."""
 
     @abstractmethod
     def take(self, rows: slice | Tensor) -> Kernel:
@@ -65,15 +58,13 @@ class Kernel(ABC):
         """Return it in double precision."""
         return self.to(torch.float64)
 
-    def rows(self, classes: Tensor) -> Tensor:
-        """Return the rows of some classes (L,): (B, L, K)."""
-        return self.dense()[:, classes]
+    def mv_rows(self, u: Tensor, inputs: Tensor) -> Tensor:
+        """Return Vu for vectors u (N, K), each with the matrix of its own input (N,), sorted."""
+        return self.take(inputs).mv(u.unsqueeze(1)).squeeze(1)
 
-    def norms(self) -> Norms:
-        """Return how large the matrices are; no eigenvalue is above the largest sum of a row."""
-        matrix = self.dense()
-        off = matrix - torch.diag_embed(self.diagonal())
-        return Norms(off.norm(dim=-1), matrix.abs().sum(-1).amax(-1))
+    def columns(self, inputs: Tensor, classes: Tensor) -> Tensor:
+        """Return Ve_c for classes (N,), each with the matrix of its own input (N,): (N, K)."""
+        return self.mv_rows(one_hot(classes, self.diagonal()), inputs)
 
     def newton_direction(self, p: Tensor, gap: Tensor) -> Tensor:
         """Solve (I + HV)d = gap for rows (B, L, K), where H = diag(p) - ppᵀ."""
@@ -93,6 +84,18 @@ class DenseKernel(Kernel):
         """Multiply."""
         return u @ self.matrix
 
+    def mv_rows(self, u: Tensor, inputs: Tensor) -> Tensor:
+        """Copy small matrices for every vector, multiply with large ones input by input."""
+        if u.shape[1] <= SMALL:
+            return (u.unsqueeze(1) @ self.matrix[inputs]).squeeze(1)
+        counts = torch.bincount(inputs, minlength=len(self.matrix)).tolist()
+        parts = zip(u.split(counts), self.matrix, strict=True)
+        return torch.cat([part @ matrix for part, matrix in parts if len(part)])
+
+    def columns(self, inputs: Tensor, classes: Tensor) -> Tensor:
+        """Look the columns up."""
+        return self.matrix[inputs, classes]
+
     def diagonal(self) -> Tensor:
         """Return the diagonals (B, K)."""
         return self.matrix.diagonal(dim1=-2, dim2=-1)
@@ -101,9 +104,9 @@ class DenseKernel(Kernel):
         """Return the matrices."""
         return self.matrix
 
-    def scaled(self, factor: float) -> DenseKernel:
+    def scaled(self, factor: float | Tensor) -> DenseKernel:
         """Return factor · V."""
-        return DenseKernel(self.matrix * factor)
+        return DenseKernel(self.matrix * _column(_column(factor)))
 
     def take(self, rows: slice | Tensor) -> DenseKernel:
         """Return the matrices of some inputs."""
@@ -133,9 +136,9 @@ class DiagonalKernel(Kernel):
         """Write the matrices out: (B, K, K)."""
         return torch.diag_embed(self.var)
 
-    def scaled(self, factor: float) -> DiagonalKernel:
+    def scaled(self, factor: float | Tensor) -> DiagonalKernel:
         """Return factor · V."""
-        return DiagonalKernel(self.var * factor)
+        return DiagonalKernel(self.var * _column(factor))
 
     def take(self, rows: slice | Tensor) -> DiagonalKernel:
         """Return the matrices of some inputs."""
@@ -162,6 +165,10 @@ class ScaledKernel(Kernel):
         """Multiply, all rows at once."""
         return (u @ self.matrix) * self.scale[:, None, None]
 
+    def columns(self, inputs: Tensor, classes: Tensor) -> Tensor:
+        """Look the columns up."""
+        return self.matrix[classes] * self.scale[inputs, None]
+
     def diagonal(self) -> Tensor:
         """Return the diagonals (B, K)."""
         return self.scale[:, None] * self.matrix.diagonal()
@@ -170,16 +177,7 @@ class ScaledKernel(Kernel):
         """Write the matrices out: (B, K, K)."""
         return self.scale[:, None, None] * self.matrix
 
-    def rows(self, classes: Tensor) -> Tensor:
-        """Look the rows up."""
-        return self.scale[:, None, None] * self.matrix[classes]
-
-    def norms(self) -> Norms:
-        """Return the matrix's, scaled."""
-        off = (self.matrix - torch.diag(self.matrix.diagonal())).norm(dim=-1)
-        return Norms(self.scale[:, None] * off, self.scale * self.matrix.abs().sum(-1).max())
-
-    def scaled(self, factor: float) -> ScaledKernel:
+    def scaled(self, factor: float | Tensor) -> ScaledKernel:
         """Return factor · V."""
         return ScaledKernel(self.matrix, self.scale * factor)
 
@@ -204,6 +202,10 @@ class SpectralKernel(Kernel):
         """Rotate, scale, rotate back."""
         return ((u @ self.basis) * self.var.unsqueeze(1)) @ self.basis.T
 
+    def columns(self, inputs: Tensor, classes: Tensor) -> Tensor:
+        """Multiply them out."""
+        return (self.basis[classes] * self.var[inputs]) @ self.basis.T
+
     def diagonal(self) -> Tensor:
         """Return the diagonals (B, K)."""
         return self.var @ (self.basis**2).T
@@ -213,18 +215,9 @@ class SpectralKernel(Kernel):
         matrix = (self.basis * self.var.unsqueeze(1)) @ self.basis.T
         return (matrix + matrix.mT) / 2
 
-    def rows(self, classes: Tensor) -> Tensor:
-        """Multiply some rows out."""
-        return (self.basis[classes] * self.var.unsqueeze(1)) @ self.basis.T
-
-    def norms(self) -> Norms:
-        """Return them from (V²)_ii = Σ_j s_j² U_ij², and the largest eigenvalue."""
-        own, squares = torch.stack([self.var, self.var**2]) @ (self.basis**2).T
-        return Norms((squares - own**2).clamp(min=0).sqrt(), self.var.amax(-1))
-
-    def scaled(self, factor: float) -> SpectralKernel:
+    def scaled(self, factor: float | Tensor) -> SpectralKernel:
         """Return factor · V."""
-        return SpectralKernel(self.basis, self.var * factor)
+        return SpectralKernel(self.basis, self.var * _column(factor))
 
     def take(self, rows: slice | Tensor) -> SpectralKernel:
         """Return the matrices of some inputs."""
@@ -235,50 +228,14 @@ class SpectralKernel(Kernel):
         return SpectralKernel(self.basis.to(dtype), self.var.to(dtype))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class BorderedKernel(Kernel):
-    """One matrix (K-1, K-1) for all inputs, and for each a last class of its own."""
+def one_hot(classes: Tensor, like: Tensor) -> Tensor:
+    """Return e_c for classes (N,), with as many entries as the rows of another tensor: (N, K)."""
+    return functional.one_hot(classes, like.shape[-1]).to(like.dtype)
 
-    matrix: Tensor
-    border: Tensor  # (B, K-1) covariances with the last class
-    corner: Tensor  # (B, 1) its variance
 
-    def mv(self, u: Tensor) -> Tensor:
-        """Multiply with the shared matrix, all rows at once, and with the border."""
-        inner, last = u[..., :-1], u[..., -1:]
-        border = self.border.unsqueeze(1)
-        own = (inner * border).sum(-1, keepdim=True) + last * self.corner.unsqueeze(1)
-        return torch.cat([inner @ self.matrix + last * border, own], dim=-1)
-
-    def diagonal(self) -> Tensor:
-        """Return the diagonals (B, K)."""
-        shared = self.matrix.diagonal().expand_as(self.border)
-        return torch.cat([shared, self.corner], dim=-1)
-
-    def newton_direction(self, p: Tensor, gap: Tensor) -> Tensor:
-        """Iterate: with one shared matrix that is always faster."""
-        return _solved_iteratively(self, p, gap)
-
-    def dense(self) -> Tensor:
-        """Write the matrices out: (B, K, K)."""
-        last = torch.cat([self.border, self.corner], dim=-1)
-        shared = self.matrix.expand(len(self.border), -1, -1)
-        return torch.cat(
-            [torch.cat([shared, self.border.unsqueeze(-2)], -2), last.unsqueeze(-1)], -1
-        )
-
-    def scaled(self, factor: float) -> BorderedKernel:
-        """Return factor · V."""
-        return BorderedKernel(self.matrix * factor, self.border * factor, self.corner * factor)
-
-    def take(self, rows: slice | Tensor) -> BorderedKernel:
-        """Return the matrices of some inputs."""
-        return BorderedKernel(self.matrix, self.border[rows], self.corner[rows])
-
-    def to(self, dtype: torch.dtype) -> BorderedKernel:
-        """Return it in another precision."""
-        return BorderedKernel(self.matrix.to(dtype), self.border.to(dtype), self.corner.to(dtype))
+def _column(factor: float | Tensor) -> float | Tensor:
+    """Return a factor that scales the rows of a matrix: one number, or one per input (B, 1)."""
+    return factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor
 
 
 def solved_as_if_diagonal(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:

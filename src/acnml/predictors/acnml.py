@@ -13,6 +13,7 @@ from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features, only_linear
+from acnml.head.network import AcnmlModule, network_module
 from acnml.posteriors import Kronecker, Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.solvers import Linearised, Reference, Solution, Solver
@@ -27,7 +28,10 @@ class Acnml(Predictor):
         classifier: the model.
         posterior: q, fitted once on the training data.
         solver: how θ̂_y is found; by default `Linearised(polish=2)`, see `default_solver`.
-        alpha: α, the weight of the query. Larger is more cautious; α → 0 is the model at the mean.
+        alpha: α, the weight of the query. Larger is more cautious, and α → 0 is the model at the
+            mean. Always choose it on validation data (`acnml.calibrate`, `acnml.tuning`): at the
+            default of 1 a Laplace posterior is often so wide that every label can be explained,
+            and the predictions are useless.
     """
 
     classifier: Classifier
@@ -79,6 +83,25 @@ class Acnml(Predictor):
         assert self.last_layer is not None
         layer, temperature = self.last_layer.layer, self.classifier.temperature
         return self.solver.solve_features(features, self._scaled, layer, temperature)
+
+    @torch.inference_mode(False)
+    def as_module(self, steps: int | None = None) -> AcnmlModule:
+        """Return network and solver as one `nn.Module`: inputs -> (log_probs, regret).
+
+        It takes a fixed number of solver steps and has no data-dependent control flow, so it can
+        be compiled with `torch.compile`, exported with `torch.export` or `acnml.export_onnx`, and
+        used inside other modules. Its `residual` method says how far from the optimum it ends.
+
+        Args:
+            steps: of the solver; more are more exact.
+        """
+        layer = self.last_layer
+        if layer is None:
+            raise ValueError(
+                "only ACNML with a posterior over the last Linear layer can become a module; "
+                "fit it with parameters=[acnml.last_linear(model)], or use acnml.calibrate"
+            )
+        return network_module(self.classifier, layer, self._scaled, steps)
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -18,7 +18,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.head.features import Features, features, only_linear
-from acnml.head.solver import Precision, solve_head
+from acnml.head.solve import Precision, solve_head
 from acnml.posteriors import Posterior
 from acnml.solvers.base import Solution, UnsolvedError
 
@@ -46,7 +46,7 @@ class Linearised:
 
     polish: int = 0
     step_size: float = 0.5
-    tolerance: float = 1e-5
+    tolerance: float = 1e-9
     newton_steps: int = 50
     negligible: float = 1e-3
     memory: int | None = None
@@ -108,8 +108,9 @@ class Linearised:
         kernel = posterior.output_kernel(layer, found.inputs.to(posterior.dtype))
         kernel = kernel.scaled(temperature**-2).double()
         precision = Precision(self.tolerance, self.newton_steps, self.negligible)
-        n_labels = found.logits.shape[1]
-        solved = solve_head(found.logits.double(), kernel, precision, n_labels)
+        # A row needs some twenty vectors of K numbers in double precision.
+        rows = None if self.memory is None else max(1, self.memory // (160 * found.logits.shape[1]))
+        solved = solve_head(found.logits.double(), kernel, precision, rows)
         self._require_solved(solved.residual[solved.omitted == 0])
         wide = torch.promote_types(found.logits.dtype, torch.float32)
         return Solution(*(tensor.to(wide) for tensor in solved))

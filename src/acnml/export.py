@@ -1,0 +1,105 @@
+"""Predictors as ONNX files, which run without Python and without this library."""
+
+from __future__ import annotations
+
+import os
+import uuid
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from acnml._util import batches
+from acnml._util.batches import Inputs
+from acnml.calibration import Calibrated
+from acnml.predictors import Acnml
+
+# Differences in probability above this are worth an error: the model would give other answers.
+LARGEST_DIFFERENCE = 1e-3
+
+
+class Exported(NamedTuple):
+    """What was checked about an exported model, on the example."""
+
+    path: Path
+    difference: float  # largest difference in probability between the file and the predictor
+    residual: float  # largest residual of the fixed number of steps, in standard deviations
+
+
+def export_onnx(
+    predictor: Calibrated | Acnml,
+    example: Inputs,
+    path: str | os.PathLike[str],
+    *,
+    steps: int | None = None,
+) -> Exported:
+    """Write network and head to an ONNX file with outputs `log_probs` (B, K) and `regret` (B,).
+
+    The batch size is dynamic. The file is run once on the example, and its probabilities are
+    compared with the predictor's. Needs the extra `onnx`.
+
+    Args:
+        predictor: from `acnml.calibrate`, or an `Acnml` with a posterior over the last layer.
+        example: a batch of at least two inputs like those that the model will see.
+        path: of the file to write; it is complete, or it is not there.
+        steps: of the solver; by default as many as `as_module` takes.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError("ONNX export needs more packages: pip install 'acnml[onnx]'") from error
+    if batches.size(example) < 2:
+        raise ValueError("give an example of at least two inputs, so that their number is dynamic")
+    acnml = predictor.predictor if isinstance(predictor, Calibrated) else predictor
+    module = acnml.as_module(steps)
+    prepared = acnml.classifier.prepare(example)
+    args, kwargs = batches.as_arguments(prepared)
+    batch = torch.export.Dim("batch")
+    shapes: Any = tuple({0: batch} for _ in args) or {name: {0: batch} for name in kwargs}
+    names = list(kwargs) or [f"input_{i}" if i else "input" for i in range(len(args))]
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's exporter, about torch itself
+            program = torch.onnx.export(
+                module,
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                dynamic_shapes=(shapes,) if args else shapes,
+                input_names=list(kwargs)
+                or [f"input_{i}" if i else "input" for i in range(len(args))],
+                output_names=["log_probs", "regret"],
+                verbose=False,
+            )
+        assert program is not None
+        program.save(draft, external_data=False)
+        session = onnxruntime.InferenceSession(os.fspath(draft), providers=["CPUExecutionProvider"])
+        log_probs, _ = session.run(["log_probs", "regret"], _feed(session, prepared))
+        difference = float(
+            (torch.from_numpy(log_probs).exp() - acnml(example).cpu().exp()).abs().max()
+        )
+        if not difference <= LARGEST_DIFFERENCE:
+            raise ValueError(
+                f"the exported model differs by {difference:.2g} in probability on the example; "
+                "take more steps, or a lower alpha"
+            )
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    with torch.no_grad():
+        residual = float(module.residual(*args, **kwargs).max())
+    return Exported(target, difference, residual)
+
+
+def _feed(session: Any, x: Inputs) -> Mapping[str, Any]:
+    """Return a batch as the session takes it, under the names of its inputs."""
+    tensors: list[Tensor] = list(batches.named_tensors(x).values())
+    names = [each.name for each in session.get_inputs()]
+    return {name: tensor.cpu().numpy() for name, tensor in zip(names, tensors, strict=True)}

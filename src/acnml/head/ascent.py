@@ -1,0 +1,349 @@
+"""Raising φ for many rows at once: directions, step sizes, and when to stop.
+
+A row is one label of one input, or the background of an input; see `acnml.head.solve` for φ, the gap
+F and the residual. With p = softmax(z) and H = diag(p) - ppᵀ, Newton's step solves (I + HV)d = F.
+There are three ways to choose a step:
+
+*Exact* solves this system. Along d the slope of φ is dᵀ(V + VHV)d ≥ 0: φ rises along d. Close to the
+optimum convergence is quadratic.
+
+*Diagonal* solves it with V replaced by the diagonal of centred variances, at a cost of O(K). Then it
+maximises the quadratic model of φ exactly on the plane spanned by this direction and the last step.
+These are preconditioned conjugate gradients: one product with V per step, and since the model is
+exact, neither the sign nor the length of a poor direction matters.
+
+*Settling* is for rows far from the optimum, where the quadratic model is poor. It solves the nonlinear
+problem with the diagonal D alone, while the contribution of the rest of V to the logits is held fixed:
+log p_c + D_c p_c = a_c - L with a = z + D ⊙ (e_y - u). For given L this is Lambert's function,
+p_c = W(D_c exp(a_c - L)) / D_c. The sum of p is convex and decreasing in L, and Newton's method finds
+the L for which it is 1. For a diagonal V one such step leads to the solution.
+
+Whatever the step, it is kept only if φ rises by a share of what its slope promises, up to rounding,
+and halved otherwise. A row never ends below the φ at which it started.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from acnml._algebra.kernels import Kernel
+
+# Rows with a larger residual settle, in this many of their first steps at most.
+FAR, SETTLING_STEPS = 0.3, 1
+
+# Newton steps for L, and for Lambert's function within each.
+NORMALISER_STEPS, LAMBERT_STEPS = 6, 2
+
+# Smaller variances are raised to this where one divides by them.
+SMALL_VARIANCE = 1e-8
+
+# Two directions count as one if the determinant of their curvatures is this small, relatively.
+DEPENDENT = 1e-10
+
+# A step must gain this share of what its slope promises; else it is halved, this often at most.
+SHARE_OF_SLOPE, HALVINGS = 0.1, 40
+
+# Changes of φ below this many units of rounding are not significant.
+ROUNDING = 64
+
+# Finished rows are dropped once less than this share remains.
+WORTH_KEEPING = 0.75
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner products of rows, (N, 1)."""
+    return (a * b).sum(-1, keepdim=True)
+
+
+class Rows(NamedTuple):
+    """Problems to solve, sorted by input: labels of inputs, or backgrounds."""
+
+    kernel: Kernel
+    inputs: Tensor  # (N,) which of the kernel's inputs
+    logits: Tensor  # z₀ (N, K), largest 0
+    var: Tensor  # centred variances (N, K)
+    labels: Tensor | None  # (N, 1), None for backgrounds
+
+    def take(self, rows: Tensor) -> Rows:
+        """Return some rows."""
+        labels = None if self.labels is None else self.labels[rows]
+        return Rows(self.kernel, self.inputs[rows], self.logits[rows], self.var[rows], labels)
+
+    def mv(self, u: Tensor) -> Tensor:
+        """Return Vu."""
+        return self.kernel.mv_rows(u, self.inputs)
+
+    def minus(self, vectors: Tensor) -> Tensor:
+        """Return e_y - vectors (for a background: -vectors)."""
+        negative = vectors.neg()
+        if self.labels is not None:
+            ones = torch.ones_like(self.labels, dtype=vectors.dtype)
+            negative.scatter_add_(1, self.labels, ones)
+        return negative
+
+    def point(self, u: Tensor, shift: Tensor) -> Point:
+        """Evaluate φ at u, where the shift is Vu."""
+        z = self.logits + shift
+        largest = z.amax(-1, keepdim=True)
+        own = -largest if self.labels is None else z.gather(1, self.labels) - largest
+        p = z.sub_(largest).exp_()
+        total = p.sum(-1, keepdim=True)
+        energy = dot(u, shift)
+        return Point(u, shift, p.div_(total), own - total.log() - energy / 2, energy)
+
+    def residual(self, gap: Tensor) -> Tensor:
+        """Return √(FᵀVF), (N,), with what rounding may hide where V is nearly singular along F."""
+        hidden = 4 * torch.finfo(gap.dtype).eps * dot(self.var * gap, gap)
+        return (dot(gap, self.mv(gap)).clamp(min=0) + hidden).sqrt()[:, 0]
+
+
+class Point(NamedTuple):
+    """Where rows are."""
+
+    u: Tensor  # (N, K)
+    shift: Tensor  # Vu (N, K)
+    p: Tensor  # softmax(z) (N, K)
+    objective: Tensor  # φ(u) (N, 1)
+    energy: Tensor  # uᵀVu (N, 1)
+
+    @property
+    def log_lik(self) -> Tensor:
+        """log softmax(z)_y of every row, (N,)."""
+        return (self.objective + self.energy / 2)[:, 0]
+
+    def take(self, rows: Tensor) -> Point:
+        """Return some rows."""
+        return Point(*(tensor[rows] for tensor in self))
+
+    def put(self, rows: Tensor, other: Point) -> None:
+        """Overwrite some rows with those of another point."""
+        for tensor, new in zip(self, other, strict=True):
+            tensor[rows] = new
+
+    def where(self, chosen: Tensor, other: Point) -> Point:
+        """Return the chosen rows (N, 1) of this and the others of the other."""
+        return Point(*(torch.where(chosen, a, b) for a, b in zip(self, other, strict=True)))
+
+
+class Step(NamedTuple):
+    """A change of u and of the shift Vu, both (N, K)."""
+
+    u: Tensor
+    shift: Tensor
+
+    def take(self, rows: Tensor) -> Step:
+        """Return some rows."""
+        return Step(self.u[rows], self.shift[rows])
+
+
+class Direction(Protocol):
+    """A way to choose steps."""
+
+    def estimate(self, rows: Rows, gap: Tensor) -> Tensor:
+        """Estimate the residual of every row (N,)."""
+        ...
+
+    def confirm(self, rows: Rows, gap: Tensor, estimate: Tensor) -> Tensor:
+        """Return the residual of every row (N,), given the estimate."""
+        ...
+
+    def step(self, rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
+        """Return the next step, given the one before it."""
+        ...
+
+
+@final
+class Exact:
+    """Newton's step: a K×K system per row."""
+
+    def estimate(self, rows: Rows, gap: Tensor) -> Tensor:
+        """Return the residual."""
+        return rows.residual(gap)
+
+    def confirm(self, rows: Rows, gap: Tensor, estimate: Tensor) -> Tensor:
+        """Return the estimate, which is exact."""
+        return estimate
+
+    def step(self, rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
+        """Factorise."""
+        kernel = rows.kernel.take(rows.inputs).dense()
+        system = p.unsqueeze(-1) * (kernel - (p.unsqueeze(1) @ kernel))  # HV
+        system.diagonal(dim1=-2, dim2=-1).add_(1)
+        u = torch.linalg.solve_ex(system, gap)[0]  # a singular system gives a step that is refused
+        return Step(u, (u.unsqueeze(1) @ kernel).squeeze(1))
+
+
+@final
+class Diagonal:
+    """The step for V taken as diagonal, improved by the memory of the last step."""
+
+    def estimate(self, rows: Rows, gap: Tensor) -> Tensor:
+        """Use the centred variances."""
+        return dot(rows.var * gap, gap)[:, 0].sqrt()
+
+    def confirm(self, rows: Rows, gap: Tensor, estimate: Tensor) -> Tensor:
+        """Multiply with V."""
+        return rows.residual(gap)
+
+    def step(self, rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
+        """Maximise the quadratic model of φ along the direction, or on the plane."""
+        u = diagonal_newton(rows.var, p, gap)
+        shift = rows.mv(u)
+        slope, weighted = dot(gap, shift), p * shift
+        mean = weighted.sum(-1, keepdim=True)
+        bend = dot(u, shift) + dot(weighted, shift) - mean**2
+        if last is None:
+            size = slope / bend
+            return Step(u.mul_(size), shift.mul_(size))
+        last_slope, last_weighted = dot(gap, last.shift), p * last.shift
+        last_mean = last_weighted.sum(-1, keepdim=True)
+        last_bend = dot(last.u, last.shift) + dot(last_weighted, last.shift) - last_mean**2
+        mixed = dot(last.u, shift) + dot(last_weighted, shift) - mean * last_mean
+        det = bend * last_bend - mixed**2
+        plane = det > DEPENDENT * bend * last_bend
+        size = torch.where(plane, (last_bend * slope - mixed * last_slope) / det, slope / bend)
+        memory = torch.where(plane, (bend * last_slope - mixed * slope) / det, 0.0)
+        return Step(
+            u.mul_(size).addcmul_(memory, last.u), shift.mul_(size).addcmul_(memory, last.shift)
+        )
+
+
+EXACT, DIAGONAL = Exact(), Diagonal()
+
+
+def ascend(
+    rows: Rows, point: Point, direction: Direction, tolerance: float, steps: int
+) -> tuple[Point, Tensor]:
+    """Improve every row until it is solved, cannot be improved, or has taken all steps.
+
+    Each row is treated for itself: its result does not depend on the other rows. The result is noted
+    when the row is finished; finished rows are dropped when they are many.
+
+    Returns:
+        Where the rows end, and their residuals (N,).
+    """
+    ids = torch.arange(len(point.u), device=point.u.device)
+    result = Point(*(torch.empty_like(tensor) for tensor in point))
+    residuals, before = torch.empty_like(point.u[:, 0]), torch.full_like(point.u[:, 0], torch.inf)
+    unfinished = risen = torch.ones_like(ids, dtype=torch.bool)
+    last: Step | None = None
+    for taken in range(steps + 1):
+        gap = rows.minus(point.p + point.u)
+        size = point.energy[:, 0].clamp(min=1).sqrt()
+        estimate = direction.estimate(rows, gap)
+        given_up = ~(risen | (estimate < before / 2)) if taken < steps else unfinished
+        some = (unfinished & (given_up | ~(estimate * size > tolerance))).nonzero()[:, 0]
+        if len(some):
+            exact = direction.confirm(rows.take(some), gap[some], estimate[some])
+            final = given_up[some] | (exact * size[some] <= tolerance)
+            some, exact = some[final], exact[final]
+            if len(some) == len(result.u):
+                return point, exact
+            result.put(ids[some], point.take(some))
+            residuals[ids[some]] = exact
+            unfinished = unfinished.index_fill(0, some, False)
+            rest = unfinished.nonzero()[:, 0]
+            if not len(rest):
+                break
+            if len(rest) < WORTH_KEEPING * len(ids):
+                rows, point, gap = rows.take(rest), point.take(rest), gap[rest]
+                ids, unfinished, estimate = ids[rest], unfinished[rest], estimate[rest]
+                last = None if last is None else last.take(rest)
+        before, last = estimate, direction.step(rows, point.p, gap, last)
+        if taken < SETTLING_STEPS:
+            _settle(rows, point, last, (estimate > FAR).nonzero()[:, 0])
+        point, risen = _moved(rows, point, last, dot(gap, last.shift))
+        if taken < SETTLING_STEPS:
+            risen |= estimate > FAR  # other steps may help where settling did not
+    return result, residuals
+
+
+def _moved(rows: Rows, old: Point, step: Step, slope: Tensor) -> tuple[Point, Tensor]:
+    """Take a step, halved where it does not raise φ enough; say where φ rose significantly (N,)."""
+    size = 1 + old.objective.abs() + dot(rows.var * old.u, old.u)  # of the terms that φ is made of
+    rounding = ROUNDING * torch.finfo(slope.dtype).eps * size
+    least = old.objective + SHARE_OF_SLOPE * slope - rounding
+    new = rows.point(old.u + step.u, old.shift + step.shift)
+    failed = (~(new.objective >= least))[:, 0].nonzero()[:, 0]  # NaN has failed, too
+    if len(failed):
+        some = rows.take(failed), old.take(failed), step.take(failed), slope[failed]
+        new.put(failed, _halved(*some))
+    return new, (new.objective > old.objective + rounding)[:, 0]
+
+
+def _halved(rows: Rows, old: Point, step: Step, slope: Tensor) -> Point:
+    """Halve steps until they raise φ enough; rows for which none does stay where they are."""
+    size, best = torch.full_like(slope, 0.5), old
+    short = torch.ones_like(slope, dtype=torch.bool)
+    for _ in range(HALVINGS):
+        u, shift = (torch.addcmul(a, size, b) for a, b in zip(old[:2], step, strict=True))
+        new = rows.point(u, shift)
+        good = short & (new.objective >= old.objective + SHARE_OF_SLOPE * size * slope)
+        best, short = new.where(good, best), short & ~good
+        if not bool(short.any()):
+            break
+        size = size / 2
+    return best
+
+
+def _settle(rows: Rows, point: Point, step: Step, far: Tensor) -> None:
+    """Replace the steps of rows far from the optimum."""
+    if len(far):
+        some = rows.take(far)
+        belief = some.minus(point.u[far])  # e_y - u
+        step.u[far] = belief - settled(some.logits + point.shift[far], belief, some.var)
+        step.shift[far] = some.mv(step.u[far])
+
+
+def diagonal_newton(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
+    """Solve (I + HD)d = F for a diagonal D by the formula of Sherman and Morrison.
+
+    I + HD = R⁻¹ - p(p ⊙ D)ᵀ with R = (I + diag(p ⊙ D))⁻¹. The formula's denominator is Σ_c p_c R_c,
+    which loses no digits.
+    """
+    weights = p * var
+    ratio = (weights + 1).reciprocal_()
+    column, solved = p * ratio, ratio.mul_(gap)
+    factor = dot(weights, solved) / column.sum(-1, keepdim=True)
+    return solved.addcmul_(factor, column)
+
+
+def settled(z: Tensor, belief: Tensor, var: Tensor) -> Tensor:
+    """Return the p of the diagonal problem, for rows at logits z and e_y - u, all (N, K)."""
+    var = var.clamp(min=SMALL_VARIANCE)
+    log_var, a = var.log(), z + var * belief
+    least = 0.9 * math.log(torch.finfo(z.dtype).tiny)  # exp(x) must not vanish
+    # At L = a_c - D_c, p_c is 1; at L = logsumexp(a) - max D, the sum is at least 1. So the right L
+    # is not to the left of them.
+    leftmost = a.logsumexp(-1, keepdim=True) - var.amax(-1, keepdim=True)
+    leftmost = torch.maximum(leftmost, (a - var).amax(-1, keepdim=True))
+    L = torch.maximum(leftmost, z.logsumexp(-1, keepdim=True))
+    for _ in range(NORMALISER_STEPS):
+        x = (a - L + log_var).clamp(min=least)
+        v = functional.softplus(x)
+        w = v * (1 - v.log1p() / (2 + v))  # a good start (Iacono & Boyd 2017)
+        for _ in range(LAMBERT_STEPS):
+            w = w * (1 + x - w.log()) / (1 + w)
+        p = w / var
+        total = p.sum(-1, keepdim=True)
+        L = torch.maximum(L + (total - 1) / (p / (1 + w)).sum(-1, keepdim=True), leftmost)
+    return (p / total).clamp(min=torch.finfo(z.dtype).tiny)
+
+
+def centred_variances(kernel: Kernel) -> Tensor:
+    """Return the diagonals (B, K) of V - a1ᵀ - 1aᵀ whose other entries sum to zero in each row.
+
+    With R_i = Σ_j≠i V_ij these are the a with (K-2) a_i + Σ_j a_j = R_i. Negative values become 0.
+    """
+    var = kernel.diagonal()
+    classes = var.shape[1]
+    off = kernel.mv(torch.ones_like(var).unsqueeze(1)).squeeze(1) - var
+    if classes == 2:
+        return (var - off).clamp(min=0)
+    a = (off - off.sum(-1, keepdim=True) / (2 * classes - 2)) / (classes - 2)
+    return (var - 2 * a).clamp(min=0)

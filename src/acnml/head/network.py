@@ -1,0 +1,107 @@
+"""Network and head as one `nn.Module`, which can be moved, compiled and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from acnml._engine.layers import Site
+from acnml.classifier import Classifier
+from acnml.head.module import (
+    EigenKernel,
+    FullKernel,
+    HeadModule,
+    KernelModule,
+    KroneckerKernel,
+    VarianceKernel,
+)
+from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Full, Kronecker, Posterior
+
+# Solver steps of a module by default.
+STEPS = 5
+
+
+@final
+class AcnmlModule(nn.Module):
+    """Maps inputs to ACNML's log-probabilities (B, K) and regret (B,).
+
+    It holds a copy of the network, in eval mode, without its last layer. The head solves with a
+    fixed number of steps and without data-dependent control flow. `residual` says how far from the
+    optimum that leaves an input.
+
+    Args:
+        trunk: the network, whose last layer has been replaced by the identity.
+        get_features: picks the features out of the trunk's output.
+        linear: the last layer.
+        temperature: by which the logits are divided.
+        head: the solver.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        get_features: Callable[[Any], Tensor] | None,
+        linear: nn.Linear,
+        temperature: float,
+        head: HeadModule,
+    ) -> None:
+        super().__init__()
+        self.trunk, self.linear, self.head = trunk, linear, head
+        self.register_buffer("temperature", torch.tensor(temperature, dtype=linear.weight.dtype))
+        self._get_features = get_features
+        self.eval()
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and regret."""
+        log_probs, regret = self.head(*self._features(*args, **kwargs))
+        return log_probs, regret
+
+    def residual(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        """Return the residuals of the labels solved for, see `Solution.residual`."""
+        return self.head.residual(*self._features(*args, **kwargs))
+
+    def _features(self, *args: Tensor, **kwargs: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.trunk(*args, **kwargs)
+        features = self._get_features(output) if self._get_features else output
+        return features, self.linear(features) / self.temperature
+
+
+def network_module(
+    classifier: Classifier, layer: Site, posterior: Posterior, steps: int | None = None
+) -> AcnmlModule:
+    """Join a network and the head of a posterior over its last layer, with α in the posterior."""
+    network = classifier.copy_module(posterior.mean)
+    linear, trunk = network.get_submodule(layer.name), network
+    assert isinstance(linear, nn.Linear)
+    if layer.name:
+        parent, _, own_name = layer.name.rpartition(".")
+        setattr(network.get_submodule(parent), own_name, nn.Identity())
+    else:  # the network is a single layer
+        trunk = nn.Identity()
+    temperature = classifier.temperature
+    kernel = kernel_module(posterior, layer).to(linear.weight.dtype)
+    head = HeadModule(kernel, temperature**-2, STEPS if steps is None else steps)
+    get_features = classifier._get_logits if layer.name else None
+    return AcnmlModule(trunk, get_features, linear, temperature, head)
+
+
+def kernel_module(posterior: Posterior, layer: Site) -> KernelModule:
+    """Return the covariance of the layer's outputs as a module."""
+    if isinstance(posterior, Diagonal):
+        return VarianceKernel(layer.layer.join(posterior.var, posterior.mean))
+    if isinstance(posterior, Full):
+        return FullKernel(posterior.by_output(layer.layer))
+    if isinstance(posterior, Kronecker):
+        (block,) = posterior.blocks
+        if isinstance(block, FactorBlock):
+            return KroneckerKernel(block.input_cov, block.output_cov)
+        if isinstance(block, EigenBlock):
+            return EigenKernel(block.input_basis, block.output_basis, block.var)
+    kind = type(posterior).__name__
+    raise TypeError(
+        f"a {kind} posterior cannot be exported; use Diagonal, Kronecker or Full, for example by "
+        "acnml.calibrate"
+    )

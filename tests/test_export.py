@@ -1,0 +1,152 @@
+"""A predictor as a module and as an ONNX file gives the predictor's probabilities."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Acnml, Classifier, Gradient
+from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, affine_layers, normal
+from test_calibrate import joined, problem
+
+HEADS = ["diagonal", "kronecker_factors", "kronecker_eigen", "full"]
+
+
+def head_posterior(model: nn.Module, kind: str) -> acnml.Posterior:
+    """A posterior over the last layer alone, under the names that the model has for it."""
+    layer = affine_layers(model)[-1]
+    module = model.get_submodule(layer.weight.rpartition(".")[0])
+    data = [(normal(40, module.in_features), torch.arange(40) % module.out_features)]
+    curvature = {
+        "diagonal": acnml.diagonal_curvature,
+        "full": acnml.full_curvature,
+        "kronecker_factors": acnml.kronecker_curvature,
+        "kronecker_eigen": acnml.kronecker_curvature,
+    }[kind](Classifier(module), data)
+    block = (acnml.FactorBlock.damped,) if kind == "kronecker_factors" else ()
+    posterior = curvature.posterior(1.0, *block)
+    from test_solvers import renamed
+
+    return renamed(posterior, {n.rpartition(".")[2]: n for n in layer.names})
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_module_gives_the_predictors_numbers(case, kind):
+    model, x = case.model(), case.x(7)
+    predict = Acnml(Classifier(model).tempered(1.4), head_posterior(model, kind), alpha=0.5)
+    args, kwargs = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+    module = predict.as_module()
+    log_probs, regret = module(*args, **kwargs)
+    torch.testing.assert_close(log_probs.exp(), predict(x).exp(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(regret, predict.regret(x), rtol=0, atol=1e-5)
+    assert module.residual(*args, **kwargs).max() < 1e-2
+
+
+def test_it_is_a_module_like_others():
+    model, x = MLP.model(), MLP.x(5)
+    predict = Acnml(Classifier(model), head_posterior(model, "diagonal"), alpha=0.3)
+    module = predict.as_module()
+    assert not module.training
+    assert set(dict(module.named_parameters())) >= {"linear.weight", "linear.bias"}
+    half = module.float()
+    torch.testing.assert_close(half(x.float())[0].double(), predict(x), rtol=0, atol=1e-4)
+    first = nn.Sequential(nn.Identity(), predict.as_module())
+    assert first(x)[0].shape == (5, 3)
+    again = predict.as_module()
+    again.load_state_dict(predict.as_module().state_dict())
+    before = predict(x)
+    with torch.no_grad():
+        again.linear.weight.zero_()  # a copy: neither model nor predictor changes
+    assert torch.equal(predict(x), before)
+
+
+def test_it_compiles_and_exports_in_one_graph():
+    model, x = CONV.model().float(), CONV.x(4).float()
+    predict = Acnml(Classifier(model), head_posterior(CONV.model(), "kronecker_eigen"), alpha=0.4)
+    module = predict.as_module()
+    expected = module(x)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(module, (x,), dynamic_shapes={"args": ({0: batch},)})
+    for size in (1, 2, 9):
+        found = program.module()(CONV.x(size).float())
+        torch.testing.assert_close(found[0], module(CONV.x(size).float())[0], rtol=0, atol=1e-5)
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x)[0], expected[0], rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    """In single precision, as networks are: onnxruntime lacks some operations in double."""
+    model, *loaders = problem()
+    single = [[(x.float(), y) for x, y in loader] for loader in loaders]
+    train, validation, test = single
+    return acnml.calibrate(model.float(), train, validation, price=0.02), joined(test)[0]
+
+
+def test_onnx_file(calibrated, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    predict, x = calibrated
+    exported = acnml.export_onnx(predict, x[:8], tmp_path / "model.onnx")
+    assert exported.difference < 1e-4
+    assert exported.residual < 0.01
+    session = onnxruntime.InferenceSession(str(exported.path))
+    for size in (1, 3, 100):
+        (name,) = (each.name for each in session.get_inputs())
+        log_probs, regret = session.run(None, {name: x[:size].numpy()})
+        expected = predict.solve(x[:size])
+        found = torch.from_numpy(log_probs).exp()
+        torch.testing.assert_close(found, expected.log_probs.exp(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(regret), expected.regret, rtol=0, atol=1e-4)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_failed_export_leaves_nothing(calibrated, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    predict, x = calibrated
+    with pytest.raises(ValueError, match="at least two inputs"):
+        acnml.export_onnx(predict, x[:1], tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match=r"differs by .* in probability"):
+        acnml.export_onnx(
+            acnml.Acnml(predict.classifier, predict.predictor.posterior, alpha=1e6),
+            x[:8],
+            tmp_path / "model.onnx",
+            steps=0,
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_outputs_that_are_objects():
+    class Output(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 3).double()
+
+        def forward(self, x):
+            return SimpleNamespace(logits=self.head(x))
+
+    model = Output()
+    classifier = Classifier(model, get_logits=lambda output: output.logits)
+    posterior = acnml.fit_kfac_laplace(classifier, [(normal(20, 4), torch.arange(20) % 3)])
+    predict = Acnml(classifier, posterior, alpha=0.2)
+    x = normal(5, 4, seed=4)
+    torch.testing.assert_close(predict.as_module()(x)[0], predict(x), rtol=0, atol=1e-5)
+
+
+def test_refusals():
+    model = MLP.model()
+    everywhere = Acnml(Classifier(model), POSTERIORS["kronecker_eigen"](model), alpha=0.1)
+    with pytest.raises(ValueError, match="only ACNML with a posterior over the last Linear layer"):
+        everywhere.as_module()
+    model = LINEAR.model()
+    steps = Acnml(Classifier(model), POSTERIORS["diagonal"](model), Gradient(), alpha=0.1)
+    with pytest.raises(ValueError, match="only ACNML with a posterior over the last Linear layer"):
+        steps.as_module()
+    with pytest.raises(TypeError, match="a LowRank posterior cannot be exported"):
+        Acnml(Classifier(model), POSTERIORS["low_rank"](model), alpha=0.1).as_module()

@@ -1,0 +1,270 @@
+"""The solver of the last layer against scipy, and what must hold for any problem."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import acnml
+from acnml import Classifier, Linearised
+from acnml._algebra.kernels import DenseKernel, DiagonalKernel
+from acnml._algebra.newton import solve_logits
+from acnml.head import ascent
+from acnml.head.ascent import EXACT, Rows, ascend, centred_variances, settled
+from acnml.head.solve import Precision, Start, background, solve_head
+from cases import POSTERIORS, normal
+from heads import KINDS, by_scipy, covariance, kernel
+
+ALL = Precision(negligible=0.0)
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def close(actual, expected, tolerance=1e-9):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+def spread(classes: int) -> list[int]:
+    """Some labels of many."""
+    return list(range(0, classes, max(1, classes // 4 if classes <= 10 else classes // 2)))
+
+
+@each_kind
+@pytest.mark.parametrize("alpha", [1e-4, 1e-2, 1.0, 30.0, 1e4])
+@pytest.mark.parametrize("classes", [2, 3, 10, 64, 65, 150])
+def test_solutions_are_those_of_scipy(kind, classes, alpha):
+    logits, V = 3 * normal(2, classes, seed=1), kernel(kind, 2, classes).scaled(alpha)
+    solved = solve_head(logits, V, ALL)
+    assert (solved.omitted == 0).all()
+    assert (solved.residual <= 1e-9).all()
+    matrices = V.dense()
+    for i in range(2 if classes <= 10 else 1):
+        for y in spread(classes):
+            expected = by_scipy(logits[i], matrices[i], y)
+            close(solved.log_lik[i, y].item(), expected, 1e-9 * max(1, abs(expected)))
+
+
+@each_kind
+def test_a_thousand_classes(kind):
+    logits, V = 4 * normal(1, 1000, seed=1), kernel(kind, 1, 1000, coupling=0.2)
+    solved = solve_head(logits, V)
+    solved_for = (solved.omitted == 0)[0].nonzero()[:, 0]
+    labels = solved.log_lik[0].topk(8).indices
+    assert set(labels.tolist()) <= set(solved_for.tolist())
+    assert (solved.residual[0, solved_for] <= 1e-9).all()
+    exact = solve_logits(logits, V, labels, 1e-11, 100)
+    expected = exact.log_probs.gather(-1, labels[None, :, None])[0, :, 0]
+    close(solved.log_lik[0, labels], expected)
+
+
+def test_a_weight_per_input():
+    logits, V, weights = (
+        normal(3, 7),
+        kernel("dense", 3, 7),
+        torch.tensor([0.1, 2.0, 50.0]).double(),
+    )
+    together = solve_head(logits, V.scaled(weights), ALL).log_lik
+    for i, weight in enumerate(weights.tolist()):
+        one = solve_head(logits[i : i + 1], V.take(slice(i, i + 1)).scaled(weight), ALL).log_lik
+        close(together[i : i + 1], one)
+
+
+@pytest.mark.parametrize("name", ["diagonal", "kronecker_factors", "kronecker_eigen", "low_rank"])
+@pytest.mark.parametrize("classes", [3, 70])
+def test_the_literal_iteration_converges_to_the_solution(name, classes):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, classes)).double()
+    classifier, x = Classifier(model).tempered(0.5), normal(3, 5)
+    posterior = POSTERIORS[name](model).scaled(0.05)
+    exact = Linearised(negligible=0, tolerance=1e-10)(classifier, posterior, x)
+    literal = acnml.Reference(steps=300, step_size=0.2)(classifier, posterior, x)
+    close(exact.log_lik, literal.log_lik, 1e-8)
+
+
+@pytest.mark.parametrize("name", ["diagonal", "kronecker_factors", "kronecker_eigen"])
+def test_single_precision_models_get_the_solution_of_double_precision_ones(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(5, 70).double()
+    posterior, x = POSTERIORS[name](model).scaled(0.05), normal(3, 5)
+    exact = Linearised(negligible=0)(Classifier(model), posterior, x)
+    single = Classifier(model.float())
+    found = Linearised(negligible=0)(single, posterior.to("cpu", torch.float32), x.float())
+    assert found.log_lik.dtype == torch.float32
+    close(found.log_lik.double(), exact.log_lik, 1e-4)
+
+
+@each_kind
+@pytest.mark.parametrize("seed", range(4))
+def test_labels_left_out_gain_no_more_than_their_bound(kind, seed):
+    logits = (3 + seed) * normal(2, 90, seed=seed)
+    V = kernel(kind, 2, 90, coupling=0.2 * (1 + seed)).scaled(0.1 * 3.0**seed)
+    exact, pruned = (solve_head(logits, V, Precision(1e-9, 50, n)) for n in (0.0, 0.02))
+    left_out = pruned.omitted > 0
+    gain = exact.log_lik.exp() - pruned.log_lik.exp()
+    assert (pruned.omitted.sum(-1) <= 0.02).all()
+    assert (gain[left_out] <= pruned.omitted[left_out] + 1e-12).all()
+    close(pruned.log_lik[left_out], logits.log_softmax(-1)[left_out], 1e-12)
+    close(pruned.log_lik[~left_out], exact.log_lik[~left_out])
+
+
+def test_some_labels_are_left_out():
+    logits, V = 6 * normal(2, 90), kernel("scaled", 2, 90).scaled(0.1)
+    omitted = solve_head(logits, V).omitted
+    assert ((omitted > 0).sum(-1) >= 20).all()
+    assert ((omitted == 0).sum(-1) >= 1).all()
+
+
+@each_kind
+@pytest.mark.parametrize("width", [0.01, 1.0, 30.0])
+def test_the_bound_holds_for_any_distribution(kind, width):
+    logits, V = 3 * normal(4, 9, seed=1), kernel(kind, 4, 9).scaled(width)
+    log_lik = solve_head(logits, V, ALL).log_lik
+    at_mean = logits.log_softmax(-1)
+    good = background(logits, at_mean, V, centred_variances(V))
+    for log_q in (good, at_mean, torch.zeros_like(logits).log_softmax(-1)):
+        assert (log_lik <= Start.of(logits, V, log_q).upper_bound(at_mean) + 1e-9).all()
+    assert (log_lik >= at_mean).all()
+
+
+def test_one_settling_step_solves_a_diagonal_problem():
+    logits, var = 3 * normal(1, 8), 5 * normal(1, 8, seed=1).exp()
+    uniform = torch.full_like(logits, 1 / 8)
+    p = settled(logits - var * uniform, uniform, var)
+    close(p, (logits - var * p).softmax(-1), 1e-6)
+
+
+def test_constants_do_not_matter():
+    """Only differences of logits count: V + a1ᵀ + 1aᵀ is the same problem as V."""
+    logits, matrix, a = normal(1, 12), covariance(12, 0.5)[None], 0.2 * normal(12, 1)
+    moved = matrix + a + a.T + 3
+    assert torch.linalg.eigvalsh(moved).min() > 0
+    plain, shifted = (solve_head(logits, DenseKernel(m), ALL) for m in (matrix, moved))
+    close(plain.log_lik, shifted.log_lik)
+    close(*(centred_variances(DenseKernel(m)) for m in (matrix, moved)), 1e-12)
+
+
+def test_exact_steps_help_where_cheap_ones_are_not_enough(monkeypatch):
+    logits, V = 3 * normal(2, 20), kernel("dense", 2, 20, coupling=2.0).scaled(10.0)
+    expected = solve_head(logits, V, ALL)
+    monkeypatch.setattr("acnml.head.solve.CHEAP_STEPS", 1)
+    found = solve_head(logits, V, ALL)
+    assert (found.residual <= 1e-9).all()
+    close(found.log_lik, expected.log_lik)
+
+
+def test_the_residual_says_how_far_a_row_is():
+    logits, V = 3 * normal(2, 20), kernel("dense", 2, 20, coupling=2.0).scaled(10.0)
+    expected = solve_head(logits, V, ALL)
+    rough = solve_head(logits, V, Precision(1e-9, steps=1, negligible=0.0))
+    assert rough.residual.max() > 1e-6
+    matrix, far = V.dense(), (rough.log_lik - expected.log_lik).abs()
+    reach = (2 * expected.log_lik - 2 * logits.log_softmax(-1)).clamp(min=0).sqrt()  # ≥ ‖u‖
+    assert (far <= rough.residual * (reach + 2 * rough.residual) + 1e-9).all()
+    assert matrix.shape == (2, 20, 20)
+
+
+def test_exact_steps_converge_quadratically():
+    logits, V = normal(1, 6), kernel("dense", 1, 6)
+    index, labels = torch.zeros(6, dtype=torch.long), torch.arange(6)[:, None]
+    var = centred_variances(V)[index]
+    rows = Rows(V, index, logits[index], var, labels)
+    zeros = torch.zeros(6, 6).double()
+    sizes = [ascend(rows, rows.point(zeros, zeros), EXACT, 0.0, n)[1].max() for n in range(2, 5)]
+    assert sizes[1] <= 2 * sizes[0] ** 2
+    assert sizes[2] <= max(2 * sizes[1] ** 2, 1e-14)
+
+
+# Any problem: the seed, the number of classes, and orders of magnitude.
+problems = given(
+    seed=st.integers(0, 10**6),
+    classes=st.sampled_from([2, 3, 5, 10, 17, 70]),
+    kind=st.sampled_from([*KINDS, "low rank", "ties"]),
+    log_alpha=st.floats(-4, 4),
+    log_logits=st.floats(-2, 4),
+)
+
+
+def problem(seed, classes, kind, log_logits):
+    logits = 10**log_logits * normal(3, classes, seed=seed)
+    if kind == "low rank":
+        factor = normal(3, classes, 2, seed=seed + 1)
+        return logits, DenseKernel(factor @ factor.mT)
+    if kind == "ties":
+        return logits.round(decimals=-2), DiagonalKernel(torch.ones_like(logits))
+    return logits, kernel(kind, 3, classes, coupling=1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@problems
+def test_bounds_and_batches(seed, classes, kind, log_alpha, log_logits):
+    logits, V = problem(seed, classes, kind, log_logits)
+    V = V.scaled(10**log_alpha)
+    solved = solve_head(logits, V, ALL)
+    assert solved.log_lik.isfinite().all()
+    assert (solved.log_lik >= logits.log_softmax(-1)).all()
+    assert (solved.log_lik <= 1e-12).all()
+    regret = solved.log_lik.logsumexp(-1)
+    assert (regret >= -1e-12).all()
+    assert (regret <= math.log(classes) + 1e-12).all()
+    reachable = 1e-9 + 1e-14 * V.diagonal().max() ** 1.5
+    assert (solved.residual <= reachable).all()
+    for i in range(3):
+        alone = solve_head(logits[i : i + 1], V.take(slice(i, i + 1)), ALL)
+        close(alone.log_lik[0], solved.log_lik[i], 1e-8)
+
+
+@settings(max_examples=30, deadline=None)
+@problems
+def test_order_of_classes_does_not_matter(seed, classes, kind, log_alpha, log_logits):
+    logits, V = problem(seed, classes, kind, log_logits)
+    order = torch.randperm(classes, generator=torch.Generator().manual_seed(seed))
+    matrix = 10**log_alpha * V.dense()
+    plain = solve_head(logits, DenseKernel(matrix), ALL).log_lik
+    permuted = solve_head(logits[:, order], DenseKernel(matrix[:, order][:, :, order]), ALL).log_lik
+    close(plain[:, order], permuted, 1e-8)
+
+
+@settings(max_examples=30, deadline=None)
+@problems
+def test_log_likelihoods_rise_with_alpha(seed, classes, kind, log_alpha, log_logits):
+    logits, V = problem(seed, classes, kind, log_logits)
+    less, more = (solve_head(logits, V.scaled(f * 10**log_alpha), ALL) for f in (1.0, 2.0))
+    assert (more.log_lik >= less.log_lik - 1e-8).all()
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e4, 1e8])
+@pytest.mark.parametrize("logits", [0.0, 1.0, 1e4])
+@pytest.mark.parametrize("rank", [1, 3, 12])
+def test_extremes_are_solved_or_say_so(scale, logits, rank):
+    factor = normal(4, 12, rank, seed=3)
+    V = DenseKernel(scale * factor @ factor.mT)
+    solved = solve_head(logits * normal(4, 12), V, ALL)
+    assert solved.log_lik.isfinite().all()
+    assert (solved.residual <= max(1e-9, 1e-10 * scale**0.5)).all()
+
+
+def test_not_a_number_is_never_solved():
+    logits = normal(2, 5)
+    logits[1, 2] = torch.nan
+    solved = solve_head(logits, kernel("dense", 2, 5), ALL)
+    assert (solved.residual[0] <= 1e-9).all()
+    assert not (solved.residual[1] <= 1e-9).any()
+
+
+def test_rows_are_solved_for_themselves(monkeypatch):
+    logits, V = (
+        3 * normal(8, 12),
+        kernel("spectral", 8, 12).scaled(torch.logspace(-3, 3, 8).double()),
+    )
+    expected = solve_head(logits, V, ALL)
+    for keeping in (0.0, 1.0):
+        monkeypatch.setattr(ascent, "WORTH_KEEPING", keeping)
+        found = solve_head(logits, V, ALL, at_once=5)
+        close(found.log_lik, expected.log_lik, 1e-12)
+        close(found.residual, expected.residual, 1e-12)
