@@ -265,10 +265,10 @@ def ascend(
 
 def _moved(rows: Rows, old: Point, step: Step, slope: Tensor) -> tuple[Point, Tensor]:
     """Take a step, halved where it does not raise φ enough; say where φ rose significantly (N,)."""
-    size = 1 + old.objective.abs() + dot(rows.var * old.u, old.u)  # of the terms that φ is made of
+    new = rows.point(old.u + step.u, old.shift + step.shift)
+    size = 1 + old.objective.abs() + dot(rows.var * new.u, new.u)  # of the terms that φ is made of
     rounding = ROUNDING * torch.finfo(slope.dtype).eps * size
     least = old.objective + SHARE_OF_SLOPE * slope - rounding
-    new = rows.point(old.u + step.u, old.shift + step.shift)
     failed = (~(new.objective >= least))[:, 0].nonzero()[:, 0]  # NaN has failed, too
     if len(failed):
         some = rows.take(failed), old.take(failed), step.take(failed), slope[failed]
