@@ -35,7 +35,7 @@ def kernel(kind: str, inputs: int, classes: int, coupling: float = 0.5) -> Kerne
 
 
 def by_scipy(logits: Tensor, matrix: Tensor, label: int) -> float:
-    """Solve z = z₀ + Κ(e_y - softmax(z)) along a path from Κ = 0; return log softmax(z)_y."""
+    """Solve z = z₀ + V(e_y - softmax(z)) along a path from V = 0; return log softmax(z)_y."""
     z0, K, y = logits.numpy(), matrix.numpy(), np.eye(len(logits))[label]
 
     def system(z, size):

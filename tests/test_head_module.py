@@ -72,9 +72,9 @@ def test_kernels_are_covariances_of_the_logits(kind, bias):
 @pytest.mark.parametrize("classes", [2, 10, 30])
 @pytest.mark.parametrize("alpha", [0.01, 1.0, 10.0])
 def test_it_agrees_with_the_solver(kind, classes, alpha):
-    (a, z), Κ = data(classes), kernel(kind, classes)
-    exact = solve_head(z, Κ(a).scaled(alpha), Precision(negligible=0.0)).log_lik
-    module = HeadModule(Κ, alpha, steps=12)
+    (a, z), V = data(classes), kernel(kind, classes)
+    exact = solve_head(z, V(a).scaled(alpha), Precision(negligible=0.0)).log_lik
+    module = HeadModule(V, alpha, steps=12)
     log_probs, regret = module(a, z)
     assert module.residual(a, z).max() <= 1e-6
     torch.testing.assert_close(log_probs, exact.log_softmax(-1), rtol=0, atol=1e-6)
@@ -84,24 +84,24 @@ def test_it_agrees_with_the_solver(kind, classes, alpha):
 @each_kind
 @pytest.mark.parametrize("alpha", [0.01, 1.0])
 def test_the_default_in_single_precision(kind, alpha):
-    (a, z), Κ = data(10), kernel(kind, 10)
-    exact = solve_head(z, Κ(a).scaled(alpha)).log_lik.softmax(-1)
-    log_probs, _ = HeadModule(Κ, alpha).float()(a.float(), z.float())
+    (a, z), V = data(10), kernel(kind, 10)
+    exact = solve_head(z, V(a).scaled(alpha)).log_lik.softmax(-1)
+    log_probs, _ = HeadModule(V, alpha).float()(a.float(), z.float())
     assert (log_probs.double().exp() - exact).abs().max() <= 1e-4
 
 
 @each_kind
 def test_more_steps_leave_less(kind):
-    (a, z), Κ = data(10), kernel(kind, 10)
-    residuals = [HeadModule(Κ, 3.0, steps=n).residual(a, z).max() for n in (0, 3, 12)]
+    (a, z), V = data(10), kernel(kind, 10)
+    residuals = [HeadModule(V, 3.0, steps=n).residual(a, z).max() for n in (0, 3, 12)]
     assert residuals[0] >= residuals[1] >= residuals[2]
 
 
 @pytest.mark.parametrize("kind", ["kronecker", "eigen", "diagonal"])
 def test_the_likeliest_of_many_labels(kind):
-    (a, z), Κ = data(200), kernel(kind, 200)
-    exact = solve_head(z, Κ(a).scaled(0.1), Precision(negligible=0.0)).log_lik.softmax(-1)
-    every, some = (HeadModule(Κ, 0.1, labels=n) for n in (None, 20))
+    (a, z), V = data(200), kernel(kind, 200)
+    exact = solve_head(z, V(a).scaled(0.1), Precision(negligible=0.0)).log_lik.softmax(-1)
+    every, some = (HeadModule(V, 0.1, labels=n) for n in (None, 20))
     assert some.residual(a, z).shape == (BATCH, 20)
     assert (every(a, z)[0].exp() - exact).abs().max() <= 1e-6
     assert (some(a, z)[0].exp() - exact).abs().max() <= 1e-2
@@ -150,7 +150,9 @@ def test_it_exports_for_any_batch_size(kind):
 
 @requires_onnx
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kind", "classes", "labels"), [*((k, 10, None) for k in KINDS), ("eigen", 100, 8)])
+@pytest.mark.parametrize(
+    ("kind", "classes", "labels"), [*((k, 10, None) for k in KINDS), ("eigen", 100, 8)]
+)
 def test_onnxruntime_agrees(kind, classes, labels, tmp_path):
     import onnxruntime
 

@@ -246,7 +246,7 @@ def test_extremes_are_solved_or_say_so(scale, logits, rank):
     V = DenseKernel(scale * factor @ factor.mT)
     solved = solve_head(logits * normal(4, 12), V, ALL)
     assert solved.log_lik.isfinite().all()
-    # A singular Κ hides the gap along its null space: √(FᵀΚF) is known up to √eps · √scale.
+    # A singular V hides the gap along its null space: √(FᵀVF) is known up to √eps · √scale.
     assert (solved.residual <= 1e-9 + 1e-7 * scale**0.5).all()
 
 

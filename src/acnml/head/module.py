@@ -23,7 +23,7 @@ from acnml._algebra.kernels import (
     ScaledKernel,
     SpectralKernel,
 )
-from acnml.head.ascent import DIAGONAL, Point, Rows, Step, centred_variances, settled
+from acnml.head.ascent import DIAGONAL, Point, Rows, Step, centred_variances, dot, settled
 from acnml.head.solve import Start, background
 
 # A step is tried at full length, then at this length; a row for which φ falls either way stays.

@@ -44,9 +44,9 @@ from torch import Tensor
 
 from acnml._algebra.kernels import Kernel
 from acnml.head.ascent import (
+    ROUNDING,
     DIAGONAL,
     EXACT,
-    ROUNDING,
     Point,
     Rows,
     ascend,
