@@ -45,7 +45,7 @@ class Bar:
         self._task = self.rich.add_task(title, total=None)
 
     def progress(self, done: int, total: int) -> None:
-        """Show progress; the first call says where the run starts and does not count for the speed."""
+        """Show progress; the first call sets the start and does not count for the speed."""
         self.rich.update(self._task, completed=done, total=total)
 
 

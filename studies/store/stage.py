@@ -25,8 +25,8 @@ class Stage:
 
     Args:
         name: for people, such as "predict acnml 60°".
-        settings: plain data, such as a frozen dataclass: everything that the result depends on and that
-            no needed stage has. Outside data enter as their checksum.
+        settings: plain data, such as a frozen dataclass: everything that the result depends on and
+            that no needed stage has. Outside data enter as their checksum.
         seed: of everything random in it.
         version: of its code; raise it when a change of the code changes the result.
         needs: the stages whose artefacts it reads.
