@@ -56,7 +56,7 @@ def refit_by_scipy(features, labels, penalty, classes, held=None) -> np.ndarray:
 
     start = np.zeros((classes - held) * d)
     options = {"gtol": 1e-10, "maxiter": 500}
-    found = minimize(loss, start, jac=gradient, hess=hessian, method="trust-exact", options=options)
+    found = minimize(loss, start, jac=gradient, hess=hessian, method="trust-ncg", options=options)
     assert np.abs(gradient(found.x)).max() < 1e-6
     return unpack(found.x)
 

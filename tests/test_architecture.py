@@ -32,7 +32,7 @@ MAY_KNOW = {
     "solvers": MODEL | {"_algebra", "_engine", "head", "posteriors", "solvers"},
     "predictors": MODEL | {"_engine", "fitting", "head", "posteriors", "solvers", "predictors"},
     "exact": {"_util", "classifier", "posteriors", "exact"},
-    "tuning": {"_util", "fitting", "metrics", "predictors", "solvers", "tuning"},
+    "tuning": MODEL | {"_engine", "fitting", "head", "metrics", "predictors", "solvers", "tuning"},
 }
 NEVER_IN_THE_LIBRARY = {
     "PIL",

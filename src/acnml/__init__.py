@@ -10,15 +10,16 @@
 >>> log_probs.shape
 torch.Size([5, 3])
 
-Inputs are a tensor, a tuple or a mapping of tensors, and run as `model(x)`, `model(*x)` or
-`model(**x)`. A loader is anything to be gone through for batches: pairs (inputs, labels), tuples
-(x1, x2, ..., labels), or mappings with the labels under "labels" or "label" beside the inputs.
+Inputs are a tensor, a tuple or a mapping of tensors. The model is called as `model(x)`, `model(*x)`
+or `model(**x)`. A loader is any iterable of batches: pairs (inputs, labels), tuples
+(x1, x2, ..., labels), or mappings that hold the inputs and, under "labels" or "label", the labels.
 Labels are a tensor of class indices (B,).
 """
 
 from acnml import metrics, tuning
 from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
+from acnml.calibration import Calibrated, CalibrationRow, Score, calibrate
 from acnml.classifier import Classifier
 from acnml.fitting import (
     BayesByBackprop,
@@ -73,6 +74,8 @@ __all__ = [
     "Affine",
     "BayesByBackprop",
     "Bma",
+    "Calibrated",
+    "CalibrationRow",
     "Classifier",
     "Curvature",
     "Diagonal",
@@ -101,6 +104,7 @@ __all__ = [
     "Probit",
     "Reference",
     "Refit",
+    "Score",
     "Solution",
     "Solver",
     "StorageError",
@@ -108,6 +112,7 @@ __all__ = [
     "Tempered",
     "UnsolvedError",
     "batch_norm_statistics",
+    "calibrate",
     "collect_swag",
     "diagonal_curvature",
     "fit_bayes_by_backprop",

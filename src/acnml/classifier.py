@@ -122,6 +122,16 @@ class Classifier:
         buffers = {name: tensor.detach() for name, tensor in self.model.named_buffers()}
         return {**self.parameters, **{n: self.overrides.get(n, t) for n, t in buffers.items()}}
 
+    def agrees_with(self, other: Classifier) -> bool:
+        """Whether another view of the same model computes the same logits."""
+        if self._structures is not other._structures or self.temperature != other.temperature:
+            return False
+        if self._hooks or other._hooks or self._forwards or other._forwards:
+            return False
+        mine, its = self.tensors, other.tensors
+        changed = {*self.overrides, *other.overrides}
+        return all(torch.equal(mine[name], its[name]) for name in changed)
+
     @property
     def device(self) -> torch.device:
         """The device of the model's tensors; the CPU for a model without any."""

@@ -26,6 +26,7 @@ from torch import Tensor
 from acnml._algebra.dual import Affine
 from acnml._util import checks
 from acnml._util.params import Params
+from acnml.calibration import Calibrated, CalibrationRow
 from acnml.classifier import Classifier, require_classifier
 from acnml.fitting import (
     Curvature,
@@ -68,6 +69,7 @@ KINDS = {
         *(Reference, Gradient, Linearised),
         *(Map, Bma, Acnml, Ensemble, Tempered, McDropout),
         *(Glm, Probit, LogitSampling),
+        *(Calibrated, CalibrationRow),
     )
 }
 

@@ -94,7 +94,8 @@ def row_chunks(
 ) -> Iterator[tuple[Rows, int]]:
     """Yield chunks of inputs, run at the mean, each with the number of labels to take at a time."""
     first = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), n_gradients)
-    require_understood(classifier.at(posterior.mean), first.sites, x)
+    if not classifier.findings.understood.issuperset(posterior.mean):
+        require_understood(classifier.at(posterior.mean), first.sites, x)
     logits = first.start.logits
     row_bytes = posterior.dtype.itemsize * _scalars_per_row(first, n_gradients)
     affordable = budget(logits.device, memory) // row_bytes

@@ -1,7 +1,7 @@
-"""The one place that touches torch's global random state, and puts it back.
+"""The only module that changes torch's global random state, and it restores it.
 
-Everything random in the library draws from its own `torch.Generator`. Some of torch's layers, such
-as dropout, cannot: they draw from the global one.
+All random numbers of the library come from its own `torch.Generator`s. Some of torch's layers, such
+as dropout, always draw from the global state.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _LOCK = RLock()
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the global random state inside, and restore what it was after, also on an error.
+    """Seed the global random state inside the context and restore it afterwards, also on an error.
 
-    Covers the CPU and every device of the accelerator, if there is one. The state belongs to the
-    whole process: threads that use `seeded` wait for each other, and others must not draw from it
-    meanwhile.
+    This covers the CPU and every device of the accelerator, if there is one. The state belongs to
+    the whole process: threads that use `seeded` wait for each other, and other threads must not
+    draw from it in the meantime.
 
     >>> with seeded(0):
     ...     first = torch.rand(3)
@@ -31,9 +31,11 @@ def seeded(seed: int) -> Iterator[None]:
     >>> torch.equal(first, again)
     True
     """
-    accelerator = torch.accelerator.current_accelerator()
+    # torch 2.6 raises where later versions return None.
+    has_accelerator = torch.accelerator.is_available()
+    accelerator = torch.accelerator.current_accelerator() if has_accelerator else None
     kind = "cuda" if accelerator is None else accelerator.type
-    # All devices by name, because torch warns of "every device" when it is left to it.
+    # All devices explicitly: without a list, torch warns if there are several.
     devices = range(torch.accelerator.device_count())
     with _LOCK, torch.random.fork_rng(devices, device_type=kind):
         torch.manual_seed(seed)

@@ -8,10 +8,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._engine.layers import unsupported
+from acnml._engine.layers import Site, unsupported
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
+from acnml.head.features import Features, all_features, only_linear
 from acnml.posteriors import Kronecker, Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.solvers import Linearised, Reference, Solution, Solver
@@ -53,6 +54,31 @@ class Acnml(Predictor):
     def regret(self, x: Inputs) -> Tensor:
         """Return log C(x) (B,): higher is more out of distribution."""
         return torch.logsumexp(self.log_lik(x), dim=-1)
+
+    @property
+    def last_layer(self) -> Site | None:
+        """The layer that the posterior covers, if it is one Linear layer solved in logit space."""
+        linearised = isinstance(self.solver, Linearised)
+        return only_linear(self.classifier, self.posterior.mean) if linearised else None
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def features(self, x: Inputs) -> Features | None:
+        """Return what the last layer receives and returns, or None if there is no such layer."""
+        layer = self.last_layer
+        if layer is None:
+            return None
+        chunks = batches.chunks(self.classifier.prepare(x))
+        return all_features(self.classifier, layer, chunks, self.posterior.mean)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def solve_features(self, features: Features) -> Solution:
+        """Solve for inputs whose features are known, without running the network."""
+        assert isinstance(self.solver, Linearised)
+        assert self.last_layer is not None
+        layer, temperature = self.last_layer.layer, self.classifier.temperature
+        return self.solver.solve_features(features, self._scaled, layer, temperature)
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from acnml._util.batches import Inputs
 from acnml._util.progress import track
+from acnml.head.features import Features
 from acnml.predictors import Acnml, Map
+from acnml.tuning._validation import Validation
 from acnml.tuning.choice import Choice, table_text
-from acnml.tuning.sweep import MakePredictor, Scores, increasing, least_nll, sweep, until_unsolved
+from acnml.tuning.sweep import MakePredictor, Scores, increasing, least_nll, score, until_unsolved
 
 PAPERS_ALPHAS = (0.25, 0.5, 1.0, 1.5, 2.0)
 # Wider than the paper's: for Laplace posteriors of sharp networks α = 1 is often far too cautious.
@@ -72,17 +74,18 @@ def largest_harmless_alpha(
 
     Args:
         predictor: its classifier, posterior and solver are used; its α is replaced.
-        loader: validation data, with labels; one pass for MAP and one for every α.
+        loader: validation data, with labels; one pass for a last layer, else one for every α.
         alphas: the values to try; the paper's are `PAPERS_ALPHAS`.
         tolerance: how much α may cost; `Tolerance()` by default.
         progress: show progress bars; by default in a terminal only.
     """
     _require_acnml(predictor)
     tolerance = tolerance or Tolerance()
-    make_predictor = _with_alpha(predictor)
+    make_predictor, validation = _with_alpha(predictor), Validation(loader, progress)
+    validation.prepared(predictor)
 
     def evaluate(alpha: float) -> Scores:
-        return sweep(make_predictor, (alpha,), loader, progress)[0]
+        return score(alpha, *validation.predictions(make_predictor(alpha), f"{alpha:g}"))
 
     scores = until_unsolved(evaluate, (0.0, *increasing(alphas)))
     plain = scores[0]
@@ -113,7 +116,12 @@ def alpha_by_nll(
     α = 0, which is MAP.
     """
     _require_acnml(predictor)
-    table = sweep(_with_alpha(predictor), (0.0, *increasing(alphas)), loader, progress)
+    make_predictor, validation = _with_alpha(predictor), Validation(loader, progress)
+    validation.prepared(predictor)
+    table = tuple(
+        score(alpha, *validation.predictions(make_predictor(alpha), f"{alpha:g}"))
+        for alpha in (0.0, *increasing(alphas))
+    )
     return Choice(least_nll(table[1:]), table, "the alpha of least validation NLL; 0 is MAP")
 
 
@@ -139,8 +147,9 @@ def alpha_matching_cnml(
     """
     _require_acnml(predictor)
     expected = cnml_log_lik.double().cpu().exp()
+    features = predictor.features(x)
     values = track(increasing(alphas), "alpha", progress)
-    table = tuple(_match(replace(predictor, alpha=alpha), x, expected) for alpha in values)
+    table = tuple(_match(replace(predictor, alpha=a), x, features, expected) for a in values)
     best = min(table, key=lambda row: row.distance)
     return Choice(best.value, table, "the alpha whose likelihoods are closest to CNML's")
 
@@ -158,8 +167,9 @@ def _with_alpha(predictor: Acnml) -> MakePredictor:
     return lambda alpha: replace(predictor, alpha=alpha) if alpha > 0 else at_mean
 
 
-def _match(predictor: Acnml, x: Inputs, expected: Tensor) -> Match:
-    actual = predictor.solve(x).log_lik.double().cpu().exp()
+def _match(predictor: Acnml, x: Inputs, features: Features | None, expected: Tensor) -> Match:
+    solved = predictor.solve(x) if features is None else predictor.solve_features(features)
+    actual = solved.log_lik.double().cpu().exp()
     if actual.shape != expected.shape:
         raise ValueError(
             f"cnml_log_lik has shape {tuple(expected.shape)}, ACNML's likelihoods "

@@ -12,8 +12,9 @@ from acnml import metrics
 from acnml._util import checks
 from acnml.predictors import Predictor
 from acnml.solvers import UnsolvedError
+from acnml.tuning._validation import Validation
 from acnml.tuning.choice import Choice, table_text
-from acnml.tuning.sweep import MakePredictor, Scores, predictions, score, until_unsolved
+from acnml.tuning.sweep import MakePredictor, Scores, score, until_unsolved
 
 ROUNDING = 1e-9  # of sums: an NLL that meets its limit exactly is within it
 REFINEMENTS = 3  # values between those of the grid that are tried at most
@@ -87,7 +88,7 @@ def within_price(
         grid: the values to try, the most cautious first: decreasing for α and temperatures,
             increasing for prior precisions. A grid in the wrong order is refused, which is seen
             by the confidence of the predictions.
-        loader: validation data, with labels; one pass for every value, and for the reference.
+        loader: validation data, with labels; see `sweep` for the number of passes.
         price: in nats, not negative.
         reference: a predictor, or the NLL itself.
         progress: show progress bars; by default in a terminal only.
@@ -95,16 +96,18 @@ def within_price(
     values = _most_cautious_first(grid)
     if not 0 <= price < math.inf:
         raise ValueError(f"price must be finite and not negative, got {price}")
-    plain = _reference_nll(reference, loader, progress)
-    limit = plain + price + ROUNDING
+    _require_reference(reference)
+    validation = Validation(loader, progress)
 
     def evaluate(value: float) -> _Tried:
-        log_probs, labels = predictions(make_predictor(value), loader, f"{value:g}", progress)
+        log_probs, labels = validation.predictions(make_predictor(value), f"{value:g}")
         confidence = log_probs.double().amax(-1).exp().mean().item()
         return _Tried(score(value, log_probs, labels), confidence)
 
     tried = until_unsolved(evaluate, values[::-1])[::-1]
     _require_order(tried)
+    plain = _nll_of(reference, validation)
+    limit = plain + price + ROUNDING
     rows = [one.scores for one in tried]
     meaning = f"within {price:g} nats of the reference NLL {plain:.4f}"
     if not any(row.nll <= limit for row in rows):
@@ -174,16 +177,19 @@ def _require_order(tried: Sequence[_Tried]) -> None:
         )
 
 
-def _reference_nll(
-    reference: Predictor | float, loader: Iterable[Any], progress: bool | None
-) -> float:
+def _require_reference(reference: Predictor | float) -> None:
     if isinstance(reference, Predictor):
-        return metrics.nll(*predictions(reference, loader, "reference", progress))
+        return
     if not isinstance(reference, numbers.Real):
         kind = type(reference).__name__
         raise TypeError(f"reference must be a predictor such as Map or its NLL, got a {kind}")
     if not math.isfinite(reference):
         raise ValueError(f"the reference NLL must be finite, got {reference}")
+
+
+def _nll_of(reference: Predictor | float, validation: Validation) -> float:
+    if isinstance(reference, Predictor):
+        return metrics.nll(*validation.predictions(reference, "reference"))
     return float(reference)
 
 

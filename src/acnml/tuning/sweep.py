@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-import torch
 from torch import Tensor
 
 from acnml import metrics
 from acnml._util import checks
-from acnml._util.batches import split_labels
-from acnml._util.progress import track
 from acnml.predictors import Predictor
 from acnml.solvers import UnsolvedError
+from acnml.tuning._validation import Validation
 
 # A knob's value -> the predictor with this value.
 MakePredictor: TypeAlias = Callable[[float], Predictor]
@@ -37,7 +35,10 @@ def sweep(
     loader: Iterable[Any],
     progress: bool | None = None,
 ) -> tuple[Scores, ...]:
-    """Score the predictor of every value of the grid; one pass over the loader for each.
+    """Score the predictor of every value of the grid.
+
+    Predictors that adapt the same last layer share one pass over the loader. All others take one
+    pass for each value.
 
     Args:
         make_predictor: e.g. `lambda samples: Bma(classifier, posterior, int(samples))`.
@@ -45,9 +46,9 @@ def sweep(
         loader: validation data, with labels.
         progress: show progress bars; by default in a terminal only.
     """
+    validation = Validation(loader, progress)
     return tuple(
-        score(value, *predictions(make_predictor(value), loader, f"{value:g}", progress))
-        for value in grid
+        score(value, *validation.predictions(make_predictor(value), f"{value:g}")) for value in grid
     )
 
 
@@ -76,35 +77,6 @@ def least_nll(table: Sequence[Scores]) -> float:
 def score(value: float, log_probs: Tensor, labels: Tensor) -> Scores:
     """Score predictions against labels."""
     return Scores(value, **metrics.summary(log_probs, labels))
-
-
-def predictions(
-    predictor: Predictor, loader: Iterable[Any], description: str, progress: bool | None
-) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities (N, K) and labels (N,) of all data, on the CPU."""
-    parts = []
-    for index, batch in enumerate(track(loader, description, progress)):
-        try:
-            parts.append(_predicted(predictor, batch))
-        except (TypeError, ValueError) as error:
-            kinds = (UnsolvedError, TypeError, ValueError)
-            kind = next(kind for kind in kinds if isinstance(error, kind))
-            raise kind(f"batch {index}: {error}") from error
-    if not parts:
-        raise ValueError("the loader gave no batch; is it empty, or an iterator used up before?")
-    log_probs, labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    return log_probs, labels
-
-
-def _predicted(predictor: Predictor, batch: Any) -> tuple[Tensor, Tensor]:
-    x, labels = split_labels(batch)
-    if labels is None:
-        raise ValueError("it has no labels: yield (x, y), or a mapping with 'labels'")
-    if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a tensor of integers, got {type(labels).__name__}")
-    log_probs = predictor(x)
-    metrics.nll(log_probs, labels)  # refuses labels that do not fit, and what is no distribution
-    return log_probs.cpu(), labels.cpu().long()
 
 
 def increasing(grid: Sequence[float]) -> tuple[float, ...]:

@@ -12,8 +12,9 @@ from torch.nn import functional
 from acnml._util import checks
 from acnml.predictors import Predictor
 from acnml.predictors.base import require_predictor
+from acnml.tuning._validation import Validation
 from acnml.tuning.choice import Choice
-from acnml.tuning.sweep import Scores, predictions, score
+from acnml.tuning.sweep import Scores, score
 
 
 @torch.inference_mode(False)
@@ -32,7 +33,7 @@ def temperature_by_nll(
         progress: show a progress bar; by default in a terminal only.
     """
     require_predictor(predictor)
-    log_probs, labels = predictions(predictor, loader, "temperature", progress)
+    log_probs, labels = Validation(loader, progress).predictions(predictor, "temperature")
     log_probs, labels = log_probs.double().clone(), labels.clone()  # may be inference tensors
     _require_optimal_temperature(log_probs, labels)
     *tried, optimum = _descend(log_probs, labels)
@@ -41,6 +42,14 @@ def temperature_by_nll(
         for t in sorted({1.0, *tried, optimum})
     )
     return Choice(optimum, table, "the temperature of least validation NLL; 1 changes nothing")
+
+
+@torch.inference_mode(False)
+def least_nll_temperature(log_probs: Tensor, labels: Tensor) -> float:
+    """Return the temperature of least NLL for log-probabilities (N, K) in double precision."""
+    log_probs, labels = log_probs.clone(), labels.clone()  # may be inference tensors
+    _require_optimal_temperature(log_probs, labels)
+    return _descend(log_probs, labels)[-1]
 
 
 def _require_optimal_temperature(log_probs: Tensor, labels: Tensor) -> None:

@@ -1,0 +1,126 @@
+"""Validation data of a search: predictions for all of it, with as few passes as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from acnml import metrics
+from acnml._engine.layers import Site
+from acnml._util.batches import Inputs, chunks, split_labels
+from acnml._util.progress import track
+from acnml.classifier import Classifier
+from acnml.head.features import Features, all_features
+from acnml.predictors import Acnml, Map, Predictor
+from acnml.solvers import UnsolvedError
+
+T = TypeVar("T")
+
+
+class _Cached(NamedTuple):
+    """The features of all data, for a network and one of its layers."""
+
+    network: Classifier
+    layer: str
+    features: Features | None  # None if the logits are not the outputs of the layer
+    labels: Tensor
+
+
+@final
+class Validation:
+    """A loader of labelled data.
+
+    Predictors that differ only in the posterior of a last layer, or in its α, need the features of
+    the data and not the network. They are computed in one pass and kept, so that a search costs
+    one pass however many values it tries.
+
+    Args:
+        loader: validation data, with labels.
+        progress: show progress bars; by default in a terminal only.
+    """
+
+    def __init__(self, loader: Iterable[Any], progress: bool | None = None) -> None:
+        self._loader, self._progress = loader, progress
+        self._cache: list[_Cached] = []
+
+    def predictions(self, predictor: Predictor, description: str) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities (N, K) and labels (N,) of all data, on the CPU."""
+        if isinstance(predictor, Acnml):
+            cached = self.prepared(predictor)
+            if cached is not None and cached.features is not None:
+                log_probs = predictor.solve_features(cached.features).log_probs
+                return log_probs.cpu(), cached.labels
+        if isinstance(predictor, Map):
+            for known in self._cache:
+                if known.features is not None and known.network.agrees_with(predictor.classifier):
+                    return _log_softmax(known.features.logits).cpu(), known.labels
+        return self._over_batches(description, lambda x: predictor(x), torch.cat)
+
+    def prepared(self, predictor: Acnml) -> _Cached | None:
+        """Return the features that a predictor needs, if it adapts a last layer alone."""
+        layer = predictor.last_layer
+        if layer is None:
+            return None
+        return self.of_layer(predictor.classifier.at(predictor.posterior.mean), layer)
+
+    def of_layer(self, network: Classifier, layer: Site) -> _Cached:
+        """Return the features of a Linear layer, from one pass over the data or from the cache."""
+        for known in self._cache:
+            if known.layer == layer.name and known.network.agrees_with(network):
+                return known
+
+        def compute(x: Inputs) -> Features | None:
+            return all_features(network, layer, chunks(network.prepare(x)))
+
+        features, labels = self._over_batches("features", compute, _joined)
+        self._cache.append(_Cached(network, layer.name, features, labels))
+        return self._cache[-1]
+
+    def _over_batches(
+        self, description: str, compute: Callable[[Inputs], Any], join: Callable[[list[Any]], T]
+    ) -> tuple[T, Tensor]:
+        """Join what is computed for every batch; an error names the batch it comes from."""
+        results, labels = [], []
+        for index, batch in enumerate(track(self._loader, description, self._progress)):
+            try:
+                x, own = split_labels(batch)
+                result = compute(x)
+                labels.append(_checked_labels(own, result))
+                results.append(result if not isinstance(result, Tensor) else result.cpu())
+            except (TypeError, ValueError) as error:
+                kinds = (UnsolvedError, TypeError, ValueError)
+                kind = next(kind for kind in kinds if isinstance(error, kind))
+                raise kind(f"batch {index}: {error}") from error
+        if not results:
+            raise ValueError(
+                "the loader gave no batch; is it empty, or an iterator used up before?"
+            )
+        return join(results), torch.cat(labels)
+
+
+def _checked_labels(labels: Any, result: Tensor | Features | None) -> Tensor:
+    """Return the labels of a batch, or say why they do not fit its predictions."""
+    if labels is None:
+        raise ValueError("it has no labels: yield (x, y), or a mapping with 'labels'")
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels must be a tensor of integers, got {type(labels).__name__}")
+    if isinstance(result, Features):
+        metrics.nll(_log_softmax(result.logits), labels)
+    elif result is not None:
+        metrics.nll(result, labels)
+    return labels.cpu().long()
+
+
+def _joined(parts: list[Features | None]) -> Features | None:
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return None
+    return Features(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return torch.log_softmax(logits.to(wide), dim=-1)
