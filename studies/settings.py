@@ -30,34 +30,34 @@ T = TypeVar("T")
 
 @final
 class SettingError(ValueError):
-    """A setting that cannot be made so; the message names it and says what is allowed."""
+    """A wrong setting; the message names it and says what is allowed."""
 
 
 class Form(NamedTuple):
-    """What a text for a field must look like, and how it is read."""
+    """The allowed form of a text, and how it is parsed."""
 
     allowed: str
     parse: Callable[[str], Any]
 
 
 def preset(presets: Mapping[str, T], name: str) -> T:
-    """Return the study of this name, or say which there are."""
+    """Return the settings of a preset, or name the presets that exist."""
     if name not in presets:
         raise SettingError(f"there is no preset {name!r}, only {', '.join(presets)}")
     return presets[name]
 
 
 def override(study: T, assignments: Iterable[str]) -> T:
-    """Return the study with some settings changed, each given as "name=value".
+    """Return the settings with some changed, each given as "name=value".
 
-    All are changed at once, so that the study checks the whole; of two for one name the last
-    counts.
+    All are changed at once, so that the result is validated as a whole. Of two for one name the
+    last counts.
     """
     changes: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals:
-            raise SettingError(f"{assignment!r} is no setting; write name=value")
+            raise SettingError(f"{assignment!r} is not a setting; write name=value")
         _put(changes, study, name.strip(), text.strip())
     return _changed(study, changes)
 
@@ -73,7 +73,7 @@ def setting_names(study: Any) -> Iterator[str]:
 
 
 def form_of(hint: Any) -> Form | None:
-    """Return the form of a type, or None where no text stands for it."""
+    """Return the form of a type, or None if no text can express it."""
     if hint in FORMS:
         return FORMS[hint]
     arguments = get_args(hint)
@@ -96,7 +96,7 @@ def _put(changes: dict[str, Any], study: Any, name: str, text: str) -> None:
     for part in outer:
         study, changes = getattr(study, part), changes.setdefault(part, {})
     form = form_of(_hints(study)[last])
-    assert form is not None  # or it would not be known
+    assert form is not None  # unknown names were refused above
     try:
         changes[last] = form.parse(text)
     except ValueError as error:
@@ -117,7 +117,7 @@ def _changed(study: T, changes: Mapping[str, Any]) -> T:
 
 
 def _hint(name: str, known: list[str]) -> str:
-    """Say what was perhaps meant, or else what there is."""
+    """Suggest a similar name, or list all names."""
     inner = [setting for setting in known if setting.endswith(f".{name}")]
     close = inner or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Corruption: a way to spoil images, with a parameter for each of five severities.
+"""A corruption of images, with a parameter for each of five severities.
 
 Everything random is drawn image by image from a generator that the corruption's name, the severity
 and the image's number seed. So an image is corrupted in one way only, alone or among others.

@@ -27,7 +27,7 @@ from studies.data.catalogue import CIFAR10_C
 from studies.data.folder import DataError, data_folder, remedy
 
 TEST_IMAGES = 10_000
-# To be raised when the code makes other images from the same parameters: old caches end with it.
+# Raise it when the code makes other images from the same parameters: caches then expire.
 VERSION = 1
 
 
@@ -48,7 +48,7 @@ class Cifar10C:
 
     @staticmethod
     def of_test_set(numbers: Sequence[int], cache: Path) -> Cifar10C:
-        """Take these images of the test set."""
+        """Return these images of the test set."""
         index = torch.as_tensor(list(numbers), dtype=torch.long)
         if len(index) == 0 or index.min() < 0 or index.max() >= TEST_IMAGES:
             raise ValueError(f"numbers must be some of 0 to {TEST_IMAGES - 1}")
@@ -58,7 +58,7 @@ class Cifar10C:
 
     @property
     def official(self) -> bool:
-        """Whether the images are from the official files, and not made here."""
+        """Whether the images are from the official files."""
         return official_folder().is_dir()
 
     def load(self, name: str, severity: int) -> Labelled:
@@ -73,7 +73,7 @@ class Cifar10C:
         return Labelled(images, self.clean.labels)
 
     def require_available(self, names: Iterable[str]) -> None:
-        """Refuse early what could not be loaded later: tries the first image of each."""
+        """Refuse early what could not be loaded later, by trying the first image of each."""
         first = Cifar10C(Labelled(*(t[:1] for t in self.clean)), self.numbers[:1], self.cache)
         image = first.clean.inputs.movedim(1, -1).numpy()
         for corruption in map(_known, names):
@@ -92,7 +92,7 @@ class Cifar10C:
         return np.ascontiguousarray(_open(path, (*shape, 32, 32, 3))[rows])
 
     def _generated(self, corruption: Corruption, severity: int) -> Bytes:
-        """Make the images, or take them from the cache."""
+        """Make the images, or read them from the cache."""
         clean = np.ascontiguousarray(self.clean.inputs.movedim(1, -1).numpy())
         key = _key(clean, self.numbers, corruption, severity)
         path = self.cache / f"{corruption.name}-{severity}-{key}.npy"
@@ -107,7 +107,7 @@ class Cifar10C:
 
 
 def official_folder() -> Path:
-    """Return where the official files belong."""
+    """Return the folder of the official files."""
     return data_folder() / CIFAR10_C.folder
 
 
@@ -118,7 +118,7 @@ def _known(name: str) -> Corruption:
 
 
 def _key(clean: Bytes, numbers: Sequence[int], corruption: Corruption, severity: int) -> str:
-    """Return a digest of all that the corrupted images depend on."""
+    """Return a digest of everything that the corrupted images depend on."""
     parameter = corruption.parameters[severity - 1]
     digest = hashlib.sha256(f"{VERSION} {np.__version__} {parameter!r} {numbers!r}".encode())
     digest.update(clean.tobytes())
@@ -126,7 +126,7 @@ def _key(clean: Bytes, numbers: Sequence[int], corruption: Corruption, severity:
 
 
 def _open(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Map an array of bytes on disk into memory, and refuse any other."""
+    """Map an array of bytes into memory, and refuse wrong types and shapes."""
     if not path.is_file():
         raise DataError(
             f"{path} is missing: {remedy(CIFAR10_C)}; or remove {path.parent} altogether, to "

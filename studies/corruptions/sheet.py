@@ -1,4 +1,4 @@
-"""A contact sheet: every corruption at every severity, to be looked at."""
+"""A contact sheet of every corruption at every severity."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Snow(NamedTuple):
 
 
 def _snow(images: Images, snow: Snow, generators: Generators) -> Images:
-    """Whiten the image, and let flakes fall over it and from the other side."""
+    """Whiten the image, and add flakes and their mirror image."""
     noise = draw(generators, lambda g: g.normal(snow.mean, snow.std, size=images.shape[1:3]))
     degrees = draw(generators, lambda g: g.uniform(-135, -45))
     flakes = zoom_in(noise[..., None], snow.zoom)

@@ -1,1 +1,1 @@
-"""Data sets: where they lie, how they are read, how they are shifted."""
+"""Data sets: catalogue, folder, downloads and loading."""

@@ -2,8 +2,8 @@
 
 Checksums are published ones: md5 for MNIST and the archives of CIFAR-10 and CIFAR-10-C, SHA-1 for
 the files of CIFAR-10, SHA-256 for the pictures of frost. Only for notMNIST there are none: its md5
-are those of the files that its source offers. Nothing here touches a disk or a network; `folder`
-looks at what is there, `download` gets what is not.
+are those of the files that its source offers. Nothing here uses the disk or the network; `folder`
+inspects the files, `download` fetches them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class DataFile:
     """A file of a data set.
 
     Args:
-        path: where it lies, below the data folder.
+        path: its place below the data folder.
         size: in bytes.
         checksum: "md5:…", "sha1:…" or "sha256:…"; None where none is published.
-        alternatives: the same data in other forms, which will do as well.
+        alternatives: the same data in other accepted forms.
     """
 
     path: str
@@ -31,7 +31,7 @@ class DataFile:
 
     @property
     def folder(self) -> str:
-        """The folder it lies in, below the data folder."""
+        """Its folder, below the data folder."""
         return self.path.rpartition("/")[0]
 
     @property
@@ -57,7 +57,7 @@ class Download:
 
     @property
     def delivers(self) -> tuple[DataFile, ...]:
-        """The files that the data folder has after it."""
+        """The files that it adds to the data folder."""
         return self.contents or (self.file,)
 
 
@@ -77,7 +77,7 @@ class DataSet:
 
     @property
     def folder(self) -> str:
-        """Where its files lie, below the data folder."""
+        """The folder of its files, below the data folder."""
         return self.files[0].folder
 
     @property
@@ -87,7 +87,7 @@ class DataSet:
 
 
 class Study(NamedTuple):
-    """A study, the data sets it uses, and a remark on what it does without them."""
+    """A study, the data sets it uses, and what it does without them."""
 
     name: str
     uses: tuple[DataSet, ...]
@@ -100,7 +100,7 @@ def _zipped(path: str, size: int, md5: str, unzipped_size: int, unzipped_md5: st
 
 
 def _one_by_one(files: tuple[DataFile, ...], folders: tuple[str, ...]) -> tuple[Download, ...]:
-    """Files that several folders of the web hold under their own names."""
+    """Files that several web folders hold under their own names."""
     return tuple(Download(file, tuple(each + file.name for each in folders)) for file in files)
 
 

@@ -1,8 +1,8 @@
 """CIFAR-10 from its standard files, in the folder that `ACNML_DATA` names.
 
 Three kinds of files are read: the binary version, the python version, and lossless WebP mosaics of
-100 × 100 images with a file of labels beside each. All are brought to the records of the binary
-version, whose published SHA-1 they must have: what is loaded is CIFAR-10, bit for bit.
+100 × 100 images with a file of labels for each. All are converted to the records of the binary
+version and must have its published SHA-1: the result is CIFAR-10, bit for bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FILES = {Path(file.path).stem: file for file in CIFAR10.files}  # of the binary 
 
 
 def available() -> bool:
-    """Whether all files are there, of whichever kind."""
+    """Whether all files are present, of any kind."""
     return all(_find(name) for names in SPLITS.values() for name in names)
 
 
@@ -53,7 +53,7 @@ def load(split: str) -> Labelled:
 
 
 def to_unit(images: Tensor) -> Tensor:
-    """Bring bytes to floats in [0, 1], which a model's `normalise` starts from."""
+    """Convert bytes to floats in [0, 1], the input of a model's `normalise`."""
     return images.float() / 255
 
 
@@ -81,7 +81,7 @@ def read_python(path: Path) -> Records:
 
 
 def read_mosaic(path: Path) -> Records:
-    """Read a WebP mosaic, and the labels beside it."""
+    """Read a WebP mosaic and its file of labels."""
     with Image.open(path) as image:
         mosaic = np.asarray(image.convert("RGB"))
     tiles = mosaic.reshape(100, SIDE, 100, SIDE, 3).transpose(0, 2, 4, 1, 3)
@@ -123,12 +123,12 @@ def _load_file(name: str) -> Records:
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
-    """Augment images (B, C, H, W) as is usual for CIFAR-10: every image in its own way."""
+    """Augment images (B, C, H, W) as is usual for CIFAR-10, every image independently."""
     return random_flip(random_crop(images, padding, generator), generator)
 
 
 def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Shift every image by up to `padding` pixels in both directions; zeros come in."""
+    """Shift every image by up to `padding` pixels in both directions, filling with zeros."""
     if padding < 0:
         raise ValueError(f"padding must not be negative, got {padding}")
     size, _, height, width = images.shape
@@ -142,12 +142,12 @@ def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Ten
 
 
 def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Mirror every second image, on average, left to right."""
+    """Mirror each image left to right with probability one half."""
     flipped = _draw((len(images), 1, 1, 1), 2, images, generator).bool()
     return torch.where(flipped, images.flip(-1), images)
 
 
 def _draw(shape: tuple[int, ...], below: int, images: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw integers from 0 to `below` - 1 where the generator lives, for use with the images."""
+    """Draw integers from 0 to `below` - 1 on the generator's device, for use with the images."""
     drawn = torch.randint(below, shape, generator=generator, device=generator.device)
     return drawn.to(images.device)

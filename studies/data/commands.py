@@ -37,7 +37,7 @@ COLOURS = {
 
 @final
 class DownloadBar(TerminalBar):
-    """A bar for the file under way; a finished file leaves a line."""
+    """A bar for the current file; a finished file leaves a line."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(
@@ -53,7 +53,7 @@ class DownloadBar(TerminalBar):
         self._line = ""
 
     def begin(self, what: str, size: int, done: int) -> None:
-        """Show the bar of another file, and leave a line for the last."""
+        """Start the bar of another file, and print a line for the last one."""
         self._finish()
         self._line = f"{what} ({decimal(size)})"
         self._bar.remove_task(self._task)
@@ -64,7 +64,7 @@ class DownloadBar(TerminalBar):
         self._bar.update(self._task, completed=size)
 
     def wait(self) -> None:
-        """Say what is waited for."""
+        """Say that another process is downloading."""
         self._console.print("Waiting for another download to this folder", highlight=False)
 
     def _finish(self) -> None:
@@ -73,7 +73,7 @@ class DownloadBar(TerminalBar):
 
 
 def data_table(conditions: Mapping[DataSet, Condition]) -> Table:
-    """Return what there is of every data set; the size of an absent one is that to download."""
+    """Return the state of every data set; an absent one has the size of its download."""
     table = _table("data set", "state", "size", "folder", "what it is")
     for data_set, condition in conditions.items():
         absent = condition.state is State.ABSENT

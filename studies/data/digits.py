@@ -15,12 +15,12 @@ from acnml.cli._shared.digits import SIDE, SIZE, Labelled, all_digits, split
 from studies.data.catalogue import MNIST, NOTMNIST, DataFile, DataSet
 from studies.data.folder import data_folder, locate, read, remedy
 
-ZIPPED = b"\x1f\x8b"  # what every gzip file begins with
-UNSIGNED_BYTES = b"\x00\x00\x08"  # what every idx file of unsigned bytes begins with
+ZIPPED = b"\x1f\x8b"  # first bytes of every gzip file
+UNSIGNED_BYTES = b"\x00\x00\x08"  # first bytes of every idx file of unsigned bytes
 
 
 def load_labelled(data_set: DataSet, images: DataFile, labels: DataFile) -> Labelled:
-    """Return images (N, 1, H, W) in [0, 1] and their labels (N,) from two files, checked."""
+    """Return images (N, 1, H, W) in [0, 1] and their labels (N,) from two files, verified."""
     pixels, numbers = (decode(read(data_set, file), file.path) for file in (images, labels))
     if pixels.dim() != 3 or numbers.shape != pixels.shape[:1]:
         shapes = f"{tuple(pixels.shape)} and {tuple(numbers.shape)}"
@@ -29,7 +29,7 @@ def load_labelled(data_set: DataSet, images: DataFile, labels: DataFile) -> Labe
 
 
 def decode(content: bytes, name: str) -> Tensor:
-    """Return the unsigned bytes of an idx file as a tensor of the shape that its header tells.
+    """Return the unsigned bytes of an idx file as a tensor of the shape in its header.
 
     The format: two bytes 0, one byte 8 (unsigned bytes), one byte with the number of dimensions;
     each dimension in four bytes, the highest first; the values, the last dimension fastest. The
@@ -59,7 +59,7 @@ def load_mnist(part: Literal["train", "test"]) -> Labelled:
 
 
 def has_letters() -> bool:
-    """Whether all files of notMNIST are there; their checksums are verified when they are read."""
+    """Whether all files of notMNIST are present; checksums are verified when they are read."""
     return all(locate(file) for file in NOTMNIST.files)
 
 
@@ -90,7 +90,7 @@ class HandwrittenDigits:
 
 
 def handwritten_digits() -> HandwrittenDigits:
-    """Return MNIST, or scikit-learn's 8x8 digits where the data folder has nothing of MNIST.
+    """Return MNIST, or scikit-learn's 8x8 digits if the data folder has no file of MNIST.
 
     If some files of MNIST are there and others are missing or corrupt, that is an error. Nothing
     is downloaded.

@@ -31,20 +31,20 @@ PATIENCE = 30  # seconds without a byte after which a connection is given up
 
 
 class Progress(Protocol):
-    """Hears what is being downloaded or unpacked and how far it is."""
+    """Receives the progress of downloads and extraction."""
 
     def begin(self, what: str, size: int, done: int) -> None:
-        """Work on so many bytes begins, of which some may be done."""
+        """Begin work on this many bytes, of which some may be done."""
 
     def reached(self, size: int) -> None:
-        """So many bytes of it are done."""
+        """Report the number of finished bytes."""
 
     def wait(self) -> None:
-        """Another process is downloading to the same folder: this one waits for it."""
+        """Report that another process is downloading to the same folder."""
 
 
 def fetch(data_set: DataSet, progress: Progress) -> None:
-    """Get what is missing or corrupt of a data set; what is whole stays as it is."""
+    """Download missing or corrupt files of a data set; complete files stay."""
     if not _wanting(data_set):
         return
     with writing(data_folder()):
@@ -80,7 +80,7 @@ def _deliver(download: Download, progress: Progress) -> None:
 
 
 def _download(download: Download, progress: Progress) -> None:
-    """Try one mirror after the other."""
+    """Try the mirrors in order."""
     file, failures = download.file, []
     for address in download.mirrors:
         try:
@@ -122,7 +122,7 @@ def _from_mirror(address: str, file: DataFile, progress: Progress) -> None:
 
 
 def _complete(part: Path, address: str, file: DataFile, progress: Progress) -> None:
-    """Continue until the part is complete, as long as every connection brings it further."""
+    """Resume until the part is complete, while every connection makes progress."""
     while (before := _size(part)) < file.size:
         failure = f"the connection ended after {before} of {file.size} bytes"
         try:
@@ -134,7 +134,7 @@ def _complete(part: Path, address: str, file: DataFile, progress: Progress) -> N
 
 
 def _transfer(part: Path, address: str, size: int, progress: Progress) -> None:
-    """Get what the part lacks; from a server that cannot continue, the whole file anew."""
+    """Download the rest; from a server that cannot resume, the whole file."""
     have = _size(part)
     with _request(address, have) as response:
         offer = _offer(response)
@@ -151,7 +151,7 @@ def _transfer(part: Path, address: str, size: int, progress: Progress) -> None:
 
 
 class _Offer(NamedTuple):
-    """What a server is about to send: from which byte on, and of how large a file."""
+    """The first byte that a server will send, and the size of the file."""
 
     start: int
     size: int | None  # None if it does not say
@@ -169,7 +169,7 @@ def _offer(response: HTTPResponse) -> _Offer:
 
 @contextmanager
 def _request(address: str, start: int) -> Iterator[HTTPResponse]:
-    """Ask for a file from a byte on."""
+    """Request a file from a byte on."""
     headers = {"User-Agent": "acnml", **({"Range": f"bytes={start}-"} if start else {})}
     request = urllib.request.Request(address, headers=headers)
     with _network_errors():
@@ -186,7 +186,7 @@ def _blocks(response: HTTPResponse) -> Iterator[bytes]:
 
 @contextmanager
 def _network_errors() -> Iterator[None]:
-    """Turn what can happen on the way to a mirror into one kind of error.
+    """Turn all network errors into one kind.
 
     Only around the network: a disk that is full is not the mirror's fault.
     """
@@ -204,10 +204,10 @@ def _size(path: Path) -> int:
 
 
 def unpack(archive: Path, files: Iterable[DataFile], reached: Callable[[int], None]) -> None:
-    """Take these files out of an archive, to their places in the data folder.
+    """Extract these files from an archive to their places in the data folder.
 
-    Only they are written, and only to where the catalogue says: names that climb out of the
-    folder, links and devices in an archive can do nothing. `reached` hears how many bytes are out.
+    Only they are written, and only to the places in the catalogue, so that parent directories,
+    links and devices in an archive have no effect. `reached` gets the number of finished bytes.
     """
     wanted, done = {file.path: file for file in files}, 0
     with tarfile.open(archive) as tar:

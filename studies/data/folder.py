@@ -1,10 +1,9 @@
-"""The data folder: what of the catalogue lies in it, and whether it is what it should be.
+"""The data folder: which files of the catalogue it has, and whether they are correct.
 
-Checksums are checked whenever a file is read, on the very bytes that are then used: nothing is
-read twice, no stamp says that a file was whole last week, and a folder that cannot be written to
-is as good as any. Hashing costs a fraction of unzipping. The one exception is CIFAR-10-C,
-whose official arrays have no published checksum and are mapped into memory:
-`corruptions/cifar10_c.py` checks their type and shape.
+Checksums are verified whenever a file is read, on the bytes that are then used. So nothing is read
+twice or remembered between runs, and a read-only folder works. Hashing takes a fraction of the time
+of unzipping. The one exception is CIFAR-10-C, whose official arrays have no published checksum and
+are mapped into memory: `corruptions/cifar10_c.py` verifies their type and shape.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ BLOCK = 2**20  # bytes read at a time
 
 @final
 class DataError(Exception):
-    """A data file is missing, corrupt or out of reach; the message says what to do."""
+    """A data file is missing, corrupt or unavailable; the message says what to do."""
 
 
 @final
 class State(Enum):
-    """How much of a data set there is."""
+    """The state of a data set."""
 
     PRESENT = "present"
     INCOMPLETE = "incomplete"
@@ -37,12 +36,12 @@ class State(Enum):
 
 
 class Condition(NamedTuple):
-    """What there is of a data set."""
+    """The condition of a data set."""
 
     state: State
-    folder: str  # where it lies, or would, below the data folder
+    folder: str  # its place below the data folder
     size: int  # bytes on the disk
-    flaws: tuple[str, ...]  # what is wrong with it, a sentence per file
+    flaws: tuple[str, ...]  # a sentence for every wrong file
 
 
 def data_folder() -> Path:
@@ -51,7 +50,7 @@ def data_folder() -> Path:
 
 
 def locate(file: DataFile) -> tuple[Path, DataFile] | None:
-    """Return where a file lies, and in which of its forms; None if nowhere."""
+    """Return the path of a file and its form, or None if it is missing."""
     for form in (file, *file.alternatives):
         path = data_folder() / form.path
         if path.is_file():
@@ -60,12 +59,12 @@ def locate(file: DataFile) -> tuple[Path, DataFile] | None:
 
 
 def part_of(file: DataFile) -> Path:
-    """Return where the part of a file lies that has been downloaded so far."""
+    """Return the path of the part that has been downloaded so far."""
     return data_folder() / f"{file.path}.part"
 
 
 def read(data_set: DataSet, file: DataFile) -> bytes:
-    """Return the content of a file as it lies there, zipped or not, checked."""
+    """Return the verified content of a file, zipped or not."""
     found = locate(file)
     if found is None:
         raise DataError(f"{data_folder() / file.path} is missing: {remedy(data_set)}")
@@ -84,7 +83,7 @@ def remedy(data_set: DataSet) -> str:
 
 
 def flaw(stream: BinaryIO, file: DataFile) -> str | None:
-    """Say what is wrong with a file's content; None if nothing is."""
+    """Say what is wrong with a file's content, or return None."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     if size != file.size:
@@ -100,14 +99,14 @@ def flaw(stream: BinaryIO, file: DataFile) -> str | None:
 
 
 class Finding(NamedTuple):
-    """What there is of a file, and a sentence if that is not all."""
+    """The state of a file, and a sentence if it is not complete."""
 
     state: State
     sentence: str | None
 
 
 def examine(file: DataFile) -> Finding:
-    """Look at a file, its checksum included."""
+    """Examine a file and its checksum."""
     found = locate(file)
     if found is None:
         return Finding(State.ABSENT, f"{file.path} is missing")
@@ -120,7 +119,7 @@ def examine(file: DataFile) -> Finding:
 
 
 def inspect(data_set: DataSet) -> Condition:
-    """Look at every file of a data set, and at what has been begun to be downloaded."""
+    """Examine every file of a data set, and unfinished downloads."""
     found = [place for file in data_set.files if (place := locate(file))]
     begun = [_begun(download) for download in data_set.downloads if part_of(download.file).exists()]
     findings = [examine(file) for file in data_set.files]

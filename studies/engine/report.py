@@ -122,7 +122,7 @@ def written_by(command: str) -> str:
 
 def markdown(results: Results, sections: Sequence[Section]) -> str:
     """Return results.md."""
-    page = f" {results.study.page} explains them." if results.study.page else ""
+    page = f" {results.study.page} explains the results." if results.study.page else ""
     parts = [
         f"# {results.study.title}: results",
         f"Written by {written_by(results.study.name)}.{page}",

@@ -169,7 +169,7 @@ def collect(study: Study, data: StudyData, artefacts: Artefacts) -> Results:
         timings=tuple(timing for _, timing in scored),
         errors=dict(chain(*found.each(_errors, product([first], bootstrapped)))),
         diagrams=_diagrams(workshops, found),
-        detections=tuple(chain(*found.each(_detect, ((w,) for w in workshops)))),
+        detections=(*_baselines(first), *chain(*found.each(_detect, _detections(workshops)))),
         agreements=found.each(_agreement, ((first, *pair) for pair in study.agreements)),
         sweep=found.each(sweep_point, ((*point, first) for point in sweep)),
         chosen=found.each(explained, ((m, first) for m in study.methods if m.value is None)),
@@ -234,27 +234,33 @@ def _diagrams(workshops: list[Workshop], found: Gathering) -> dict[tuple[str, st
 # Detection of out-of-distribution inputs --------------------------------------------------------
 
 
-def _detect(workshop: Workshop) -> list[Detected]:
-    """Measure every score of every method, and those that need no network for the first seed."""
+def _baselines(workshop: Workshop) -> list[Detected]:
+    """Measure scores that need no network, on as many inputs as any method sees."""
     study, data = workshop.study, workshop.data
     if study.detection is None:
         return []
-    found = []
-    if workshop.seed == study.seeds[0]:
-        count = data.count(max(study.share(m, study.base).inputs for m in study.detection.methods))
-        inside, outside = (
-            data.load(shift, count).inputs for shift in (study.base, study.detection.outside)
-        )
-        for name, score in study.detection.baselines.items():
-            found.append(detected(NO_NETWORK, workshop.seed, name, score(inside), score(outside)))
-    for method in study.detection.methods:
-        ready = chosen(method, workshop)
-        known, unknown = (
-            scores(predict_shift(ready, shift, workshop).load())
-            for shift in (study.base, study.detection.outside)
-        )
-        found += [detected(ready, workshop.seed, n, known[n], unknown[n]) for n in known]
-    return found
+    count = data.count(max(study.share(m, study.base).inputs for m in study.detection.methods))
+    shifts = study.base, study.detection.outside
+    inside, outside = (data.load(shift, count).inputs for shift in shifts)
+    return [
+        detected(NO_NETWORK, workshop.seed, name, score(inside), score(outside))
+        for name, score in study.detection.baselines.items()
+    ]
+
+
+def _detections(workshops: list[Workshop]) -> Iterable[tuple[Workshop, Method, str]]:
+    detection = workshops[0].study.detection
+    return () if detection is None else product(workshops, detection.methods, [detection.outside])
+
+
+def _detect(workshop: Workshop, method: Method, outside: str) -> list[Detected]:
+    """Measure every score that the saved predictions of a method have."""
+    ready = chosen(method, workshop)
+    known, unknown = (
+        scores(predict_shift(ready, shift, workshop).load())
+        for shift in (workshop.study.base, outside)
+    )
+    return [detected(ready, workshop.seed, name, known[name], unknown[name]) for name in known]
 
 
 def detected(method: Method, seed: int, name: str, inside: Tensor, outside: Tensor) -> Detected:

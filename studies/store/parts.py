@@ -1,7 +1,8 @@
-"""What a stage in hand has reached so far, on disk: checkpoints of training, blocks of predictions.
+"""Parts of an unfinished artefact on disk, and the lock of the process that makes it.
 
-A part is a record like an artefact, and as sure: one that is torn, or comes from other artefacts
-than are there now, counts as missing. When the artefact is complete, its parts are removed.
+Parts are checkpoints of training and blocks of predictions. A part that is torn, or was made from
+other artefacts than those present now, counts as missing. When the artefact is complete, its parts
+are removed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Parts:
     origin: Header
 
     def load(self, name: str) -> Record | None:
-        """Return a part, or None where it is missing, damaged or of another origin."""
+        """Return a part, or None if it is missing, damaged or of another origin."""
         try:
             record = read_record(self._path(name))
         except (FileNotFoundError, DamagedError):
@@ -47,16 +48,16 @@ class Parts:
         return record if record.header.get("origin") == self.origin else None
 
     def save(self, name: str, content: Content, header: Header) -> None:
-        """Write a part, in the place of an older one of this name."""
+        """Write a part, replacing an older one of this name."""
         _, data = encode(content, {**header, "origin": self.origin})
         write_file(self._path(name), data)
 
     def names(self) -> list[str]:
-        """Return the names of the parts that are there, in their order."""
+        """Return the names of all parts, sorted."""
         return sorted(path.stem for path in self.folder.glob("[!.]*.safetensors"))
 
     def prepare(self) -> None:
-        """Make the folder, and remove what a killed run left half written in it and around it."""
+        """Make the folder, and remove the drafts of a killed run in it and next to it."""
         with writing(self.folder):
             self.folder.mkdir(exist_ok=True)
         remove_drafts(self.folder.parent)
@@ -84,12 +85,12 @@ def locked(
 ) -> Iterator[None]:
     """Hold the lock of a path inside.
 
-    The file stays behind: it means nothing by itself, and to remove it would be a race.
+    The file is not removed: it has no content, and removing it would be a race.
 
     Args:
-        path: a file of no content, made where it is missing.
+        path: an empty file, made if it is missing.
         on_wait: called when another process holds the lock, before waiting for it.
-        on_missing: called where the system has no locks; then two runs are not kept apart.
+        on_missing: called where the system has no locks; two runs are then not safe.
     """
     with writing(path):
         file = path.open("ab")
@@ -100,7 +101,7 @@ def locked(
 
 
 def _acquired(file: BinaryIO, on_wait: Callable[[], None]) -> bool:
-    """Take the lock, waiting for it; return whether there are locks at all."""
+    """Wait for the lock; return False where the system has no locks."""
     if fcntl is None:
         return False
     try:

@@ -1,7 +1,8 @@
-"""One file that tells by itself whether it is whole: safetensors, and a JSON header inside.
+"""A file that can be verified by itself: safetensors with a JSON header inside.
 
-The header holds the hash of the content, and is itself sealed with a hash: no byte that matters can
-change unnoticed. The content of a posterior is a file that `acnml.load` reads as well.
+The header holds the hash of the content and is protected by a hash of its own, so that every change
+is detected. `acnml.load` can read the file if it holds a posterior or a curvature. Settings become
+JSON that is the same for the same settings.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ import acnml
 from acnml.cli._shared.files import writing
 from acnml.fitting.curvature import Curvature
 
-EXACT = 2**53  # up to here every whole number is a float
+EXACT = 2**53  # up to here every integer is exactly a float
 
 
 def to_plain(value: Any, what: str = "settings") -> Any:
-    """Return the value as JSON has it: a dataclass becomes {its name: its fields}.
+    """Return the value as plain JSON data: a dataclass becomes {its name: its fields}.
 
     1 and 1.0 are the same setting, and so are a tuple and a list.
 
@@ -54,12 +55,12 @@ def to_plain(value: Any, what: str = "settings") -> Any:
 
 
 def canonical(value: Any, what: str = "settings") -> str:
-    """Return the one JSON text that stands for the value."""
+    """Return the canonical JSON text of the value."""
     return json.dumps(to_plain(value, what), sort_keys=True, separators=(",", ":"))
 
 
 def digest(*parts: str | bytes | memoryview) -> str:
-    """Return the SHA-256 of some texts or bytes, each counted with its length."""
+    """Return the SHA-256 of texts or bytes, each preceded by its length."""
     total = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -81,10 +82,10 @@ Header = Mapping[str, Any]
 @final
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a stage has made: tensors by name, and facts (plain data) about them.
+    """The result of a stage: tensors by name, and facts (plain data) about them.
 
-    Facts are found, such as a chosen temperature; what was set before belongs to the stage. They
-    hold no times, so that the same content has the same hash.
+    Facts are found by the stage, such as a chosen temperature; settings belong to the stage itself.
+    Facts hold no times, so that the same content has the same hash.
     """
 
     tensors: Mapping[str, Tensor]
@@ -105,7 +106,7 @@ class Content:
 
 
 class Record(NamedTuple):
-    """A file that was read and found whole."""
+    """A file that was read and verified."""
 
     content: Content
     header: Header
@@ -113,7 +114,7 @@ class Record(NamedTuple):
 
 @final
 class DamagedError(ValueError):
-    """A file that is torn, was tampered with, or is no record at all."""
+    """A file that is torn, was changed, or is no record."""
 
 
 def encode(content: Content, header: Header) -> tuple[Header, bytes]:
@@ -127,18 +128,18 @@ def encode(content: Content, header: Header) -> tuple[Header, bytes]:
 
 
 def read_record(path: Path) -> Record:
-    """Read and check a file; a missing one is a FileNotFoundError."""
+    """Read and verify a file; a missing one is a FileNotFoundError."""
     tensors, metadata = _read(path)
     header = _header(path, metadata)
     others = {key: text for key, text in metadata.items() if key != RECORD}
     content = Content(tensors, header["facts"], others)
     if _content_hash(content) != header["content_hash"]:
-        raise DamagedError(f"{path}: its content does not have the hash that its header states")
+        raise DamagedError(f"{path}: its content does not match the hash in its header")
     return Record(content, header)
 
 
 def read_header(path: Path) -> Header:
-    """Read and check the header alone."""
+    """Read and verify the header only."""
     with _opened(path) as file:
         return _header(path, file.metadata() or {})
 
@@ -165,7 +166,7 @@ def _header(path: Path, metadata: Mapping[str, str]) -> Header:
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedError(f"{path} has no header that can be read: {error!r}") from error
     if digest(canonical(header)) != seal:
-        raise DamagedError(f"{path}: its header does not have the hash it states")
+        raise DamagedError(f"{path}: its header does not match its hash")
     return header
 
 
@@ -177,10 +178,10 @@ def _content_hash(content: Content) -> str:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """View the memory of a tensor; nothing is copied."""
+    """View the memory of a tensor without a copy."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _on_disk(tensor: Tensor) -> Tensor:
-    # A clone of its own, because two names may share memory, which the format refuses.
+    # A clone, because two names may share memory, which the format refuses.
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

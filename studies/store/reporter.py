@@ -1,8 +1,8 @@
-"""What a run tells people: a progress bar, a line for every stage, and the file run.log.
+"""Progress of a run: a bar, a line for every stage, and the file run.log.
 
-In a terminal the stage in hand has a bar with the time that remains; elsewhere (a pipe, CI) there
-are only lines. The log has every line with the time and the number of the process, so that two runs
-in one folder can be told apart.
+In a terminal the current stage has a bar with the remaining time; elsewhere (a pipe, CI) there are
+only lines. The log has every line with the time and the process id, so that two runs in one folder
+can be distinguished.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Bar:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        # Blocks may take minutes each: the speed is that of all of them, not of the last seconds.
+        # Blocks may take minutes each: the speed is the average over all of them.
         self.rich = Progress(
             *columns,
             console=console,
@@ -45,13 +45,13 @@ class Bar:
         self._task = self.rich.add_task(title, total=None)
 
     def progress(self, done: int, total: int) -> None:
-        """Show that so much is done; the first call says where the run starts, at no speed."""
+        """Show progress; the first call sets the start and does not count for the speed."""
         self.rich.update(self._task, completed=done, total=total)
 
 
 @final
 class Reporter:
-    """Tells the person at the terminal and the log what happens.
+    """Writes to the terminal and the log.
 
     Args:
         console: where lines and bars go.
@@ -74,13 +74,13 @@ class Reporter:
         line = f"{now}  {os.getpid():>7}  {_line(event, subject, detail)}\n"
         with writing(self._log):
             self._log.parent.mkdir(parents=True, exist_ok=True)
-            # One write to the end of the file: the lines of two runs do not mix.
+            # One write to the end of the file, so that the lines of two runs do not mix.
             with self._log.open("ab", buffering=0) as file:
                 file.write(line.encode())
 
     @contextmanager
     def stage(self, title: str) -> Iterator[Bar]:
-        """Show a bar inside, and say when the stage ends by an error."""
+        """Show a bar inside, and log an error that ends the stage."""
         self.note("begun", title)
         bar = Bar(self._console, title)
         try:
@@ -88,13 +88,13 @@ class Reporter:
                 yield bar
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            with suppress(OSError):  # the error itself is what must be heard of
+            with suppress(OSError):  # the first error is the one to report
                 self.note("stopped", title, reason)
             raise
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as people say it.
+    """Return a duration in readable units.
 
     >>> [duration(seconds) for seconds in (0.0123, 1.5, 75, 7300)]
     ['12.3 ms', '1.5 s', '1 min 15 s', '2 h 1 min']

@@ -18,17 +18,17 @@ SHORT = 12  # digits of a key that tell the stages of a study apart
 @final
 @dataclass(frozen=True)
 class Stage:
-    """What one artefact is, said by all that decides it.
+    """The description of an artefact by everything that decides it.
 
-    Two stages with the same key are the same; when a setting changes, the keys of exactly those
-    stages change that have it among their settings or need a stage that has.
+    Two stages with the same key are the same. When a setting changes, exactly those keys change
+    whose stages have it among their settings or need a stage that has it.
 
     Args:
-        name: says to people what it is, such as "predict acnml 60°".
-        settings: plain data (a frozen dataclass, say): all that the result depends on and that no
-            needed stage has. What is read from outside stands here as its checksum.
+        name: for people, such as "predict acnml 60°".
+        settings: plain data, such as a frozen dataclass: everything that the result depends on and
+            that no needed stage has. Outside data enter as their checksum.
         seed: of everything random in it.
-        version: of the code that does it; raise it when a change of the code changes the result.
+        version: of its code; raise it when a change of the code changes the result.
         needs: the stages whose artefacts it reads.
     """
 
@@ -43,13 +43,13 @@ class Stage:
 
     @cached_property
     def key(self) -> str:
-        """The SHA-256 of all that decides the result."""
+        """The SHA-256 of everything that decides the result."""
         needs = [stage.key for stage in self.needs]
         return digest(canonical([self.name, self.settings, self.seed, self.version, needs]))
 
     @property
     def title(self) -> str:
-        """How people are told of it."""
+        """The name and the seed, for people."""
         return f"{self.name}, seed {self.seed}"
 
     @property
@@ -62,7 +62,7 @@ class Stage:
 @final
 @dataclass(frozen=True)
 class Artefact:
-    """A result on disk; its header is at hand, its tensors are read when asked for.
+    """A result on disk; its header is loaded, its tensors are read on demand.
 
     Args:
         stage: what it is.
@@ -76,21 +76,21 @@ class Artefact:
 
     @property
     def facts(self) -> Header:
-        """What the stage found beside its tensors."""
+        """Plain data that the stage found."""
         return self.header["facts"]
 
     @property
     def seconds(self) -> float:
-        """How long the work in it took, in all runs together."""
+        """The time of the work in it, over all runs."""
         return float(self.header["seconds"])
 
     @property
     def seconds_per_input(self) -> float:
-        """How long one input took, where the artefact is predictions."""
+        """The time per input, if the artefact holds predictions."""
         return self.seconds / int(self.facts["inputs"])
 
     def load(self) -> Params:
-        """Read the tensors, checking them once more."""
+        """Read and verify the tensors."""
         return dict(read_record(self.path).content.tensors)
 
     def load_saved(self) -> Any:

@@ -1,13 +1,13 @@
-"""The folder of a study's artefacts: what is finished is used, what is missing is made.
+"""The folder of a study's artefacts: finished ones are used, missing ones are made.
 
-    OUT/run.log                         what happened, for people
+    OUT/run.log                         what happened
     OUT/artefacts/<name>-seed<n>-<key>/
-        artefact.safetensors            the result with its header, complete or not there
-        header.json                     the header again, for people
-        parts/                          what is finished of it while it is being made
+        artefact.safetensors            the result with its header, complete or absent
+        header.json                     the header again, to be read by people
+        parts/                          finished parts while it is being made
         lock                            held by the process that makes it
 
-Artefacts of other settings are left alone, so that going back to them costs nothing.
+Artefacts of other settings are kept, so that going back to them costs nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _commit() -> str | None:
 
 
 def hardware() -> dict[str, Any]:
-    """Return what the computation runs on."""
+    """Return the hardware of this machine."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
@@ -71,7 +71,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the processor's name, which Python itself does not know on Linux."""
+    """Return the processor's name, which Python does not provide on Linux."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else ""
     name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
@@ -88,9 +88,9 @@ class Store:
     """The artefacts of a study.
 
     Args:
-        out: the folder; it is made when there is something to write.
-        study: the whole description of the study, a frozen dataclass; every artefact tells it.
-        reporter: hears what happens.
+        out: the folder; made when something is written.
+        study: the settings of the study, a frozen dataclass; every artefact's header has them.
+        reporter: writes to the terminal and the log.
     """
 
     def __init__(self, out: Path, study: Any, reporter: Reporter) -> None:
@@ -99,18 +99,18 @@ class Store:
         self._said = set[str]()
 
     def make(self, stage: Stage, function: Make) -> Artefact:
-        """Return the stage's artefact; where there is none, let the function make it."""
+        """Return the stage's artefact; if it is missing, let the function make it."""
         return self._finished(
             stage, lambda parts, bar: make_in_one_go(function, parts, bar, stage.seed)
         )
 
     def predict(self, stage: Stage, inputs: int, block: int, compute: Compute) -> Artefact:
-        """Return the stage's predictions; where there are none, compute them block by block.
+        """Return the stage's predictions; if they are missing, compute them block by block.
 
         Args:
-            stage: its settings must decide what the inputs are, and how many.
+            stage: its settings must decide the inputs and their number.
             inputs: their number.
-            block: how many to compute at once: what a killed run may lose.
+            block: how many to compute at once: what a killed run can lose.
             compute: rows of the inputs -> tensors whose first dimension counts the rows.
         """
         blocks = blocks_of(inputs, block)
@@ -120,21 +120,21 @@ class Store:
         if artefact.facts["inputs"] != inputs:
             raise ValueError(
                 f"{stage.title} was finished for {artefact.facts['inputs']} inputs, now there are "
-                f"{inputs}: what decides their number must stand in the stage's settings"
+                f"{inputs}: what decides their number must be in the stage's settings"
             )
         return artefact
 
     def find(self, stage: Stage) -> Artefact | None:
-        """Return the stage's artefact, or None where it has yet to be made."""
+        """Return the stage's artefact, or None if it is missing."""
         found = self._look(stage)
         return found if isinstance(found, Artefact) else None
 
     def _finished(self, stage: Stage, produce: Produce) -> Artefact:
-        """Reuse the artefact, or make it while no other process does."""
+        """Reuse the artefact, or make it under the lock."""
         self._once("started", ", ".join(self._study), _made_with())
         parts = self._parts(stage)
         found = self._look(stage)
-        # Parts beside an artefact: a run was killed before it removed them, or is about to.
+        # Parts next to an artefact: a run was killed before it removed them, or is about to do so.
         if isinstance(found, str) or parts.folder.exists():
             with self._locked(stage):
                 found = self._look(stage)
@@ -145,7 +145,7 @@ class Store:
         return found
 
     def _look(self, stage: Stage) -> Artefact | str:
-        """Return the artefact, or say why there is none to be used."""
+        """Return the artefact, or the reason why it cannot be used."""
         path = self._place(stage) / ARTEFACT
         try:
             header = read_record(path).header
@@ -154,11 +154,11 @@ class Store:
         except DamagedError as error:
             return str(error)
         if header.get("origin") != self._origin(stage):
-            return "it was made from something else than is there now"
+            return "it was made from other artefacts than those present now"
         return Artefact(stage, path, header)
 
     def _made(self, stage: Stage, parts: Parts, produce: Produce, why: str) -> Artefact:
-        """Make the artefact; the lock is ours."""
+        """Make the artefact; this process holds the lock."""
         if why != MISSING:
             self._reporter.tell("again", stage.title, why)
         parts.prepare()
@@ -192,7 +192,7 @@ class Store:
         }
 
     def _origin(self, stage: Stage) -> Header:
-        """Return what decides a stage's result: its key, and the content of what it needs."""
+        """Return the stage's key, and the content hashes of what it needs."""
         paths = {need.label: self._place(need) / ARTEFACT for need in stage.needs}
         made_from = {label: _content_hash(path) for label, path in paths.items()}
         return {"key": stage.key, "made_from": made_from}
@@ -219,14 +219,14 @@ class Store:
         return self._folder / stage.label
 
     def _once(self, event: str, subject: str, detail: str) -> None:
-        """Write a line to the log the first time only."""
+        """Write a line to the log once."""
         if event not in self._said:
             self._said.add(event)
             self._reporter.note(event, subject, detail)
 
 
 def _took(artefact: Artefact) -> str:
-    """Say how long an artefact took to make."""
+    """Return the time that an artefact took."""
     whole = duration(artefact.seconds)
     if "inputs" not in artefact.facts:
         return whole

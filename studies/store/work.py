@@ -18,7 +18,7 @@ CHECKPOINT = "checkpoint"
 
 
 class Done(NamedTuple):
-    """What was made, and the seconds of the work in it: without pauses and what a kill has lost."""
+    """A result, and the seconds of work in it, without pauses and lost work."""
 
     content: Content
     seconds: float
@@ -26,10 +26,10 @@ class Done(NamedTuple):
 
 @final
 class Work:
-    """One stage in hand.
+    """A stage in progress.
 
-    Torch's global random state is seeded from the stage's seed when the stage begins and anew at
-    every checkpoint, so that a resumed training draws what an uninterrupted one draws.
+    Torch's global random state is seeded from the stage's seed at the beginning and at every
+    checkpoint, so that a resumed training draws the same random numbers as an uninterrupted one.
     """
 
     def __init__(self, parts: Parts, bar: Bar, seed: int) -> None:
@@ -38,11 +38,11 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """What the work so far has taken, that of the checkpoint it goes on from included."""
+        """The time of the work so far, including that before the last checkpoint."""
         return self._before + perf_counter() - self._since
 
     def resume(self) -> Content | None:
-        """Return the last checkpoint, or None where the work starts at the beginning."""
+        """Return the last checkpoint, or None if there is none."""
         record = self._parts.load(CHECKPOINT)
         if record is None:
             return None
@@ -52,14 +52,14 @@ class Work:
         return record.content
 
     def checkpoint(self, content: Content) -> None:
-        """Keep all that is needed to go on from here, in the place of the checkpoint before."""
+        """Save everything that is needed to continue, replacing the last checkpoint."""
         self._checkpoints += 1
         header = {"seconds": self.seconds, "checkpoints": self._checkpoints}
         self._parts.save(CHECKPOINT, content, header)
         torch.manual_seed(mixed(self._seed, self._checkpoints))
 
     def progress(self, done: int, total: int) -> None:
-        """Move the progress bar: so many epochs, batches or images of all."""
+        """Move the progress bar."""
         self._bar.progress(done, total)
 
 
@@ -67,7 +67,7 @@ Make: TypeAlias = Callable[[Work], Content]
 
 
 def make_in_one_go(function: Make, parts: Parts, bar: Bar, seed: int) -> Done:
-    """Let a function do a stage."""
+    """Run the function of a stage."""
     with seeded(mixed(seed, 0)):
         work = Work(parts, bar, seed)
         content = function(work)
@@ -77,7 +77,7 @@ def make_in_one_go(function: Make, parts: Parts, bar: Bar, seed: int) -> Done:
 
 
 def mixed(seed: int, step: int) -> int:
-    """Return a seed for one step of many, unrelated to those of the others."""
+    """Return a seed for one of many steps, unrelated to the others."""
     return int(digest(f"{seed}", f"{step}")[:15], 16)
 
 
@@ -99,7 +99,7 @@ def blocks_of(inputs: int, size: int) -> list[slice]:
 def predict_in_blocks(
     compute: Compute, blocks: list[slice], parts: Parts, bar: Bar, seed: int
 ) -> Done:
-    """Compute the blocks that are not on disk yet, and join all of them."""
+    """Compute the missing blocks, and join all of them."""
     finished = {rows.start: _load(parts, rows) for rows in blocks}
     done = sum(rows.stop - rows.start for rows in blocks if finished[rows.start])
     total = blocks[-1].stop
@@ -114,10 +114,10 @@ def predict_in_blocks(
 
 
 def _compute(compute: Compute, rows: slice, seed: int) -> Done:
-    """Compute one block. What it draws depends on the block alone, not on those before it."""
+    """Compute one block; its random numbers depend on the block only."""
     since = perf_counter()
     with seeded(mixed(seed, rows.start)):
-        # To the CPU while the clock runs: a GPU may still be computing what it has returned.
+        # Moving to the CPU is timed too: a GPU computes asynchronously.
         tensors = {name: tensor.detach().cpu() for name, tensor in compute(rows).items()}
     seconds = perf_counter() - since
     for name, tensor in tensors.items():
@@ -139,7 +139,7 @@ def _name(rows: slice) -> str:
 
 
 def _joined(blocks: list[Done], inputs: int) -> Done:
-    """Put the blocks together in their order."""
+    """Join the blocks in order."""
     names = [sorted(block.content.tensors) for block in blocks]
     if not names[0] or names != names[:1] * len(names):
         raise ValueError(f"every block must have the same tensors, these have {names}")

@@ -1,4 +1,4 @@
-"""The theory, measured: how far from exact CNMAP its approximations are as the data grow.
+"""The theory study: errors of approximations of exact CNMAP as the data grow.
 
 For every size n: fit, refit exactly with every query and label, estimate the same refits by the
 influence function and by ACNML, and compare errors with bounds. See `acnml.exact.theory` for what

@@ -1,6 +1,6 @@
-"""The theory study in a table and in one sentence: what terminal and report have in common.
+"""The theory study's table and closing sentence, for the terminal and the report.
 
-Nothing here is written in advance: the words follow the numbers.
+The sentence follows the numbers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The toy study in a table and in one sentence: what the terminal and the report have in common.
+"""The toy study's tables and closing sentence, for the terminal and the report.
 
-Nothing here is written in advance: the words follow the numbers.
+The sentence follows the numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from studies.toy.study import CNMAP, METHODS, Findings
 
-UNDECIDED = 0.05  # a mean confidence within this of one half is called no preference
+UNDECIDED = 0.05  # a mean confidence within this of one half counts as no preference
 CONFIDENCE, DISTANCE = "Mean confidence on the map", "Mean distance to CNMAP"
 
 
@@ -29,7 +29,7 @@ def tables(findings: Findings) -> dict[str, dict[str, list[str]]]:
 
 
 def closing_sentence(findings: Findings) -> str:
-    """Say what becomes of every method's confidence far away from the data."""
+    """Describe every method's confidence far from the data."""
     ends = {method: values[-1] for method, values in findings.rings.items()}
     doubtful = [method for method, end in ends.items() if end <= 0.5 + UNDECIDED]
     sure = [f"{method} is {end:.0%} sure" for method, end in ends.items() if method not in doubtful]
@@ -49,7 +49,7 @@ def grows_bolder(findings: Findings) -> bool:
 
 
 def listed(items: list[str]) -> str:
-    """Join words as one does in a sentence."""
+    """Join words with commas and “and”."""
     return ", ".join(items[:-1]) + " and " + items[-1] if len(items) > 1 else items[0]
 
 

@@ -1,8 +1,8 @@
-"""The processes that train one network together: mostly one, or those that `torchrun` starts.
+"""The processes that train one network: usually one, or those that `torchrun` starts.
 
-Every process sees the same batches and learns from its own share of each, so that the settings and
-not the number of processes decide what is learnt. Only batch norm differs: each process normalises
-its share by itself, and the running statistics are those of the first process.
+Every process sees the same batches and learns from its own share of each, so that the result does
+not depend on the number of processes. Only batch norm differs: each process normalises its own
+share, and the running statistics are those of the first process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-# Others wait while the first process alone writes checkpoints and renews batch-norm statistics.
+# The others wait while the first process writes checkpoints and renews batch-norm statistics.
 PATIENCE = timedelta(hours=1)
 CPU = torch.device("cpu")
 
@@ -26,10 +26,10 @@ CPU = torch.device("cpu")
 @final
 @dataclass(frozen=True)
 class Processes:
-    """One of some processes.
+    """One of the processes.
 
     Attributes:
-        rank: the number of this one; the first, 0, leads: it alone touches the disk.
+        rank: the number of this process; process 0 leads and is the only one that uses the disk.
         count: how many there are.
         device: where this one computes.
     """
@@ -71,18 +71,18 @@ class Processes:
         return tensor
 
     def require_enough(self, data: int, batch_size: int) -> None:
-        """Refuse batches in which a process would have no image."""
+        """Refuse batches in which a process would have no input."""
         smallest = min(data, data % batch_size or batch_size)
         if smallest < self.count:
             raise ValueError(
-                f"{data} images in batches of {batch_size} have a batch of {smallest}, too small "
+                f"{data} inputs in batches of {batch_size} have a batch of {smallest}, too small "
                 f"for {self.count} processes: take another batch_size, or fewer processes"
             )
 
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """Join the processes that `torchrun` has started, or be the only one where it has not."""
+    """Join the processes that `torchrun` has started, or be the only one."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     device = _device(int(os.environ.get("LOCAL_RANK", "0")))
     if count == 1:
@@ -99,7 +99,7 @@ def joined() -> Iterator[Processes]:
 
 
 def _device(local_rank: int) -> torch.device:
-    """Return the GPU of a process on its machine, where there are GPUs."""
+    """Return the GPU of a process, or the CPU where there is none."""
     if not torch.cuda.is_available():
         return CPU
     if local_rank >= (there := torch.cuda.device_count()):

@@ -7,50 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol, final
+from typing import TypeAlias, final
 
 from studies.settings import require_positive_fields
 
 PLATEAU, DECAYED = 0.5, 0.9  # shares of the way to the SWA start between which the rate falls
 SGD_DECAY = 0.01  # final factor of the rate in SWAG's code when nothing is averaged
-
-
-class Schedule(Protocol):
-    """SGD with momentum: how long, at which rate, and from when on weights are collected."""
-
-    @property
-    def epochs(self) -> int:
-        """Passes over the data."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """Inputs in a step, of all processes together."""
-        ...
-
-    @property
-    def momentum(self) -> float:
-        """Of SGD."""
-        ...
-
-    @property
-    def weight_decay(self) -> float:
-        """Of all parameters."""
-        ...
-
-    @property
-    def swa_start(self) -> int:
-        """The first epoch after which weights are collected; `epochs` collects none."""
-        ...
-
-    @property
-    def rank(self) -> int:
-        """How many of the last deviations SWAG keeps."""
-        ...
-
-    def rate(self, epoch: float) -> float:
-        """Return the learning rate; half of the first epoch is 0.5."""
-        ...
 
 
 @final
@@ -140,6 +102,11 @@ class Averaging:
         """Return the baseline SGD: nothing is collected, and the rate falls to a hundredth."""
         slow = SGD_DECAY * self.learning_rate
         return replace(self, swa_start=self.epochs, swa_learning_rate=slow)
+
+
+# What the training loop takes: SGD with momentum, whose rate may change at every step, and which
+# collects weights from `swa_start` on.
+Schedule: TypeAlias = Descent | Averaging
 
 
 @final

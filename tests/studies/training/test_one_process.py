@@ -131,7 +131,7 @@ def test_no_images_are_refused():
 
 
 def test_batches_too_small_for_the_processes_are_refused():
-    with pytest.raises(ValueError, match="26 images in batches of 8 have a batch of 2, too small"):
+    with pytest.raises(ValueError, match="26 inputs in batches of 8 have a batch of 2, too small"):
         train(task_of("plain"), TRAINING, SEED, Processes(0, 3), Nobody())
 
 

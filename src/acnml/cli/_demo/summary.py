@@ -42,7 +42,7 @@ def closing_sentence(findings: Findings) -> str:
 
 
 def better_forms(findings: Findings) -> list[str]:
-    """Return the forms of ACNML that are clearly better calibrated on rotated digits than rivals."""
+    """Return the forms of ACNML that are clearly better calibrated on rotated digits."""
     rivals = min(findings.turned(method, "ece") for method in (MAP, BMA))
     return [m for m in (ACNML, LAST_LAYER) if findings.turned(m, "ece") < rivals - CLEARLY]
 

@@ -76,7 +76,7 @@ def test_text_becomes_what_the_field_is(assignments, expected):
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("low", "'low' is no setting; write name=value"),
+        ("low", "'low' is not a setting; write name=value"),
         ("lwo=3", "there is no setting 'lwo'; did you mean low?"),
         ("epochs=3", "there is no setting 'epochs'; did you mean training.epochs?"),
         ("training.epoch=3", "did you mean training.epochs?"),
