@@ -30,6 +30,7 @@ NO_CHECKPOINTS = "switch the model's gradient checkpointing off"
 # What torch says about a model that fails -> what to do, where that does not say it.
 REMEDIES = {
     "saved tensor hooks": NO_CHECKPOINTS,
+    "_NoopSaveInputs": NO_CHECKPOINTS,  # in torch 2.6
     "NestedTensorImpl": "build the nn.TransformerEncoder with enable_nested_tensor=False",
     "positional arguments but": "of a tuple that a loader yields, all but the last are inputs",
 }
