@@ -85,7 +85,19 @@ def calibrated():
     model, *loaders = problem()
     single = [[(x.float(), y) for x, y in loader] for loader in loaders]
     train, validation, test = single
-    return acnml.calibrate(model.float(), train, validation, price=0.02), joined(test)[0]
+    plain = nn.Sequential(model.body, nn.Tanh(), model.head).float()
+    return acnml.calibrate(plain, train, validation, price=0.02), joined(test)[0]
+
+
+def test_a_model_that_fixes_its_batch_is_refused(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, *loaders = problem()  # it counts its inputs with len(x)
+    train, validation, _ = ([(x.float(), y) for x, y in loader] for loader in loaders)
+    predict = acnml.calibrate(model.float(), train, validation, price=0.02)
+    with pytest.raises(ValueError, match=r"does not run on a batch of 1: (.|\n)*len\(x\)"):
+        acnml.export_onnx(predict, train[0][0], tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_onnx_file(calibrated, tmp_path):
@@ -106,19 +118,15 @@ def test_onnx_file(calibrated, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_a_failed_export_leaves_nothing(calibrated, tmp_path):
+def test_a_failed_export_leaves_nothing(calibrated, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     predict, x = calibrated
     with pytest.raises(ValueError, match="at least two inputs"):
         acnml.export_onnx(predict, x[:1], tmp_path / "model.onnx")
+    monkeypatch.setattr("acnml.export.LARGEST_DIFFERENCE", 0.0)
     with pytest.raises(ValueError, match=r"differs by .* in probability"):
-        acnml.export_onnx(
-            acnml.Acnml(predict.classifier, predict.predictor.posterior, alpha=1e6),
-            x[:8],
-            tmp_path / "model.onnx",
-            steps=0,
-        )
+        acnml.export_onnx(predict, 3 * x[:8], tmp_path / "model.onnx", steps=0)
     assert list(tmp_path.iterdir()) == []
 
 
