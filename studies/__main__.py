@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from acnml.cli._shared.files import require_writable
 from acnml.cli._shared.terminal import run_short
 from studies.data import commands
-from studies.engine.command import Settings, build, register, train_network
+from studies.engine.command import EXPECTED, Settings, build, register, train_network
 from studies.engine.study import Kind
+from studies.settings import override
+from studies.settings import preset as choose_preset
+from studies.store import Reporter, Store
 
 
 def kinds() -> dict[str, Kind[Any]]:
@@ -58,6 +62,27 @@ def build_app() -> typer.Typer:
         require_writable(out)
         report = partial(write_report, folder=out)
         run_short(TheoryStudy(seed=seed), run, report, results_table, closing_sentence)
+
+    @app.command()
+    def calibrate(
+        out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("calibrate"),
+        preset: Annotated[str, typer.Option(help="quick or full.")] = "quick",
+        settings: Settings = None,
+    ) -> None:
+        """Compare acnml.calibrate with the temperature of equal price under shift.
+
+        Run the same command again to continue an interrupted run.
+        """
+        from studies.calibrate import PRESETS, run
+
+        try:
+            require_writable(out)
+            study = override(choose_preset(PRESETS, preset), settings or [])
+            console = Console()
+            store = Store(out, study, Reporter(console, out / "run.log"))
+            console.print(f"Report: {run(study, out, store)}", soft_wrap=True, highlight=False)
+        except EXPECTED as error:
+            sys.exit(str(error))
 
     for kind in kinds().values():
         register(app, kind)
