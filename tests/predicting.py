@@ -47,7 +47,7 @@ def bad_inputs() -> list:
         (two, (normal(3, 3), normal(2, 2)), "differ in length"),
         (two, (normal(3, 3),), "failed on inputs"),
         (two, {"left": normal(3, 3), "wrong": normal(3, 2)}, "failed on inputs"),
-        (two, (), "holds no tensors"),
+        (two, (), "contains no tensors"),
     ]
 
 

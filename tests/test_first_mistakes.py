@@ -69,7 +69,7 @@ def test_only_acnml_has_an_alpha(choose):
 def test_a_choice_is_no_number():
     model = MLP.model()
     choice = tuning.alpha_by_nll(Acnml(Classifier(model), diagonal(model)), DATA, [0.1])
-    with pytest.raises(TypeError, match=r"alpha must be a number, got a Choice: give its \.value"):
+    with pytest.raises(TypeError, match=r"alpha must be a number, got a Choice: pass its \.value"):
         Acnml(Classifier(model), diagonal(model), alpha=choice)
     with pytest.raises(TypeError, match=r"alpha must be a number, got a str$"):
         Acnml(Classifier(model), diagonal(model), alpha="1")
@@ -121,13 +121,15 @@ def test_parameters_of_another_model_are_refused():
 
 
 def test_a_loader_that_yields_more_than_pairs_is_explained():
-    with pytest.raises(ValueError, match=r"batch 0: .* of a tuple .* all but the last are inputs"):
+    with pytest.raises(ValueError, match=r"batch 0: .* in a tuple .* but the last are inputs"):
         acnml.fit_kfac_laplace(Classifier(MLP.model()), [(X, Y, torch.arange(6))])
 
 
 @pytest.mark.parametrize("value", [Classifier(MLP.model()), acnml.Gradient(), {"a": X}])
 def test_only_what_can_be_loaded_is_saved(value, tmp_path):
-    with pytest.raises(TypeError, match="only posteriors, curvatures, Swag and predictors can be stored, got"):
+    with pytest.raises(
+        TypeError, match="only posteriors, curvatures, Swag and predictors can be stored, got"
+    ):
         acnml.save(value, tmp_path / "file.safetensors")
     assert list(tmp_path.iterdir()) == []
 

@@ -51,7 +51,7 @@ X, Y = normal(4, 4).float(), torch.tensor([0, 1, 2, 0])
             ValueError,
             "no parameter or buffer 'haed.weight'; did you mean",
         ),
-        ([(X, Y)], [nn.Linear(4, 3)], ValueError, "holds no parameters of the given Linear"),
+        ([(X, Y)], [nn.Linear(4, 3)], ValueError, "has no parameters of the given Linear"),
         ([object()], ["head.weight"], TypeError, "must yield tuples, lists, mappings or tensors"),
     ],
 )

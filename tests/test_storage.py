@@ -59,9 +59,7 @@ def test_missing(tmp_path):
 
 def test_newer(stored):
     rewrite(stored, lambda header: header.update(format_version=99))
-    with pytest.raises(
-        StorageError, match="has format 99, this acnml reads up to 1: upgrade acnml"
-    ):
+    with pytest.raises(StorageError, match=r"has format 99, .* formats up to 1: upgrade acnml"):
         acnml.load(stored)
 
 
@@ -75,8 +73,8 @@ def test_newer(stored):
             "restored: 'x'",
         ),
         (lambda header: header["value"].update(extra=1), "cannot be restored.*extra"),
-        (lambda header: header.pop("value"), "header is damaged"),
-        (lambda header: header.update(format_version="new"), "header is damaged"),
+        (lambda header: header.pop("value"), "damaged header"),
+        (lambda header: header.update(format_version="new"), "damaged header"),
     ],
 )
 def test_damaged_header(stored, change, message):
@@ -89,9 +87,9 @@ def test_predictor_needs_the_classifier(stored, tmp_path):
     classifier = Classifier(MODELS[1].model())
     path = tmp_path / "map.safetensors"
     acnml.save(Map(classifier), path)
-    with pytest.raises(StorageError, match=r"holds a Map: load\(path, classifier\)"):
+    with pytest.raises(StorageError, match=r"holds a Map, .*: use load\(path, classifier\)"):
         acnml.load(path)
-    with pytest.raises(StorageError, match=r"holds a Diagonal, not a predictor: load\(path\)"):
+    with pytest.raises(StorageError, match=r"holds a Diagonal, not a predictor: use load\(path\)"):
         acnml.load(stored, classifier)
 
 
@@ -111,7 +109,7 @@ def test_a_predictor_is_for_the_weights_it_was_saved_with(of, tmp_path):
     model, path = MODELS[1].model(), tmp_path / "predictor.safetensors"
     predict = of(Classifier(model))
     acnml.save(predict, path)
-    with pytest.raises(StorageError, match=r"'0\.weight' of the given network is not what it was"):
+    with pytest.raises(StorageError, match=r"'0\.weight' of the given network differs from when"):
         acnml.load(path, Classifier(with_first_layer_untrained(model)))
     for dtype in (torch.float32, torch.float16, torch.bfloat16):  # rounding is no other weight
         loaded = acnml.load(path, Classifier(copy.deepcopy(model).to(dtype)))
@@ -149,7 +147,7 @@ def test_only_known_kinds_are_stored(tmp_path):
 
 def test_a_refusal_says_what_to_do(tmp_path):
     predict = NaiveCnml(Classifier(MODELS[1].model()), loader=[])
-    with pytest.raises(TypeError, match=r"type NaiveCnml, only Diagonal, .*construct the rest"):
+    with pytest.raises(TypeError, match=r"type NaiveCnml; .* are Diagonal, .*construct the rest"):
         acnml.save(predict, tmp_path / "predictor.safetensors")
     assert list(tmp_path.iterdir()) == []
 
