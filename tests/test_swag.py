@@ -144,10 +144,10 @@ def test_an_interrupted_fit_leaves_the_model_unchanged():
     ("act", "message"),
     [
         (lambda: Swag(rank=1), "rank must be at least 2"),
-        (lambda: Swag().diagonal(), "at least 2 updates to have a variance, got 0"),
+        (lambda: Swag().diagonal(), "at least 2 updates to estimate a variance, got 0"),
         (lambda: collected(nn.Linear(2, 2), torch.zeros(1, 6), Swag()).low_rank(), "got 1"),
         (lambda: fit_swag(Classifier(MODELS[1].model()), []), "the loader gave no batch"),
-        (lambda: fit_swag(Classifier(MODELS[1].model()), [X]), "batch 0: it has no labels"),
+        (lambda: fit_swag(Classifier(MODELS[1].model()), [X]), "batch 0: there are no labels"),
         (lambda: fit_swag(Classifier(MODELS[1].model()), [(X, Y)], epochs=1), "at least 2 epochs"),
         (
             lambda: fit_swag(Classifier(MODELS[1].model()), [(X, Y)] * 5, learning_rate=1e308),
