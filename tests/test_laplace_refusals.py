@@ -81,7 +81,7 @@ def one_dimensional() -> nn.Module:
 @pytest.mark.parametrize("build", [reparametrised, one_dimensional])
 def test_kfac_says_what_it_covers_where_a_model_has_none_of_it(build):
     classifier, data = Classifier(build()), [(X, Y)]
-    message = "KFAC covers Linear and Conv2d layers .* Sequential has none; take fit_swag"
+    message = "KFAC covers Linear and Conv2d layers .* Sequential has none; use fit_swag"
     with pytest.raises(ValueError, match=message):
         acnml.fit_kfac_laplace(classifier, data)
     posterior = acnml.fit_swag(classifier, data, epochs=2)  # the way out is one

@@ -153,7 +153,7 @@ class TestWithinPrice:
             ValueError, match=r"no value in the grid is within 0\.01 nats"
         ) as refused:
             within_price(Scaled, [0.1, 0.2], FOUR, 0.01, nll_at(0.8))
-        assert "give less cautious values or a higher price" in str(refused.value)
+        assert "use less cautious values or a higher price" in str(refused.value)
         assert "accuracy" in str(refused.value).splitlines()[1]
 
     def test_a_grid_in_the_wrong_order_is_refused(self):
@@ -209,7 +209,7 @@ class TestWithinPrice:
             (GRID, -0.1, 1.0, ValueError, "price must be finite and not negative, got -0.1"),
             (GRID, math.nan, 1.0, ValueError, "price must be finite"),
             (GRID, 0.1, math.inf, ValueError, "the reference NLL must be finite"),
-            (GRID, 0.1, "MAP", TypeError, "reference must be a predictor such as Map or its NLL"),
+            (GRID, 0.1, "MAP", TypeError, "reference must be a predictor such as Map, or its NLL"),
         ],
     )
     def test_refuses_bad_arguments_before_any_prediction(
