@@ -225,7 +225,7 @@ def _calibration_error(diagram: Reliability) -> float:
 
 
 def _flagged(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the in and out scores ≥ t for t = ∞ and then each distinct score, descending."""
+    """Count the in and out scores ≥ t for each distinct score t, descending, after a first 0."""
     in_scores = _checked_scores(in_scores, "in_scores")
     out_scores = _checked_scores(out_scores, "out_scores")
     levels, level = torch.unique(torch.cat([in_scores, out_scores]), return_inverse=True)

@@ -1,8 +1,12 @@
 """Laplace posteriors with diagonal, Kronecker-factored or full covariance.
 
 The precision of the posterior is the curvature of the training loss at the trained weights, summed
-over all data, plus the precision of the prior. A fit takes one pass over the training data. The
-network runs in eval mode, as in prediction.
+over all data, plus the precision τ of the prior N(0, I/τ). A fit takes one pass over the training
+data. The network runs in eval mode, as in prediction.
+
+In the code, θ̂ are the trained weights, a are the inputs of a layer, and δ are gradients at its
+outputs. A `Site` is a layer whose parameters the posterior covers, and a `Tape` is a recorded
+forward pass of the network.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ from acnml.fitting.fisher import ExactFisher, Fisher, MonteCarloFisher
 from acnml.head.features import Features, features, only_linear
 from acnml.posteriors import Diagonal, Full, Kronecker
 
-# Gradients of a batch at the outputs of every layer, one mapping per vector of the Fisher.
+# The results of backward passes: gradients of a batch at the outputs of every layer. There is one
+# mapping for each vector that the Fisher estimator yields.
 PullBacks: TypeAlias = Iterator[Mapping[Site, list[Tensor]]]
 
 # Maximum size of a chunk of per-example weight gradients, in numbers.

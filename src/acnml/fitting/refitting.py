@@ -1,14 +1,16 @@
 """CNML by fine-tuning: train on the training set plus the query, once for every label.
 
-With n training examples, the weights that best fit them and the label y of the query x are
+CNML (conditional normalized maximum likelihood) predicts p(y|x) ∝ p_θ̂_y(y|x) for a query x. With n
+training examples, θ̂_y are the weights that best fit these examples and the label y of the query:
 
     θ̂_y = argmin_θ F_y(θ),   F_y(θ) = (Σ_i -log p_θ(y_i|x_i) - log p_θ(y|x)) / n + w/2 ‖θ‖².
 
 A few epochs of SGD, starting at the model's weights, approximate θ̂_y. Without weight decay w this
-is CNML, and with it CNMAP (section 2 of the paper). ACNML is a fast approximation of both.
+is CNML, and with it CNMAP (Zhou & Levine 2021, section 2). ACNML is a fast approximation of both.
 
 A row is one label of one query. Every row has its own weights, but all rows use the same batches,
-so many rows can be trained together. Layers before the first trained one run only once per batch.
+so many rows can be trained together. Layers before the first trained layer run only once per batch
+for all of these rows.
 """
 
 from __future__ import annotations
@@ -86,8 +88,8 @@ class Refit:
 class Refitted(NamedTuple):
     """log p_θ(y|x) for every label y, where θ was fine-tuned on this label."""
 
-    last: Tensor  # at the end of training
-    best: Tensor  # the maximum over the steps of the last epoch
+    last: Tensor  # (..., K) at the end of training
+    best: Tensor  # (..., K) the maximum over the steps of the last epoch
 
 
 @torch.inference_mode(False)

@@ -1,4 +1,14 @@
-"""Solver: the interface of all solvers, and Solution: their result."""
+"""Solver: the interface of all solvers, and Solution: their result.
+
+ACNML asks for each label y how well the model can fit y at the input x without moving far from its
+trained weights. The posterior q(θ) = N(μ, Σ) over the weights defines "far". For every label, a
+solver finds the adapted weights
+
+    θ̂_y = argmax_θ log p_θ(y|x) + log q(θ).
+
+The prediction is p(y|x) = p_θ̂_y(y|x) / C(x), with the normaliser C(x) = Σ_y p_θ̂_y(y|x). Its
+logarithm is called the regret. In the code, B is the number of inputs and K the number of classes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +33,7 @@ class Solution(NamedTuple):
 
     `omitted` is zero for every label that was solved for. With many classes, labels with a
     negligible probability are not solved for. Their `log_lik` is the value at the posterior mean,
-    and `omitted` is an upper bound on the difference of p_θ̂_y(y|x) from its exponential.
+    and p_θ̂_y(y|x) exceeds exp(`log_lik`) by at most `omitted`.
     """
 
     log_lik: Tensor  # (B, K)
@@ -37,7 +47,7 @@ class Solution(NamedTuple):
 
     @property
     def regret(self) -> Tensor:
-        """log C(x) = log Σ_y p_θ̂_y(y|x), (B,): 0 if no other label can be fitted, at most log K."""
+        """log C(x) = log Σ_y p_θ̂_y(y|x), (B,): from 0 (one label fits) to log K (all fit)."""
         return torch.logsumexp(self.log_lik, dim=-1)
 
 

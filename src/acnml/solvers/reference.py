@@ -24,7 +24,7 @@ Gradients: TypeAlias = Callable[[Params, Inputs, Tensor], tuple[Params, Tensor]]
 @final
 @dataclass(frozen=True)
 class Reference:
-    """Gradient ascent from the mean, preconditioned by Σ (Algorithm 1 of the paper).
+    """Gradient ascent from the posterior mean, preconditioned by Σ (Algorithm 1 of the paper).
 
         θ ← θ + ε Σ (∇ log p_θ(y|x) + ∇ log q(θ))
 

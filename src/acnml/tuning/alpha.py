@@ -1,4 +1,9 @@
-"""Choose α, the weight of the query in ACNML, by the paper's two rules or by validation NLL."""
+"""Choose α, the weight of the query in ACNML, by the paper's two rules or by validation NLL.
+
+A larger α lets the weights adapt more to each label of the query, which makes predictions less
+confident. In the limit α → 0 the prediction is that of the network itself, called MAP here. CNML is
+the method that ACNML approximates; it trains the network again for every label.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +56,7 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         if not (self.accuracy >= 0 and self.nll >= 0):
-            raise ValueError(f"tolerances must not be negative, got {self}")
+            raise ValueError(f"tolerances must not be negative or NaN, got {self}")
 
     def allows(self, accuracy_lost: float, nll_added: float) -> bool:
         """Return whether both losses are at most the tolerance."""
