@@ -1,4 +1,4 @@
-"""What the tests of all predictors share: cases, fingerprints, dropout, wrong inputs."""
+"""Shared by the tests of predictors: cases, fingerprints, dropout, invalid inputs."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_zero_inputs_give_no_nan():
 
 
 def test_without_data_to_learn_from_the_posterior_is_the_prior():
-    """Inputs of zero say nothing: the minimiser is the prior N(0, σ₀²)."""
+    """Zero inputs carry no information, so the minimiser is the prior N(0, σ₀²)."""
     model = nn.Linear(4, 3, bias=False).double()
     data = [(torch.zeros(6, 4), Y)]
     posterior = fit_bayes_by_backprop(

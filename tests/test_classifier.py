@@ -1,4 +1,4 @@
-"""Classifier: any module, seen from outside."""
+"""Classifier: outputs, views and copies of arbitrary modules."""
 
 from __future__ import annotations
 

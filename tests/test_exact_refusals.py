@@ -1,4 +1,4 @@
-"""Exact CNML says when it has not converged, and refuses wrong problems."""
+"""Exact CNML reports non-convergence and rejects invalid problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fits by gradients refuse, and what they say."""
+"""Invalid arguments of Laplace fits, and their error messages."""
 
 from __future__ import annotations
 

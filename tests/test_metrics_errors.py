@@ -1,4 +1,4 @@
-"""What metrics refuse, and what they say about it."""
+"""Invalid arguments of metrics, and their error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What naive CNML refuses, and what it says about it."""
+"""Invalid arguments of naive CNML, and their error messages."""
 
 from __future__ import annotations
 

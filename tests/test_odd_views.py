@@ -1,4 +1,4 @@
-"""Models that a view could mistake: what they do to inputs, tensors and modes, and wrappers."""
+"""Models that are hard to view: in-place changes, wrappers, gradient modes, precisions."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_inputs_of_a_model_in_two_precisions_stay_as_they_are():
     torch.testing.assert_close(Map(Classifier(model))(x), expected, rtol=0, atol=1e-6)
 
 
-def test_wrappers_are_taken_off():
+def test_wrappers_are_removed():
     model = nn.Linear(4, 3)
     for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager")):
         assert Classifier(wrapped).model is model

@@ -1,4 +1,4 @@
-"""The conformance suite: what every posterior must satisfy, over every model."""
+"""The conformance suite for posteriors, for every model."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_labels_permute():
 @settings(max_examples=10, deadline=None)
 @given(st.floats(1e-3, 4.0), st.integers(2, 6), st.integers(0, 1000))
 def test_regret_grows_with_alpha(alpha, classes, seed):
-    """C(x) = Σ_y max_θ ... rises with α: a looser leash explains every label better."""
+    """C(x) = Σ_y max_θ ... increases with α: weaker regularisation fits every label better."""
     model = nn.Linear(2, classes).double()
     posterior = POSTERIORS["diagonal"](model)
     x = normal(1, 2, seed=seed)

@@ -1,4 +1,4 @@
-"""Reference is the paper's literal update with a dense Σ."""
+"""Reference equals the paper's update with a dense Σ."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_no_steps_is_the_model_at_the_mean():
 
 
 class Recurrent(nn.Module):
-    """Control flow that depends on the data, which vmap cannot follow."""
+    """Data-dependent control flow, which vmap does not support."""
 
     def __init__(self) -> None:
         super().__init__()

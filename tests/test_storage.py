@@ -1,4 +1,4 @@
-"""Files that are not what they should be, and writes that do not finish."""
+"""Invalid files, and writes that fail."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_predictor_for_another_model(tmp_path):
     "of", [Map, lambda classifier: acnml.Acnml(classifier, head_posterior(classifier))]
 )
 def test_a_predictor_is_for_the_weights_it_was_saved_with(of, tmp_path):
-    """What is not in the file must be there: the classic mistake is not to load the weights."""
+    """Weights that are not in the file must match; a common mistake is not to load them."""
     model, path = MODELS[1].model(), tmp_path / "predictor.safetensors"
     predict = of(Classifier(model))
     acnml.save(predict, path)
@@ -172,7 +172,7 @@ def test_kinds_is_the_one_list_of_what_is_stored(tmp_path, monkeypatch):
         acnml.load(path, Classifier(MODELS[1].model()))
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(stored, monkeypatch):
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_files(stored, monkeypatch):
     before = stored.read_bytes()
 
     def fail(tensors, path, metadata):
@@ -212,7 +212,7 @@ def test_a_stored_predictor_with_a_foreign_solver_is_a_storage_error(tmp_path):
         acnml.load(path, Classifier(model))
 
 
-def test_numbers_of_numpy_are_numbers(tmp_path):
+def test_numpy_numbers_are_stored(tmp_path):
     model, path = MODELS[1].model(), tmp_path / "predictor.safetensors"
     alpha, steps = np.float32(0.5), np.int64(3)
     acnml.save(Acnml(Classifier(model), diagonal(model), Gradient(steps, 0.5), alpha), path)

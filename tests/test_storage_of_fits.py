@@ -1,4 +1,4 @@
-"""Curvatures and SWAG states on disk: exactly what was stored, for every kind of layer."""
+"""Curvatures and SWAG states are restored exactly, for every kind of layer."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def tensors_of_state(swag: Swag) -> list[Tensor]:
         (lambda state: state.update({"weight": torch.ones(4)}), "names in the state must be"),
     ],
 )
-def test_refuses_states_that_are_none_and_stays_as_it_was(change, message):
+def test_refuses_invalid_states_without_changing(change, message):
     model = MODELS[1].model()
     swag, other = (trained(model, Swag(rank=3), range(start, start + 4)) for start in (0, 10))
     expected, state = swag.low_rank(), other.state_dict()

@@ -1,4 +1,4 @@
-"""Tempered predictors and classifiers: what they equal, what they refuse, how they are stored."""
+"""Tempered predictors and classifiers: equalities, invalid arguments, storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing α: hand-computed tables, and likelihoods made with a known one."""
+"""Choosing α: hand-computed tables, and likelihoods generated with a known α."""
 
 from __future__ import annotations
 

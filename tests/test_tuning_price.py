@@ -1,4 +1,4 @@
-"""The most cautious value within a price: by hand, and against the exact root."""
+"""The most cautious value within a price, compared with hand computation and the exact root."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def nll_at(factor: float) -> float:
 
 
 def root(limit: float) -> float:
-    """The factor below that of least NLL with this NLL, by bisection."""
+    """The factor with this NLL below the optimum, by bisection."""
     low, high = 0.0, math.log(6) / 2  # p = 3/4
     for _ in range(100):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Sweeps over values: scores of all data, and the data and grids that are refused."""
+"""Sweeps over values: scores of all data, and invalid data and grids."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ OUTSIDE = 1e-9
 @final
 @dataclass(frozen=True, eq=False)
 class Design:
-    """The data and the penalty in the coordinates described above, shared by all regressions.
+    """The data and the penalty in the coordinates of the module docstring, shared by all rows.
 
     Attributes:
         features: the data in the basis, X (n, r).
