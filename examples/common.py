@@ -73,7 +73,7 @@ def compare(classifier: Classifier, posterior: Posterior, data: Data, queries: i
     print(f"alpha = {choice}\n")
     mean, rescaled = Map(classifier.at(posterior.mean)), posterior.scaled(choice.value)
     accuracy = metrics.accuracy(mean(data.images), data.labels)
-    print(f"accuracy at the posterior mean, {len(data.labels)} test images: {accuracy:.2%}\n")
+    print(f"accuracy of the mean on all {len(data.labels)} test images: {accuracy:.2%}\n")
     predictors = {
         "MAP": mean,
         "BMA": Bma(classifier, rescaled, samples=30),

@@ -27,7 +27,7 @@ def test_prints_its_table(name, capsys):
     importlib.import_module(name).main(hidden=8, epochs=2, queries=3)
     printed = capsys.readouterr().out
     assert "taking scikit-learn's 8x8 digits" in printed
-    assert "accuracy at the posterior mean, 400 test images" in printed
+    assert "accuracy of the mean on all 400 test images" in printed
     *_, map_row, bma_row, acnml_row = printed.splitlines()
     rows = zip(("MAP", "BMA", "ACNML"), (map_row, bma_row, acnml_row), strict=True)
     for rule, row in rows:
