@@ -65,7 +65,7 @@ class TestMostCautious:
     @pytest.mark.parametrize(
         ("values", "nlls", "limit", "message"),
         [
-            ([1, 10], [0.4, 0.3], 0.2, "no value has an NLL of at most 0.2; the lowest is 0.3"),
+            ([1, 10], [0.4, 0.3], 0.2, r"an NLL of at most 0.2 \(the lowest is 0.3\)"),
             ([1, 10], [0.4, 0.3], math.nan, "at most nan"),
             ([1, 10], [0.4, math.nan], 0.5, "nlls contains NaN"),
             ([1, 10], [0.4], 0.2, "2 values and 1 NLLs"),

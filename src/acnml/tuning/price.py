@@ -30,8 +30,8 @@ def most_cautious(values: Sequence[float], nlls: Sequence[float], limit: float) 
 
     The result lies between the first value within the limit and the more cautious one before it.
     There, log NLL is interpolated linearly in the logarithm of the value. Methods that are compared
-    at the same limit therefore have the same NLL, whatever their grids. The result is rounded to
-    four digits.
+    at the same limit therefore have nearly the same NLL, whatever their grids. The result is
+    rounded to four digits.
 
     Args:
         values: positive values of a hyperparameter, the most cautious first, in increasing or
@@ -53,7 +53,7 @@ def most_cautious(values: Sequence[float], nlls: Sequence[float], limit: float) 
     inside = next((i for i, nll in enumerate(nlls) if nll <= limit), None)
     if inside is None:
         raise ValueError(
-            f"no value has an NLL of at most {limit:g}; the lowest is {min(nlls):g}; "
+            f"no value has an NLL of at most {limit:g} (the lowest is {min(nlls):g}); "
             "try less cautious values or raise the limit"
         )
     if inside == 0:
