@@ -182,7 +182,7 @@ EYE = torch.eye(2)
         (lambda: LowRank(MEAN, {"w": torch.ones(2, 3)}, {"w": torch.ones(2, 3)}), "same r ≥ 1"),
         (lambda: LowRank(MEAN, {"w": torch.ones(2, 3)}, {"w": torch.ones(0, 2, 3)}), "same r ≥ 1"),
         (lambda: Kronecker(MEAN, ()), r"missing \['w'\]"),
-        (lambda: Kronecker(MEAN, (FactorBlock(Affine("w"), EYE, EYE),)), r"form \(2, 3\)"),
+        (lambda: Kronecker(MEAN, (FactorBlock(Affine("w"), EYE, EYE),)), r"have shape \(2, 3\)"),
         (lambda: FactorBlock(Affine("w"), torch.ones(2, 3), EYE), "square matrix"),
         (lambda: EigenBlock(Affine("w"), EYE, EYE, -EYE), "not negative"),
         (lambda: EigenBlock(Affine("w"), EYE, EYE, torch.ones(2, 3)), r"expected \(2, 2\)"),

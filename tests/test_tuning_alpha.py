@@ -68,7 +68,7 @@ def test_says_so_if_no_alpha_is_harmless():
         tuning.largest_harmless_alpha(fake_acnml(), FOUR, [1.5, 2.0])
     message = str(refused.value)
     assert "0.005 of MAP's accuracy 0.7500 and adds at most 0.05 nats to MAP's NLL" in message
-    assert "give smaller alphas, a larger tolerance" in message
+    assert "use smaller alphas, a larger tolerance" in message
     assert message.count("no") >= 2  # the table is there
     assert "harmless" in message.splitlines()[1]
 
