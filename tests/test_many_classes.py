@@ -27,7 +27,7 @@ def close(actual, expected, tolerance):
 
 
 def covariance(classes: int, coupling: float) -> torch.Tensor:
-    """A covariance with variances of about 1; `coupling` sets how strongly classes correlate."""
+    """A covariance with unit-sized variances, whose classes depend on each other as told."""
     root = torch.eye(classes).double() + coupling * normal(classes, classes, seed=4) / classes**0.5
     return root @ root.T
 
