@@ -80,14 +80,14 @@ class Full(Posterior):
         return Full(self.mean, self.cov * alpha)
 
     def output_kernel(self, layer: Affine, inputs: Tensor) -> DenseKernel:
-        """Return the matrix with entries Σ_ii' a_i Cov(W_ci, W_c'i') a_i' for outputs c, c'."""
+        """Return V_cc' = Σ_ii' a_i Cov(W_ci, W_c'i') a_i'."""
         covariances = self._by_output(layer)  # (out, in, out, in)
         half = torch.einsum("bi,cidj->bcdj", inputs, covariances)
         kernel = torch.einsum("bcdj,bj->bcd", half, inputs)
         return DenseKernel((kernel + kernel.mT) / 2)
 
     def _by_output(self, layer: Affine) -> Tensor:
-        """Return the covariance of the layer's matrix [W b] as (out, in, out, in)."""
+        """Return the covariances of the only layer's matrix [W b] as (out, in, out, in)."""
         columns = layer.join(unflatten(self.cov, self.mean), self.mean)  # (P, out, in)
         rows = unflatten(columns.flatten(1).T, self.mean)
         return layer.join(rows, self.mean).unflatten(0, columns.shape[1:]).permute(2, 3, 0, 1)
