@@ -1,1 +1,1 @@
-"""`make bench`: what each method costs, beside a forward pass and the paper's loop."""
+"""`make bench`: the run time of each method, compared with a forward pass and the paper's loop."""

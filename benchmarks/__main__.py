@@ -1,8 +1,8 @@
-"""Measure, save the numbers, and renew docs/performance.md from them.
+"""Run the benchmarks, save the results, and update docs/performance.md.
 
-python -m benchmarks              everything
-python -m benchmarks mlp head10   only these; the other numbers stay as they are
-python -m benchmarks --page       only the page, from the saved numbers
+python -m benchmarks              run all benchmarks
+python -m benchmarks mlp head10   run only these and keep the saved results of the others
+python -m benchmarks --page       only update the page from the saved results
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GAPS = ("diagonal", "Kronecker")
 
 
 def main() -> None:
-    """Run what the arguments name."""
+    """Run the benchmarks named on the command line, or all of them."""
     everything = [*SUBJECTS, "growth"]
     for name in everything if len(sys.argv) == 1 else sys.argv[1:]:
         if name in SUBJECTS:
@@ -39,14 +39,14 @@ def main() -> None:
             save("classes", against_classes())
             save("training images", against_training_images())
         elif name != "--page":
-            sys.exit(f"nothing is called {name!r} here; there are {', '.join(everything)}")
+            sys.exit(f"there is no benchmark {name!r}; choose from {', '.join(everything)}")
     results = load()
     if {"costs", "gaps", "classes", "training images"} <= set(results):
         write_page(results)
 
 
 def measure(name: str) -> None:
-    """Measure one subject and save what was found."""
+    """Measure one subject and save the results."""
     subject = SUBJECTS[name]()
     rows = costs(subject)
     for row in rows:
@@ -58,18 +58,18 @@ def measure(name: str) -> None:
 
 
 def load() -> dict[str, Any]:
-    """Return the saved numbers."""
+    """Return the saved results."""
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
 def save(key: str, value: object) -> None:
-    """Save some numbers, with the machine that they come from."""
+    """Save results under a key, with a description of the machine."""
     results = load() | {key: value, "environment": environment()}
     write_file(RESULTS, (json.dumps(results, indent=1) + "\n").encode())
 
 
 def environment() -> dict[str, object]:
-    """Return what the numbers depend on."""
+    """Return the software versions and the machine on which the results depend."""
     return {
         "acnml": acnml.__version__,
         "torch": torch.__version__,
@@ -80,7 +80,7 @@ def environment() -> dict[str, object]:
 
 
 def write_page(results: dict[str, Any]) -> None:
-    """Put tables into the marked places of the page, and draw the figures beside it."""
+    """Insert the tables at the markers in the page, and draw its figures."""
     path, images = ROOT / "docs" / "performance.md", ROOT / "docs" / "images"
     tables = {"costs": page.cost_table(results), "gaps": page.gap_table(results)}
     text = path.read_text()

@@ -1,4 +1,4 @@
-"""What is measured: costs per input, and how good the solutions are."""
+"""Measure the run time per input, and the quality of the solutions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from acnml._engine.rows import Path, Rows, squared_norm
 from benchmarks.subjects import TRAINING_IMAGES, Subject
 from benchmarks.timing import fastest
 
-BATCH = 128  # of naive CNML's training
+BATCH = 128  # batch size in the training of naive CNML
 Run = Callable[[], object]
 
 
 def costs(subject: Subject) -> list[dict[str, Any]]:
-    """Return one row per method: seconds per input, as ratios to a forward pass and to the loop."""
+    """Return one row per method: seconds per input, and the ratio to a forward pass."""
     runs, inputs = {"forward pass": _forward(subject)}, {"forward pass": subject.forward_inputs}
     keys = [(p, m) for p, methods in subject.solvers.items() for m in methods]
     for posterior, method in keys:
@@ -29,7 +29,7 @@ def costs(subject: Subject) -> list[dict[str, Any]]:
     slow = {name: run for name, run in runs.items() if "paper" in name}
     quick = {name: run for name, run in runs.items() if name not in slow}
     for run in quick.values():
-        run()  # once for nothing: memory is allocated, libraries choose their kernels
+        run()  # a warm-up run: it allocates memory and selects kernels
     times = fastest(quick, subject.rounds) | fastest(slow, 1)
     per_input = {name: seconds / inputs[name] for name, seconds in times.items()}
     per_input |= _naive_cnml(subject)
@@ -41,7 +41,9 @@ def costs(subject: Subject) -> list[dict[str, Any]]:
 
 
 def gaps(subject: Subject, posterior: str, inputs: int = 8) -> dict[str, Any]:
-    """Return how far solvers stay below the converged objective, in nats, mean over all rows.
+    """Return the mean gap of each solver to the best objective found, in nats.
+
+    The mean is over all rows, that is over all labels of all inputs.
 
     The objective is log p_θ(y|x) + log q(θ) - log q(μ) = log p_θ(y|x) - ½ vᵀΣv.
     """
@@ -90,7 +92,7 @@ def _forward(subject: Subject) -> Run:
 
 
 def _method(subject: Subject, posterior: Posterior, method: str) -> tuple[Run, int]:
-    """Return how to run a method, and on how many inputs."""
+    """Return a function that runs a method, and the number of inputs that it processes."""
     classifier, images = subject.classifier, subject.data[0]
     if method.startswith("BMA"):
         bma, many = Bma(classifier, posterior), _repeated(images, subject.forward_inputs)
@@ -107,7 +109,7 @@ def _method(subject: Subject, posterior: Posterior, method: str) -> tuple[Run, i
     }.get(method, Gradient(steps, size))
     count = 1 if method == "the paper's loop" else subject.inputs
     if method == "linearised" and len(posterior.mean) <= 2:
-        count = subject.forward_inputs if subject.inputs > 1 else 5  # a last layer: cheap
+        count = subject.forward_inputs if subject.inputs > 1 else 5  # a last layer is cheap
     x = _repeated(images, count)
     return _solving(solver, subject, posterior, x), count
 
@@ -123,7 +125,7 @@ def _solving(solver: Any, subject: Subject, posterior: Posterior, x: Tensor) -> 
 
 
 def _naive_cnml(subject: Subject) -> dict[str, float]:
-    """Compute one epoch of naive CNML, all labels of an input, from one measured step."""
+    """Extrapolate one epoch of naive CNML for all labels of an input from one training step."""
     if subject.name.startswith("head"):
         return {}
     images, labels = (_repeated(tensor, BATCH) for tensor in subject.data)

@@ -1,7 +1,8 @@
-"""What it brings when a process keeps its memory (`python -m benchmarks.memory`).
+"""Measure the effect of glibc's malloc settings on run time (`python -m benchmarks.memory`).
 
-The same predictions (ResNet-20, all weights, linearised) in processes of their own, in turn with
-glibc's defaults and with the settings of docs/performance.md.
+The same predictions (ResNet-20, all weights, linearised) run in separate processes, alternately
+with glibc's defaults and with the settings in docs/performance.md. With these settings a process
+does not return freed memory to the system.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PROCESSES, ROUNDS, IMAGES = 3, 2, 50
 
 
 def main() -> None:
-    """Measure in this process when told so, else start processes that do."""
+    """Start processes that measure, or with the argument "here" measure in this process."""
     if sys.argv[1:] == ["here"]:
         print(f"{milliseconds():.0f}")
         return
@@ -30,11 +31,11 @@ def main() -> None:
             command = [sys.executable, "-m", "benchmarks.memory", "here"]
             environment = {**os.environ, **settings}
             found = subprocess.run(command, env=environment, capture_output=True, check=True)
-            print(f"{name:<8} {found.stdout.decode().strip():>4} ms an image", flush=True)
+            print(f"{name:<8} {found.stdout.decode().strip():>4} ms per image", flush=True)
 
 
 def milliseconds() -> float:
-    """Return what one image takes on one core; the first round, which warms up, counts too."""
+    """Return the time per image on one core, the fastest of all rounds."""
     torch.set_num_threads(1)
     subject = residual()
     predict = Acnml(subject.classifier, subject.posteriors["diagonal"], Linearised())

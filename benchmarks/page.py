@@ -1,4 +1,4 @@
-"""docs/performance.md: the tables and figures, from the saved measurements."""
+"""Create the tables and figures of docs/performance.md from the saved results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGETS = {
 
 
 def cost_table(results: Results) -> str:
-    """Return the costs of all methods on all networks."""
+    """Return the table of costs of all methods on all networks."""
     lines = [
         "| network | posterior and method | ms per input | forward passes | target | the paper's "
         "loop takes |",
@@ -41,7 +41,7 @@ def cost_table(results: Results) -> str:
 
 
 def gap_table(results: Results) -> str:
-    """Return the optimality gaps."""
+    """Return the table of optimality gaps."""
     names = list(results["gaps"][0]["gap"])
     lines = [f"| network | posterior | {' | '.join(names)} |", "|---|---|" + "---:|" * len(names)]
     for row in results["gaps"]:
@@ -51,7 +51,7 @@ def gap_table(results: Results) -> str:
 
 
 def overview(results: Results) -> Figure:
-    """Draw every method's cost in forward passes; a head alone is no network to compare with."""
+    """Draw the cost of every method in forward passes, for all subjects that are not heads only."""
     networks = [r for r in results["costs"] if not r["subject"].startswith("head")]
     rows = [r for r in networks if r["method"] != "forward pass"]
     rows.sort(key=lambda r: r["forwards"])
@@ -93,7 +93,7 @@ def flatness(results: Results) -> Figure:
 
 
 def _loop(results: Results, row: dict[str, Any]) -> float | None:
-    """How many times longer the paper's loop takes, for the same network and posterior."""
+    """Return how many times longer the paper's loop takes for the same network and posterior."""
     name = f"{row['method'].split(':')[0]}: the paper's loop"
     loops = [
         r["seconds"]

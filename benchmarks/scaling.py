@@ -1,4 +1,4 @@
-"""How costs grow: with the number of classes, and not with the training set."""
+"""Measure how the run time depends on the number of classes and on the training set size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def against_classes() -> list[dict[str, Any]]:
 
 
 def against_training_images() -> list[dict[str, Any]]:
-    """Measure a prediction with posteriors fitted on more and more images."""
+    """Measure predictions with posteriors fitted on increasing numbers of images."""
     classifier, rows = _network(10), []
     for count in TRAINING:
         with seeded(0):
@@ -56,6 +56,6 @@ def _row(
         with torch.no_grad():
             return solver.log_lik(classifier, posterior, many)
 
-    solve()  # once for nothing: memory is allocated, libraries choose their kernels
+    solve()  # a warm-up run: it allocates memory and selects kernels
     seconds = fastest({"solve": solve}, 5)["solve"]
     return {"name": name, "count": count, "seconds": seconds / len(many)}

@@ -1,7 +1,7 @@
-"""The networks that are measured, with posteriors and inputs.
+"""The subjects of the benchmarks: networks with posteriors and inputs.
 
-Trained networks and real images where the data folder has them; random ones otherwise, which cost
-the same.
+Trained networks and real images are used if the data folder contains them. Otherwise weights and
+images are random, which does not change the run time.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from studies.data.folder import data_folder, locate
 from studies.models import MODELS
 
 Labelled = tuple[Tensor, Tensor]
-TRAINING_IMAGES = 60_000  # that naive CNML would pass over in an epoch
+TRAINING_IMAGES = 60_000  # size of the training set, for the cost of naive CNML
 
 
 @final
 @dataclass(frozen=True)
 class Subject:
-    """A network and what is measured on it."""
+    """A network and the measurements to make with it."""
 
     name: str
     network: nn.Module
-    data: Labelled  # for fitting, and the inputs to predict
+    data: Labelled  # inputs and labels, for fitting and for prediction
     posteriors: Mapping[str, Posterior]
     solvers: Mapping[str, tuple[str, ...]]  # posterior -> methods
-    inputs: int  # that a fast solver gets at once
-    forward_inputs: int  # that the forward pass gets at once
-    rounds: int
+    inputs: int  # batch size for the fast solvers
+    forward_inputs: int  # batch size for the forward pass
+    rounds: int  # repetitions of each measurement
 
     @property
     def classifier(self) -> Classifier:
-        """The network as the library sees it."""
+        """The network as a `Classifier`."""
         return Classifier(self.network)
 
 
 def perceptron() -> Subject:
-    """784-1200-1200-10 on MNIST."""
+    """Return an MLP 784-1200-1200-10 on MNIST."""
     network = nn.Sequential(nn.Flatten(), *_layers())
     images, labels = _digits()
     _train(network, images, labels)
@@ -76,7 +76,7 @@ def perceptron() -> Subject:
 
 
 def residual() -> Subject:
-    """ResNet-20 on CIFAR-10."""
+    """Return ResNet-20 on CIFAR-10."""
     images, labels = _photographs(600)
     description = MODELS["resnet20"]
     weights = data_folder() / "weights"
@@ -87,13 +87,13 @@ def residual() -> Subject:
 
 
 def vgg() -> Subject:
-    """VGG16 with batch norm, untrained, on 32×32 images."""
+    """Return an untrained VGG16 with batch norm on 32×32 images."""
     network = MODELS["vgg16"].untrained(seed=0).eval()
     return _convolutional("VGG16", network, _photographs(64), (2, 50, 3))
 
 
 def wide_residual() -> Subject:
-    """WideResNet-28-10, untrained, one input."""
+    """Return an untrained WideResNet-28-10 with a batch size of one."""
     network = MODELS["wide_resnet28x10"].untrained(seed=0).eval()
     classifier = Classifier(network)
     posteriors = {"diagonal": _narrow(classifier)}
@@ -102,11 +102,11 @@ def wide_residual() -> Subject:
 
 
 def head(classes: int) -> Subject:
-    """A last layer with 2048 features, trained on clustered ones; the inputs are new features.
+    """Return a last layer alone, trained on 2048 synthetic, clustered features.
 
-    It is right about three quarters of the time with 1000 classes, as such layers are. The prior
-    precisions give its logits standard deviations of about one, in distribution: wide enough that
-    hundreds of labels matter.
+    With 1000 classes its accuracy is about 75 %, as is typical of such layers. The prior precisions
+    are chosen so that the standard deviations of the logits are about 1 for in-distribution inputs.
+    With these, hundreds of labels contribute to a prediction.
     """
     features, labels = _clustered(classes, 20 * max(classes, 100) + 600)
     examples, new = (features[:-600], labels[:-600]), (features[-600:], labels[-600:])
@@ -197,7 +197,7 @@ def _photographs(count: int) -> Labelled:
 
 
 def _clustered(classes: int, count: int) -> Labelled:
-    """Draw 2048 features, noisy views of fifty hidden numbers, of classes in families of twenty."""
+    """Draw 2048 features, noisy projections of 50 latent numbers; classes form groups of 20."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -212,7 +212,7 @@ def _clustered(classes: int, count: int) -> Labelled:
 
 
 def _nearest_mean(classes: int, features: Tensor, labels: Tensor) -> nn.Linear:
-    """Return the Gaussian classifier with one variance, a good start for training."""
+    """Return a nearest-mean classifier (Gaussians of equal variance) to start training from."""
     counts = torch.bincount(labels, minlength=classes).clamp(min=1).unsqueeze(1)
     means = torch.zeros(classes, 2048).index_add_(0, labels, features) / counts
     precision = 0.8 * 50 / (features - means[labels]).pow(2).sum(1).mean()
@@ -229,7 +229,7 @@ def _train(
     labels: Tensor,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> None:
-    """One quick pass: enough for realistic probabilities."""
+    """Train for one epoch, which is enough for realistic probabilities."""
     optimizer = optimizer or torch.optim.Adam(network.parameters(), lr=1e-3)
     for batch in torch.arange(len(images)).split(500):
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Fair timings on a noisy machine: interleaved, and the fastest of several rounds."""
+"""Timing that is robust on a noisy machine: interleaved runs, and the fastest of several rounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 
 def fastest(methods: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return every method's fastest time in seconds; each round runs all of them in turn."""
+    """Return the fastest time of every method in seconds; each round runs all methods in turn."""
     best = dict.fromkeys(methods, float("inf"))
     for _ in range(rounds):
         for name, run in methods.items():

@@ -1,4 +1,4 @@
-"""Bayes by Backprop: a Gaussian for every weight, trained from scratch."""
+"""Bayes by Backprop: train an independent Gaussian for every weight from scratch."""
 
 from common import compare, load_data, network, timed
 
@@ -6,7 +6,7 @@ import acnml
 
 
 def main(hidden: int = 1200, epochs: int = 15, queries: int = 200) -> None:
-    """Train 784-1200-1200-10 as the ACNML paper does for MNIST, and compare predictions."""
+    """Train a 784-1200-1200-10 network as in the ACNML paper, and compare predictions."""
     data = load_data()
     classifier = acnml.Classifier(network(data, hidden))
     with timed("Bayes by Backprop"):

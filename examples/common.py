@@ -1,4 +1,4 @@
-"""What the examples share: digits to learn from, a network, its training, and a comparison."""
+"""Code shared by the examples: a data set of digits, a network, its training, a comparison."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from acnml import Acnml, Bma, Classifier, Map, Posterior, Predictor, metrics, tu
 from acnml.cli._shared.digits import rotate
 from studies.data.digits import handwritten_digits
 
-VALIDATION = 200  # images cut from the training data, to choose alpha on
-STEPS_PER_EPOCH = 120  # at most: batches of about 500 for MNIST, of 50 for the small digits
-DEGREES = 60
+VALIDATION = 200  # images held out from the training data to choose alpha
+STEPS_PER_EPOCH = 120  # maximum; gives batches of about 500 for MNIST and 50 for the small digits
+DEGREES = 60  # angle of the rotated test images
 
 
 class Data(NamedTuple):
-    """Training batches, one validation batch, and test images with their labels."""
+    """Training batches, one validation batch, and the test images and labels."""
 
     train: DataLoader[tuple[Tensor, ...]]
     validation: list[tuple[Tensor, Tensor]]
@@ -30,7 +30,7 @@ class Data(NamedTuple):
 
 
 def load_data() -> Data:
-    """Return MNIST from the folder `ACNML_DATA`, or scikit-learn's small digits without it."""
+    """Return MNIST from the folder `ACNML_DATA`, or scikit-learn's digits if it is missing."""
     data = handwritten_digits()
     print(f"{data.note}\n")
     images, labels = data.train
@@ -39,7 +39,7 @@ def load_data() -> Data:
 
 
 def network(data: Data, hidden: int) -> nn.Sequential:
-    """Return an untrained network with two hidden layers of this size; it takes images."""
+    """Return an untrained network for images, with two hidden layers of this size."""
     torch.manual_seed(0)
     return nn.Sequential(
         *(nn.Flatten(), nn.Linear(data.images[0].numel(), hidden), nn.ReLU()),
@@ -48,7 +48,7 @@ def network(data: Data, hidden: int) -> nn.Sequential:
 
 
 def train(model: nn.Module, data: Data, epochs: int) -> None:
-    """Train by SGD with momentum, its learning rate falling to zero along a cosine."""
+    """Train by SGD with momentum and a cosine schedule of the learning rate."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, weight_decay=3e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(data.train))
     for _ in range(epochs):
@@ -61,14 +61,14 @@ def train(model: nn.Module, data: Data, epochs: int) -> None:
 
 @contextmanager
 def timed(what: str) -> Iterator[None]:
-    """Print how long something took."""
+    """Print the run time of a block of code."""
     start = time.perf_counter()
     yield
     print(f"{what}: {time.perf_counter() - start:.0f} s")
 
 
 def compare(classifier: Classifier, posterior: Posterior, data: Data, queries: int) -> None:
-    """Choose alpha, then print how MAP, BMA and ACNML do on test images, upright and turned."""
+    """Choose alpha, then print the scores of MAP, BMA and ACNML on upright and rotated images."""
     choice = tuning.largest_harmless_alpha(Acnml(classifier, posterior), data.validation)
     print(f"alpha = {choice}\n")
     mean, rescaled = Map(classifier.at(posterior.mean)), posterior.scaled(choice.value)
@@ -84,7 +84,7 @@ def compare(classifier: Classifier, posterior: Posterior, data: Data, queries: i
 
 def _print_table(predictors: dict[str, Predictor], images: Tensor, labels: Tensor) -> None:
     columns = "accuracy  confidence   NLL"
-    print(f"first {len(labels):<6}{'upright':{len(columns)}}   turned by {DEGREES}°")
+    print(f"first {len(labels):<6}{'upright':{len(columns)}}   rotated by {DEGREES}°")
     print(f"{'':12}{columns}   {columns}")
     turned = rotate(images, DEGREES)
     for name, predictor in predictors.items():

@@ -1,4 +1,4 @@
-"""KFAC-Laplace: the curvature of the loss, one Kronecker product for every layer."""
+"""KFAC Laplace: a posterior from the curvature of the loss, one Kronecker product per layer."""
 
 from common import compare, load_data, network, timed, train
 
@@ -6,7 +6,7 @@ import acnml
 
 
 def main(hidden: int = 400, epochs: int = 15, queries: int = 200) -> None:
-    """Train a network, fit its curvature, choose the prior, and compare predictions."""
+    """Train a network, compute its curvature, choose the prior, and compare predictions."""
     data = load_data()
     model = network(data, hidden)
     with timed("training"):

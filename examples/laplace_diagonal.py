@@ -1,4 +1,4 @@
-"""Diagonal Laplace: the curvature of the loss along every weight by itself."""
+"""Diagonal Laplace: a posterior from the diagonal of the curvature of the loss."""
 
 from common import compare, load_data, network, timed, train
 
@@ -6,7 +6,7 @@ import acnml
 
 
 def main(hidden: int = 400, epochs: int = 15, queries: int = 200) -> None:
-    """Train a network, fit its curvature, choose the prior, and compare predictions."""
+    """Train a network, compute its curvature, choose the prior, and compare predictions."""
     data = load_data()
     model = network(data, hidden)
     with timed("training"):

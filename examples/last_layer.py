@@ -1,4 +1,4 @@
-"""Last layer only: all weights but those of the final Linear layer stay as they were trained."""
+"""Last layer: a KFAC Laplace posterior over the final Linear layer; all other weights are fixed."""
 
 from common import compare, load_data, network, timed, train
 
@@ -6,7 +6,7 @@ import acnml
 
 
 def main(hidden: int = 400, epochs: int = 15, queries: int = 200) -> None:
-    """Train a network, fit KFAC-Laplace to its last layer, and compare predictions."""
+    """Train a network, fit a posterior over its last layer, and compare predictions."""
     data = load_data()
     model = network(data, hidden)
     with timed("training"):

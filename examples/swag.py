@@ -1,4 +1,4 @@
-"""SWAG: a Gaussian around the weights that SGD visits once it has found a good place."""
+"""SWAG: a Gaussian fitted to the weights that SGD visits after training."""
 
 from common import compare, load_data, network, timed, train
 
@@ -6,14 +6,14 @@ import acnml
 
 
 def main(hidden: int = 400, epochs: int = 15, queries: int = 200) -> None:
-    """Train a network, let SGD wander on from there, and compare predictions."""
+    """Train a network, continue SGD at a constant learning rate, and compare predictions."""
     data = load_data()
     model = network(data, hidden)
     with timed("training"):
         train(model, data, epochs)
     classifier = acnml.Classifier(model)
     with timed("SWAG"):
-        # As large as where training began: SGD must leave the minimum.
+        # The initial learning rate of the training, so that SGD leaves the minimum.
         posterior = acnml.fit_swag(classifier, data.train, epochs, learning_rate=0.3, rank=20)
     compare(classifier, posterior, data, queries)
 

@@ -1,4 +1,4 @@
-"""The one list of cases: tiny models in float64, and posteriors over them."""
+"""Test cases for the whole suite: tiny models in float64, and posteriors over them."""
 
 from __future__ import annotations
 

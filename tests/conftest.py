@@ -1,4 +1,4 @@
-"""One thread: the tensors are tiny, and more threads only wait for each other."""
+"""Run torch with one thread, because the tensors are too small to benefit from more."""
 
 import torch
 

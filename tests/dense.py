@@ -1,4 +1,4 @@
-"""Dense oracles: covariances written out entry by entry, and the paper's update with them."""
+"""Dense oracles: full covariance matrices, and the paper's update computed with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of metrics share: the list of metrics, random predictions and scores."""
+"""Shared by the tests of metrics: the list of metrics, random predictions and scores."""
 
 from __future__ import annotations
 

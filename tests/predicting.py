@@ -1,4 +1,4 @@
-"""What the tests of all predictors share: cases, fingerprints, dropout, wrong inputs."""
+"""Shared by the tests of predictors: cases, fingerprints, dropout, invalid inputs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bad_inputs() -> list:
         (two, (normal(3, 3), normal(2, 2)), "differ in length"),
         (two, (normal(3, 3),), "failed on inputs"),
         (two, {"left": normal(3, 3), "wrong": normal(3, 2)}, "failed on inputs"),
-        (two, (), "holds no tensors"),
+        (two, (), "contains no tensors"),
     ]
 
 

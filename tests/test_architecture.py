@@ -1,4 +1,4 @@
-"""Who may know whom: the rules of docs/architecture.md, read off the imports."""
+"""The import rules of docs/architecture.md, checked on the source files."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def names(nodes: list[ast.expr]) -> set[str]:
 
 
 def neither_abstract_nor_final(trees: dict[str, ast.Module]) -> list[str]:
-    """Classes that nobody marks as final, and that no other class extends either."""
+    """Classes that are neither marked as final nor extended by another class."""
     classes = [
         (module, node)
         for module, tree in trees.items()

@@ -1,4 +1,4 @@
-"""The baselines: the properties of every predictor, over every model and posterior."""
+"""Properties of the baseline predictors, for every model and posterior."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from predicting import FINE, bad_inputs, dropping, each_case, fingerprint, same
 
 
 def baselines(model: nn.Module, build, classifier: Classifier | None = None) -> list:
-    """All that do not depend on the place in the batch."""
+    """All baselines whose result does not depend on the position in the batch."""
     classifier, posterior = classifier or Classifier(model), build(model)
     return [
         Ensemble((Map(classifier), Bma(classifier, posterior, samples=2))),

@@ -1,4 +1,4 @@
-"""Batch norm's statistics renewed for weights that the model did not have."""
+"""Recomputing batch-norm statistics for new weights."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_zero_inputs_give_no_nan():
 
 
 def test_without_data_to_learn_from_the_posterior_is_the_prior():
-    """Inputs of zero say nothing: the minimiser is the prior N(0, σ₀²)."""
+    """Zero inputs carry no information, so the minimiser is the prior N(0, σ₀²)."""
     model = nn.Linear(4, 3, bias=False).double()
     data = [(torch.zeros(6, 4), Y)]
     posterior = fit_bayes_by_backprop(
@@ -180,7 +180,7 @@ def test_an_interrupted_fit_leaves_the_model_unchanged():
     ("data", "arguments", "message"),
     [
         ([], {}, "the loader gave no batch"),
-        ([X], {}, "batch 0: it has no labels"),
+        ([X], {}, "batch 0: there are no labels"),
         ([(X, Y), (X, Y + 1)], {}, "batch 1: label 3 at index 2 is outside the model's 3 classes"),
         ([(X, Y)], {"prior_std": 0.0}, "prior_std must be a positive"),
         (

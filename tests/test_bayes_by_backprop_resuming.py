@@ -1,4 +1,4 @@
-"""The trainer of Bayes by Backprop: resumed runs equal unbroken ones bit for bit."""
+"""The trainer of Bayes by Backprop: resumed runs are bitwise equal to uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_fitting_has_not_changed():
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)
 
 
-def test_without_a_rate_of_their_own_variances_learn_at_the_rate_of_means():
+def test_variances_use_the_learning_rate_of_means_by_default():
     one = run(trainer(MLP, variance_learning_rate=None), batches(MLP)).posterior()
     same = run(trainer(MLP, variance_learning_rate=3e-3), batches(MLP)).posterior()
     assert_identical(one, same)
@@ -177,7 +177,7 @@ def test_covers_a_subset():
         ),
     ],
 )
-def test_refuses_states_of_others_and_stays_as_it_was(change, message):
+def test_refuses_states_of_other_trainers_without_changing(change, message):
     own, other = run(trainer(MLP), batches(MLP, 2)), run(trainer(MLP), batches(MLP, 4))
     before, state = own.state_dict(), other.state_dict()
     change(state)

@@ -1,4 +1,4 @@
-"""Classifier: any module, seen from outside."""
+"""Classifier: outputs, views and copies of arbitrary modules."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_picks_the_logits_out_of_the_models_output():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(4, 1), r"K ≥ 2 logits .*return \[0, z\]"),
-        (nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), r"K ≥ 2 logits .*return \[0, z\]"),
+        (nn.Linear(4, 1), r"K ≥ 2 logits: .*return \[0, z\]"),
+        (nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), r"K ≥ 2 logits: .*return \[0, z\]"),
         (nn.Flatten(0), r"logits must have shape \(2, K\)"),
         (nn.Unflatten(1, (2, 2)), r"logits must have shape \(2, K\), got \(2, 2, 2\)"),
     ],

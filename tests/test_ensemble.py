@@ -51,7 +51,7 @@ def test_ensemble_refuses():
     with pytest.raises(TypeError, match=r"expected a predictor such as Map.*, got a Classifier"):
         Ensemble((Classifier(MLP.model()),))
     wide = Map(Classifier(small_network(nn.Linear(4, 5))))
-    with pytest.raises(ValueError, match=r"differ in their classes: \[3, 5\]"):
+    with pytest.raises(ValueError, match=r"same number of classes, got \[3, 5\]"):
         Ensemble((*members(1), wide))(MLP.x())
 
 

@@ -1,4 +1,4 @@
-"""Exact CNML of degenerate features: constant, silent, in other units, repeated."""
+"""Exact CNML with degenerate features: constant, all zero, rescaled or duplicated."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_units_of_features_do_not_matter_without_a_penalty(unit):
     )
 
 
-def test_a_query_that_differs_where_nothing_holds_can_be_anything():
-    """A feature that is always 0 in training explains any label of a query that has it."""
+def test_a_query_outside_the_span_of_the_data_fits_every_label():
+    """A feature that is always 0 in training can fit any label of a query where it is not 0."""
     problem = make_problem(50, 2, 3, 0.0)
     silent = LogisticProblem(
         torch.cat([problem.features, torch.zeros(50, 1)], 1), problem.labels, 0.0, 3

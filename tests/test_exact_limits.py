@@ -1,4 +1,4 @@
-"""Exact CNML where there is no finite maximum, against linear programming."""
+"""Exact CNML without a finite maximum, compared with linear programming."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from logistic import grid_problem, make_problem, normal, refit_by_scipy
 
 
 def escaping(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Which points have a positive margin along some direction that lowers nobody's margin.
+    """Which points have a positive margin along a direction that lowers no point's margin.
 
     A linear programme: maximise Σ s_i with s_i ≤ (2y_i - 1) w·x_i and 0 ≤ s_i ≤ 1. Directions add
     up, so one solution has s_i = 1 for every point that can escape.
@@ -33,7 +33,7 @@ def escaping(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def limit_by_linear_programming(problem: LogisticProblem, query: np.ndarray, label: int) -> float:
-    """p_θ̂_y(y|x) in the limit: 1 where the query escapes, else from the points that stay."""
+    """p_θ̂_y(y|x) in the limit: 1 if the query escapes, else fitted to the remaining points."""
     features = np.vstack([problem.features.numpy(), query])
     labels = np.append(problem.labels.numpy(), label)
     gone = escaping(features, labels)
@@ -87,7 +87,7 @@ def test_limits_agree_with_linear_programming(name):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_limits_agree_with_linear_programming_where_points_often_touch(seed):
-    """Small whole numbers: half of these problems are separated, half of those only in part."""
+    """With small integers, half of these problems are separable, and half of those only partly."""
     generator = torch.Generator().manual_seed(seed)
     n, d = 3 + seed % 7, 1 + seed % 3
     features = with_intercept(torch.randint(0, 3, (n, d), generator=generator).double())
@@ -111,7 +111,7 @@ def test_a_separable_training_set_is_reported_as_such():
 
 
 def test_three_classes_without_a_maximum():
-    """One class stands apart for ever, the two others overlap: the limit is theirs alone."""
+    """One class is separable and the others overlap, so they alone determine the limit."""
     pair = make_problem(40, 1, 2, 0.0)
     far = torch.tensor([[500.0, 1.0], [501.0, 1.0]], dtype=torch.float64)
     # The far class has a feature of its own, so that it can leave without disturbing the pair.
@@ -129,7 +129,7 @@ def test_three_classes_without_a_maximum():
     )
 
 
-def test_an_unpenalised_intercept_alone_can_run_away():
+def test_an_unpenalised_intercept_can_diverge():
     labels = torch.ones(10, dtype=torch.long)
     penalty = torch.tensor([1.0, 0.0])
     problem = LogisticProblem(with_intercept(normal(0, 10, 1)), labels, penalty)

@@ -1,4 +1,4 @@
-"""NML over label sequences: closed forms, and the property that makes it NML."""
+"""NML over label sequences: closed forms, and equal regret for all sequences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def counts_log_lik(sequence: list[int]) -> float:
 
 @pytest.mark.parametrize(("n", "classes"), [(1, 2), (6, 2), (4, 3), (3, 4)])
 def test_without_features_it_is_the_shtarkov_distribution(n, classes):
-    """With nothing but an intercept the best model is the shares of the labels."""
+    """With only an intercept, the best model predicts the label frequencies."""
     found = nml(torch.ones(n, 1), classes=classes)
     expected = torch.tensor([counts_log_lik(s) for s in found.sequences.tolist()]).double()
     assert found.converged.all()
@@ -58,7 +58,7 @@ def test_the_regret_is_the_same_for_every_sequence_and_no_distribution_has_less(
 
 
 def test_cnml_looks_at_the_last_label_of_a_fitted_sequence():
-    """The maximum is that of the whole sequence; CNML takes its probability of the last label."""
+    """CNML fits the whole sequence and uses the probability of its last label."""
     features, labels = with_intercept(normal(6, 7, 1)), torch.tensor([0, 1, 0, 1, 1, 0])
     refits = cnml(LogisticProblem(features[:6], labels), features[6:])
     for label in range(2):

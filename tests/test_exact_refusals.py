@@ -1,4 +1,4 @@
-"""Exact CNML says when it has not converged, and refuses wrong problems."""
+"""Exact CNML reports non-convergence and rejects invalid problems."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_non_convergence_is_reported(monkeypatch):
         ({"features": torch.full((3, 2), torch.nan)}, "features are NaN or infinite"),
         ({"labels": torch.zeros(3)}, "integers"),
         ({"labels": torch.zeros(2, dtype=torch.long)}, r"shape \(3,\)"),
-        ({"labels": torch.tensor([0, 1, 2])}, "between 0 and 1, got 0 to 2"),
+        ({"labels": torch.tensor([0, 1, 2])}, "between 0 and 1, got values from 0 to 2"),
         ({"labels": torch.tensor([0, -1, 1])}, "between 0 and 1"),
         ({"l2": -1.0}, "not negative"),
         ({"l2": math.inf}, "finite"),
         ({"l2": torch.ones(3)}, "each of the 2 features"),
-        ({"classes": 1}, "at least 2 classes"),
+        ({"classes": 1}, "classes must be at least 2"),
     ],
 )
 def test_wrong_problems_are_refused(changes, match):

@@ -1,4 +1,4 @@
-"""Every example runs to its table, on a tiny setting and the digits that need no download."""
+"""Every example prints its table, with tiny settings and digits that need no download."""
 
 from __future__ import annotations
 

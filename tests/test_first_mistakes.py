@@ -1,4 +1,4 @@
-"""What is got wrong at first: every mistake gets a sentence that says what to give instead."""
+"""Common mistakes of new users: each error message says what to pass instead."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_model_must_be_wrapped(use, tmp_path):
     ],
 )
 @pytest.mark.parametrize("wrap", [lambda model: model, Classifier])
-def test_a_predictor_is_more_than_a_model(use, wrap):
+def test_a_model_is_not_a_predictor(use, wrap):
     with pytest.raises(TypeError, match=r"a predictor such as Map\(Classifier\(model\)\), got a"):
         use(wrap(MLP.model()))
 
@@ -66,17 +66,17 @@ def test_only_acnml_has_an_alpha(choose):
         choose(Map(Classifier(MLP.model())), DATA)
 
 
-def test_a_choice_is_no_number():
+def test_a_choice_is_not_a_number():
     model = MLP.model()
     choice = tuning.alpha_by_nll(Acnml(Classifier(model), diagonal(model)), DATA, [0.1])
-    with pytest.raises(TypeError, match=r"alpha must be a number, got a Choice: give its \.value"):
+    with pytest.raises(TypeError, match=r"alpha must be a number, got a Choice: pass its \.value"):
         Acnml(Classifier(model), diagonal(model), alpha=choice)
     with pytest.raises(TypeError, match=r"alpha must be a number, got a str$"):
         Acnml(Classifier(model), diagonal(model), alpha="1")
 
 
 def covered(model: nn.Module, parameters) -> list[list[str]]:
-    """The parameters that every way of choosing some covers."""
+    """The parameters that each way of selecting them covers."""
     classifier, swag = Classifier(model), Swag(parameters=parameters())
     for _ in range(2):  # an iterator must serve twice
         swag.update(model)
@@ -121,7 +121,7 @@ def test_parameters_of_another_model_are_refused():
 
 
 def test_a_loader_that_yields_more_than_pairs_is_explained():
-    with pytest.raises(ValueError, match=r"batch 0: .* of a tuple .* all but the last are inputs"):
+    with pytest.raises(ValueError, match=r"batch 0: .* in a tuple .* but the last are inputs"):
         acnml.fit_kfac_laplace(Classifier(MLP.model()), [(X, Y, torch.arange(6))])
 
 

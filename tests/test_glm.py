@@ -1,4 +1,4 @@
-"""The linearised average: its two links against formulas and integrals."""
+"""Glm: its two links compared with formulas and integrals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_probit_is_its_formula(case, build):
 
 @pytest.mark.parametrize("link", [Probit(), LogitSampling(samples=5000)])
 def test_more_variance_is_less_confident(link):
-    """With the same variance for both of two classes: otherwise the vaguer class may gain."""
+    """Both classes have the same variance. Otherwise the class with more variance may gain."""
     logits, eye = (
         torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]]).double(),
         torch.eye(2).double(),
@@ -71,7 +71,7 @@ def test_logit_sampling_converges_to_the_integral():
 
 
 def test_logit_sampling_draws_have_the_kernel_as_covariance():
-    """A draw's log-ratios are its logit differences: their moments are known."""
+    """The log-ratios of a sample are its logit differences, whose moments are known."""
     mean, kernel, n = normal(1, 3), 2 * spd(1, 3, seed=1), 4000
     draws = [LogitSampling(1, seed)(LogitMoments(mean, kernel))[0] for seed in range(n)]
     gaps = torch.stack(draws)[:, :2] - torch.stack(draws)[:, 2:]
@@ -84,14 +84,14 @@ def test_logit_sampling_draws_have_the_kernel_as_covariance():
 
 @pytest.mark.parametrize("kernel", [torch.zeros(3, 3), torch.ones(3, 3)])
 def test_logits_that_only_move_together_are_certain(kernel):
-    """Such kernels are singular, and softmax does not see the shift they allow."""
+    """Such kernels are singular, and softmax is invariant to the common shift."""
     logits = normal(2, 3)
     actual = LogitSampling(samples=7)(LogitMoments(logits, kernel.double().expand(2, 3, 3)))
     torch.testing.assert_close(actual, logits.log_softmax(-1), rtol=1e-6, atol=1e-6)
 
 
 def test_the_linearised_average_of_a_linear_model_is_the_average():
-    """For a model linear in θ, Glm and Bma integrate the same: to the error of sampling."""
+    """For a model that is linear in θ, Glm and Bma agree up to sampling error."""
     model, x = LINEAR.model(), LINEAR.x()
     glm = Glm(Classifier(model), diagonal(model), LogitSampling(samples=4000))(x)
     bma = Bma(Classifier(model), diagonal(model), samples=2000)(x)

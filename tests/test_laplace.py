@@ -39,7 +39,7 @@ ALL = [*MODELS, *ONE_POSITION[2:]]
 
 
 def labelled(case: Case, n: int, batch: int) -> list:
-    """n data in batches; the labels 0, 1, 2 in turn."""
+    """n examples in batches, with labels 0, 1, 2 in turn."""
     x, y = case.x(n), torch.arange(n) % 3
     return [(take(x, slice(i, i + batch)), y[i : i + batch]) for i in range(0, n, batch)]
 
@@ -67,7 +67,7 @@ def dense(curvature: KroneckerCurvature) -> torch.Tensor:
 
 
 def diagonal_blocks(matrix: torch.Tensor, curvature: KroneckerCurvature) -> torch.Tensor:
-    """Set to zero what couples parameters of different layers or groups."""
+    """Set entries between parameters of different layers or groups to zero."""
     blocks = tuple(
         FactorBlock(layer, torch.ones_like(A), torch.ones_like(G))
         for layer, A, G in curvature.factors
@@ -87,7 +87,7 @@ def test_diagonal_is_the_exact_one(case, batch):
 @pytest.mark.parametrize("case", ONE_POSITION, ids=lambda case: case.name)
 @pytest.mark.parametrize("copies", [1, 5])
 def test_kfac_is_exact_for_one_datum(case, copies):
-    """Where every input is the same, the expectation of a product is a product."""
+    """If all inputs are equal, the expectation of the product is the product of expectations."""
     model, x = case.model(), case.x(1)
     data = [(torch.cat([x] * copies), torch.zeros(copies, dtype=int))]
     curvature = kronecker_curvature(Classifier(model), data)
@@ -240,7 +240,7 @@ def test_leaves_the_model_alone_and_survives_in_place_activations():
 
 
 class Shared(nn.Module):
-    """One layer that is passed twice."""
+    """One layer that is called twice."""
 
     def __init__(self) -> None:
         super().__init__()

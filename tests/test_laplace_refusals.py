@@ -1,4 +1,4 @@
-"""What fits by gradients refuse, and what they say."""
+"""Invalid arguments of Laplace fits, and their error messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ X, Y = normal(4, 4).float(), torch.tensor([0, 1, 2, 0])
             ValueError,
             "no parameter or buffer 'haed.weight'; did you mean",
         ),
-        ([(X, Y)], [nn.Linear(4, 3)], ValueError, "holds no parameters of the given Linear"),
+        ([(X, Y)], [nn.Linear(4, 3)], ValueError, "has no parameters of the given Linear"),
         ([object()], ["head.weight"], TypeError, "must yield tuples, lists, mappings or tensors"),
     ],
 )
@@ -81,7 +81,7 @@ def one_dimensional() -> nn.Module:
 @pytest.mark.parametrize("build", [reparametrised, one_dimensional])
 def test_kfac_says_what_it_covers_where_a_model_has_none_of_it(build):
     classifier, data = Classifier(build()), [(X, Y)]
-    message = "KFAC covers Linear and Conv2d layers .* Sequential has none; take fit_swag"
+    message = "KFAC covers Linear and Conv2d layers .* Sequential has none; use fit_swag"
     with pytest.raises(ValueError, match=message):
         acnml.fit_kfac_laplace(classifier, data)
     posterior = acnml.fit_swag(classifier, data, epochs=2)  # the way out is one

@@ -1,4 +1,4 @@
-"""Closed-form curvatures of a last layer, against the general way and against dense algebra."""
+"""Closed-form curvatures of a last layer, compared with the general fit and dense algebra."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names(model):
 
 @pytest.fixture
 def general(monkeypatch):
-    """Fits that do not know the closed form."""
+    """Disable the closed form of the last layer in fits."""
 
     def use():
         monkeypatch.setattr(laplace, "only_linear", lambda *_: None)
@@ -94,7 +94,7 @@ def test_full_is_refused_for_other_layers():
 
 
 def test_a_thousand_classes_take_one_forward_pass_a_batch():
-    """Neither backward passes nor a loop over classes: the layer is called once."""
+    """There are no backward passes and no loop over classes: the layer is called once."""
     model, calls = nn.Linear(8, 1000), []
     model.register_forward_hook(lambda *_: calls.append(1))
     classifier = Classifier(model)

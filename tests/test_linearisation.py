@@ -17,7 +17,7 @@ from predicting import FINE, each_case
 
 
 def dense_kernel(model: nn.Module, posterior: acnml.Posterior, one: object) -> Tensor:
-    """J Σ Jᵀ for one input, all written out."""
+    """J Σ Jᵀ for one input, with dense matrices."""
     args, kwargs = as_arguments(one)
 
     def logits(*tensors: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def rounded(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 @each_way
 def test_factors_and_squares_are_those_of_what_the_model_computes(way):
-    """Of one layer: its inputs, and √p (e - p) in the logits' own dtype."""
+    """For one layer: its inputs, and √p (e - p) in the dtype of the logits."""
     model = rounded(MODELS[0].model(), torch.float16).to(way.dtype)
     x, classifier = (3 * normal(500, 4)).to(way.dtype), Classifier(model)
     data = [(x, torch.zeros(500, dtype=int))]
@@ -169,7 +169,7 @@ def test_a_model_in_two_precisions_takes_a_posterior_over_both():
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_bayes_by_backprop_moves_weights_by_less_than_half_precision_can_hold(dtype):
-    """Adam's first step is as long as the learning rate."""
+    """The length of Adam's first step is the learning rate."""
     model, data = MODELS[0].model().to(dtype), [(normal(30, 4, seed=1), torch.arange(30) % 3)]
     posterior = acnml.fit_bayes_by_backprop(Classifier(model), data, 1, learning_rate=1e-5)
     for name, start in model.named_parameters():

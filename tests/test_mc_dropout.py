@@ -21,7 +21,7 @@ def input_dropout(rate: float, classes: int = 3, inplace: bool = False) -> nn.Mo
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-def test_dropout_of_nothing_is_map(case):
+def test_zero_dropout_is_map(case):
     classifier = Classifier(dropping(case, 0.0))
     torch.testing.assert_close(
         McDropout(classifier, samples=3)(case.x()), Map(classifier)(case.x()), **FINE
@@ -88,7 +88,7 @@ def test_all_kinds_of_dropout_are_on_and_batch_norm_is_not(dropout, shape):
 
 
 def test_dropout_in_a_transformer_layer_is_on():
-    """In eval mode torch would take a shortcut around the layer's dropout modules."""
+    """In eval mode torch uses a fast path that skips the layer's dropout modules."""
     encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
     model = small_network(encoder, nn.Flatten(), nn.Linear(12, 3))
     classifier, x = Classifier(model), normal(2, 3, 4)

@@ -1,4 +1,4 @@
-"""What metrics refuse, and what they say about it."""
+"""Invalid arguments of metrics, and their error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TestErrors:
         [
             (GOOD[:, 0], LABELS, r"log_probs must have shape \(N, K\), got \(3,\)"),
             (GOOD[:0], LABELS[:0], r"log_probs is empty, shape \(0, 2\)"),
-            (GOOD[:, :1], LABELS, r"log_probs has shape \(3, 1\), fewer than 2 classes"),
+            (GOOD[:, :1], LABELS, r"log_probs has shape \(3, 1\): pass .* K ≥ 2 classes"),
             (GOOD.long(), LABELS, r"log_probs is torch.int64: pass floating-point"),
             (GOOD, LABELS[:2], r"labels must have shape \(3,\), got \(2,\)"),
             (GOOD, torch.eye(2)[LABELS], r"labels must have .* got \(3, 2\): pass class indices"),
@@ -31,10 +31,10 @@ class TestErrors:
             (GOOD, LABELS * 2, r"labels\[1\] = 2 is outside 0..1"),
             (GOOD, LABELS * -100, r"labels\[1\] = -100 is outside 0..1"),
             (NAN_ROW, LABELS, r"log_probs\[1\] contains NaN"),
-            (GOOD + math.log(2), LABELS, r"log_probs\[0\] .* sum 2, not 1: apply log_softmax"),
+            (GOOD + math.log(2), LABELS, r"log_probs\[0\] sum to 2, not 1: apply log_softmax"),
             (GOOD.exp(), LABELS, r"log_probs\[0\] .* log to probabilities"),
-            (torch.full((3, 2), -math.inf), LABELS, r"log_probs\[0\] .* sum 0, not 1"),
-            (torch.full((3, 2), math.inf), LABELS, r"log_probs\[0\] .* sum inf, not 1"),
+            (torch.full((3, 2), -math.inf), LABELS, r"log_probs\[0\] sum to 0, not 1"),
+            (torch.full((3, 2), math.inf), LABELS, r"log_probs\[0\] sum to inf, not 1"),
         ],
     )
     def test_predictions(self, metric, log_probs, labels, message):
@@ -56,9 +56,7 @@ class TestErrors:
 
     def test_first_row_that_does_not_sum_to_one_is_named(self):
         off = GOOD + torch.tensor([[0.0], [0.005], [0.02]])  # half a per cent may be rounding
-        with pytest.raises(
-            ValueError, match=r"log_probs\[2\] has probabilities of sum 1.02, not 1"
-        ):
+        with pytest.raises(ValueError, match=r"log_probs\[2\] sum to 1.02, not 1"):
             metrics.nll(off, LABELS)
 
     @pytest.mark.parametrize("metric", [metrics.ece, metrics.ece_equal_width, *DIAGRAMS])

@@ -1,4 +1,4 @@
-"""What is true of metrics whatever the predictions."""
+"""Properties of metrics that hold for all predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Naive CNML against a literal training loop, however its rows train together."""
+"""Naive CNML compared with a plain training loop, for every grouping of rows."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_memory_decides_which_rows_train_together_and_not_what_they_learn(memory
 
 
 class LooksAtNumbers(nn.Module):
-    """Branches on a number, which `vmap` cannot see."""
+    """Branches on a value, which `vmap` does not support."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Tied(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM over the numbers of an input, which `vmap` knows with gradients only."""
+    """An LSTM over the entries of an input, which `vmap` supports only with gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize(("build", "blocks"), [(LooksAtNumbers, 6), (Recurrent, 6), (Tied, 1)])
-def test_models_that_vmap_does_not_know_train_row_by_row_and_others_together(build, blocks):
+def test_only_models_that_vmap_does_not_support_train_row_by_row(build, blocks):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = build().double()
@@ -148,7 +148,7 @@ def test_models_that_vmap_does_not_know_train_row_by_row_and_others_together(bui
 
 
 def test_layers_before_the_trained_ones_run_once_for_all_rows():
-    """The arithmetic of an epoch: the frozen layer sees every input once, not once per row."""
+    """In an epoch, the frozen layer processes every input once, not once per row."""
     ins, hidden, classes, data, queries = 7, 16, 3, 5, 2
     model = nn.Sequential(nn.Linear(ins, hidden), nn.Tanh(), nn.Linear(hidden, classes)).double()
     loader = [(normal(data, ins), torch.arange(data) % classes)]

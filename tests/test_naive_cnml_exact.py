@@ -73,7 +73,7 @@ def fitted(model: nn.Module, x: Tensor, y: Tensor) -> nn.Module:
 
 
 def test_every_label_is_explained_better_than_before():
-    """The query is one of the data now: from their optimum on, its likelihood rises."""
+    """From the optimum of the training data, adding the query raises its likelihood."""
     model = fitted(regression(), X, Y)
     before = Classifier(model).log_probs(QUERIES).detach()
     predict = NaiveCnml(Classifier(model), [(X, Y)], Refit(50, 0.1))
@@ -85,7 +85,7 @@ def test_every_label_is_explained_better_than_before():
 
 
 def test_half_of_a_posterior_that_is_twice_too_wide_matches():
-    """Only the difference of two classes' weights counts.
+    """Only the difference between the weights of two classes matters.
 
     Its variance is 1/h where the loss has the curvature h, but a diagonal posterior, blind to how
     the two weights vary together, gives each of them 1/h and their difference 2/h.

@@ -1,4 +1,4 @@
-"""Naive CNML: steps, seeds, company, and what it leaves as it was."""
+"""Naive CNML: steps, seeds, independence of inputs, and no side effects."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_starts_at_the_weights_that_the_classifier_has():
     torch.testing.assert_close(actual, classifier.log_probs(case.x()).detach(), atol=1e-7, rtol=0)
 
 
-def test_an_input_has_the_same_result_in_any_company():
-    """So a run that ended early goes on with the inputs that it has not come to."""
+def test_a_result_does_not_depend_on_the_other_inputs():
+    """An interrupted run can therefore continue with the remaining inputs."""
     loader = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)
     predict = NaiveCnmlMax(Classifier(regression()), loader, Refit(2, 0.5))
     x = normal(5, 2, seed=7)
@@ -73,7 +73,7 @@ def test_the_seed_decides_the_order_of_the_data():
     assert not torch.equal(first, other)
 
 
-def test_says_how_it_trains():
+def test_repr_shows_the_settings_of_training():
     predict = NaiveCnmlMax(Classifier(regression()), [(X, Y)], Refit(3, 0.1))
     assert repr(predict) == (
         "NaiveCnmlMax(Classifier(Linear), Refit(epochs=3, learning_rate=0.1, momentum=0.9, "

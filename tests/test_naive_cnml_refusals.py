@@ -1,4 +1,4 @@
-"""What naive CNML refuses, and what it says about it."""
+"""Invalid arguments of naive CNML, and their error messages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from refitting import QUERIES, X, Y, regression
     [
         (lambda: [], QUERIES, "the loader gave no batch"),
         (lambda: [(X[:0], Y[:0])], QUERIES, "the loader gave no batch"),
-        (lambda: iter([(X, Y)]), QUERIES, "an iterator used up before"),
-        (lambda: [X], QUERIES, "batch 0: it has no labels"),
+        (lambda: iter([(X, Y)]), QUERIES, "an iterator that was used before"),
+        (lambda: [X], QUERIES, "batch 0: there are no labels"),
         (lambda: [(X, Y), (X, Y + 1)], QUERIES, "batch 1: label 3 at index 2 is outside"),
         (lambda: [(X, Y), (X, -Y)], QUERIES, "batch 1: label -1 at index 1 is outside"),
         (lambda: [(X, Y)], QUERIES[:0], "the batch is empty"),

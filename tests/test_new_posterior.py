@@ -1,4 +1,4 @@
-"""A new posterior needs four methods; the defaults of the base class do the rest."""
+"""A new posterior needs only four methods, thanks to the defaults of the base class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from test_solvers import MORE
 
 @dataclass(frozen=True, eq=False)
 class Isotropic(Posterior):
-    """N(μ, s I) with nothing but the four methods that a posterior must have."""
+    """N(μ, s I) with only the four required methods."""
 
     mean: Params
     var: float

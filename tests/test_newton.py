@@ -1,4 +1,4 @@
-"""Newton steps in logit space, where they have a hard time."""
+"""Newton's method in logit space on difficult problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs and logits that are not finite: minus infinity is right in masks, never in logits."""
+"""Non-finite inputs and logits: -inf is valid in attention masks, but not in logits."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_mask_of_minus_infinity_is_the_boolean_mask(predict):
 
 
 class Undefined(nn.Module):
-    """Multiplies by something not finite where the first feature is negative."""
+    """Multiplies by a non-finite number if the first feature is negative."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def small(model: nn.Module) -> Diagonal:
         lambda c, x: acnml.fit_swag(c, [(x, Y)], 2),
     ],
 )
-def test_logits_that_are_not_finite_are_blamed_on_nothing_else(use, factor):
+def test_errors_name_the_logits_that_are_not_finite(use, factor):
     classifier, x = Classifier(Undefined(factor).double()), normal(4, 4).abs()
     x[2, 0] = -1
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Models that could mislead: each is handled rightly or refused, never silently wrong."""
+"""Unusual models: each is handled correctly or raises an error, and is never silently wrong."""
 
 from __future__ import annotations
 

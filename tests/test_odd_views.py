@@ -1,4 +1,4 @@
-"""Models that a view could mistake: what they do to inputs, tensors and modes, and wrappers."""
+"""Models that are hard to view: in-place changes, wrappers, gradient modes, precisions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_functions_that_hold_on_to_the_model_are_refused(kept):
             self.linear = nn.Linear(4, 3)
             self.block = kept(lambda x: self.linear(x))
 
-    with pytest.raises(TypeError, match="attribute 'block' of module '' holds on to the model"):
+    with pytest.raises(TypeError, match="attribute 'block' of module '' is or contains a function"):
         Classifier(Closure())
 
 
@@ -75,7 +75,9 @@ def test_works_in_any_gradient_mode(mode):
 def test_a_model_made_in_inference_mode_is_refused_with_a_remedy():
     with torch.inference_mode():
         model = CONV.model()
-    with pytest.raises(ValueError, match=r"'stem.weight' was made in .* give copy.deepcopy\(model"):
+    with pytest.raises(
+        ValueError, match=r"'stem.weight' was created in .* pass copy.deepcopy\(model"
+    ):
         Classifier(model)
     data = [(CONV.x(), torch.tensor([0, 1, 2]))]
     actual = acnml.fit_laplace_diagonal(Classifier(copy.deepcopy(model)), data).var
@@ -139,7 +141,7 @@ def test_inputs_of_a_model_in_two_precisions_stay_as_they_are():
     torch.testing.assert_close(Map(Classifier(model))(x), expected, rtol=0, atol=1e-6)
 
 
-def test_wrappers_are_taken_off():
+def test_wrappers_are_removed():
     model = nn.Linear(4, 3)
     for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager")):
         assert Classifier(wrapped).model is model

@@ -1,4 +1,4 @@
-"""The conformance suite: what every posterior must satisfy, over every model."""
+"""The conformance suite for posteriors, for every model."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ EYE = torch.eye(2)
         (lambda: LowRank(MEAN, {"w": torch.ones(2, 3)}, {"w": torch.ones(2, 3)}), "same r ≥ 1"),
         (lambda: LowRank(MEAN, {"w": torch.ones(2, 3)}, {"w": torch.ones(0, 2, 3)}), "same r ≥ 1"),
         (lambda: Kronecker(MEAN, ()), r"missing \['w'\]"),
-        (lambda: Kronecker(MEAN, (FactorBlock(Affine("w"), EYE, EYE),)), r"form \(2, 3\)"),
+        (lambda: Kronecker(MEAN, (FactorBlock(Affine("w"), EYE, EYE),)), r"have shape \(2, 3\)"),
         (lambda: FactorBlock(Affine("w"), torch.ones(2, 3), EYE), "square matrix"),
         (lambda: EigenBlock(Affine("w"), EYE, EYE, -EYE), "not negative"),
         (lambda: EigenBlock(Affine("w"), EYE, EYE, torch.ones(2, 3)), r"expected \(2, 2\)"),
@@ -198,5 +198,5 @@ def test_refuses_what_is_not_a_covariance(make, message):
 def test_density_needs_positive_variances():
     posterior = Diagonal(MEAN, {"w": torch.zeros(2, 3)})
     assert torch.equal(posterior.sample(1, torch.Generator())["w"][0], MEAN["w"])
-    with pytest.raises(ValueError, match="'w' has some that are zero"):
+    with pytest.raises(ValueError, match="some of 'w' are zero"):
         posterior.log_prob(MEAN)

@@ -8,7 +8,7 @@ from acnml._util.progress import track
 
 
 class Counted:
-    """Knows how often an iteration was begun: a DataLoader starts its workers then."""
+    """Counts how often an iteration starts, because a DataLoader then starts its workers."""
 
     def __init__(self) -> None:
         self.begun = 0

@@ -1,4 +1,4 @@
-"""Seeded blocks: they give the same numbers again and put the global random state back."""
+"""Seeded blocks are reproducible and restore the global random state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reference is the paper's literal update with a dense Σ."""
+"""Reference equals the paper's update with a dense Σ."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_no_steps_is_the_model_at_the_mean():
 
 
 class Recurrent(nn.Module):
-    """Control flow that depends on the data, which vmap cannot follow."""
+    """Data-dependent control flow, which vmap does not support."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Recurrent(nn.Module):
 def test_a_model_that_vmap_cannot_take_runs_row_by_row():
     model, x = Recurrent().double(), normal(2, 3)
     posterior = POSTERIORS["diagonal"](model)
-    with pytest.raises(ValueError, match=r"Reference\(rows_at_once=1\) runs it row by row"):
+    with pytest.raises(ValueError, match=r"Reference\(rows_at_once=1\), which runs it row by row"):
         Reference()(Classifier(model), posterior, x)
     solution = Reference(rows_at_once=1)(Classifier(model), posterior, x)
     log_lik, _ = literal_acnml(model, posterior, x[1:], 2, 1.0, 5, 0.5)

@@ -29,7 +29,7 @@ class Residual(nn.Module):
 
 
 class Twice(nn.Module):
-    """A layer that is passed twice."""
+    """A layer that is called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_factored_or_written_out_is_the_same(case, build, force, monkeypatch):
 
 
 @each_case
-def test_written_out_bit_by_bit_is_the_same(case, build, monkeypatch):
+def test_tiled_displacements_are_the_same(case, build, monkeypatch):
     model, x = case.model(), case.x(2)
     posterior = build(model)
     solvers = Gradient(3, 0.4), Linearised()
@@ -163,7 +163,7 @@ def test_polishing_converges_to_the_reference(case, name):
 
 @each_case
 def test_linearised_evaluates_the_network_at_the_linearised_solution(case, build):
-    """θ = μ + ΣJᵀu, with u from the dense kernel, put into the model by hand."""
+    """Evaluate the model at θ = μ + ΣJᵀu, with u from the dense kernel."""
     model, x = case.model(), case.x(1)
     posterior, classifier = build(model).scaled(0.5), Classifier(model)
     jacobian = torch.func.jacrev(lambda theta: classifier.logits(x, theta)[0])(posterior.mean)
@@ -237,7 +237,7 @@ def test_works_under_no_grad_and_leaves_no_graph(solver):
 
 
 class Scale(nn.Module):
-    """A parameter that is no layer's."""
+    """A parameter that does not belong to a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ def test_parameters_that_cannot_be_handled_are_named_with_the_way_out(solver):
 
 
 @pytest.mark.parametrize("solver", [Gradient(), Linearised()])
-def test_unused_layers_are_no_harm_unless_all_are_unused(solver):
+def test_unused_layers_are_allowed_unless_all_are_unused(solver):
     model = Idle().double()
     for build in POSTERIORS.values():
         expected = Reference(5, 0.5)(Classifier(model), diagonal(model), normal(2, 4))

@@ -1,4 +1,4 @@
-"""Files that are not what they should be, and writes that do not finish."""
+"""Invalid files, and writes that fail."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def test_missing(tmp_path):
 
 def test_newer(stored):
     rewrite(stored, lambda header: header.update(format_version=99))
-    with pytest.raises(
-        StorageError, match="has format 99, this acnml reads up to 1: upgrade acnml"
-    ):
+    with pytest.raises(StorageError, match=r"has format 99, .* formats up to 1: upgrade acnml"):
         acnml.load(stored)
 
 
@@ -75,8 +73,8 @@ def test_newer(stored):
             "restored: 'x'",
         ),
         (lambda header: header["value"].update(extra=1), "cannot be restored.*extra"),
-        (lambda header: header.pop("value"), "header is damaged"),
-        (lambda header: header.update(format_version="new"), "header is damaged"),
+        (lambda header: header.pop("value"), "damaged header"),
+        (lambda header: header.update(format_version="new"), "damaged header"),
     ],
 )
 def test_damaged_header(stored, change, message):
@@ -89,9 +87,9 @@ def test_predictor_needs_the_classifier(stored, tmp_path):
     classifier = Classifier(MODELS[1].model())
     path = tmp_path / "map.safetensors"
     acnml.save(Map(classifier), path)
-    with pytest.raises(StorageError, match=r"holds a Map: load\(path, classifier\)"):
+    with pytest.raises(StorageError, match=r"holds a Map, .*: use load\(path, classifier\)"):
         acnml.load(path)
-    with pytest.raises(StorageError, match=r"holds a Diagonal, not a predictor: load\(path\)"):
+    with pytest.raises(StorageError, match=r"holds a Diagonal, not a predictor: use load\(path\)"):
         acnml.load(stored, classifier)
 
 
@@ -107,11 +105,11 @@ def test_predictor_for_another_model(tmp_path):
     "of", [Map, lambda classifier: acnml.Acnml(classifier, head_posterior(classifier))]
 )
 def test_a_predictor_is_for_the_weights_it_was_saved_with(of, tmp_path):
-    """What is not in the file must be there: the classic mistake is not to load the weights."""
+    """Weights that are not in the file must match; a common mistake is not to load them."""
     model, path = MODELS[1].model(), tmp_path / "predictor.safetensors"
     predict = of(Classifier(model))
     acnml.save(predict, path)
-    with pytest.raises(StorageError, match=r"'0\.weight' of the given network is not what it was"):
+    with pytest.raises(StorageError, match=r"'0\.weight' of the given network differs from when"):
         acnml.load(path, Classifier(with_first_layer_untrained(model)))
     for dtype in (torch.float32, torch.float16, torch.bfloat16):  # rounding is no other weight
         loaded = acnml.load(path, Classifier(copy.deepcopy(model).to(dtype)))
@@ -149,7 +147,7 @@ def test_only_known_kinds_are_stored(tmp_path):
 
 def test_a_refusal_says_what_to_do(tmp_path):
     predict = NaiveCnml(Classifier(MODELS[1].model()), loader=[])
-    with pytest.raises(TypeError, match=r"type NaiveCnml, only Diagonal, .*construct the rest"):
+    with pytest.raises(TypeError, match=r"type NaiveCnml; .* are Diagonal, .*construct the rest"):
         acnml.save(predict, tmp_path / "predictor.safetensors")
     assert list(tmp_path.iterdir()) == []
 
@@ -174,7 +172,7 @@ def test_kinds_is_the_one_list_of_what_is_stored(tmp_path, monkeypatch):
         acnml.load(path, Classifier(MODELS[1].model()))
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(stored, monkeypatch):
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_files(stored, monkeypatch):
     before = stored.read_bytes()
 
     def fail(tensors, path, metadata):
@@ -214,7 +212,7 @@ def test_a_stored_predictor_with_a_foreign_solver_is_a_storage_error(tmp_path):
         acnml.load(path, Classifier(model))
 
 
-def test_numbers_of_numpy_are_numbers(tmp_path):
+def test_numpy_numbers_are_stored(tmp_path):
     model, path = MODELS[1].model(), tmp_path / "predictor.safetensors"
     alpha, steps = np.float32(0.5), np.int64(3)
     acnml.save(Acnml(Classifier(model), diagonal(model), Gradient(steps, 0.5), alpha), path)

@@ -1,4 +1,4 @@
-"""SWAG: moments against those of the visited weights, written out."""
+"""SWAG: moments compared with those computed from all visited weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_low_rank_covariance_is_half_and_half(rank):
 
 
 def test_variance_does_not_cancel():
-    """Weights far from zero that hardly move: a difference of squares would lose all digits."""
+    """For weights far from zero that vary little, a difference of squares would lose all digits."""
     model = nn.Linear(4, 3).float()
     swag = Swag()
     for shift in (0.0, 1e-3, 2e-3):
@@ -144,10 +144,10 @@ def test_an_interrupted_fit_leaves_the_model_unchanged():
     ("act", "message"),
     [
         (lambda: Swag(rank=1), "rank must be at least 2"),
-        (lambda: Swag().diagonal(), "at least 2 updates to have a variance, got 0"),
+        (lambda: Swag().diagonal(), "at least 2 updates to estimate a variance, got 0"),
         (lambda: collected(nn.Linear(2, 2), torch.zeros(1, 6), Swag()).low_rank(), "got 1"),
         (lambda: fit_swag(Classifier(MODELS[1].model()), []), "the loader gave no batch"),
-        (lambda: fit_swag(Classifier(MODELS[1].model()), [X]), "batch 0: it has no labels"),
+        (lambda: fit_swag(Classifier(MODELS[1].model()), [X]), "batch 0: there are no labels"),
         (lambda: fit_swag(Classifier(MODELS[1].model()), [(X, Y)], epochs=1), "at least 2 epochs"),
         (
             lambda: fit_swag(Classifier(MODELS[1].model()), [(X, Y)] * 5, learning_rate=1e308),
@@ -160,7 +160,7 @@ def test_refuses_what_cannot_be_fitted(act, message):
         act()
 
 
-def test_refuses_another_model_half_way():
+def test_refuses_to_switch_models_between_updates():
     swag = Swag()
     swag.update(nn.Linear(4, 3))
     with pytest.raises(ValueError, match="'weight' has shape"):

@@ -1,4 +1,4 @@
-"""Tempered predictors and classifiers: what they equal, what they refuse, how they are stored."""
+"""Tempered predictors and classifiers: equalities, invalid arguments, storage."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def test_storage_keeps_the_classifiers_temperature(tmp_path):
         loaded = acnml.load(path, given_classifier)
         assert loaded.classifier.temperature == 1.7
         assert torch.equal(loaded(MLP.x()), predict(MLP.x()))
-    with pytest.raises(StorageError, match=r"stored with temperature 1\.7, the given .* has 3;"):
+    with pytest.raises(
+        StorageError, match=r"stored with temperature 1\.7, but the given .* has 3;"
+    ):
         acnml.load(path, Classifier(model).tempered(3.0))
 
 

@@ -1,4 +1,4 @@
-"""One predictor used by many threads gives the numbers that one thread gets, bit for bit."""
+"""A predictor gives bitwise equal results in one and in many threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_threads_get_the_numbers_of_one_thread(name, case):
 
 
 def test_threads_may_start_with_a_new_classifier():
-    """What is found out about a model is found out by several threads at once."""
+    """Several threads fill the cache of facts about a model at the same time."""
     model = MLP.model()
     expected = Acnml(Classifier(model), eigen_kronecker(model), alpha=0.2)(MLP.x())
     predict = Acnml(Classifier(model), eigen_kronecker(model), alpha=0.2)

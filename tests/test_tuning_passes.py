@@ -1,4 +1,4 @@
-"""A search over the knobs of a last layer runs the network once, and finds what it found before."""
+"""A search over the hyperparameters of a last layer runs the network once."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_matching_cnml(setting):
 
 
 def test_other_views_do_not_share_features(setting):
-    """Another temperature, other weights or another solver are other predictions."""
+    """A different temperature, weights or solver give different predictions."""
     _, loader, predictor, _ = setting
     moved = {n: t + 0.1 for n, t in predictor.classifier.copy_parameters(["body.weight"]).items()}
     others = {

@@ -1,4 +1,4 @@
-"""The most cautious value within a price: by hand, and against the exact root."""
+"""The most cautious value within a price, compared with hand computation and the exact root."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def nll_at(factor: float) -> float:
 
 
 def root(limit: float) -> float:
-    """The factor below that of least NLL with this NLL, by bisection."""
+    """The factor with this NLL below the optimum, by bisection."""
     low, high = 0.0, math.log(6) / 2  # p = 3/4
     for _ in range(100):
         middle = (low + high) / 2
@@ -65,14 +65,14 @@ class TestMostCautious:
     @pytest.mark.parametrize(
         ("values", "nlls", "limit", "message"),
         [
-            ([1, 10], [0.4, 0.3], 0.2, "no value has an NLL of at most 0.2, the least is 0.3"),
+            ([1, 10], [0.4, 0.3], 0.2, r"an NLL of at most 0.2 \(the lowest is 0.3\)"),
             ([1, 10], [0.4, 0.3], math.nan, "at most nan"),
-            ([1, 10], [0.4, math.nan], 0.5, "an NLL is NaN"),
+            ([1, 10], [0.4, math.nan], 0.5, "nlls contains NaN"),
             ([1, 10], [0.4], 0.2, "2 values and 1 NLLs"),
             ([], [], 0.2, "the grid is empty"),
             ([1, 10, 5], [0.4, 0.1, 0.1], 0.2, "must begin with the most cautious value and then"),
             ([1, 1], [0.4, 0.1], 0.2, "must begin with the most cautious value and then"),
-            ([0, 1], [0.4, 0.1], 0.2, "a grid's value must be a positive, finite number"),
+            ([0, 1], [0.4, 0.1], 0.2, "every value in the grid must be a positive, finite number"),
         ],
     )
     def test_refusals(self, values, nlls, limit, message):
@@ -150,10 +150,10 @@ class TestWithinPrice:
 
     def test_says_so_if_no_value_is_within_the_price(self):
         with pytest.raises(
-            ValueError, match=r"no value of the grid is within 0\.01 nats"
+            ValueError, match=r"no value in the grid is within 0\.01 nats"
         ) as refused:
             within_price(Scaled, [0.1, 0.2], FOUR, 0.01, nll_at(0.8))
-        assert "give less cautious values or a higher price" in str(refused.value)
+        assert "use less cautious values or a higher price" in str(refused.value)
         assert "accuracy" in str(refused.value).splitlines()[1]
 
     def test_a_grid_in_the_wrong_order_is_refused(self):
@@ -196,7 +196,7 @@ class TestWithinPrice:
         choice = within_price(by_alpha, [1.0, 0.5, 0.25], FOUR, 9.0, 1.0)
         assert choice.value == 0.5
         assert [row.value for row in choice.table] == [0.25, 0.5]
-        assert choice.rule.endswith("the most cautious one with a solution")
+        assert choice.rule.endswith("for which the solver finds a solution")
         with pytest.raises(UnsolvedError, match="too cautious"):
             within_price(by_alpha, [2.0, 1.0], FOUR, 9.0, 1.0)
 
@@ -205,11 +205,11 @@ class TestWithinPrice:
         [
             ([], 0.1, 1.0, ValueError, "the grid is empty"),
             ([0.2, 0.1, 0.4], 0.1, 1.0, ValueError, "must begin with the most cautious"),
-            ([-1.0], 0.1, 1.0, ValueError, "a grid's value must be a positive"),
+            ([-1.0], 0.1, 1.0, ValueError, "every value in the grid must be a positive"),
             (GRID, -0.1, 1.0, ValueError, "price must be finite and not negative, got -0.1"),
             (GRID, math.nan, 1.0, ValueError, "price must be finite"),
             (GRID, 0.1, math.inf, ValueError, "the reference NLL must be finite"),
-            (GRID, 0.1, "MAP", TypeError, "reference must be a predictor such as Map or its NLL"),
+            (GRID, 0.1, "MAP", TypeError, "reference must be a predictor such as Map, or its NLL"),
         ],
     )
     def test_refuses_bad_arguments_before_any_prediction(

@@ -1,4 +1,4 @@
-"""Sweeps over values: scores of all data, and the data and grids that are refused."""
+"""Sweeps over values: scores of all data, and invalid data and grids."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_batches_may_be_lists_or_mappings(form):
     ("data", "error", "message"),
     [
         ([], ValueError, "the loader gave no batch"),
-        ([(X, Y), X], ValueError, "batch 1: it has no labels: yield"),
+        ([(X, Y), X], ValueError, "batch 1: there are no labels: yield"),
         ([(X, Y.tolist())], TypeError, "batch 0: labels must be a tensor of integers, got list"),
         ([(X, Y.double())], ValueError, "batch 0: labels must be integers"),
         ([(X, Y[:5])], ValueError, r"batch 0: labels must have shape \(40,\), got \(5,\)"),
@@ -66,7 +66,7 @@ def test_refuses_bad_validation_data(data, error, message):
 
 
 def test_an_iterator_serves_one_value_only():
-    with pytest.raises(ValueError, match="an iterator used up before"):
+    with pytest.raises(ValueError, match="an iterator that was used before"):
         tuning.sweep(Scaled, [1.0, 2.0], iter(DATA))
 
 
@@ -74,7 +74,7 @@ def test_an_iterator_serves_one_value_only():
     ("grid", "message"),
     [
         ([], "the grid is empty"),
-        ([1.0, 0.0], "a grid's value must be a positive, finite number, got 0.0"),
+        ([1.0, 0.0], "every value in the grid must be a positive, finite number, got 0.0"),
         ([math.nan], "got nan"),
     ],
 )

@@ -19,7 +19,7 @@ def nll_tempered(temperature: float, x: Tensor, y: Tensor) -> float:
 
 
 def learnable(seed: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Logits that say something of the labels, but not everything."""
+    """Logits that are informative about the labels, but not perfectly."""
     y = torch.arange(60) % 3
     x = normal(60, 3, seed=seed)
     x[torch.arange(60), y] += 0.7

@@ -12,7 +12,7 @@ from acnml import Acnml, Classifier, Diagonal, Predictor, Solution
 
 @dataclass(frozen=True)
 class Scaled(Predictor):
-    """The inputs times a number, taken for logits."""
+    """A predictor whose logits are the inputs times a number."""
 
     factor: float = 1.0
 
@@ -22,7 +22,7 @@ class Scaled(Predictor):
 
 @dataclass(frozen=True)
 class FakeSolver:
-    """Likelihoods that α changes in a known way: it flattens, and beyond 1 it errs."""
+    """Likelihoods that α changes in a known way: it flattens them, and above 1 adds errors."""
 
     def __call__(self, classifier: Classifier, posterior: Diagonal, x: Tensor) -> Solution:
         alpha = posterior.var["weight"][0, 0].item()

@@ -1,9 +1,9 @@
 """Classifier: a frozen, eval-mode view of any `nn.Module` that returns logits.
 
-Everything in this library sees a network as a function of its inputs and its named tensors. The
-user's module itself is never run: a private copy of its structure is, in eval mode, with the
-module's own tensors (or others in their place) handed in from outside. So no mode, parameter,
-buffer or gradient of it can change, not even when a call fails half-way.
+The library treats a network as a function of its inputs and its named tensors (parameters and
+buffers). It never runs the user's module. It runs a private copy of the module's structure in eval
+mode and passes the tensors in: either the module's own or replacements for them. The mode,
+parameters, buffers and gradients of the user's module therefore never change, even if a call fails.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from acnml._util.structure import Forward, Hook, Structures, require_viewable, u
 
 NO_CHECKPOINTS = "switch the model's gradient checkpointing off"
 
-# What torch says about a model that fails -> what to do, where that does not say it.
+# Part of an error message from torch -> advice to append to it.
 REMEDIES = {
     "saved tensor hooks": NO_CHECKPOINTS,
     "_NoopSaveInputs": NO_CHECKPOINTS,  # in torch 2.6
     "NestedTensorImpl": "build the nn.TransformerEncoder with enable_nested_tensor=False",
-    "positional arguments but": "of a tuple that a loader yields, all but the last are inputs",
+    "positional arguments but": "in a tuple from a loader, all elements but the last are inputs",
 }
 
 
 @final
 @dataclass
 class Findings:
-    """What the engine has found out about a model, so that it is found out only once.
+    """A cache of facts about a model's structure, so that each is computed only once.
 
-    These are properties of the structure. All views of a model share them.
+    All views of a model share it.
     """
 
     # Names of parameters whose use has been checked, see `_engine/gradients.py`.
     understood: set[str] = field(default_factory=set)
-    # Names of covered layers -> whether rows may part at the first of them, see `_engine/rows.py`.
+    # Names of the layers that a posterior covers -> whether the batch may be expanded into one row
+    # per label at the first of them (instead of at the model's input), see `_engine/rows.py`.
     parting: dict[frozenset[str], bool] = field(default_factory=dict)
     # Names of parameters -> the Linear layer that owns them all, or None; see `head/features.py`.
     only_linear: dict[frozenset[str], Any] = field(default_factory=dict)
@@ -58,14 +59,14 @@ class Findings:
 class Classifier:
     """A frozen, eval-mode view of a module that maps inputs (B, ...) to logits (B, K).
 
-    It is a view: it follows the module's tensors if the user trains on. To freeze a moment, give it
-    `copy.deepcopy(module)`. Any number of threads may use a Classifier and its views (`at`,
-    `tempered`) at once: each run has a private copy of the structure.
+    A Classifier shares its tensors with the module: if the module is trained further, the
+    Classifier changes with it. To avoid this, pass `copy.deepcopy(module)`. A Classifier and its
+    views (`at`, `tempered`) are thread-safe, because each run uses its own copy of the structure.
 
     Args:
-        model: the trained network. Inputs may be a tensor, a tuple (several arguments) or a
+        model: the trained network. Inputs may be a tensor, a tuple (positional arguments) or a
             mapping (keyword arguments).
-        get_logits: picks the logits out of the model's output where that is not a tensor, e.g.
+        get_logits: extracts the logits if the model's output is not a tensor, e.g.
             `lambda output: output.logits` for `transformers` models.
 
     >>> classifier = Classifier(nn.Linear(4, 3))
@@ -90,7 +91,7 @@ class Classifier:
     def at(self, tensors: Params) -> Classifier:
         """View the same model with some parameters or buffers replaced by the given tensors.
 
-        They are taken in the floating point types of those that they replace.
+        Each tensor is converted to the floating point type of the one that it replaces.
         """
         own = self.tensors
         checks.require_fits(tensors, own)
@@ -100,10 +101,10 @@ class Classifier:
         return other
 
     def tempered(self, temperature: float) -> Classifier:
-        """View the same model with its logits divided by T, for instance to calibrate it first.
+        """View the same model with its logits divided by a temperature, e.g. to calibrate it.
 
-        `c.tempered(a).tempered(b)` is `c.tempered(a * b)`. It is a property of this view and not of
-        the network: `copy_module` returns a module without it.
+        Temperatures multiply: `c.tempered(a).tempered(b)` equals `c.tempered(a * b)`. The
+        temperature belongs to this view and not to the network, so `copy_module` does not apply it.
         """
         checks.require_positive(temperature, "temperature")
         product = self.temperature * float(temperature)
@@ -124,7 +125,7 @@ class Classifier:
         return {**self.parameters, **{n: self.overrides.get(n, t) for n, t in buffers.items()}}
 
     def agrees_with(self, other: Classifier) -> bool:
-        """Whether another view of the same model computes the same logits."""
+        """Return whether `other` is a view of the same model that computes the same logits."""
         if self._structures is not other._structures or self.temperature != other.temperature:
             return False
         if self._hooks or other._hooks or self._forwards or other._forwards:
@@ -147,7 +148,7 @@ class Classifier:
         return {name: parameters[name].clone() for name in names}
 
     def copy_module(self, tensors: Params | None = None) -> nn.Module:
-        """Return an independent module in eval mode, with these tensors in place of its own."""
+        """Return an independent copy of the module in eval mode, with `tensors` replaced."""
         module = copy.deepcopy(self._structures.template)
         values = {**self.tensors, **(tensors or {})}
         with torch.no_grad():
@@ -159,24 +160,25 @@ class Classifier:
     def prepare(self, x: Inputs) -> Inputs:
         """Check a batch and bring it to the model's device and floating point type."""
         if batches.size(x) == 0:
-            raise ValueError("the batch is empty: give at least one input")
+            raise ValueError("the batch is empty: pass at least one input")
         for name, tensor in batches.named_tensors(x).items():
             if tensor.is_floating_point():
-                # In attention masks that are added to scores, -inf is as it should be.
+                # -inf is allowed, because additive attention masks contain it.
                 bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
                 checks.require_finite(bounded, f"input {name} is", "clean the data first")
         tensors = (self.parameters or self.tensors).values()
         device = self.device
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-        # Of a model in several precisions only its author knows which one an input is for.
+        # If the model's parameters have several types, inputs keep their own type.
         dtype = dtypes.pop() if len(dtypes) == 1 else None
         return batches.map_inputs(x, lambda tensor: _follow(tensor, device, dtype))
 
     def logits(self, x: Inputs, tensors: Params | None = None, rows: int = 1) -> Tensor:
-        """Return logits (B, K) with `tensors` in place of the model's own, and in their types.
+        """Return logits (B, K) with `tensors` in place of the model's own.
 
-        A pure, differentiable function of `x` and `tensors` that `torch.func` can transform. With
-        hooks that turn every input into several rows, the result is (B · rows, K).
+        This is a pure, differentiable function of `x` and `tensors` that `torch.func` can
+        transform. The tensors are converted to the types of the model's own. If hooks turn every
+        input into several rows, the result is (B · rows, K).
         """
         # Buffers are cloned because a module may write to them, even in eval mode.
         named = self.tensors
@@ -188,11 +190,11 @@ class Classifier:
             return self._logits(x, run, batches.size(x) * rows)
 
     def logits_of(self, module: nn.Module, x: Inputs) -> Tensor:
-        """Return the logits (B, K) of a copy of the model, e.g. one that is being trained."""
+        """Return the logits (B, K) of `module`, a copy of the model, e.g. one in training."""
         return self._logits(x, lambda args, kwargs: module(*args, **kwargs), batches.size(x))
 
     def log_probs(self, x: Inputs, tensors: Params | None = None) -> Tensor:
-        """Return log p(y|x) as (B, K), in single precision at least."""
+        """Return log p(y|x) as (B, K), in at least single precision."""
         logits = self.logits(x, tensors)
         wide = torch.promote_types(logits.dtype, torch.float32)
         return torch.log_softmax(logits.to(wide), dim=-1)
@@ -202,17 +204,18 @@ class Classifier:
     ) -> Classifier:
         """View the same model with forward hooks on some of its modules, by name.
 
-        `forwards` replace the forward pass of modules. Each gets the module, which holds the
-        tensors of the run, and its input. The user's module never sees any of this.
+        `forwards` replaces the forward pass of modules, also by name. Each function receives the
+        module, with the tensors of the current run, and its input. The user's module is unchanged.
         """
         other = copy.copy(self)
         other._hooks, other._forwards = hooks, forwards or {}
         return other
 
     def gradient(self, x: Inputs, params: Params, cotangent: Tensor | None = None) -> Params:
-        """Return the gradient of ⟨cotangent, logits⟩ by the parameters that the logits use.
+        """Return the gradient of ⟨cotangent, logits⟩ with respect to `params`.
 
-        The cotangent is (B, K), all ones by default; parameters without a gradient are left out.
+        The cotangent has shape (B, K) and defaults to ones. The result omits parameters on which
+        the logits do not depend.
         """
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
         with torch.inference_mode(False), torch.enable_grad():
@@ -225,11 +228,11 @@ class Classifier:
         return {name: g for name, g in zip(leaves, grads, strict=True) if g is not None}
 
     def require_used(self, x: Inputs, params: Params) -> None:
-        """Refuse parameters of which the model uses none: nothing could then adapt."""
+        """Raise an error if the logits depend on none of the parameters."""
         if not self.gradient(batches.take(x, slice(0, 1)), params):
             raise ValueError(
                 f"the model's logits use none of the posterior's parameters {sorted(params)}; "
-                "give a posterior over parameters that the forward pass uses"
+                "fit a posterior over parameters that the forward pass uses"
             )
 
     def _logits(self, x: Inputs, run: Callable[..., Any], size: int) -> Tensor:
@@ -252,7 +255,7 @@ class Classifier:
 
 
 def require_classifier(value: object) -> None:
-    """Refuse what is no Classifier, most often a model that was not wrapped."""
+    """Raise an error if the value is not a Classifier, for example an unwrapped model."""
     if not isinstance(value, Classifier):
         kind = type(value).__name__
         raise TypeError(
@@ -262,7 +265,7 @@ def require_classifier(value: object) -> None:
 
 @contextmanager
 def naming_checkpoints() -> Iterator[None]:
-    """Say so if a backward pass fails because it runs parts of the model once more."""
+    """Turn a failure of gradient checkpointing in a backward pass into an error with advice."""
     try:
         yield
     except CheckpointError as error:
@@ -270,18 +273,18 @@ def naming_checkpoints() -> Iterator[None]:
 
 
 def _follow(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    """Detach a tensor and move it to a device, and if it is a float to a dtype."""
+    """Detach a tensor and move it to a device; convert floating point tensors to `dtype`."""
     tensor = tensor.clone() if tensor.is_inference() else tensor
     return tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
 
 
 def _in_types_of(own: Params, tensors: Params) -> Params:
-    """Return the tensors in the floating point types that the model's own have."""
+    """Convert each tensor to the type of the tensor of the same name in `own`."""
     return {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
 
 
 def _checked_logits(output: Any, size: int) -> Tensor:
-    """Refuse a model output that is not a (size, K ≥ 2) tensor of logits."""
+    """Return the model's output, or raise an error if it is not (size, K) logits with K ≥ 2."""
     if not isinstance(output, Tensor):
         raise TypeError(
             f"the model returned {type(output).__name__}, not a tensor of logits; "
@@ -291,7 +294,7 @@ def _checked_logits(output: Any, size: int) -> Tensor:
         raise ValueError(f"logits must have shape ({size}, K), got {tuple(output.shape)}")
     if output.ndim == 1 or output.shape[1] < 2:
         raise ValueError(
-            "the model has one output; a classifier needs K ≥ 2 logits "
-            "(for a binary model with logit z return [0, z])"
+            "the model has one output, but a classifier needs K ≥ 2 logits: "
+            "for a binary model with logit z, return [0, z]"
         )
     return output

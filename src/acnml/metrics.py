@@ -1,16 +1,17 @@
-"""How good, how calibrated and how wary a prediction is.
+"""Metrics of accuracy, calibration, selective prediction and out-of-distribution detection.
 
-Pure functions, in two families:
+All metrics are pure functions. There are two families:
 
-- of `(log_probs, labels)`, shapes `(N, K)` and `(N,)`: accuracy, likelihood, calibration and
-  selective risk. Row n of `log_probs` is log p(·|xₙ); its largest entry is the prediction ŷₙ, and
-  cₙ = p(ŷₙ|xₙ) is its confidence.
-- of `(in_scores, out_scores)`, any two vectors: how well a score (higher = more out of
-  distribution, for instance ACNML's regret) tells the two apart.
+- Functions of `(log_probs, labels)` with shapes `(N, K)` and `(N,)` measure accuracy, likelihood,
+  calibration and selective risk. Row n of `log_probs` is log p(·|xₙ). Its largest entry belongs to
+  the predicted class ŷₙ, and cₙ = p(ŷₙ|xₙ) is the confidence of that prediction.
+- Functions of `(in_scores, out_scores)`, two vectors, measure how well a score separates
+  in-distribution from out-of-distribution points. Higher scores mean "more out of distribution";
+  ACNML's regret is such a score.
 
-Everything is computed on the CPU in float64, whatever the input: a float32 sum over a large test
-set loses the digits that are compared, and some accelerators have no float64. No value depends on
-the order of the data: ties are averaged, never broken by position.
+All metrics are computed on the CPU in float64: a float32 sum over a large test set is too
+inaccurate to compare methods, and some accelerators do not support float64. No metric depends on
+the order of the data, because ties are averaged and not broken by position.
 """
 
 import math
@@ -22,25 +23,28 @@ from torch.nn import functional
 
 
 class Reliability(NamedTuple):
-    """A reliability diagram: its non-empty bins, by increasing confidence."""
+    """The non-empty bins of a reliability diagram, by increasing confidence."""
 
-    confidence: Tensor  # (bins,) mean confidence of the bin's points
-    accuracy: Tensor  # (bins,) share of them that is predicted correctly
-    count: Tensor  # type: ignore[assignment]  # (bins,) int64; hides tuple.count, which no one needs
+    confidence: Tensor  # (bins,) mean confidence of the points in the bin
+    accuracy: Tensor  # (bins,) fraction of the points in the bin that are predicted correctly
+    count: Tensor  # type: ignore[assignment]  # (bins,) int64 points per bin; hides tuple.count
 
 
 class RiskCoverage(NamedTuple):
-    """Selective risk, by increasing coverage 1/N, 2/N, …, 1."""
+    """The risk-coverage curve of selective prediction, at the coverages 1/N, 2/N, …, 1.
 
-    coverage: Tensor  # (N,) share of the points, the most confident first, that is answered
-    risk: Tensor  # (N,) error rate among the answered
+    At coverage c, the model predicts only for the fraction c of points with the highest confidence.
+    """
+
+    coverage: Tensor  # (N,) fraction of the points that receive a prediction
+    risk: Tensor  # (N,) error rate among those points
 
 
 def accuracy(log_probs: Tensor, labels: Tensor) -> float:
-    """Share of points whose most probable class is the label.
+    """Return the fraction of points whose most probable class is the label.
 
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> accuracy(log_probs, torch.tensor([0, 1]))  # of equal classes the first is the prediction
+    >>> accuracy(log_probs, torch.tensor([0, 1]))  # if classes tie, the first is predicted
     0.5
     """
     log_probs, labels = _checked(log_probs, labels)
@@ -48,7 +52,9 @@ def accuracy(log_probs: Tensor, labels: Tensor) -> float:
 
 
 def nll(log_probs: Tensor, labels: Tensor) -> float:
-    """Mean negative log-likelihood −1/N Σₙ log p(yₙ|xₙ), in nats; inf if a label has probability 0.
+    """Return the mean negative log-likelihood −1/N Σₙ log p(yₙ|xₙ), in nats.
+
+    It is infinite if a label has probability 0.
 
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
     >>> round(nll(log_probs, torch.tensor([0, 1])), 4)
@@ -59,7 +65,7 @@ def nll(log_probs: Tensor, labels: Tensor) -> float:
 
 
 def brier(log_probs: Tensor, labels: Tensor) -> float:
-    """Brier score 1/N Σₙ Σₖ (p(k|xₙ) − [k = yₙ])², between 0 and 2.
+    """Return the Brier score 1/N Σₙ Σₖ (p(k|xₙ) − [k = yₙ])², between 0 and 2.
 
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
     >>> round(brier(log_probs, torch.tensor([0, 1])), 4)
@@ -72,9 +78,10 @@ def brier(log_probs: Tensor, labels: Tensor) -> float:
 
 
 def ece(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
-    """ECE, the expected calibration error Σ_b (n_b/N) |acc_b − conf_b| over bins of equal mass.
+    """Return the expected calibration error (ECE) over bins of equal mass.
 
-    These are the bins of the ACNML paper; see `reliability`.
+    It is Σ_b (n_b/N) |acc_b − conf_b|, with the number of points, the accuracy and the mean
+    confidence of bin b. The ACNML paper uses the same bins; see `reliability`.
 
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5], [0.5, 0.5]]).log()
     >>> round(ece(log_probs, torch.tensor([0, 0, 0, 1]), bins=2), 4)
@@ -84,15 +91,15 @@ def ece(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
 
 
 def ece_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
-    """ECE, the expected calibration error Σ_b (n_b/N) |acc_b − conf_b| over bins of equal width."""
+    """Return the expected calibration error Σ_b (n_b/N) |acc_b − conf_b|, bins of equal width."""
     return _calibration_error(reliability_equal_width(log_probs, labels, bins))
 
 
 def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliability:
-    """Accuracy against confidence in bins of equal mass.
+    """Return accuracy against confidence in bins of equal mass.
 
-    The points, sorted by confidence, are split as `torch.tensor_split` does: the sizes differ by
-    one at most, and every point is in one bin. With fewer points than bins each has its own.
+    The points are sorted by confidence and split as in `torch.tensor_split`, so the sizes of bins
+    differ by at most one. With fewer points than bins, each point has its own bin.
 
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
     >>> reliability(log_probs, torch.tensor([0, 0, 1]), bins=2).count
@@ -106,10 +113,7 @@ def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliabilit
 
 
 def reliability_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliability:
-    """Accuracy against confidence in the bins (i/B, (i+1)/B], i = 0 … B−1.
-
-    Confidence 1 therefore belongs to the last bin, and every point to one bin.
-    """
+    """Return accuracy against confidence in the bins (i/B, (i+1)/B], i = 0 … B−1."""
     _check_bins(bins)
     confidence, correct = _sorted_by_confidence(*_checked(log_probs, labels))
     inner_edges = torch.arange(1, bins, dtype=torch.float64) / bins
@@ -117,9 +121,9 @@ def reliability_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -
 
 
 def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
-    """Error rate among the i most confident points, i = 1 … N.
+    """Return the error rate among the i most confident points, i = 1 … N.
 
-    Where confidences tie it is the expected value over a random order of the tied points.
+    If confidences tie, this is the expected value over a random order of the tied points.
 
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
     >>> risk_coverage(log_probs, torch.tensor([0, 1])).risk
@@ -132,26 +136,29 @@ def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
 
 
 def aurc(log_probs: Tensor, labels: Tensor) -> float:
-    """Area under the risk-coverage curve: the mean of the risk over the coverages 1/N, …, 1."""
+    """Return the area under the risk-coverage curve, the mean risk at coverages 1/N, …, 1."""
     return risk_coverage(log_probs, labels).risk.mean().item()
 
 
 def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
-    """P(out score > in score) + ½ P(out score = in score): the area under the ROC curve.
+    """Return the area under the ROC curve, with out-of-distribution points as positives.
+
+    It equals P(out score > in score) + ½ P(out score = in score).
 
     >>> auroc(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     0.875
     """
     in_flagged, out_flagged = _flagged(in_scores, out_scores)
-    # Trapezoids give ties their half credit; twice the area keeps them in exact integers.
+    # Trapezoids count ties as one half. Twice the area is an integer, so the sum is exact.
     twice_area = (in_flagged.diff() * (out_flagged[1:] + out_flagged[:-1])).sum().item()
     return twice_area / (2 * len(in_scores) * len(out_scores))
 
 
 def aupr(in_scores: Tensor, out_scores: Tensor) -> float:
-    """Average precision Σ_t (R_t − R_{t−1}) P_t over the distinct thresholds t; out is positive.
+    """Return the average precision, with out-of-distribution points as positives.
 
-    R is the recall, P the precision of flagging every score ≥ t.
+    It is Σ_t (R_t − R_{t−1}) P_t over the distinct thresholds t, where R_t and P_t are the recall
+    and the precision if every score ≥ t is flagged.
 
     >>> aupr(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])) == (1 + 2 / 3) / 2
     True
@@ -162,39 +169,40 @@ def aupr(in_scores: Tensor, out_scores: Tensor) -> float:
 
 
 def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
-    """Share of in points flagged when at least 95 % of the out points are.
+    """Return the false positive rate at a true positive rate of at least 95 %.
 
-    A point is flagged if its score ≥ t; t is the strictest threshold that catches 95 %.
+    This is the fraction of in-distribution points with a score ≥ t, where t is the highest
+    threshold that at least 95 % of the out-of-distribution points reach.
 
     >>> fpr95(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.0, 3.0]))
     0.5
     """
     in_flagged, out_flagged = _flagged(in_scores, out_scores)
-    # 95 % = 19/20 in integers: the rounding of 0.95 n must not ask for one point more.
+    # 95 % is written as 19/20 in integers, because rounding 0.95 n up could require an extra point.
     enough = 20 * out_flagged >= 19 * len(out_scores)
     return in_flagged[enough][0].item() / len(in_scores)
 
 
 def summary(log_probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, float]:
-    """Accuracy, NLL, Brier score and (equal-mass) ECE by name."""
+    """Return accuracy, NLL, Brier score and equal-mass ECE by name."""
     scores = {metric.__name__: metric(log_probs, labels) for metric in (accuracy, nll, brier)}
     return {**scores, "ece": ece(log_probs, labels, bins)}
 
 
-# What they share -------------------------------------------------------------------------------
+# Helpers ---------------------------------------------------------------------------------------
 
 
 def _correct(log_probs: Tensor, labels: Tensor) -> Tensor:
-    """1 where the prediction is the label, else 0."""
-    # argmax, not max: only argmax promises the first of equal classes.
+    """Return 1 where the prediction is the label, else 0."""
+    # argmax, not max: only argmax is documented to return the first of tied classes.
     return (log_probs.argmax(dim=1) == labels).double()
 
 
 def _sorted_by_confidence(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Ascending confidences, and each point's correctness averaged over its ties."""
-    # Confidences tie in practice (saturated at 1), and a bin's edge or a coverage may fall inside
-    # a tie. Which tied points come first would be an accident of the data's order, so each
-    # stands for their mean: its expected correctness under a random order.
+    """Return the confidences in ascending order, and correctness averaged over ties."""
+    # Confidences tie in practice (saturated at 1), and a bin edge or a coverage may fall inside a
+    # tie. The result must not depend on the order of the data, so each tied point gets the mean
+    # correctness of all points tied with it: the expected value under a random order.
     confidence = log_probs.amax(dim=1).exp().clamp(max=1.0)  # rounding may exceed 1
     levels, level, counts = torch.unique(confidence, return_inverse=True, return_counts=True)
     correct = torch.bincount(level, weights=_correct(log_probs, labels)) / counts
@@ -202,7 +210,7 @@ def _sorted_by_confidence(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Te
 
 
 def _binned(confidence: Tensor, correct: Tensor, bin_index: Tensor) -> Reliability:
-    """Means of the points that share a bin index, without the empty bins."""
+    """Average the points that share a bin index and omit empty bins."""
     _, index, count = torch.unique(bin_index, return_inverse=True, return_counts=True)
     return Reliability(
         confidence=torch.bincount(index, weights=confidence) / count,
@@ -217,7 +225,7 @@ def _calibration_error(diagram: Reliability) -> float:
 
 
 def _flagged(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the in and the out scores ≥ t: first none, then t = each distinct score, descending."""
+    """Count the in and out scores ≥ t for each distinct score t, descending, after a first 0."""
     in_scores = _checked_scores(in_scores, "in_scores")
     out_scores = _checked_scores(out_scores, "out_scores")
     levels, level = torch.unique(torch.cat([in_scores, out_scores]), return_inverse=True)
@@ -234,7 +242,7 @@ def _count_from_top(level: Tensor, levels: int) -> Tensor:
 
 
 def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Both on the CPU, as float64 and int64, or an error that names what is wrong with them."""
+    """Check both arguments and return them on the CPU as float64 and int64."""
     _check_tensor(log_probs, "log_probs")
     _check_tensor(labels, "labels")
     _check_log_probs_form(log_probs)
@@ -259,7 +267,7 @@ def _check_log_probs_form(log_probs: Tensor) -> None:
     if shape[0] == 0:
         raise ValueError(f"log_probs is empty, shape {shape}: pass at least one row")
     if shape[1] < 2:
-        raise ValueError(f"log_probs has shape {shape}, fewer than 2 classes: pass a column each")
+        raise ValueError(f"log_probs has shape {shape}: pass one column for each of K ≥ 2 classes")
     if not log_probs.is_floating_point():
         raise ValueError(f"log_probs is {log_probs.dtype}: pass floating-point log-probabilities")
 
@@ -273,10 +281,11 @@ def _check_labels_form(labels: Tensor, points: int) -> None:
 
 
 def _row_sum_tolerance(log_probs: Tensor) -> float:
-    """How far log Σₖ pₖ, the logarithm of a row's sum, may be from 0.
+    """Return how far log Σₖ pₖ, the logarithm of a row's sum, may be from 0.
 
-    Rounding moves log pₖ by at most ½ε |log pₖ|, hence the sum by about ½ε · entropy ≤ ½ε log K.
-    Twice that is allowed, and never less than 1 %, for values that were rounded on their way here.
+    With the machine epsilon ε, rounding changes log pₖ by at most ½ε |log pₖ|, and hence the sum by
+    about ½ε · entropy ≤ ½ε log K. The tolerance is twice that, and at least 1 % for values that
+    were rounded before they were passed in.
     """
     return max(1e-2, torch.finfo(log_probs.dtype).eps * math.log(log_probs.shape[1]))
 
@@ -284,13 +293,13 @@ def _row_sum_tolerance(log_probs: Tensor) -> float:
 def _check_rows(log_probs: Tensor, tolerance: float) -> None:
     row = _first(log_probs.isnan().any(dim=1))
     if row is not None:
-        raise ValueError(f"log_probs[{row}] contains NaN: drop the row or mend the model")
+        raise ValueError(f"log_probs[{row}] contains NaN: drop the row or fix the model")
     log_sums = log_probs.logsumexp(dim=1)
     row = _first(log_sums.abs() > tolerance)
     if row is not None:
         total = log_sums[row].exp().item()
         hint = "apply log_softmax to logits, or log to probabilities"
-        raise ValueError(f"log_probs[{row}] has probabilities of sum {total:.4g}, not 1: {hint}")
+        raise ValueError(f"the probabilities in log_probs[{row}] sum to {total:.4g}, not 1: {hint}")
 
 
 def _check_classes(labels: Tensor, classes: int) -> None:
@@ -313,10 +322,10 @@ def _checked_scores(scores: Tensor, name: str) -> Tensor:
         raise ValueError(f"{name} is empty: pass at least one score")
     index = _first(scores.isnan())
     if index is not None:
-        raise ValueError(f"{name}[{index}] is NaN: drop the point or mend the score")
+        raise ValueError(f"{name}[{index}] is NaN: drop the point or fix the score")
     return scores.detach().cpu().double()
 
 
 def _first(wrong: Tensor) -> int | None:
-    """Index of the first True, if any."""
+    """Return the index of the first True, or None."""
     return int(wrong.int().argmax()) if bool(wrong.any()) else None

@@ -1,9 +1,9 @@
-"""Posteriors, curvatures, SWAG states and predictors on disk: safetensors and JSON, no pickle.
+"""Save and load posteriors, curvatures, SWAG states and predictors: safetensors, no pickle.
 
-A stored value is a tree of frozen dataclasses and named tuples. Its tensors are stored under their
-path in the tree ("posterior/mean/fc.weight"), everything else in the JSON header. A predictor is
-stored without its network: the user gives the network again when loading. Fingerprints of the
-network's tensors detect a network with other weights.
+A stored value is a tree of frozen dataclasses and named tuples. Each tensor is stored under its
+path in the tree ("posterior/mean/fc.weight"). Everything else is in the JSON header of the file. A
+predictor is stored without its network, and the user passes the network again to `load`.
+Fingerprints of the network's tensors detect a network with different weights.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from acnml.predictors import (
 from acnml.solvers import Gradient, Linearised, Reference
 
 FORMAT_VERSION = 1
-PRINTED = 10_000  # about how many entries of a tensor its fingerprint is computed from
-ROUNDING = 0.02  # above the effect of half precision, below that of training
-HEADER = "acnml"  # the key of our JSON in the safetensors metadata
+PRINTED = 10_000  # approximate number of a tensor's entries that its fingerprint uses
+ROUNDING = 0.02  # tolerance for fingerprints: above half-precision rounding, below training
+HEADER = "acnml"  # the key of the JSON header in the safetensors metadata
 
-# What can be loaded without a network.
+# Values that can be loaded without a network.
 Standalone: TypeAlias = Posterior | Curvature | Swag
 STANDALONE = (Posterior, Curvature, Swag)
 
-# All that a file may hold: nothing else is constructed when loading.
+# The only classes that a file may contain. Loading constructs no others.
 KINDS = {
     kind.__name__: kind
     for kind in (
@@ -73,19 +73,19 @@ KINDS = {
     )
 }
 
-# What a damaged header may raise when it is read or rebuilt.
+# Errors that a damaged header may cause when it is read or decoded.
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError)
 
 
 @final
 class StorageError(ValueError):
-    """A file that `load` cannot restore; the message says why."""
+    """Raised when `load` cannot restore a file. The message gives the reason."""
 
 
 def save(value: Standalone | Predictor, path: str | os.PathLike[str]) -> None:
     """Store a posterior, a curvature, a `Swag`, or a predictor without its network.
 
-    The write is atomic: the file is complete, or it is not there.
+    The write is atomic: if it fails, no partial file is left and an existing file is unchanged.
     """
     if not isinstance(value, (*STANDALONE, Predictor)):
         kind = type(value).__name__
@@ -93,7 +93,7 @@ def save(value: Standalone | Predictor, path: str | os.PathLike[str]) -> None:
             f"only posteriors, curvatures, Swag and predictors can be stored, got a {kind}"
         )
     if isinstance(value, Swag) and value.updates == 0:
-        raise ValueError("the Swag has no weights yet: store it after the first update")
+        raise ValueError("the Swag has not collected any weights: store it after the first update")
     _require_one_network(value)
     tensors: Params = {}
     header = {"format_version": FORMAT_VERSION, "value": _encode(value, "", tensors)}
@@ -110,16 +110,17 @@ def save(value: Standalone | Predictor, path: str | os.PathLike[str]) -> None:
         draft.unlink(missing_ok=True)
 
 
-# Any, not the union: the caller knows what the file holds, and would have to narrow it every time.
+# The return type is Any and not a union, because callers would have to narrow a union every time.
 @overload
 def load(path: str | os.PathLike[str]) -> Any: ...
 @overload
 def load(path: str | os.PathLike[str], classifier: Classifier) -> Predictor: ...
 def load(path: str | os.PathLike[str], classifier: Classifier | None = None) -> Any:
-    """Load what `save` has stored; a predictor needs the classifier that it was stored for.
+    """Load a value stored by `save`; to load a predictor, also pass its classifier.
 
     The classifier's model must have the same weights as when the predictor was stored, except for
-    those that are in the file. Other weights are refused. Tensors are loaded on the CPU.
+    weights that are in the file. Different weights raise a `StorageError`. Tensors are loaded to
+    the CPU.
     """
     if classifier is not None:
         require_classifier(classifier)
@@ -127,31 +128,31 @@ def load(path: str | os.PathLike[str], classifier: Classifier | None = None) -> 
     kind = str(tree.get("kind"))
     is_standalone = issubclass(KINDS.get(kind, object), STANDALONE)
     if classifier is None and not is_standalone:
-        raise StorageError(f"{path} holds a {kind}: load(path, classifier)")
+        raise StorageError(f"{path} holds a {kind}, a predictor: use load(path, classifier)")
     if classifier is not None and is_standalone:
-        raise StorageError(f"{path} holds a {kind}, not a predictor: load(path)")
+        raise StorageError(f"{path} holds a {kind}, not a predictor: use load(path)")
     try:
         value = _decode(tree, tensors, classifier)
     except DAMAGE as error:
         raise StorageError(f"{path} cannot be restored: {error}") from error
     if not isinstance(value, (*STANDALONE, Predictor)):
-        raise StorageError(f"{path} holds a {kind}, which is only a part of what can be stored")
+        raise StorageError(f"{path} holds only a {kind}, which acnml.save cannot have written")
     return value
 
 
 def _require_one_network(value: Standalone | Predictor) -> None:
-    """Refuse a predictor of several networks: only one is given when loading."""
+    """Raise an error if a predictor has several networks, because `load` takes only one."""
     # Two heads of one module with different get_logits count as two networks.
     networks = {(id(c.model), c._get_logits) for c in _classifiers(value)}
     if len(networks) > 1:
         raise ValueError(
-            f"this {type(value).__name__} holds several networks, and a file is for one; "
+            f"this {type(value).__name__} holds several networks, but a file can hold only one; "
             "save its members one by one and combine them again after loading"
         )
 
 
 def _classifiers(value: Any) -> list[Classifier]:
-    """All classifiers inside a value."""
+    """Return all classifiers inside a value."""
     if isinstance(value, Classifier):
         return [value]
     parts = value if isinstance(value, tuple) else ()
@@ -161,7 +162,7 @@ def _classifiers(value: Any) -> list[Classifier]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Params]:
-    """Return the tree and the tensors of a file, or say what is wrong with it."""
+    """Return the tree and the tensors of a file."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -169,21 +170,24 @@ def _read(path: Path) -> tuple[dict[str, Any], Params]:
     except SafetensorError as error:
         raise StorageError(f"{path} is truncated or not a safetensors file: {error}") from error
     if HEADER not in metadata:
-        raise StorageError(f"{path} is a safetensors file, but not one that acnml.save wrote")
+        raise StorageError(
+            f"{path} is a safetensors file, but not one that acnml.save wrote: check the path"
+        )
     try:
         header = json.loads(metadata[HEADER])
         version, tree = int(header["format_version"]), dict(header["value"])
     except DAMAGE as error:
-        raise StorageError(f"{path}: its header is damaged ({error!r})") from error
+        raise StorageError(f"{path} has a damaged header ({error!r}): save it again") from error
     if version > FORMAT_VERSION:
         raise StorageError(
-            f"{path} has format {version}, this acnml reads up to {FORMAT_VERSION}: upgrade acnml"
+            f"{path} has format {version}, but this version of acnml reads formats up to "
+            f"{FORMAT_VERSION}: upgrade acnml"
         )
     return tree, tensors
 
 
 def _encode(value: Any, path: str, tensors: Params) -> Any:
-    """Turn a value into JSON, leaving its tensors in `tensors` under their paths."""
+    """Convert a value to JSON, and add its tensors to `tensors` under their paths."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach().cpu().clone().contiguous()
         return {"tensor": path}
@@ -201,17 +205,17 @@ def _encode(value: Any, path: str, tensors: Params) -> Any:
         return list(_encode_items(dict(enumerate(value)), path, tensors).values())
     if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, numbers.Real):  # NumPy's as well
+    if isinstance(value, numbers.Real):  # including NumPy numbers
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     raise TypeError(
-        f"cannot store {path or 'a value'} of type {type(value).__name__}, "
-        f"only {', '.join(KINDS)}; "
-        "save the posterior, if there is one, and construct the rest again after loading"
+        f"cannot store {path or 'a value'} of type {type(value).__name__}; "
+        f"supported types are {', '.join(KINDS)}. "
+        "Save the posterior, if there is one, and construct the rest again after loading"
     )
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return what a stored value is constructed from."""
+    """Return the arguments from which a stored value is constructed."""
     if isinstance(value, Swag):
         return {"state": value.state_dict()}
     if isinstance(value, Factors):
@@ -225,7 +229,7 @@ def _encode_items(items: Mapping[Any, Any], path: str, tensors: Params) -> dict[
 
 
 def _decode(tree: Any, tensors: Params, classifier: Classifier | None) -> Any:
-    """Invert `_encode`, with the given classifier in the place of the one that was not stored."""
+    """Invert `_encode`, using the given classifier in place of each stored one."""
     if isinstance(tree, list):
         return tuple(_decode(item, tensors, classifier) for item in tree)
     if not isinstance(tree, dict):
@@ -238,7 +242,7 @@ def _decode(tree: Any, tensors: Params, classifier: Classifier | None) -> Any:
     fields = {k: _decode(v, tensors, classifier) for k, v in tree.items() if k != "kind"}
     if kind == "Classifier":
         if classifier is None:
-            raise ValueError("it holds a classifier in a place where there cannot be one")
+            raise ValueError("a value that is not a predictor contains a classifier")
         return _restored(classifier, **fields)
     build = Swag.from_state_dict if kind == Swag.__name__ else KINDS[kind]
     return build(**fields)
@@ -252,8 +256,8 @@ def _restored(
 ) -> Classifier:
     """Return the given classifier with the overrides and the temperature of the stored one.
 
-    The oldest files have the overrides alone. A classifier that already has a temperature must have
-    the stored one: dividing the logits by two temperatures would be a silent error.
+    The oldest files contain only the overrides. If the given classifier already has a temperature,
+    it must be the stored one. Otherwise the logits would silently be divided by two temperatures.
     """
     viewed = classifier.at(overrides)
     tensors = viewed.tensors
@@ -264,14 +268,14 @@ def _restored(
         return viewed
     if classifier.temperature != 1:
         raise ValueError(
-            f"the predictor was stored with temperature {temperature:g}, the given classifier has "
-            f"{classifier.temperature:g}; give a classifier without a temperature"
+            f"the predictor was stored with temperature {temperature:g}, but the given classifier "
+            f"has {classifier.temperature:g}; pass a classifier without a temperature"
         )
     return viewed.tempered(temperature)
 
 
 def _fingerprints(predictor: Any) -> dict[str, list[float]]:
-    """Return fingerprints of the network's tensors that the predictor does not replace."""
+    """Return fingerprints of those tensors of the network that the predictor does not replace."""
     posterior = getattr(predictor, "posterior", None)
     statistics = getattr(predictor, "statistics", ())
     own = {*(posterior.mean if posterior else ()), *(statistics[0] if statistics else ())}
@@ -280,9 +284,10 @@ def _fingerprints(predictor: Any) -> dict[str, list[float]]:
 
 
 def _fingerprint(tensor: Tensor) -> list[float]:
-    """Return a projection of some of its entries on a fixed vector, and the norm of these entries.
+    """Project some entries of a tensor onto a fixed vector; return the projection and their norm.
 
-    For other weights the projection differs by about the norm, for rounded ones by much less.
+    For different weights the projection differs by about the norm. For the same weights after
+    rounding it differs by much less.
     """
     flat = tensor.detach().flatten()
     some = flat[:: 1 + len(flat) // PRINTED].to("cpu", torch.float64)
@@ -291,10 +296,10 @@ def _fingerprint(tensor: Tensor) -> list[float]:
 
 
 def _require_same(tensor: Tensor, expected: Sequence[float], name: str) -> None:
-    """Refuse other weights; the same weights in another floating point type are accepted."""
+    """Raise an error if the weights differ by more than the rounding of half precision."""
     found = _fingerprint(tensor)
     if max(abs(f - e) for f, e in zip(found, expected, strict=True)) > ROUNDING * expected[1]:
         raise ValueError(
-            f"{name!r} of the given network is not what it was when the file was saved; load the "
-            "network's weights first"
+            f"{name!r} of the given network differs from when the file was saved; load the "
+            "weights that the network had then"
         )

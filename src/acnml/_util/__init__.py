@@ -1,1 +1,1 @@
-"""Small helpers of the library: parameters by name, batches, checks, seeding, progress. Private."""
+"""Private helpers: named parameters, batches, checks, seeding, progress bars."""

@@ -1,7 +1,7 @@
-"""Batches of inputs as users have them: a tensor, a tuple of tensors, or a mapping of tensors.
+"""Batches of inputs: a tensor, a tuple of tensors, or a mapping of tensors.
 
-A tensor goes to the model as `model(x)`, a tuple or list as `model(*x)`, a mapping as `model(**x)`.
-Whatever the form, the first dimension of every tensor counts inputs.
+A tensor is passed to the model as `model(x)`, a tuple or list as `model(*x)` and a mapping as
+`model(**x)`. In every form, the first dimension of each tensor is the batch dimension.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]
 
-# Inputs that go through a network at once where nothing else sets a limit: large enough for fast
-# matrix products, small enough for the activations of a wide convolutional network.
+# Default number of inputs per forward pass. It is large enough for fast matrix products and small
+# enough for the activations of a wide convolutional network to fit in memory.
 CHUNK = 256
 
 
 def named_tensors(x: Inputs) -> dict[str, Tensor]:
-    """Name the tensors of a batch, for error messages and for walking over them."""
+    """Return the tensors of a batch by name."""
     if isinstance(x, Tensor):
         return {"x": x}
     items = x.items() if isinstance(x, Mapping) else ((f"x[{i}]", t) for i, t in enumerate(x))
@@ -28,12 +28,12 @@ def named_tensors(x: Inputs) -> dict[str, Tensor]:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"input {name} must be a tensor, got {type(tensor).__name__}")
     if not tensors:
-        raise ValueError("the input holds no tensors")
+        raise ValueError("the batch contains no tensors: pass at least one")
     return tensors
 
 
 def map_inputs(x: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
-    """Apply a function to every tensor of a batch, keeping its form."""
+    """Apply a function to every tensor of a batch; lists become tuples."""
     if isinstance(x, Tensor):
         return function(x)
     if isinstance(x, Mapping):
@@ -42,23 +42,26 @@ def map_inputs(x: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
 
 
 def as_arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return the positional and keyword arguments with which a batch is given to a model."""
+    """Return the positional and keyword arguments that pass a batch to a model."""
     if isinstance(x, Mapping):
         return (), dict(x)
     return ((x,) if isinstance(x, Tensor) else tuple(x)), {}
 
 
 def size(x: Inputs) -> int:
-    """Return the number of inputs in a batch, which all its tensors must agree on."""
+    """Return the number of inputs in a batch, which must be the same for all its tensors."""
     tensors = named_tensors(x)
     for name, tensor in tensors.items():
         if tensor.ndim == 0:
             raise ValueError(
-                f"input {name} is a single number; its first dimension must be the batch"
+                f"input {name} is a scalar tensor; its first dimension must be the batch"
             )
     sizes = {name: len(tensor) for name, tensor in tensors.items()}
     if len(set(sizes.values())) > 1:
-        raise ValueError(f"the tensors of one batch differ in length: {sizes}")
+        raise ValueError(
+            f"the tensors of one batch differ in length: {sizes}; "
+            "the first dimension of each must be the batch"
+        )
     return next(iter(sizes.values()))
 
 
@@ -74,11 +77,12 @@ def chunks(x: Inputs, length: int = CHUNK) -> Iterator[Inputs]:
 
 
 def split_labels(batch: Any) -> tuple[Inputs, Tensor | None]:
-    """Split what a data loader yields into inputs and labels.
+    """Split an item of a data loader into inputs and labels.
 
-    `(x, y)` and `[x, y]` are inputs and labels, and x may itself be a tuple or mapping;
-    `(x1, x2, y)` is a model of two inputs; a mapping has its labels under "labels" or "label", the
-    rest are inputs; a bare tensor has no labels.
+    - `(x, y)` and `[x, y]` are inputs and labels, where x may be a tensor, a tuple or a mapping.
+    - `(x1, x2, y)` is for a model with two inputs.
+    - A mapping has its labels under "labels" or "label". All other entries are inputs.
+    - A tensor and `(x,)` are inputs without labels.
     """
     if isinstance(batch, Tensor):
         return batch, None

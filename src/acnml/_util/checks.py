@@ -1,4 +1,4 @@
-"""Errors that come early, name the culprit and say what to do."""
+"""Checks of arguments. Each error names the offending value and says what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from acnml._util.params import Params
 def require_finite(
     values: Tensor, what: str, remedy: str, error: type[ValueError] = ValueError
 ) -> Tensor:
-    """Return the values (first dimension: inputs), or name the first input that is not finite."""
+    """Return the values, or raise an error that names the first input that is not finite.
+
+    Args:
+        values: a tensor whose first dimension counts inputs.
+        what: start of the message, with its verb, e.g. "the logits are".
+        remedy: end of the message.
+        error: type of the error.
+    """
     if torch.isfinite(values).all():
         return values
     bad = (
@@ -29,9 +36,9 @@ def require_finite(
 
 
 def require_positive(value: float, what: str) -> float:
-    """Return the number, or say that it must be positive and finite."""
+    """Return the number, or raise an error if it is not positive and finite."""
     if not isinstance(value, (numbers.Real, Tensor)):
-        hint = ": give its .value" if hasattr(value, "value") else ""
+        hint = ": pass its .value" if hasattr(value, "value") else ""
         raise TypeError(f"{what} must be a number, got a {type(value).__name__}{hint}")
     if not 0 < value < float("inf"):
         raise ValueError(f"{what} must be a positive, finite number, got {value}")
@@ -39,9 +46,9 @@ def require_positive(value: float, what: str) -> float:
 
 
 def require_mean(mean: Params) -> None:
-    """Refuse a mean that is empty, not floating point or not finite."""
+    """Raise an error if a mean is empty, not floating point or not finite."""
     if not mean:
-        raise ValueError("a posterior needs at least one parameter, its mean is empty")
+        raise ValueError("the mean is empty: a posterior needs at least one parameter")
     for name, tensor in mean.items():
         if not tensor.is_floating_point():
             raise ValueError(f"mean of {name!r} must be floating point, got {tensor.dtype}")
@@ -50,13 +57,13 @@ def require_mean(mean: Params) -> None:
 
 
 def require_variances(var: Params, mean: Params) -> None:
-    """Refuse variances whose names or shapes differ from the mean's, or that are not variances."""
+    """Raise an error unless variances match the mean's names and shapes and are finite and ≥ 0."""
     require_same_names(var, mean, "var", "mean")
     for name, tensor in var.items():
         if tensor.shape != mean[name].shape:
             raise ValueError(
                 f"var of {name!r} has shape {tuple(tensor.shape)}, "
-                f"its mean {tuple(mean[name].shape)}"
+                f"but its mean has shape {tuple(mean[name].shape)}: they must be equal"
             )
         if not (torch.isfinite(tensor) & (tensor >= 0)).all():
             raise ValueError(f"var of {name!r} must be finite and not negative")
@@ -65,7 +72,7 @@ def require_variances(var: Params, mean: Params) -> None:
 def require_same_names(
     given: Iterable[str], expected: Iterable[str], given_what: str, expected_what: str
 ) -> None:
-    """Refuse two collections of names that differ, naming the difference."""
+    """Raise an error if two collections of names differ."""
     missing, extra = set(expected) - set(given), set(given) - set(expected)
     if missing or extra:
         raise ValueError(
@@ -75,7 +82,7 @@ def require_same_names(
 
 
 def require_known(names: Iterable[str], model: Iterable[str]) -> None:
-    """Refuse names that the model does not have, suggesting the nearest."""
+    """Raise an error if the model lacks a name, and suggest the closest one."""
     known = list(model)
     for name in sorted(set(names) - set(known)):
         close = difflib.get_close_matches(name, known, n=1, cutoff=0)
@@ -84,25 +91,25 @@ def require_known(names: Iterable[str], model: Iterable[str]) -> None:
 
 
 def require_fits(given: Params, model: Mapping[str, Tensor]) -> None:
-    """Refuse tensors whose names or shapes the model does not have."""
+    """Raise an error if tensors differ from the model's in their names or shapes."""
     require_known(given, model)
     for name, tensor in given.items():
         if tensor.shape != model[name].shape:
             raise ValueError(
-                f"{name!r} has shape {tuple(tensor.shape)} here, "
-                f"{tuple(model[name].shape)} in the model"
+                f"{name!r} has shape {tuple(tensor.shape)}, but its shape in the model is "
+                f"{tuple(model[name].shape)}"
             )
 
 
 def require_density(var: Params) -> None:
-    """Refuse to evaluate a density that does not exist because a variance is zero."""
+    """Raise an error if a variance is zero, because the density does not exist then."""
     for name, tensor in var.items():
         if not (tensor > 0).all():
-            raise ValueError(f"log_prob needs positive variances, {name!r} has some that are zero")
+            raise ValueError(f"log_prob needs positive variances, but some of {name!r} are zero")
 
 
 def require_directions(directions: Params, mean: Params) -> None:
-    """Refuse directions that are not (r, *shape of the parameter) with one r ≥ 1 for all names."""
+    """Raise an error unless each tensor is (r, *parameter shape), with one r ≥ 1 for all."""
     require_same_names(directions, mean, "directions", "mean")
     rank = len(next(iter(directions.values())))
     for name, tensor in directions.items():
@@ -116,7 +123,7 @@ def require_directions(directions: Params, mean: Params) -> None:
 
 
 def require_square(matrix: Tensor, what: str) -> None:
-    """Refuse what is not a finite square matrix, or a batch of them."""
+    """Raise an error unless the tensor is a finite square matrix or a batch of them."""
     if matrix.ndim < 2 or matrix.shape[-2] != matrix.shape[-1]:
         raise ValueError(f"{what} must be a square matrix, got shape {tuple(matrix.shape)}")
     if not torch.isfinite(matrix).all():

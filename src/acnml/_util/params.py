@@ -1,8 +1,8 @@
-"""Named parameters and their small algebra.
+"""Vectors in parameter space, and arithmetic on them.
 
-A point in parameter space is a dict from parameter names to tensors. Any tensor may carry leading
-batch dimensions before the parameter's own shape, the same ones under every name; functions that
-must tell the two apart take `like`, an unbatched dict of the same names.
+A vector is a dict from parameter names to tensors. The tensors may have batch dimensions before the
+parameter's own shape, the same ones for every name. Functions that must distinguish the two take
+`like`, a dict of the same names without batch dimensions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def zip_with(function: Callable[..., Tensor], first: Params, *others: Params) -> Params:
-    """Apply a function to the tensors that share a name."""
+    """Apply a function name by name to the tensors of several vectors."""
     return {name: function(first[name], *(other[name] for other in others)) for name in first}
 
 
@@ -40,7 +40,7 @@ def scale(params: Params, factor: float) -> Params:
 
 
 def flatten(params: Params, like: Params) -> Tensor:
-    """Concatenate into vectors (*batch, P), in the order of `like`."""
+    """Concatenate all parameters into a tensor (*batch, P), in the order of `like`."""
     return torch.cat(
         [
             params[name].reshape(*params[name].shape[: params[name].ndim - shape.ndim], -1)
@@ -69,21 +69,21 @@ def dot(a: Params, b: Params, like: Params) -> Tensor:
 
 
 def widened(params: Params) -> Params:
-    """Return the tensors in single precision at least: half precision is for networks only."""
+    """Return the tensors in at least single precision, because half precision is too inaccurate."""
     return {n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in params.items()}
 
 
 def standard_normal(like: Params, n: int, generator: torch.Generator) -> Params:
-    """Draw n points of independent N(0, 1), with a leading dimension n.
+    """Draw n vectors of independent N(0, 1) entries, with a leading dimension n.
 
-    Drawn on the generator's device and then moved, so that a seed means the same numbers wherever
-    the parameters live.
+    The numbers are drawn on the generator's device and then moved. A seed therefore gives the same
+    numbers on every device of the parameters.
     """
     return {name: normal_like(tensor, n, generator) for name, tensor in like.items()}
 
 
 def normal_like(tensor: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Draw n tensors of independent N(0, 1) with the shape, dtype and device of `tensor`."""
+    """Draw n tensors of independent N(0, 1) entries, each like `tensor`."""
     noise = torch.randn(
         (n, *tensor.shape), generator=generator, device=generator.device, dtype=tensor.dtype
     )
@@ -91,12 +91,12 @@ def normal_like(tensor: Tensor, n: int, generator: torch.Generator) -> Tensor:
 
 
 def count(params: Params) -> int:
-    """Return the number of scalars."""
+    """Return the total number of entries."""
     return sum(tensor.numel() for tensor in params.values())
 
 
 def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:
-    """Rebuild a value (dataclass, mapping, tuple, list) with every tensor in it transformed."""
+    """Copy a value (dataclass, mapping, tuple, list) and transform every tensor in it."""
     rebuilt: Any = value
     if isinstance(value, Tensor):
         rebuilt = function(value)

@@ -1,4 +1,4 @@
-"""Progress bars: on in a terminal, off elsewhere, and as the caller says when the caller says."""
+"""Progress bars, shown by default only in a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tqdm import TqdmExperimentalWarning
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", TqdmExperimentalWarning)
-    # Not tqdm.auto: it begins to iterate twice, which starts the workers of a DataLoader twice.
+    # Not tqdm.auto: it calls iter() twice, which starts the workers of a DataLoader twice.
     from tqdm.autonotebook import tqdm
 
 T = TypeVar("T")
@@ -22,10 +22,10 @@ def track(
     """Iterate with a progress bar.
 
     Args:
-        items: what to iterate over.
-        description: stands before the bar.
-        progress: True or False; None shows the bar in a terminal only.
-        total: number of items where `items` does not know it.
+        items: the items to iterate over.
+        description: text before the bar.
+        progress: whether to show the bar; None shows it only in a terminal.
+        total: number of items, if `items` has no length.
     """
     disable = None if progress is None else not progress
     return iter(tqdm(items, desc=description, total=total, disable=disable, leave=False))

@@ -1,7 +1,7 @@
 """The only module that changes torch's global random state, and it restores it.
 
-All random numbers of the library come from its own `torch.Generator`s. Some of torch's layers, such
-as dropout, always draw from the global state.
+The library draws its random numbers from its own `torch.Generator`s. This module is for those
+layers of torch, such as dropout, that always draw from the global state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOCK = RLock()
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the global random state inside the context and restore it afterwards, also on an error.
+    """Seed the global random state inside the context; restore it afterwards, also on an error.
 
     This covers the CPU and every device of the accelerator, if there is one. The state belongs to
     the whole process: threads that use `seeded` wait for each other, and other threads must not

@@ -1,4 +1,4 @@
-"""Which parameters a posterior covers: named by the user, by module or by parameter name."""
+"""Select the parameters that a posterior covers, by name, by parameter or by submodule."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from acnml._util import checks
 
-# A model's parameters, their names and submodules, mixed as one likes; None is everything.
+# Any mix of a model's parameters, their names and submodules; None selects all parameters.
 Parameters: TypeAlias = Iterable[str | nn.Module | nn.Parameter] | None
 
 
 def parameter_names(model: nn.Module, parameters: Parameters) -> list[str]:
-    """Return the chosen parameters' names, in the model's order."""
+    """Return the names of the selected parameters, in the model's order."""
     known = [name for name, _ in model.named_parameters()]
     items = listed(parameters)
     if items is None:
@@ -29,7 +29,7 @@ def parameter_names(model: nn.Module, parameters: Parameters) -> list[str]:
 
 
 def listed(parameters: Parameters) -> list[str | nn.Module | nn.Parameter] | None:
-    """Return the choice as a list that can be gone through again, or say what to give instead."""
+    """Check a selection and return it as a list, because an iterator can be used only once."""
     if parameters is None:
         return None
     if isinstance(parameters, (str, nn.Module, Tensor)):
@@ -55,12 +55,12 @@ def last_linear(model: nn.Module) -> nn.Linear:
 
 
 def _names_in(model: nn.Module, part: nn.Module | nn.Parameter) -> set[str]:
-    """Names, as the model knows them, of a submodule's parameters or of one parameter."""
+    """Return the names in the model of a submodule's parameters, or of one parameter."""
     own = {id(each) for each in (part.parameters() if isinstance(part, nn.Module) else [part])}
     names = {name for name, parameter in model.named_parameters() if id(parameter) in own}
     if not names:
         raise ValueError(
-            f"the model holds no parameters of the given {type(part).__name__}: "
-            "pass a part of the very model that the classifier views"
+            f"the model has no parameters of the given {type(part).__name__}: "
+            "pass a part of the same model object that was passed to Classifier"
         )
     return names

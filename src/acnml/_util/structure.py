@@ -1,6 +1,7 @@
-"""The structure of a user's module, copied so that `Classifier` runs the copy instead.
+"""Copy the structure of a user's module, so that `Classifier` can run the copy instead.
 
-Wrappers are removed, and modules are refused that a copy could not replace.
+This module also removes wrappers such as `nn.DataParallel`, and raises an error for modules that a
+copy cannot replace.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ Hook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 @final
 class Structures:
-    """Copies of a module's structure in eval mode, one for every run that is under way.
+    """A pool of copies of a module's structure in eval mode, one for every concurrent run.
 
-    The copies share all tensors with the module. `functional_call` and hooks change a module while
+    The copies share all tensors with the module. `functional_call` and hooks modify a module while
     it runs, so two threads must never run the same copy. The template itself is never run.
     """
 
@@ -40,7 +41,7 @@ class Structures:
     def borrowed(
         self, hooks: Mapping[str, Hook], forwards: Mapping[str, Forward]
     ) -> Iterator[nn.Module]:
-        """Lend a copy with these hooks and forward functions, by the name of the module."""
+        """Take a copy from the pool, with these hooks and forward functions by module name."""
         try:
             structure = self._idle.pop()
         except IndexError:
@@ -67,51 +68,53 @@ class Structures:
 def _run_hook(
     hook: Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
 ) -> Tensor:
-    """Call a hook with a module's arguments, whether they came by position or by name."""
+    """Call a hook with a module's arguments, positional or keyword."""
     return hook(module, args or tuple(kwargs.values()), output)
 
 
 def _run_forward(run: Forward, module: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
-    """Run a module's only input, whether it came by position or by name."""
+    """Call a forward function with a module's only argument, positional or keyword."""
     (x,) = args or kwargs.values()
     return run(module, x)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module that a wrapper for several devices or for compilation holds."""
+    """Return the module inside wrappers for several devices or for compilation."""
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         return unwrapped(model.module)
-    inner = getattr(model, "_orig_mod", None)  # of torch.compile
+    inner = getattr(model, "_orig_mod", None)  # set by torch.compile
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 def require_viewable(model: nn.Module) -> None:
-    """Refuse modules that a copy of the structure in eval mode would not stand for."""
+    """Raise an error for modules that a copy of the structure in eval mode cannot replace."""
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError("a scripted or traced module cannot be viewed; give the original nn.Module")
+        raise TypeError("scripted or traced modules are not supported; pass the original nn.Module")
     for name, parameter in model.named_parameters():
         if parameter.is_inference():
             raise ValueError(
-                f"{name!r} was made in torch.inference_mode, so that nothing can be differentiated "
-                "by it; give copy.deepcopy(model), made outside of that mode"
+                f"{name!r} was created in torch.inference_mode and has no gradients; "
+                "pass copy.deepcopy(model), copied outside of that mode"
             )
-    modules, internal = set(model.modules()), set(vars(nn.Module()))  # such as the user's hooks
+    # Attributes of every nn.Module, such as its hooks, are internal and not checked.
+    modules, internal = set(model.modules()), set(vars(nn.Module()))
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ValueError(
-                f"layer {name!r} ({type(module).__name__}) has no running statistics: its output "
-                "for an input would depend on the rest of the batch"
+                f"layer {name!r} ({type(module).__name__}) has no running statistics, so its "
+                "output for an input would depend on the rest of the batch; "
+                "train it with track_running_stats=True"
             )
         for key, value in vars(module).items():
             if key not in internal and _holds_on_to(value, modules):
                 raise TypeError(
-                    f"attribute {key!r} of module {name!r} holds on to the model itself in the "
-                    "closure of a function, and would run it; make it a method"
+                    f"attribute {key!r} of module {name!r} is or contains a function whose closure "
+                    "refers to the model, so a copy would run the original; make it a method"
                 )
 
 
 def _holds_on_to(value: Any, modules: set[nn.Module]) -> bool:
-    """Whether a function's closure holds one of the modules: a copy would still run that one."""
+    """Return whether the closure of a function in `value` refers to one of the modules."""
     if isinstance(value, Mapping):
         return any(_holds_on_to(item, modules) for item in value.values())
     if isinstance(value, (list, tuple)):
@@ -123,20 +126,20 @@ def _holds_on_to(value: Any, modules: set[nn.Module]) -> bool:
 
 
 def eval_structure(model: nn.Module) -> nn.Module:
-    """Copy a module's structure into eval mode; its tensors are shared, not copied."""
+    """Copy a module's structure, in eval mode; the copy shares the tensors."""
     memo = {id(t): t for module in model.modules() for t in _own_tensors(module)}
     try:
         structure = copy.deepcopy(model, memo)
     except Exception as error:
         raise TypeError(
             f"{type(model).__name__} cannot be copied ({error}); "
-            "remove the attribute that holds what Python cannot deepcopy"
+            "remove the attribute that copy.deepcopy cannot copy"
         ) from error
     return structure.eval()
 
 
 def _own_tensors(module: nn.Module) -> Iterable[Tensor]:
-    """A module's parameters and buffers, and those plain attributes that deepcopy refuses."""
+    """Yield a module's parameters and buffers, and plain tensors that deepcopy cannot copy."""
     yield from (t for t in module._parameters.values() if t is not None)
     yield from (t for t in module._buffers.values() if t is not None)
     plain = (value for value in vars(module).values() if isinstance(value, Tensor))

@@ -1,4 +1,9 @@
-"""CNML, CNMAP and NML solved exactly, for logistic regression: what ACNML approximates."""
+"""Exact CNML, CNMAP and NML for logistic regression, as references for ACNML.
+
+CNML (conditional normalized maximum likelihood) refits the model to the training set plus the query
+once per label and normalises the resulting likelihoods. CNMAP adds a prior, and NML treats whole
+label sequences. ACNML approximates CNML and CNMAP without refitting.
+"""
 
 from acnml.exact.laplace import Laplace, laplace
 from acnml.exact.nml import Nml, nml

@@ -1,18 +1,22 @@
-"""Logistic regression in coordinates in which its Hessian is never singular.
+"""Coordinates for logistic regression in which the Hessian is not singular.
 
-Two things would make it so, and both are removed here once, for all rows that share the data:
+The Hessian of a multinomial logistic regression can be singular for two reasons. This module
+removes both, once for all regressions that share the data:
 
-- Adding one vector to the weights of all classes changes no probability. Weights are written
-  θ = C V with fixed codes C (K, m): for two classes C = (0, 1)ᵀ and V is the one weight vector; for
-  more, the columns of C are an orthonormal basis of the vectors that sum to zero. The penalised
-  maximum lies in that subspace anyway, and ‖θ‖ = ‖V‖.
-- Directions of feature space that no data point and no penalty knows (constant, duplicate or too
-  many features without a penalty) are left out: features are written x B, where B whitens the
-  others, (XᵀX + diag λ)/n → I. So the Hessian can only come near to singular where probabilities
-  saturate, whatever the units of the features.
+- Adding the same vector to the weights of all classes does not change the probabilities. The
+  weights are therefore written as θ = C V with a fixed code matrix C (K, m). For two classes,
+  C = (0, 1)ᵀ and V is the only weight vector. For more classes, the columns of C are an orthonormal
+  basis of the vectors that sum to zero. This loses nothing, because the penalised maximum lies in
+  that subspace, and ‖θ‖ = ‖V‖.
+- Without a penalty, the data may not determine the weights in some directions of feature space
+  (constant or duplicate features, or more features than points). These directions are dropped, and
+  the others are whitened: features become x B, where B maps (XᵀX + diag λ)/n to the identity.
 
-Labels enter only through the sufficient statistic T = Σ_i Cᵀe_{y_i} x_iᵀ, as in every exponential
-family: the log-likelihood is ⟨V, T⟩ - Σ_i logsumexp(C V x_i).
+The Hessian can then be nearly singular only where probabilities saturate, whatever the units of the
+features.
+
+As in every exponential family, labels enter only through a sufficient statistic. It is
+T = Σ_i Cᵀe_{y_i} x_iᵀ, and the log-likelihood is ⟨V, T⟩ - Σ_i logsumexp(C V x_i).
 """
 
 from __future__ import annotations
@@ -25,22 +29,23 @@ from torch import Tensor
 
 from acnml.exact.problem import LogisticProblem
 
-# A query this far, relative to its length, from what the data span is taken to lie outside.
+# A query counts as outside the span of the data if its distance from it, relative to its length, is
+# larger than this.
 OUTSIDE = 1e-9
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Design:
-    """What all rows of a problem share.
+    """The data and the penalty in the coordinates of the module docstring, shared by all rows.
 
     Attributes:
         features: the data in the basis, X (n, r).
-        products: x_i x_iᵀ, flattened (n, r²): every row's Hessian is a weighted sum of them.
-        penalty: Λ (r, r); the objective has - tr(V Λ Vᵀ).
-        free: the orthogonal projector (r, r) onto the directions without penalty.
-        codes: C (K, m).
-        basis: B (d, r).
+        products: x_i x_iᵀ, flattened to (n, r²). Every Hessian is a weighted sum of them.
+        penalty: Λ (r, r). The objective contains - tr(V Λ Vᵀ).
+        free: the orthogonal projector (r, r) onto the directions without a penalty.
+        codes: C (K, m), the code matrix.
+        basis: B (d, r), the whitening matrix.
     """
 
     features: Tensor
@@ -52,7 +57,7 @@ class Design:
 
     @staticmethod
     def of(problem: LogisticProblem) -> Design:
-        """Bring a problem's features and penalty into the coordinates described above."""
+        """Transform a problem's features and penalty into these coordinates."""
         basis = whitening(problem.features, problem.penalty)
         features = problem.features @ basis
         penalty = basis.mT @ (problem.penalty.unsqueeze(-1) * basis)
@@ -61,12 +66,12 @@ class Design:
 
     @property
     def classes(self) -> int:
-        """K."""
+        """The number of classes K."""
         return len(self.codes)
 
     @property
     def has_free_directions(self) -> bool:
-        """Whether some direction is not penalised, so that there may be no finite maximum."""
+        """Whether some direction has no penalty, so that a finite maximum may not exist."""
         return bool(self.free.any())
 
     def statistic(self, features: Tensor, labels: Tensor) -> Tensor:
@@ -75,21 +80,21 @@ class Design:
 
     @property
     def knows_all_directions(self) -> bool:
-        """Whether data or penalty know every direction of feature space."""
+        """Whether the data or the penalty determine the weights in all feature directions."""
         return self.basis.shape[0] == self.basis.shape[1]
 
     def is_outside(self, x: Tensor) -> Tensor:
-        """Whether feature vectors (Q, d) leave the directions that data or penalty know."""
+        """Return whether feature vectors (Q, d) have a component in a dropped direction."""
         rest = x - x @ self.basis @ torch.linalg.pinv(self.basis)
         return (rest.norm(dim=-1) > OUTSIDE * x.norm(dim=-1)) & (not self.knows_all_directions)
 
     def class_weights(self, weights: Tensor) -> Tensor:
-        """Turn V (..., m, r) into a weight vector per class (..., K, d)."""
+        """Convert V (..., m, r) to one weight vector per class (..., K, d)."""
         return self.codes @ weights @ self.basis.mT
 
 
 def class_codes(classes: int) -> Tensor:
-    """Return C (K, m), see the head of this file."""
+    """Return the code matrix C (K, m), defined in the module docstring."""
     if classes == 2:
         return torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     vectors = torch.eye(classes, dtype=torch.float64)
@@ -98,7 +103,7 @@ def class_codes(classes: int) -> Tensor:
 
 
 def whitening(features: Tensor, penalty: Tensor) -> Tensor:
-    """Return B (d, r) with Bᵀ(XᵀX + diag λ)B/n = I, of the directions that are known at all."""
+    """Return B (d, r) with Bᵀ(XᵀX + diag λ)B/n = I, without directions where this is singular."""
     stacked = torch.cat([features, penalty.sqrt().diag()])
     _, sizes, directions = torch.linalg.svd(stacked, full_matrices=False)
     known = sizes > torch.finfo(features.dtype).eps * max(stacked.shape) * sizes[0]

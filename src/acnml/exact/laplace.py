@@ -1,7 +1,7 @@
-"""The Laplace posterior of a logistic regression, with its whole covariance.
+"""The Laplace posterior of a logistic regression, with its full covariance.
 
-It lets the library's own predictors be compared with what is solved exactly: `Acnml` with this
-posterior is ACNML as the paper's section 3.3 analyses it.
+It allows comparing the library's predictors with exact CNMAP: `Acnml` with this posterior is the
+version of ACNML that section 3.3 of the paper analyses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from acnml.posteriors import LowRank
 
 
 class Laplace(NamedTuple):
-    """A logistic regression as the library's predictors take it; inputs are feature vectors."""
+    """A logistic regression in the form that the predictors take; inputs are feature vectors."""
 
     classifier: Classifier
     posterior: LowRank
@@ -32,14 +32,14 @@ class Laplace(NamedTuple):
 def laplace(problem: LogisticProblem) -> Laplace:
     """Return N(θ̂, H⁻¹), with θ̂ the MAP and H the Hessian of the negative log-posterior there.
 
-    H counts the whole training set and the penalty, H = Σ_i ∇²loss_i + 2λI: it is not divided by n.
-    The covariance is exact, kept as Σ = F Fᵀ in a `LowRank` posterior without a diagonal part.
+    H = Σ_i ∇²loss_i + 2λI sums over the training set and is not divided by n. The covariance is
+    exact. It is stored as Σ = F Fᵀ in a `LowRank` posterior without a diagonal part.
     """
     design, found = Design.of(problem), fit(problem)
     if bool(found.limit) or not bool(found.converged) or not design.knows_all_directions:
         raise ValueError(
-            "the training set has no unique finite maximum to expand around; "
-            "give LogisticProblem a penalty l2 > 0"
+            "the likelihood of the training set has no unique finite maximum, so there is no "
+            "Laplace approximation; pass a penalty l2 > 0 to LogisticProblem"
         )
     weights = torch.linalg.lstsq(design.codes, found.weights)[0]  # (m, d), θ = C weights
     posterior = LowRank(
@@ -53,7 +53,7 @@ def laplace(problem: LogisticProblem) -> Laplace:
 def directions(design: Design, weights: Tensor) -> Tensor:
     """Return F (m·d, m, d) with Σ = F Fᵀ = H⁻¹ at weights (m, d).
 
-    In the design's coordinates H = L Lᵀ, and the rows of L⁻¹ are such directions.
+    In the design's coordinates H = L Lᵀ, and the rows of L⁻¹ are these directions.
     """
     own = torch.linalg.solve(design.basis, weights.mT).mT.unsqueeze(0)  # V, weights = V Bᵀ
     rows = Rows(design, own.new_empty(1, 0, own.shape[-1]), torch.zeros_like(own))
@@ -64,9 +64,9 @@ def directions(design: Design, weights: Tensor) -> Tensor:
 
 
 def _network(weights: Tensor, codes: Tensor) -> nn.Sequential:
-    """Return logits C V x as two Linear layers, of which the posterior covers the first."""
+    """Return the logits C V x as two Linear layers; the posterior covers the first."""
     like = {"bias": False, "device": weights.device, "dtype": weights.dtype}
-    # Left without initial values, which would come from the global random state.
+    # Skip the initialisation, because it would change the global random state.
     layers = nn.Sequential(
         skip_init(nn.Linear, weights.shape[1], weights.shape[0], **like),
         skip_init(nn.Linear, codes.shape[1], codes.shape[0], **like),

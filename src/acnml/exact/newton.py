@@ -1,26 +1,26 @@
-"""Damped Newton steps for many logistic regressions at once, and what to do where no maximum is.
+"""Damped Newton's method for a batch of logistic regressions, also without a finite maximum.
 
-**Step sizes.** For a direction that changes the logits of no point by more than R (differences
-between classes), the third derivative of the objective along it is at most R times the second:
-logistic regression is generalised self-concordant (Bach 2010). A step of the size log(1 + R) / R
-then always improves the objective, and tends to the full Newton step as R → 0 (Sun & Tran-Dinh
-2019). So near the maximum no search is needed, whose comparisons rounding would spoil; far from it
-a longer step is tried first. R also measures what is left to do: unlike the gradient it does not
-vanish where weights run away to infinity.
+**Step sizes.** Consider a direction that changes the difference of two logits by at most R, for all
+pairs of classes and all points. Along it, the third derivative of the objective is at most R times
+the second, because logistic regression is generalised self-concordant (Bach 2010). A step of size
+log(1 + R) / R then always improves the objective, and it tends to the full Newton step as R → 0
+(Sun & Tran-Dinh 2019). Near the maximum no line search is needed, which is useful because rounding
+errors would make its comparisons unreliable. Far from the maximum, a longer step is tried first. R
+also serves as the stopping criterion: unlike the gradient, it does not vanish when weights diverge
+to infinity.
 
-**No finite maximum.** Without a penalty, separable data have none: the likelihood rises for ever
-along some direction. Three cases:
+**No finite maximum.** Without a penalty, the likelihood of separable data increases without end
+along some direction. There are three cases:
 
-- A direction without penalty along which every point has its own label on top. The likelihood tends
-  to 1 and the probability at every point with it: the limit is known exactly. Such a direction is
-  found for certain: once Σ_i log p(y_i|x_i) > -log 2, every p(y_i|x_i) is above one half, and the
-  weights themselves are the proof.
-- Only some points can be pulled apart for ever, the others hold each other (quasi-separation). The
-  limit of the maximum with a small ridge, as the ridge vanishes, is the limit of the likelihood's
-  maximisers: their probabilities converge though the weights do not. It is followed down to a ridge
-  of 1e-11. The error is proportional to the ridge, so the last change tells what is left.
-- A query that differs from all data in a direction that nothing holds: treated where queries enter,
-  in `refit`.
+- *Separation.* Along a direction without a penalty, the label of every point has the largest logit.
+  The likelihood and the probability of every label tend to 1, so the limit is known exactly. This
+  case is detected with certainty: if Σ_i log p(y_i|x_i) > -log 2, then every p(y_i|x_i) is above
+  one half, so the current weights are such a direction.
+- *Quasi-separation.* Only some points can be separated. The weights diverge, but the probabilities
+  converge. Their limit equals that of the maximum with a small ridge penalty, as the ridge tends to
+  0. The ridge is reduced to 1e-11. The error is proportional to the ridge, so the last change gives
+  an estimate of the remaining error.
+- *A query outside the span of the data*, in a direction without a penalty. `refit` handles this.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from torch import Tensor
 
 from acnml.exact.rows import Rows, Step
 
-TOLERANCE = 1e-8  # of the last step, in logits; what is left after it is of the order of its square
-STEPS = 200
-PROOF = -0.5 * math.log(2)  # a log-likelihood above -log 2 proves separation; the rest is rounding
+TOLERANCE = 1e-8  # for the last step, in logits; the remaining error is of the order of its square
+STEPS = 200  # maximum number of Newton steps
+PROOF = -0.5 * math.log(2)  # a log-likelihood above -log 2 proves separation; with a safety margin
 
-NEAR = 0.5  # steps smaller than this, in logits, are damped without a search
-SHARE = 0.1  # of the gain promised to first order that a longer step must keep
+NEAR = 0.5  # steps smaller than this, in logits, are damped without a line search
+SHARE = 0.1  # a longer step must achieve this fraction of the gain predicted to first order
 
 RIDGES = (1e-3, 1e-5, 1e-7, 1e-9, 1e-11)
-RIDGE_TOLERANCE = 1e-4  # so small a ridge leaves no more digits of logits that run away
-SETTLED = 1e-6  # largest change of a probability still to come that counts as converged
+RIDGE_TOLERANCE = 1e-4  # with such small ridges, diverging logits cannot be computed more exactly
+SETTLED = 1e-6  # a row has converged if the estimated error of its probabilities is at most this
 
 
 class Optimum(NamedTuple):
-    """What was found for every row."""
+    """The result for every row, that is for every logistic regression of the batch."""
 
-    weights: Tensor  # V (R, m, r); where there is no maximum, the last point of the way to it
-    residual: Tensor  # (R,) the last Newton step in logits; what is left along the ridges
+    weights: Tensor  # V (R, m, r); without a finite maximum, the last iterate
+    residual: Tensor  # (R,) last Newton step in logits; with ridges, the estimated error of p
     converged: Tensor  # (R,) whether the residual is small enough
-    limit: Tensor  # (R,) no finite maximum: what is reported is the limit on the way to infinity
-    separated: Tensor  # (R,) of those, the rows whose likelihood tends to 1, with proof
+    limit: Tensor  # (R,) whether there is no finite maximum and the result is a limit
+    separated: Tensor  # (R,) whether the limit is separation, where the likelihood tends to 1
 
 
 def maximise(rows: Rows, start: Tensor) -> Optimum:
-    """Find the maximum of every row, or the limit where there is none."""
+    """Find the maximum of every row, or the limit if there is no finite maximum."""
     optimum = climb(rows, start, TOLERANCE)
     stuck = (~optimum.converged).nonzero().squeeze(-1)
     if len(stuck) == 0 or not rows.design.has_free_directions:
@@ -68,7 +68,7 @@ def maximise(rows: Rows, start: Tensor) -> Optimum:
 
 
 def climb(rows: Rows, start: Tensor, tolerance: float) -> Optimum:
-    """Take damped Newton steps until each row's last one is small, or separation is proven."""
+    """Take damped Newton steps until each row's step is small or separation is proven."""
     weights = start.clone()
     residual = weights.new_full((len(weights),), math.inf)
     separated = torch.zeros_like(residual, dtype=torch.bool)
@@ -87,14 +87,14 @@ def climb(rows: Rows, start: Tensor, tolerance: float) -> Optimum:
 
 
 def _moved(rows: Rows, weights: Tensor, step: Step) -> Tensor:
-    """Take the step, as long as is safe; none where the Hessian was singular."""
+    """Take the damped step; rows with a singular Hessian do not move."""
     length = _length(rows, weights, step)
     moved = weights + length[:, None, None] * step.direction
     return torch.where(moved.isfinite(), moved, weights)
 
 
 def _length(rows: Rows, weights: Tensor, step: Step) -> Tensor:
-    """Halve the full step until it keeps its promise or is as short as the one that surely does."""
+    """Halve the full step until the objective gains enough or the safe length is reached."""
     sure = torch.where(step.size > 0, step.size.log1p() / step.size, 1.0)
     length = torch.where(step.size > NEAR, 1.0, sure)
     searching = (length > sure).nonzero().squeeze(-1)
@@ -110,17 +110,17 @@ def _length(rows: Rows, weights: Tensor, step: Step) -> Tensor:
 
 
 def _proves_separation(rows: Rows, weights: Tensor) -> Tensor:
-    """Whether the part of the weights that costs nothing puts every point's label on top."""
+    """Return whether the unpenalised part of the weights proves separation."""
     if not rows.design.has_free_directions:
         return torch.zeros(len(weights), dtype=torch.bool, device=weights.device)
     return rows.log_lik(weights @ rows.design.free) > PROOF
 
 
 def follow_ridges(rows: Rows) -> Optimum:
-    """Follow the maximum as a small penalty vanishes.
+    """Find the limit of the maximum as a small ridge penalty tends to 0.
 
-    Where weights run to infinity, every hundredth of the ridge moves the logits by about log 100;
-    where they do not, it hardly moves them, and the maximum is finite but hard to reach.
+    If weights diverge, reducing the ridge by a factor of 100 changes the logits by about log 100.
+    If they do not, it changes the logits very little, and the maximum is finite but hard to reach.
     """
     weights, before = rows.zero(), rows.zero()
     reached = torch.zeros(len(weights), dtype=torch.bool, device=weights.device)

@@ -1,10 +1,10 @@
-"""Normalized maximum likelihood over whole label sequences, by enumeration of all of them.
+"""Normalized maximum likelihood (NML) over label sequences, by enumerating all sequences.
 
     p_NML(y_1 … y_n) = p_θ̂(y)(y_1 … y_n) / Σ_y' p_θ̂(y')(y'_1 … y'_n)
 
-(Shtarkov 1987): the distribution whose worst regret against the best model in hindsight is least.
-Its regret is the same for every sequence, which is what makes it so. There are Kⁿ sequences, so
-this is for tiny problems.
+Here θ̂(y) is the best model for the sequence y. NML minimises the worst-case regret against the best
+model in hindsight (Shtarkov 1987), because its regret is the same for every sequence. There are Kⁿ
+sequences, so this is only feasible for tiny problems.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from acnml.exact.problem import LogisticProblem
 from acnml.exact.rows import Rows
 
 MOST_SEQUENCES = 2**20
-AT_ONCE = 2**14  # sequences solved together
+AT_ONCE = 2**14  # sequences per batch
 
 
 class Nml(NamedTuple):
-    """The NML distribution over all label sequences of some points."""
+    """The NML distribution over all S = Kⁿ label sequences of n points."""
 
     sequences: Tensor  # (S, n) labels, in lexicographic order
-    log_lik: Tensor  # (S,) log p_θ̂(y)(y), of the best model for each sequence
+    log_lik: Tensor  # (S,) log p_θ̂(y)(y), the log-likelihood of the best model for each sequence
     converged: Tensor  # (S,) bool
-    limit: Tensor  # (S,) bool: no finite maximum, `log_lik` is the supremum
+    limit: Tensor  # (S,) bool, whether there is no finite maximum and `log_lik` is the supremum
 
     @property
     def log_probs(self) -> Tensor:
@@ -43,21 +43,22 @@ class Nml(NamedTuple):
         return torch.logsumexp(self.log_lik, dim=0)
 
     def regret(self, log_probs: Tensor) -> Tensor:
-        """Return the regret (S,) of any distribution over the sequences."""
+        """Return the regret (S,) of a distribution over the sequences, given as `log_probs`."""
         return self.log_lik - log_probs
 
 
 @torch.no_grad()
 def nml(features: Tensor, l2: float | Tensor = 0.0, classes: int = 2) -> Nml:
-    """Return NML for points with these features (n, d); as for `LogisticProblem`.
+    """Return NML for points with these features (n, d).
 
-    With l2 > 0 the best model of a sequence is its MAP, as in CNMAP.
+    The arguments are those of `LogisticProblem`. With l2 > 0 the best model of a sequence is its
+    MAP, as in CNMAP.
     """
     n = len(features)
     if classes**n > MOST_SEQUENCES:
         raise ValueError(
             f"{n} points with {classes} classes have {classes}^{n} label sequences, more than "
-            f"{MOST_SEQUENCES:,}; take fewer points"
+            f"{MOST_SEQUENCES:,}; use fewer points"
         )
     zeros = torch.zeros(n, dtype=torch.long, device=features.device)
     design = Design.of(LogisticProblem(features, zeros, l2, classes))

@@ -17,17 +17,18 @@ from acnml._util import checks
 class LogisticProblem:
     """Maximise over θ: Σ_i log p_θ(y_i|x_i) - Σ_j λ_j ‖w_j‖², with p_θ(y|x) ∝ exp(w_yᵀx).
 
-    Two classes have one weight vector, that of class 1; class 0 has logit 0. More classes have a
-    weight vector each. (Two classes with a vector each and penalty λ would be the same as one
-    vector with λ/2.) Everything is computed in double precision.
+    Here w_y is the weight vector of class y, and w_j are the weights of feature j. With two
+    classes, class 1 has the only weight vector and class 0 has logit 0. With more classes, each
+    class has its own weight vector. (Two classes with two vectors and penalty λ would be equivalent
+    to one vector with penalty λ/2.) All computations are in double precision.
 
     Args:
-        features: x (n, d), used as they are. An intercept is a feature of ones, see
-            `with_intercept`, and is penalised like any other unless `l2` says otherwise.
-        labels: y (n,), integers from 0 to classes - 1; not all classes need occur.
-        l2: λ ≥ 0, for all features alike or one for each (d,). 0 is maximum likelihood (CNML),
-            more is MAP with the prior N(0, 1/2λ) (CNMAP).
-        classes: K.
+        features: x (n, d). They are not standardised. For an intercept, append a feature of ones
+            with `with_intercept`. It has the same penalty as the others unless `l2` is a vector.
+        labels: y (n,), integers from 0 to classes - 1. Not every class needs to occur.
+        l2: λ ≥ 0, one number for all features or one per feature (d,). λ = 0 gives maximum
+            likelihood (CNML), and λ > 0 gives the MAP with the prior N(0, 1/2λ) (CNMAP).
+        classes: the number of classes K.
 
     >>> features = with_intercept(torch.tensor([[0.0], [1.0], [2.0]]))
     >>> LogisticProblem(features, torch.tensor([0, 1, 1]), l2=torch.tensor([0.1, 0.0]))
@@ -48,7 +49,7 @@ class LogisticProblem:
     @property
     def penalty(self) -> Tensor:
         """λ_j of every feature (d,)."""
-        assert isinstance(self.l2, Tensor)  # __post_init__ has made it one
+        assert isinstance(self.l2, Tensor)  # converted in __post_init__
         return self.l2
 
     def __repr__(self) -> str:
@@ -62,11 +63,11 @@ def with_intercept(features: Tensor) -> Tensor:
 
 
 def spread_penalty(l2: float | Tensor, features: Tensor) -> Tensor:
-    """Return λ_j for every feature, or say what is wrong with it."""
+    """Check the penalty and return λ_j for every feature (d,)."""
     penalty = torch.as_tensor(l2, dtype=torch.float64, device=features.device)
     if penalty.ndim > 1 or penalty.numel() not in (1, features.shape[1]):
         raise ValueError(
-            f"l2 must be a number or one for each of the {features.shape[1]} features, "
+            f"l2 must be one number, or one for each of the {features.shape[1]} features, "
             f"got shape {tuple(penalty.shape)}"
         )
     if not (torch.isfinite(penalty) & (penalty >= 0)).all():
@@ -75,7 +76,7 @@ def spread_penalty(l2: float | Tensor, features: Tensor) -> Tensor:
 
 
 def require_features(features: Tensor, what: str) -> None:
-    """Refuse what is not a finite floating point matrix with at least one row and one column."""
+    """Raise an error unless `features` is a finite, non-empty floating point matrix."""
     if features.ndim != 2 or 0 in features.shape or not features.is_floating_point():
         raise ValueError(
             f"{what} must be a floating point matrix (points, features) with at least one of "
@@ -85,9 +86,9 @@ def require_features(features: Tensor, what: str) -> None:
 
 
 def _require_labels(labels: Tensor, points: int, classes: int) -> None:
-    """Refuse labels that are not one integer from 0 to K - 1 for every point."""
+    """Raise an error unless there is one integer label from 0 to K - 1 per point."""
     if classes < 2:
-        raise ValueError(f"a classification has at least 2 classes, got classes={classes}")
+        raise ValueError(f"classes must be at least 2, got {classes}")
     if labels.shape != (points,) or labels.is_floating_point():
         raise ValueError(
             f"labels must be integers of shape ({points},), "
@@ -96,5 +97,5 @@ def _require_labels(labels: Tensor, points: int, classes: int) -> None:
     if labels.min() < 0 or labels.max() >= classes:
         raise ValueError(
             f"labels must lie between 0 and {classes - 1}, "
-            f"got {labels.min().item()} to {labels.max().item()}"
+            f"got values from {labels.min().item()} to {labels.max().item()}"
         )

@@ -2,8 +2,8 @@
 
     θ̂_y = argmax_θ  log p_θ(y|x) + Σ_i log p_θ(y_i|x_i) - Σ_j λ_j ‖w_j‖²,    p(y|x) ∝ p_θ̂_y(y|x)
 
-(Zhou & Levine 2021, section 2; λ = 0 is CNML, λ > 0 CNMAP.) Every refit starts at the training
-solution, and all queries and labels are solved as one batch.
+(Zhou & Levine 2021, section 2). λ = 0 is CNML and λ > 0 is CNMAP. Every refit starts at the
+solution for the training set, and the refits for all queries and labels are solved as one batch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from acnml.exact.newton import Optimum, maximise
 from acnml.exact.problem import LogisticProblem, require_features
 from acnml.exact.rows import Rows
 
-COPIES = 6  # of a row's logits that intermediate results hold at once
+COPIES = 6  # intermediate results of the size of a row's logits that are in memory together
 
 
 class Fit(NamedTuple):
-    """The maximum over the training set alone; weights are per class, as in `Refits`."""
+    """The solution for the training set without a query; see `Refits` for the fields."""
 
     weights: Tensor  # (K, d)
     log_lik: Tensor  # () Σ_i log p_θ̂(y_i|x_i), without the penalty
@@ -37,15 +37,15 @@ class Fit(NamedTuple):
 
 
 class Refits(NamedTuple):
-    """For every query and label y: how well the model explains y when it may learn from it.
+    """The refitted model of every query x and label y, and its likelihood of y.
 
-    A row without a finite maximum (`limit`) has the limit of its log-likelihood; its weights are
-    only where the search stopped. A row that is not `converged` is not to be trusted.
+    If a refit has no finite maximum, `limit` is True, `log_lik` is the limit of the log-likelihood,
+    and `weights` are the last iterate. If `converged` is False, the result may be wrong.
     """
 
     log_lik: Tensor  # (Q, K) log p_θ̂_y(y|x), not normalised
-    weights: Tensor  # (Q, K, K, d) θ̂_y for query and y: logits are weights @ x
-    residual: Tensor  # (Q, K) the last Newton step in logits; for limits, the error of p left
+    weights: Tensor  # (Q, K, K, d) θ̂_y of every query and label; logits are weights @ x
+    residual: Tensor  # (Q, K) last Newton step in logits; for limits, the estimated error of p
     converged: Tensor  # (Q, K) bool
     limit: Tensor  # (Q, K) bool
 
@@ -56,7 +56,7 @@ class Refits(NamedTuple):
 
     @property
     def regret(self) -> Tensor:
-        """log C(x) = log Σ_y p_θ̂_y(y|x), (Q,): 0 where nothing is to choose, log K at most."""
+        """log C(x) = log Σ_y p_θ̂_y(y|x), (Q,), between 0 and log K."""
         return torch.logsumexp(self.log_lik, dim=-1)
 
 
@@ -64,8 +64,8 @@ class Refits(NamedTuple):
 def fit(problem: LogisticProblem) -> Fit:
     """Fit the training set.
 
-    Where several weights are equally good (no penalty, dependent features), the shortest are
-    returned.
+    Without a penalty and with linearly dependent features, several weights are equally good. The
+    ones with the smallest norm are returned.
     """
     design = Design.of(problem)
     optimum, log_lik = _train(design, problem.labels)
@@ -75,22 +75,23 @@ def fit(problem: LogisticProblem) -> Fit:
 
 @torch.no_grad()
 def cnml(problem: LogisticProblem, queries: Tensor, memory: int | None = None) -> Refits:
-    """Return the refits of all labels at queries (Q, d), with the features of the problem.
+    """Refit the model for every label of every query.
 
     Args:
         problem: the training set and its penalty.
-        queries: feature vectors; with an intercept if the problem's features have one.
-        memory: bytes that the rows solved at once may take; a share of what is free by default.
+        queries: feature vectors (Q, d), with an intercept if the problem's features have one.
+        memory: maximum memory in bytes for one batch of refits; by default a fraction of the free
+            memory.
     """
     require_features(queries, "queries")
     if queries.shape[1] != problem.features.shape[1]:
         raise ValueError(
-            f"queries have {queries.shape[1]} features, the problem has "
+            f"queries have {queries.shape[1]} features, but the problem has "
             f"{problem.features.shape[1]}; was an intercept left out?"
         )
     design = Design.of(problem)
     trained = _train(design, problem.labels)[0]
-    # On its way to infinity the training solution is no good place to start from.
+    # A diverging training solution is a poor starting point, so start from 0 instead.
     start = trained.weights.masked_fill(trained.limit, 0)
     blocks = queries.to(problem.features).split(_queries_at_once(design, memory))
     parts = [_refits(design, block, problem.labels, start) for block in blocks]
@@ -98,7 +99,7 @@ def cnml(problem: LogisticProblem, queries: Tensor, memory: int | None = None) -
 
 
 def _train(design: Design, labels: Tensor) -> tuple[Optimum, Tensor]:
-    """Solve for one row without points of its own, from V = 0."""
+    """Solve for the training set, as one row without additional points, starting at V = 0."""
     statistic = design.statistic(design.features, labels).unsqueeze(0)
     rows = Rows(design, statistic.new_empty(1, 0, statistic.shape[-1]), statistic)
     optimum = maximise(rows, rows.zero())
@@ -106,7 +107,7 @@ def _train(design: Design, labels: Tensor) -> tuple[Optimum, Tensor]:
 
 
 def _refits(design: Design, queries: Tensor, labels: Tensor, start: Tensor) -> Refits:
-    """Solve a row for every label of every query, query by query."""
+    """Solve one row per query and label."""
     Q, K = len(queries), design.classes
     own = (queries @ design.basis).repeat_interleave(K, dim=0).unsqueeze(1)
     targets = torch.arange(K, device=queries.device).repeat(Q).unsqueeze(-1)
@@ -121,10 +122,10 @@ def _refits(design: Design, queries: Tensor, labels: Tensor, start: Tensor) -> R
 
 
 def _unheld(refits: Refits, outside: Tensor) -> Refits:
-    """Put in the limit of queries that differ from the data in a direction that nothing holds.
+    """Set the limits of queries outside the span of the data, in a direction without a penalty.
 
-    Weights along such a direction change no other probability and cost no penalty, so that every
-    label of the query can be explained perfectly: its likelihood tends to 1.
+    Weights along such a direction have no penalty and change no probability of the training data.
+    The model can therefore fit every label of the query, and its likelihood tends to 1.
     """
     rows = outside.unsqueeze(-1)
     return refits._replace(

@@ -1,7 +1,8 @@
-"""Rows: many logistic regressions that share most of their data, in one batch.
+"""Rows: a batch of logistic regressions that share most of their data.
 
-A row has the shared points and c points of its own: one in CNML, the query, and none where only
-the labels differ. Its gradient and Hessian are matrix products with the shared features.
+Each regression is a row of the batch. It has the shared points and c additional points: one in
+CNML, which is the query, and none if rows differ only in their labels. The gradients and Hessians
+of all rows are matrix products with the shared features.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from torch import Tensor
 
 from acnml.exact.design import Design, outer
 
-# A mean curvature, in whitened coordinates, of which rounding leaves too little: all probabilities
-# that a direction could change are then within about so much of 0 or 1.
+# The Hessian counts as singular if its mean curvature in a direction, in whitened coordinates, is
+# below this. All probabilities that the direction changes are then about this close to 0 or 1.
 SINGULAR = 1e-13
 
 
 class Step(NamedTuple):
-    """A Newton step of every row; not finite where the Hessian is too close to singular."""
+    """A Newton step of every row; it is NaN if the Hessian is too close to singular."""
 
     direction: Tensor  # (R, m, r)
-    gain: Tensor  # (R,) gᵀH⁻¹g, twice what the quadratic model promises
-    size: Tensor  # (R,) the largest change of a difference of two logits, at any point
+    gain: Tensor  # (R,) gᵀH⁻¹g, twice the gain that the quadratic model predicts
+    size: Tensor  # (R,) the largest change of a difference of two logits, over all points
 
 
 @final
@@ -33,9 +34,9 @@ class Rows:
     """R logistic regressions.
 
     Attributes:
-        design: what they share.
-        own: the points of their own (R, c, r), in the design's coordinates.
-        statistic: T of all points, labels included (R, m, r).
+        design: the data and the penalty that they share.
+        own: the additional points of every row (R, c, r), in the design's coordinates.
+        statistic: the sufficient statistic T of all points of every row (R, m, r); see `design.py`.
     """
 
     design: Design
@@ -47,7 +48,7 @@ class Rows:
         return Rows(self.design, self.own[index], self.statistic[index])
 
     def with_ridge(self, ridge: float) -> Rows:
-        """Return the rows with one more penalty on all directions, in whitened coordinates."""
+        """Return the rows with an additional ridge penalty in whitened coordinates."""
         penalty = self.design.penalty
         penalty = penalty + ridge * torch.eye(len(penalty), dtype=penalty.dtype).to(penalty)
         free = torch.zeros_like(penalty)
@@ -58,25 +59,25 @@ class Rows:
         return torch.zeros_like(self.statistic)
 
     def log_probs(self, weights: Tensor) -> Tensor:
-        """Return log p(k|x) at all points, the rows' own last (R, n + c, K)."""
+        """Return log p(k|x) at all points (R, n + c, K), with the additional points last."""
         return torch.log_softmax(self.logits(weights), dim=-2).mT
 
     def objective(self, weights: Tensor) -> Tensor:
-        """Return the log-likelihood less the penalty tr(V Λ Vᵀ) (R,)."""
+        """Return the log-likelihood minus the penalty tr(V Λ Vᵀ) (R,)."""
         cost = ((weights @ self.design.penalty) * weights).sum((-1, -2))
         return self.log_lik(weights) - cost
 
     def log_lik(self, weights: Tensor) -> Tensor:
-        """Return ⟨V, T⟩ - Σ_i logsumexp(C V x_i) (R,), all points of a row together."""
+        """Return the log-likelihood ⟨V, T⟩ - Σ_i logsumexp(C V x_i) of all points of a row (R,)."""
         return (weights * self.statistic).sum((-1, -2)) - self.logits(weights).logsumexp(-2).sum(-1)
 
     def logit_change(self, direction: Tensor) -> Tensor:
-        """Return the largest change of a difference of two logits at any point (R,)."""
+        """Return the largest change of a difference of two logits over all points (R,)."""
         changes = self.logits(direction)
         return (changes.amax(-2) - changes.amin(-2)).amax(-1)
 
     def logits(self, weights: Tensor) -> Tensor:
-        """Return C V x at all points, the rows' own last (R, K, n + c)."""
+        """Return C V x at all points (R, K, n + c), with the additional points last."""
         parts = [weights @ features.mT for features in (self.design.features, self.own)]
         return self.design.codes @ torch.cat(parts, dim=-1)
 
@@ -97,7 +98,7 @@ class Rows:
         return Step(direction, gain, self.logit_change(direction))
 
     def derivatives(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return g (R, m, r) and H (R, m·r, m·r), see `step`."""
+        """Return g (R, m, r) and H (R, m·r, m·r), defined in `step`."""
         codes, n = self.design.codes, len(self.design.features)
         p = torch.softmax(self.logits(weights), dim=-2)  # (R, K, n + c)
         mean = codes.mT @ p  # (R, m, n + c)
@@ -109,7 +110,7 @@ class Rows:
         return gradient, self._square(hessian) + 2 * self._block_penalty()
 
     def _square(self, hessian: Tensor) -> Tensor:
-        """Turn (R, m², r²) into (R, m·r, m·r)."""
+        """Reshape (R, m², r²) to (R, m·r, m·r)."""
         m, r = self.statistic.shape[-2:]
         blocks = hessian.view(len(hessian), m, m, r, r)
         return blocks.transpose(-2, -3).reshape(len(hessian), m * r, m * r)

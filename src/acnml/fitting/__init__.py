@@ -1,4 +1,4 @@
-"""How to get a posterior: from a classifier and data."""
+"""Fit posteriors to a classifier and its training data: Laplace, SWAG, Bayes by Backprop."""
 
 from acnml.fitting.batch_norm import batch_norm_statistics
 from acnml.fitting.bayes_by_backprop import BayesByBackprop, fit_bayes_by_backprop

@@ -1,4 +1,4 @@
-"""Batch-norm statistics for weights other than the trained ones."""
+"""Recompute batch-norm statistics, for weights other than the trained ones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ from acnml.classifier import Classifier, require_classifier
 def batch_norm_statistics(
     classifier: Classifier, loader: Iterable[Any], tensors: Params | None = None
 ) -> Params:
-    """Return the running means and variances that one pass over the loader gives, by name.
+    """Compute the running means and variances in one pass over the loader, by name.
 
-    Every batch counts the same. Only batch-norm layers run in training mode: dropout stays off.
-    Use the result with `classifier.at(statistics)`; it is empty for a model without batch norm.
+    They are the unweighted average over batches. Only batch-norm layers run in training mode, so
+    dropout is off. Use the result as `classifier.at(statistics)`. It is empty for a model without
+    batch norm.
+
+    Args:
+        classifier: the model.
+        loader: the training data; labels are ignored.
+        tensors: weights to use in place of the model's own, e.g. the mean of a `Swag`.
     """
     require_classifier(classifier)
     module = classifier.copy_module(tensors)
@@ -31,7 +37,7 @@ def batch_norm_statistics(
         return {}
     for layer in tracking.values():
         layer.reset_running_stats()
-        layer.momentum = None  # a plain average over batches instead of a moving one
+        layer.momentum = None  # an average over all batches instead of a moving average
         layer.train()
     _run_through(classifier, module, loader)
     return _statistics(tracking)
@@ -44,7 +50,7 @@ def _run_through(classifier: Classifier, module: nn.Module, loader: Iterable[Any
         module(*args, **kwargs)
         empty = False
     if empty:
-        raise ValueError("the loader gave no batch; is it an iterator that was used up before?")
+        raise ValueError("the loader gave no batch: pass a loader that can be iterated again")
 
 
 def _statistics(layers: dict[str, _BatchNorm]) -> Params:

@@ -1,4 +1,4 @@
-"""Iterating over a loader's batches; every error names the batch it comes from."""
+"""Iterate over the batches of a loader. Errors name the batch that they come from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from acnml._util.batches import Inputs, size, split_labels
 from acnml._util.progress import track
 from acnml.classifier import Classifier
 
-# What to do with a prepared batch and its labels, None where the loader has none.
+# A function of a prepared batch and its labels, which are None if the loader yields none.
 Step: TypeAlias = Callable[[Inputs, Tensor | None], None]
 
 
@@ -25,7 +25,7 @@ def over_batches(
     description: str,
     progress: bool | None,
 ) -> int:
-    """Call `step` for every batch and return the number of data."""
+    """Call `step` for every batch and return the number of examples."""
     data = 0
     for index, batch in enumerate(track(loader, description, progress)):
         try:
@@ -41,26 +41,29 @@ def over_batches(
 
 
 def once(check: Callable[[Inputs], None]) -> Callable[[Inputs], None]:
-    """Return a check that looks at the first batch only."""
+    """Return a check that runs on the first batch only."""
     waiting = [check]
     return lambda x: waiting.pop()(x) if waiting else None
 
 
 def count_data(loader: Iterable[Any]) -> int:
-    """Return the number of data that one pass over the loader gives."""
+    """Return the number of examples in one pass over the loader."""
     return _require_data(sum(size(split_labels(batch)[0]) for batch in loader))
 
 
 def _require_data(data: int) -> int:
     if data == 0:
-        raise ValueError("the loader gave no batch; is it empty, or an iterator used up before?")
+        raise ValueError(
+            "the loader gave no batch: it is empty, or it is an iterator that was used before; "
+            "pass a loader that can be iterated again"
+        )
     return data
 
 
 def cross_entropy(logits: Tensor, labels: Tensor | None) -> Tensor:
-    """Return the mean loss of a batch, or say why it has none."""
+    """Return the mean cross-entropy of a batch, or raise an error if it is not finite."""
     if labels is None:
-        raise ValueError("it has no labels: yield (x, y), or a mapping with 'labels'")
+        raise ValueError("there are no labels: yield (x, y), or a mapping with 'labels'")
     require_classes(labels, logits)
     loss = functional.cross_entropy(logits, labels.to(logits.device))
     if not torch.isfinite(loss):
@@ -71,22 +74,25 @@ def cross_entropy(logits: Tensor, labels: Tensor | None) -> Tensor:
 
 
 def require_classes(labels: Tensor, logits: Tensor) -> None:
-    """Refuse labels outside the classes that the model has."""
+    """Raise an error if a label is not a class of the model."""
     classes = logits.shape[-1]
     bad = ((labels < 0) | (labels >= classes)).nonzero().flatten()
     if len(bad):
         raise ValueError(
             f"label {int(labels[bad[0]])} at index {int(bad[0])} is outside the model's "
-            f"{classes} classes"
+            f"{classes} classes: drop or relabel the example"
         )
 
 
 def checked_labels(labels: Any, x: Inputs) -> Tensor:
-    """Return labels as int64 (B,), or say what is wrong with them."""
+    """Check labels and return them as int64 (B,)."""
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"labels must be a tensor of integers, got {kind}")
     if labels.shape != (size(x),):
-        raise ValueError(f"labels have shape {tuple(labels.shape)}, expected ({size(x)},)")
-    # Tensors made in inference mode could not take part in gradients; their clones can.
+        raise ValueError(
+            f"labels have shape {tuple(labels.shape)}, expected ({size(x)},): "
+            "pass one class index per input"
+        )
+    # Autograd cannot use tensors created in inference mode, but it can use their clones.
     return (labels.clone() if labels.is_inference() else labels).long()

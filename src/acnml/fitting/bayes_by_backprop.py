@@ -4,7 +4,7 @@ The objective per training example is the negative evidence lower bound (Blundel
 
     E_q[-log p_θ(y|x)] + KL(q ‖ N(0, σ₀² I)) / n,     q = N(μ, diag(s)).
 
-Each step estimates the expectation with one reparameterised sample; the divergence is exact.
+Each step estimates the expectation with one reparameterised sample. The KL divergence is exact.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from acnml.classifier import Classifier, require_classifier
 from acnml.fitting.batches import checked_labels, count_data, cross_entropy, once, over_batches
 from acnml.posteriors import Diagonal
 
-# Initial standard deviation as a fraction of the prior's: small enough that the first steps see the
-# mean through the noise.
+# Initial standard deviation as a fraction of the prior's. It is small so that the noise does not
+# hide the trained weights in the first steps.
 INITIAL_STD = 0.1
 
 
@@ -48,25 +48,27 @@ def fit_bayes_by_backprop(
     """Train a mean-field posterior by Adam, starting at the classifier's weights.
 
     Adam changes the logarithm of a variance by about the learning rate per step, and the variances
-    start at a hundredth of the prior's. After a short fit they may still be growing: compare
-    `posterior.var` of two lengths of training, or give the variances a larger learning rate.
+    start at a hundredth of the prior's. They may still be growing at the end of a short fit. To
+    check this, compare `posterior.var` after different numbers of epochs. A larger
+    `variance_learning_rate` makes them converge faster.
 
-    The network runs in eval mode: dropout is off and batch norm keeps its statistics. Weights that
-    the posterior does not cover stay as they are. To interrupt and resume training, or to write
+    The network runs in eval mode: dropout is off and batch norm uses its stored statistics. Weights
+    that the posterior does not cover do not change. To interrupt and resume training, or to write
     your own loop, use `BayesByBackprop`.
 
     Args:
         classifier: the model, trained or freshly initialised.
-        loader: the training data, with labels; one extra pass counts the examples.
-        epochs: passes over the data.
-        prior_std: σ₀ of the prior N(0, σ₀² I); the paper uses 0.1.
-        learning_rate: of Adam.
-        seed: of the noise.
-        parameters: parameters, their names or submodules to cover; all of the model's by default.
-        progress: show a progress bar; by default in a terminal only.
-        variance_learning_rate: of Adam for the log-variances; `learning_rate` by default.
+        loader: the training data, with labels. One extra pass counts the examples.
+        epochs: number of passes over the data.
+        prior_std: σ₀ of the prior N(0, σ₀² I); the ACNML paper uses 0.1.
+        learning_rate: learning rate of Adam.
+        seed: random seed of the noise.
+        parameters: parameters, their names or submodules to cover; by default the whole model.
+        progress: whether to show a progress bar; by default only in a terminal.
+        variance_learning_rate: learning rate of Adam for the log-variances; by default the same as
+            `learning_rate`.
     """
-    # Everything that can be refused without data comes before the pass that counts it.
+    # Check all settings before the pass over the data that counts the examples.
     parameters = listed(parameters)
     _covered_sites(classifier, parameters)
     _require_settings(prior_std, learning_rate, variance_learning_rate)
@@ -88,23 +90,24 @@ def fit_bayes_by_backprop(
 
 @final
 class BayesByBackprop:
-    """Trains a mean-field posterior N(μ, diag(s)) by Adam, one batch at a time.
+    """Train a mean-field posterior N(μ, diag(s)) by Adam, one batch at a time.
 
     `fit_bayes_by_backprop` is a loop around this class. Use the class to write your own loop, or to
-    store the state of training and resume it. A resumed run equals an uninterrupted one bit for
-    bit, provided that it gets the same settings and the same batches.
+    store the state of training and resume it. A resumed run is bitwise equal to an uninterrupted
+    one if it gets the same settings and the same batches.
 
-    The user's model does not change. The network runs in eval mode.
+    The network runs in eval mode, and the user's model does not change.
 
     Args:
-        classifier: the model, trained or freshly initialised; its weights are the initial μ.
-        data: the number n of training examples, which sets the weight of the prior.
-        prior_std: σ₀ of the prior N(0, σ₀² I); the paper uses 0.1.
-        learning_rate: of Adam for μ, and for log s unless `variance_learning_rate` is given. With 0
-            the means stay at the model's weights and only the variances are trained.
-        variance_learning_rate: of Adam for log s.
-        seed: of the noise.
-        parameters: parameters, their names or submodules to cover; all of the model's by default.
+        classifier: the model, trained or freshly initialised. Its weights are the initial μ.
+        data: the number n of training examples, which determines the weight of the prior.
+        prior_std: σ₀ of the prior N(0, σ₀² I); the ACNML paper uses 0.1.
+        learning_rate: learning rate of Adam for μ. With 0, μ stays at the model's weights and only
+            the variances are trained.
+        variance_learning_rate: learning rate of Adam for log s; by default the same as
+            `learning_rate`.
+        seed: random seed of the noise.
+        parameters: parameters, their names or submodules to cover; by default the whole model.
 
     >>> x, labels = torch.randn(8, 4), torch.arange(8) % 3
     >>> trainer = BayesByBackprop(Classifier(nn.Linear(4, 3)), data=8)
@@ -134,7 +137,7 @@ class BayesByBackprop:
         checks.require_positive(data, "data, the number of training examples,")
         _require_settings(prior_std, learning_rate, variance_learning_rate)
         variance_rate = learning_rate if variance_learning_rate is None else variance_learning_rate
-        # In the model's order, not in that of the modules that own the parameters.
+        # Use the order of the model's parameters, which may differ from that of the sites.
         covered = {name for site in sites for name in site.layer.names}
         names = [name for name in classifier.parameters if name in covered]
         mean = widened(classifier.copy_parameters(names))
@@ -150,7 +153,7 @@ class BayesByBackprop:
 
     @torch.inference_mode(False)
     def step(self, x: Inputs, labels: Tensor) -> None:
-        """Take one step on a batch: inputs as the model takes them, and class indices (B,)."""
+        """Take one step on a batch of inputs and class indices (B,)."""
         x = self._classifier.prepare(x)
         with torch.enable_grad():
             self._step(x, checked_labels(labels, x))
@@ -161,10 +164,10 @@ class BayesByBackprop:
         return self._field.posterior()
 
     def state_dict(self) -> Params:
-        """Return a copy of everything that training continues from, as a flat dict of tensors.
+        """Return a copy of the state of training, as a flat dict of tensors.
 
-        It holds μ, log s, Adam's moments of both, the number of steps and the state of the noise
-        generator. The settings given to the constructor are not part of it.
+        It contains μ, log s, Adam's moments of both, the number of steps and the state of the noise
+        generator. It does not contain the arguments of the constructor.
         """
         return {**self._field.state_dict(), GENERATOR: self._generator.get_state()}
 
@@ -178,14 +181,14 @@ class BayesByBackprop:
             if (given.shape, given.dtype) != (tensor.shape, tensor.dtype):
                 raise ValueError(
                     f"{name!r} of the state has shape {tuple(given.shape)} and type {given.dtype}, "
-                    f"this trainer's {tuple(tensor.shape)} and {tensor.dtype}; load a state of "
-                    "the same model in the same precision"
+                    f"but this trainer needs {tuple(tensor.shape)} and {tensor.dtype}; load a "
+                    "state of the same model in the same precision"
                 )
         self._generator.set_state(state[GENERATOR].cpu())
         self._field.load_state_dict(state)
 
     def _step(self, x: Inputs, labels: Tensor | None) -> None:
-        """Take one step on inputs and labels that were checked."""
+        """Take one step on inputs and labels that are already checked."""
         self._check_once(x)
         field, var = self._field, self._field.variances()
         logits = local_reparameterised(
@@ -195,7 +198,7 @@ class BayesByBackprop:
 
 
 def _covered_sites(classifier: Classifier, parameters: Parameters) -> list[Site]:
-    """Return the modules whose parameters are trained, or say which one is not supported."""
+    """Return the modules whose parameters are trained, or raise an error if one is unsupported."""
     require_classifier(classifier)
     names = parameter_names(classifier.model, parameters)
     return find_sites(classifier.model, names, AFFINE + SCALING, "leave it out of `parameters`")
@@ -212,7 +215,7 @@ def _require_settings(
 
 
 def _require_trainable(classifier: Classifier, sites: list[Site], x: Inputs) -> None:
-    """Refuse layers without a gradient, and those that use their weights in an unknown way."""
+    """Raise an error if a layer has no gradient or uses its weights in an unsupported way."""
     require_understood(classifier, sites, x)
     require_tracked(record(classifier, sites, take(x, slice(0, 1))))
 
@@ -225,13 +228,13 @@ def local_reparameterised(
     x: Inputs,
     generator: torch.Generator,
 ) -> Tensor:
-    """Return logits with noise drawn at the outputs of affine layers (Kingma et al. 2015).
+    """Return logits with noise added at the outputs of affine layers (Kingma et al. 2015).
 
-    For y = Wa with independent weights, y ~ N(Ma, S a²). Every example gets its own noise, at the
-    cost of one more matrix product. For several positions (convolutions, sequences) the noise is
-    drawn independently at each, as is usual: every output has the right distribution, but the
-    correlation between positions, which share their weights, is ignored. The weights of scaling
-    layers are sampled directly.
+    For y = Wa with independent weights of means M and variances S, y ~ N(Ma, S a²). Every example
+    has its own noise, at the cost of a second matrix product. If a layer has several positions
+    (convolutions, sequences), noise is drawn independently at each, as is common. Every output then
+    has the correct distribution, but the correlation between positions is ignored. The weights of
+    scaling layers, such as batch norm, are sampled directly.
     """
     scaling = [name for site in sites if not site.is_affine for name in site.layer.names]
     sampled = reparameterised(
@@ -242,7 +245,7 @@ def local_reparameterised(
 
 
 def reparameterised(mean: Params, var: Params, generator: torch.Generator) -> Params:
-    """Return one draw μ + √s ⊙ ε of the weights, for all examples of a batch."""
+    """Draw one sample μ + √s ⊙ ε of the weights, for all examples of a batch."""
     noise = {name: normal_like(tensor, 1, generator)[0] for name, tensor in mean.items()}
     return zip_with(lambda m, s, e: m + s.sqrt() * e, mean, var, noise)
 
@@ -257,24 +260,24 @@ def _noisy(site: Site, var: Params, generator: torch.Generator) -> Hook:
             output_var = module._conv_forward(squares, weight_var, bias_var)
         else:
             output_var = functional.linear(squares, weight_var, bias_var)
-        # The root has no derivative at 0, where an input is all zeros.
+        # The square root has no derivative at 0, which occurs if all inputs are zero.
         std = (output_var + torch.finfo(output_var.dtype).tiny).sqrt().to(output.dtype)
         return torch.addcmul(output, std, normal_like(output.detach(), 1, generator)[0])
 
     return hook
 
 
-# Names and prefixes in a state dict; prefixes come first because a module's name may contain "/".
+# Names and prefixes in a state dict. The prefix comes first because names may contain "/".
 MEAN, LOG_VAR, STEPS, GENERATOR = "mean/", "log_var/", "steps", "generator"
 MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's names
 
 
 @final
 class _MeanField:
-    """μ and log s under Adam, with the divergence's gradient written out.
+    """μ and log s, trained by Adam, with an explicit gradient of the KL divergence.
 
     KL = ½ Σ (s + μ²)/σ₀² - log s + const has the gradients μ/σ₀² with respect to μ and
-    ½(s/σ₀² - 1) with respect to log s: a few passes over the weights instead of autograd's dozen.
+    ½(s/σ₀² - 1) with respect to log s. This takes fewer passes over the weights than autograd.
     """
 
     def __init__(
@@ -298,11 +301,11 @@ class _MeanField:
 
     @torch.no_grad()
     def variances(self) -> Params:
-        """Return s as leaves to differentiate by."""
+        """Return s as leaf tensors that require gradients."""
         return {name: log_var.exp().requires_grad_() for name, log_var in self.log_var.items()}
 
     def step(self, loss: Tensor, var: Params) -> None:
-        """Take a step down the bound, of which `loss` is the likelihood's part."""
+        """Take a step on the objective, given its likelihood term `loss`."""
         leaves = [*self.mean.values(), *var.values()]
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         by_mean, by_var = grads[: len(var)], grads[len(var) :]
@@ -337,7 +340,7 @@ class _MeanField:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Invert `state_dict`, for a state with its names, shapes and types."""
+        """Restore a state whose names, shapes and types are already checked."""
         self.steps = int(state[STEPS])
         for prefix, leaf in self._leaves().items():
             leaf.copy_(state[prefix])
@@ -347,6 +350,6 @@ class _MeanField:
             self.optimizer.state[leaf] = {"step": step, **moments}
 
     def _leaves(self) -> dict[str, Tensor]:
-        """Return what Adam trains, by the names in the state dict."""
+        """Return the tensors that Adam trains, by their names in the state dict."""
         means = {f"{MEAN}{name}": tensor for name, tensor in self.mean.items()}
         return {**means, **{f"{LOG_VAR}{name}": t for name, t in self.log_var.items()}}

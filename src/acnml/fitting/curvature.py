@@ -1,7 +1,7 @@
 """The curvature of the training loss at the trained weights, without a prior.
 
-`posterior(prior_precision)` turns it into a posterior. Any number of prior precisions can be tried
-without another pass over the data. `acnml.save` and `acnml.load` store a curvature.
+`curvature.posterior(prior_precision)` adds a Gaussian prior and returns a Laplace posterior. Many
+prior precisions can be tried without another pass over the data. `acnml.save` stores a curvature.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from acnml._util import checks
 from acnml._util.params import Params, flatten
 from acnml.posteriors import Block, Diagonal, EigenBlock, Full, Kronecker, Posterior
 
-# Makes a block of a layer, its two factors A and G, and a prior precision.
+# Makes a block from a layer, its two factors A and G, and a prior precision.
 MakeBlock: TypeAlias = Callable[[Affine, Tensor, Tensor, float], Block]
 
 
 class Curvature(ABC):
-    """H ≈ -∇² log p(D|θ), summed over the data, at the mean θ̂."""
+    """An approximation H of -∇² log p(D|θ), summed over the data D, at the trained weights θ̂."""
 
     mean: Params
 
@@ -35,13 +35,14 @@ class Curvature(ABC):
 
     @abstractmethod
     def eigenvalues(self) -> Tensor:
-        """Return the eigenvalues of H, as many as there are parameters."""
+        """Return all eigenvalues of H, one per parameter."""
 
     @final
     def log_evidence(self, prior_precision: float) -> float:
-        """Return the Laplace approximation of log p(D), up to a constant that does not depend on τ.
+        """Return the Laplace approximation of log p(D), up to a constant that is independent of τ.
 
-        -½ (τ‖θ̂‖² - P log τ + log |H + τI|): the larger, the better τ explains the data.
+        It is -½ (τ‖θ̂‖² - P log τ + log |H + τI|) for P parameters and the prior precision τ. Larger
+        values mean that the prior fits better.
         """
         tau = checks.require_positive(prior_precision, "prior_precision")
         theta, eigenvalues = flatten(self.mean, self.mean).double(), self.eigenvalues().double()
@@ -56,7 +57,7 @@ class DiagonalCurvature(Curvature):
 
     Args:
         mean: θ̂, the trained weights.
-        diagonal: the diagonal of H, of the same names and shapes.
+        diagonal: the diagonal of H, with the same names and shapes.
     """
 
     mean: Params
@@ -69,7 +70,7 @@ class DiagonalCurvature(Curvature):
             if tensor.shape != self.mean[name].shape:
                 raise ValueError(
                     f"diagonal of {name!r} has shape {tuple(tensor.shape)}, "
-                    f"its mean {tuple(self.mean[name].shape)}"
+                    f"but its mean has shape {tuple(self.mean[name].shape)}: they must be equal"
                 )
 
     def posterior(self, prior_precision: float) -> Diagonal:
@@ -85,11 +86,12 @@ class DiagonalCurvature(Curvature):
 @final
 @dataclass(frozen=True, eq=False)
 class FullCurvature(Curvature):
-    """All of H, for small layers.
+    """The full matrix H, for small layers.
 
     Args:
         mean: θ̂, the trained weights.
-        hessian: H (P, P), in the order of the parameters in `mean`, each flattened.
+        hessian: H (P, P). Rows and columns follow the order of the parameters in `mean`, each
+            flattened.
     """
 
     mean: Params
@@ -108,7 +110,7 @@ class FullCurvature(Curvature):
 
 
 class Factors(NamedTuple):
-    """One layer's factors, H ≈ A ⊗ G: second moments of its inputs and of its output gradients."""
+    """The factors of a layer's H ≈ A ⊗ G: second moments of its inputs and output gradients."""
 
     layer: Affine
     inputs: Tensor  # A ([groups,] in, in)
@@ -120,13 +122,15 @@ class Factors(NamedTuple):
 class KroneckerCurvature(Curvature):
     """A Kronecker-factored block of H for every layer (Martens & Grosse 2015).
 
-    With n data, A is √n times the mean of aaᵀ over data and positions, G is √n times the mean over
-    data of Σ δδᵀ over positions (Grosse & Martens 2016 for convolutions), so that A ⊗ G sums over
-    the data, and both factors carry the same share of n when each is damped (Ritter et al. 2018).
+    Let a be a layer's inputs and δ the gradients at its outputs, for n training examples. A is √n
+    times the mean of aaᵀ over examples and positions. G is √n times the mean over examples of the
+    sum of δδᵀ over positions (Grosse & Martens 2016 for convolutions). A ⊗ G is therefore a sum
+    over the data. Both factors contain √n, which matters if each is damped (Ritter et al. 2018).
 
     Args:
         mean: θ̂, the trained weights.
-        factors: one `Factors` for every layer; their parameters are the mean's.
+        factors: one `Factors` for every layer. Together they must name exactly the parameters in
+            `mean`.
     """
 
     mean: Params
@@ -142,23 +146,27 @@ class KroneckerCurvature(Curvature):
             if (inputs.shape, gradients.shape) != expected:
                 raise ValueError(
                     f"the factors of {layer.weight!r} have shapes {tuple(inputs.shape)} and "
-                    f"{tuple(gradients.shape)}, its parameters need {expected[0]} and {expected[1]}"
+                    f"{tuple(gradients.shape)}, but its parameters need {expected[0]} and "
+                    f"{expected[1]}"
                 )
 
     def posterior(
         self, prior_precision: float, make_block: MakeBlock = EigenBlock.from_factors
     ) -> Kronecker:
-        """Return N(θ̂, (H + τI)⁻¹); `FactorBlock.damped` gives the factor-damped approximation."""
+        """Return N(θ̂, (H + τI)⁻¹).
+
+        Pass `make_block=FactorBlock.damped` for the factor-damped approximation.
+        """
         blocks = (make_block(*factors, prior_precision) for factors in self.factors)
         return Kronecker(self.mean, tuple(blocks))
 
     def eigenvalues(self) -> Tensor:
-        """Return all products of the factors' eigenvalues."""
+        """Return all products of an eigenvalue of A and one of G, for every layer."""
         return torch.cat([_products(factors) for factors in self.factors])
 
 
 def _products(factors: Factors) -> Tensor:
-    """Return the eigenvalues of A ⊗ G, flat."""
+    """Return the eigenvalues of A ⊗ G as a vector."""
     a, g = (
         torch.linalg.eigvalsh(f.double()).clamp(min=0) for f in (factors.inputs, factors.gradients)
     )

@@ -1,8 +1,10 @@
-"""Estimators of the loss's curvature at the logits, as vectors to pull back through the network.
+"""Estimators of the curvature of the loss with respect to the logits.
 
-For the cross-entropy of a softmax, the Hessian at the logits is H = diag(p) - p pᵀ. Every estimator
-yields vectors s (B, K) whose outer products s sᵀ sum to H, exactly or in expectation. For a last
-layer, which needs no pulling back, `summed`, `squares` and `hessians` return sums in closed form.
+For the softmax cross-entropy, the Hessian with respect to the logits is H = diag(p) - p pᵀ. Every
+estimator yields vectors s (B, K) whose outer products s sᵀ sum to H, exactly or in expectation. A
+backward pass with s as the gradient at the logits then gives a term of the curvature in the
+weights. The last layer needs no backward pass, and `summed`, `squares` and `hessians` return the
+sums for it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch.nn.functional import one_hot
 
 
 class Fisher(ABC):
-    """A way to write the curvature at the logits as a sum of outer products."""
+    """A decomposition of the curvature at the logits into a sum of outer products."""
 
     @abstractmethod
     def cotangents(
@@ -45,9 +47,10 @@ class Fisher(ABC):
 @final
 @dataclass(frozen=True)
 class ExactFisher(Fisher):
-    """The Fisher itself, which is the generalised Gauss-Newton matrix: K pull-backs a batch.
+    """The exact Fisher matrix, which is also the generalised Gauss-Newton matrix.
 
-    s_c = √p_c (e_c - p), one vector for every class c.
+    It uses s_c = √p_c (e_c - p), one vector for every class c. This takes K backward passes per
+    batch, or none for a last layer.
     """
 
     def cotangents(
@@ -59,7 +62,7 @@ class ExactFisher(Fisher):
             yield probs[:, c, None].sqrt() * (eye[c] - probs)
 
     def summed(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return Σ diag(p) - p pᵀ."""
+        """Return Σ (diag(p) - p pᵀ)."""
         return torch.diag(probs.sum(0)) - probs.T @ probs
 
     def squares(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
@@ -74,7 +77,12 @@ class ExactFisher(Fisher):
 @final
 @dataclass(frozen=True)
 class MonteCarloFisher(Fisher):
-    """An unbiased estimate by labels drawn from the model: `samples` pull-backs a batch."""
+    """An unbiased estimate with sampled labels; it takes `samples` backward passes a batch.
+
+    Args:
+        samples: number of labels drawn from the model for every input.
+        seed: random seed of the labels.
+    """
 
     samples: int = 1
     seed: int = 0
@@ -86,7 +94,7 @@ class MonteCarloFisher(Fisher):
     def cotangents(
         self, probs: Tensor, labels: Tensor | None, generator: torch.Generator
     ) -> Iterator[Tensor]:
-        """Yield (e_y - p) / √samples for labels y ~ p."""
+        """Yield (e_y - p) / √samples for each sampled label y ~ p."""
         for _ in range(self.samples):
             drawn = torch.multinomial(probs.to(generator.device), 1, generator=generator)[:, 0]
             yield (_one_hot(drawn.to(probs.device), probs) - probs) / math.sqrt(self.samples)
@@ -95,14 +103,14 @@ class MonteCarloFisher(Fisher):
 @final
 @dataclass(frozen=True)
 class EmpiricalFisher(Fisher):
-    """The outer product of the loss gradients at the true labels: one pull-back a batch."""
+    """The outer product of the loss gradients at the true labels; one backward pass per batch."""
 
     def cotangents(
         self, probs: Tensor, labels: Tensor | None, generator: torch.Generator
     ) -> Iterator[Tensor]:
         """Yield e_y - p for the true labels y."""
         if labels is None:
-            raise ValueError("EmpiricalFisher needs labels, and the loader yields none")
+            raise ValueError("EmpiricalFisher needs labels: yield (x, y) from the loader")
         yield _one_hot(labels.to(probs.device), probs) - probs
 
 

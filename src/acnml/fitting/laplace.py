@@ -1,7 +1,12 @@
-"""Laplace posteriors, diagonal and Kronecker-factored: one pass over the training data.
+"""Laplace posteriors with diagonal, Kronecker-factored or full covariance.
 
-The precision is the curvature of the training loss at the trained weights, summed over all data,
-plus the prior's. The network runs in eval mode, as it will when it predicts.
+The precision of the posterior is the curvature of the training loss at the trained weights, summed
+over all data, plus the precision τ of the prior N(0, I/τ). A fit takes one pass over the training
+data. The network runs in eval mode, as in prediction.
+
+In the code, θ̂ are the trained weights, a are the inputs of a layer, and δ are gradients at its
+outputs. A `Site` is a layer whose parameters the posterior covers, and a `Tape` is a recorded
+forward pass of the network.
 """
 
 from __future__ import annotations
@@ -34,10 +39,11 @@ from acnml.fitting.fisher import ExactFisher, Fisher, MonteCarloFisher
 from acnml.head.features import Features, features, only_linear
 from acnml.posteriors import Diagonal, Full, Kronecker
 
-# A batch's gradients at the outputs of every passage, one mapping for every vector of the Fisher.
+# The results of backward passes: gradients of a batch at the outputs of every layer. There is one
+# mapping for each vector that the Fisher estimator yields.
 PullBacks: TypeAlias = Iterator[Mapping[Site, list[Tensor]]]
 
-# Scalars of per-example weight gradients that may exist at once where they must be squared.
+# Maximum size of a chunk of per-example weight gradients, in numbers.
 SQUARED_AT_ONCE = 2**24
 
 EXACT = ExactFisher()
@@ -51,17 +57,17 @@ def fit_laplace_diagonal(
     fisher: Fisher = EXACT,
     progress: bool | None = None,
 ) -> Diagonal:
-    """Return N(θ̂, diag(h + τ)⁻¹), h the curvature of each parameter summed over the data.
+    """Return N(θ̂, diag(h + τ)⁻¹), where h is the diagonal of the curvature summed over the data.
 
-    For models in half precision and under autocast see `fit_kfac_laplace`.
+    For models in half precision or under autocast, see the note in `fit_kfac_laplace`.
 
     Args:
         classifier: the trained model.
-        loader: the training data; must not drop or augment any of it.
+        loader: the training data, complete and without augmentation.
         prior_precision: τ of the Gaussian prior N(0, I/τ).
-        parameters: parameters, their names or submodules to cover; all of the model's by default.
+        parameters: parameters, their names or submodules to cover; by default the whole model.
         fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
-        progress: show a progress bar; by default in a terminal only.
+        progress: whether to show a progress bar; by default only in a terminal.
     """
     curvature = diagonal_curvature(classifier, loader, parameters, fisher, progress)
     return curvature.posterior(prior_precision)
@@ -77,22 +83,23 @@ def fit_kfac_laplace(
 ) -> Kronecker:
     """Return N(θ̂, (H + τI)⁻¹) with a Kronecker-factored H for every Linear and Conv2d layer.
 
-    The posterior is in single precision at least, but activations and gradients are the model's:
-    in half precision or under autocast they have two or three digits, in fits and in predictions.
-    Over all layers and with a small τ that is too few: use `model.float()`, without autocast.
+    The posterior is stored in at least single precision, but activations and gradients have the
+    precision of the model. In half precision or under autocast they have two or three significant
+    digits. If the posterior covers all layers and τ is small, this is not accurate enough. Then use
+    `model.float()` without autocast, both to fit and to predict.
 
-    For the factor-damped form of Ritter et al. (2018) take
+    For the factor-damped form of Ritter et al. (2018), use
     `kronecker_curvature(...).posterior(prior_precision, FactorBlock.damped)`.
 
     Args:
         classifier: the trained model.
-        loader: the training data; must not drop or augment any of it.
+        loader: the training data, complete and without augmentation.
         prior_precision: τ of the Gaussian prior N(0, I/τ).
-        parameters: parameters, their names or submodules to cover; by default all Linear and Conv2d
-            layers but those whose weight is reparametrised (`weight_norm`) or shared with another
-            module, such as a head that is tied to an embedding.
+        parameters: parameters, their names or submodules to cover. The default is all Linear and
+            Conv2d layers, except those whose weight is reparametrised (`weight_norm`) or shared
+            with another module, such as a head that is tied to an embedding.
         fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
-        progress: show a progress bar; by default in a terminal only.
+        progress: whether to show a progress bar; by default only in a terminal.
     """
     curvature = kronecker_curvature(classifier, loader, parameters, fisher, progress)
     return curvature.posterior(prior_precision)
@@ -106,7 +113,7 @@ def fit_full_laplace(
     fisher: Fisher = EXACT,
     progress: bool | None = None,
 ) -> Full:
-    """Return N(θ̂, (H + τI)⁻¹) with a dense H for a last layer; see `full_curvature`."""
+    """Return N(θ̂, (H + τI)⁻¹) with a dense H for the last layer; see `full_curvature`."""
     curvature = full_curvature(classifier, loader, parameters, fisher, progress)
     return curvature.posterior(prior_precision)
 
@@ -119,7 +126,7 @@ def diagonal_curvature(
     fisher: Fisher = EXACT,
     progress: bool | None = None,
 ) -> DiagonalCurvature:
-    """Sum the squared gradients of every parameter over the data."""
+    """Sum the squared gradients of every parameter over the data; see `fit_laplace_diagonal`."""
     require_classifier(classifier)
     names = parameter_names(classifier.model, parameters)
     sites = find_sites(classifier.model, names, AFFINE + SCALING, "leave it out of `parameters`")
@@ -158,7 +165,7 @@ def kronecker_curvature(
     fisher: Fisher = EXACT,
     progress: bool | None = None,
 ) -> KroneckerCurvature:
-    """Accumulate the two factors of every layer over the data."""
+    """Sum the two factors of every layer over the data; see `fit_kfac_laplace`."""
     require_classifier(classifier)
     chosen = _affine_names(classifier) if parameters is None else parameters
     names = parameter_names(classifier.model, chosen)
@@ -190,17 +197,18 @@ def full_curvature(
     fisher: Fisher = EXACT,
     progress: bool | None = None,
 ) -> FullCurvature:
-    """Sum the curvature of the last layer over the data, without an approximation of its structure.
+    """Sum the full curvature of the last layer over the data.
 
-    For one input it is H ⊗ aaᵀ, with the Hessian H = (diag(p) - ppᵀ) / T² at the logits. Memory
-    and time grow with the square of the number of parameters.
+    For one input it is H ⊗ aaᵀ, with the layer's input a, the Hessian H = (diag(p) - ppᵀ) / T² at
+    the layer's outputs and the classifier's temperature T. Memory and time grow with the square of
+    the number of parameters.
 
     Args:
         classifier: the trained model.
-        loader: the training data; must not drop or augment any of it.
-        parameters: the last layer, e.g. `[acnml.last_linear(model)]`, which is also the default.
+        loader: the training data, complete and without augmentation.
+        parameters: the last layer; by default `[acnml.last_linear(model)]`.
         fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
-        progress: show a progress bar; by default in a terminal only.
+        progress: whether to show a progress bar; by default only in a terminal.
     """
     require_classifier(classifier)
     chosen = [last_linear(classifier.model)] if parameters is None else parameters
@@ -230,10 +238,10 @@ def full_curvature(
 @final
 @dataclass(frozen=True, eq=False)
 class LastLayerBatch:
-    """A batch as a last layer sees it; the curvature at the logits is available in closed form."""
+    """The inputs and outputs of the last layer for a batch, with the curvature at its outputs."""
 
-    inputs: Tensor  # a (B, d [+ 1])
-    probs: Tensor  # (B, K)
+    inputs: Tensor  # a (B, d [+ 1]); ends with a 1 for a layer with bias
+    probs: Tensor  # (B, K), at the classifier's temperature
     labels: Tensor | None
     temperature: float
     fisher: Fisher
@@ -267,11 +275,11 @@ def _over_data(
     add_last_layer: Callable[[LastLayerBatch], None],
     progress: bool | None,
 ) -> int:
-    """Go over the data, giving every batch to one of two functions; return the number of data.
+    """Call one of two functions for every batch; return the number of examples.
 
-    For a last layer, one forward pass gives all there is to know. For others a tape is recorded,
-    and gradients are pulled back. The model may run under autocast; what is computed from its
-    outputs does not.
+    If `sites` is only the last layer, one forward pass is enough, and `add_last_layer` is called.
+    Otherwise `add_tape` is called with a recorded forward pass and an iterator of backward passes.
+    The model may run under autocast, but the sums do not.
     """
     seed = fisher.seed if isinstance(fisher, MonteCarloFisher) else 0
     generator = torch.Generator().manual_seed(seed)
@@ -311,12 +319,12 @@ def _over_data(
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Return a tensor in single precision at least: products in half keep two or three digits."""
+    """Convert to at least single precision; half precision has only two or three digits."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _squared(site: Site, inputs: Tensor, deltas: Tensor, mean: Params) -> Params:
-    """Return the squared per-example gradients of an affine site, summed over the batch."""
+    """Return the squared per-example gradients of an affine layer, summed over the batch."""
     if inputs.shape[-2] == 1:  # (δ aᵀ)² = δ² (a²)ᵀ, summed over examples by one matrix product
         matrix = (deltas**2).squeeze(-2).movedim(0, -1) @ (inputs**2).squeeze(-2).movedim(0, -2)
         return site.layer.split(matrix, mean)
@@ -361,9 +369,9 @@ def _second_moment(vectors: Tensor) -> Tensor:
 
 
 def _affine_names(classifier: Classifier) -> list[str]:
-    """Parameters of all plain Linear and Conv2d layers, of which there must be some.
+    """Return the names of the parameters of all plain Linear and Conv2d layers.
 
-    A reparametrised weight is none of them, nor is one that another module owns as well.
+    Layers with a reparametrised weight or a weight that is shared with another module are excluded.
     """
     model, names = classifier.model, set()
     everywhere = model.named_parameters(remove_duplicate=False)
@@ -375,8 +383,8 @@ def _affine_names(classifier: Classifier) -> list[str]:
             names |= {f"{prefix}.{key}" if prefix else key for key in own}
     if not names:
         raise ValueError(
-            f"KFAC covers Linear and Conv2d layers whose weight is a plain parameter of their own, "
-            f"and {type(model).__name__} has none; take fit_swag, which covers any parameters, or "
-            "for normalisation layers fit_laplace_diagonal"
+            "KFAC covers Linear and Conv2d layers whose weight is a plain, unshared parameter, "
+            f"but {type(model).__name__} has none; use fit_swag, which covers any parameters, or "
+            "fit_laplace_diagonal for normalisation layers"
         )
     return [name for name in classifier.parameters if name in names]

@@ -1,14 +1,16 @@
-"""CNML by brute force: train again with the query added, once for every label.
+"""CNML by fine-tuning: train on the training set plus the query, once for every label.
 
-With n training data, the weights that explain them and the label y of the query x best are
+CNML (conditional normalized maximum likelihood) predicts p(y|x) ∝ p_θ̂_y(y|x) for a query x. With n
+training examples, θ̂_y are the weights that best fit these examples and the label y of the query:
 
-    θ̂_y = argmin_θ F_y(θ),   F_y(θ) = (Σ_i -log p_θ(y_i|x_i) - log p_θ(y|x)) / n + w/2 ‖θ‖²,
+    θ̂_y = argmin_θ F_y(θ),   F_y(θ) = (Σ_i -log p_θ(y_i|x_i) - log p_θ(y|x)) / n + w/2 ‖θ‖².
 
-approximated by some epochs of SGD from the weights that the model has. Without weight decay w this
-is CNML, with it CNMAP (section 2 of the paper). ACNML amortises it.
+A few epochs of SGD, starting at the model's weights, approximate θ̂_y. Without weight decay w this
+is CNML, and with it CNMAP (Zhou & Levine 2021, section 2). ACNML is a fast approximation of both.
 
-A row is one label of one query. Every row has weights of its own and sees the same batches, so that
-many rows train together, and what only frozen weights see of a batch is computed once for all.
+A row is one label of one query. Every row has its own weights, but all rows use the same batches,
+so many rows can be trained together. Layers before the first trained layer run only once per batch
+for all of these rows.
 """
 
 from __future__ import annotations
@@ -33,33 +35,35 @@ from acnml._util.selection import Parameters, parameter_names
 from acnml.classifier import Classifier
 from acnml.fitting.batches import over_batches, require_classes
 
-# What a row holds at once: weights, velocity, the gradients of the data's and of the query's loss
-# and their sum; activations as autograd keeps them, gradients by them, and what an operation needs.
+# Memory of a row. Weight-sized tensors: the weights, the velocity, the gradients of the data loss
+# and of the query loss, and their sum. Activation-sized tensors: those saved by autograd, their
+# gradients, and temporary results.
 COPIES_OF_WEIGHTS = 5
 COPIES_OF_ACTIVATIONS = 3
 
-# (θ, query, label) of a row -> tensors.
+# A function of a row's (θ, query, label) that returns tensors.
 RowFunction: TypeAlias = Callable[[Params, Inputs, Tensor], Any]
 
 
 @final
 @dataclass(frozen=True)
 class Refit:
-    """How training is taken up again: by SGD with momentum, at a constant learning rate.
+    """Settings of the fine-tuning: SGD with momentum at a constant learning rate.
 
-    The network stays in eval mode, as ACNML has it: dropout is off and batch norm keeps its
+    The network runs in eval mode, as in ACNML: dropout is off and batch norm uses its stored
     statistics.
 
     Args:
-        epochs: passes over the training data.
-        learning_rate: for the mean loss of the data.
-        momentum: of SGD; 0 is plain SGD.
-        weight_decay: w/2 ‖θ‖² is added to the mean loss, as in `torch.optim.SGD`; with n data it
-            stands for the prior N(0, 1/(n w) I) of CNMAP. Give what the model was trained with.
-        seed: of the loader's order, where that comes from torch's global random state; every row
-            then sees the same batches.
-        memory: bytes that the rows trained at once may take; a share of what is free by default.
-            1 trains them one by one, without `torch.func.vmap`.
+        epochs: number of passes over the training data.
+        learning_rate: learning rate for the mean loss over the data.
+        momentum: momentum of SGD.
+        weight_decay: w. The loss contains w/2 ‖θ‖², as in `torch.optim.SGD`. With n examples this
+            corresponds to the prior N(0, 1/(n w) I) of CNMAP. Use the value from the model's
+            training.
+        seed: random seed of the loader's order, if the loader uses torch's global random state. All
+            rows then use the same batches.
+        memory: maximum memory in bytes for rows that are trained together; by default a fraction of
+            the free memory. Use 1 to train rows one by one, without `torch.func.vmap`.
     """
 
     epochs: int = 5
@@ -76,14 +80,16 @@ class Refit:
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
         if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(f"weight_decay must be finite and not negative: {self.weight_decay}")
+            raise ValueError(
+                f"weight_decay must be finite and not negative, got {self.weight_decay}"
+            )
 
 
 class Refitted(NamedTuple):
-    """log p_θ(y|x) for every label y, each with the weights θ that were trained on this label."""
+    """log p_θ(y|x) for every label y, where θ was fine-tuned on this label."""
 
-    last: Tensor  # at the end of training
-    best: Tensor  # the highest after any step of the last epoch
+    last: Tensor  # (..., K) at the end of training
+    best: Tensor  # (..., K) the maximum over the steps of the last epoch
 
 
 @torch.inference_mode(False)
@@ -95,18 +101,18 @@ def refit_each(
     parameters: Parameters = None,
     progress: bool | None = None,
 ) -> Iterator[Refitted]:
-    """Yield the refitted log-likelihoods (K,) of one input after the other.
+    """Yield the fine-tuned log-likelihoods (K,) of each input in turn.
 
-    Inputs train in blocks that fit into memory, each when its first result is asked for. A result
-    depends, but for rounding, on its input alone.
+    Inputs are processed in chunks that fit into memory. A chunk is trained when its first result is
+    requested. Up to rounding, the result of an input does not depend on the other inputs.
 
     Args:
         classifier: the trained model, e.g. `classifier.at(posterior.mean)`.
-        loader: the training data, with labels; gone through once more to count it.
+        loader: the training data, with labels. One extra pass counts the examples.
         x: the queries, without labels.
-        refit: how to train.
-        parameters: parameters, their names or submodules that learn; all of the model's by default.
-        progress: show progress bars; by default in a terminal only.
+        refit: the settings of the fine-tuning.
+        parameters: parameters, their names or submodules to train; by default the whole model.
+        progress: whether to show progress bars; by default only in a terminal.
     """
     queries = classifier.prepare(x)
     log_probs = _finite_log_probs(classifier, queries)
@@ -130,14 +136,17 @@ def _finite_log_probs(classifier: Classifier, queries: Inputs) -> Tensor:
 def _batch_sizes(loader: Iterable[Any]) -> list[int]:
     sizes = [batches.size(batches.split_labels(batch)[0]) for batch in loader]
     if not sum(sizes):
-        raise ValueError("the loader gave no batch; is it empty, or an iterator used up before?")
+        raise ValueError(
+            "the loader gave no batch: it is empty, or it is an iterator that was used before; "
+            "pass a loader that can be iterated again"
+        )
     return sizes
 
 
 @final
 @dataclass(frozen=True)
 class _Training:
-    """The model, the training data and how rows learn from them."""
+    """The model, the training data and the settings of the fine-tuning."""
 
     classifier: Classifier
     loader: Iterable[Any]
@@ -148,12 +157,12 @@ class _Training:
 
     @torch.inference_mode(False)
     def rows_at_once(self, one: Inputs, labels: Tensor) -> int:
-        """Return how many rows fit into memory; 1 also where `vmap` does not know the model."""
+        """Return how many rows fit into memory, or 1 if `vmap` does not support the model."""
         start = self._start()
         if not self.classifier.gradient(one, start):
             raise ValueError(
                 f"the model's logits use none of the parameters {self.names}; "
-                "name some that the forward pass uses"
+                "name parameters that the forward pass uses"
             )
         weights = sum(tensor.nbytes for tensor in start.values())
         activations = max(self.batch_sizes) * _activation_bytes(self.classifier, start, one)
@@ -164,7 +173,7 @@ class _Training:
     @torch.inference_mode(False)
     @torch.no_grad()
     def run(self, queries: Inputs, labels: Tensor, rows: int) -> Refitted:
-        """Train all labels of the queries, so many rows at once; return (Q, K) each."""
+        """Train all labels of the queries, at most `rows` rows together; return (Q, K) tensors."""
         kind = _ManyRows if rows > 1 else _OneRow
         parts = [self._train(kind(self._start(), queries, some)) for some in labels.split(rows)]
         return Refitted(*(torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)))
@@ -183,7 +192,7 @@ class _Training:
         return Refitted(last, torch.stack([*before_steps[1:], last]).amax(0))
 
     def _epoch(self, rows: _Rows, description: str) -> list[Tensor]:
-        """Go over the data once and return the log-likelihoods (Q, L) before every step."""
+        """Train for one epoch and return the log-likelihoods (Q, L) before every step."""
         seen: list[Tensor] = []
 
         def step(x: Inputs, y: Tensor | None) -> None:
@@ -198,13 +207,13 @@ class _Training:
         return seen
 
     def _gradient(self, x: Inputs, y: Tensor | None) -> RowFunction:
-        """Return (gradient, (loss, log p_θ(label|query))) of a row on this batch.
+        """Return a function that gives (gradient, (loss, log p_θ(label|query))) on this batch.
 
-        Over the batches of a pass, also if some are small, the losses average to F but for the
-        weight decay.
+        The average of the losses over an epoch is F_y without the weight decay. This holds also if
+        batches differ in size.
         """
         if y is None:
-            raise ValueError("it has no labels: yield (x, y), or a mapping with 'labels'")
+            raise ValueError("there are no labels: yield (x, y), or a mapping with 'labels'")
         data = sum(self.batch_sizes)
         share = batches.size(x) * len(self.batch_sizes) / data
 
@@ -224,18 +233,18 @@ class _Training:
 
     @torch.no_grad()
     def _can_vectorise(self, one: Inputs, labels: Tensor) -> bool:
-        """Try, with the query in the place of the data: the model has run without `vmap`."""
+        """Return whether `vmap` works for this model, by a trial with the query as the data."""
         rows = _ManyRows(self._start(), one, labels)
         try:
             rows.evaluate(self._gradient(one, labels[:1]))
-            rows.evaluate(self._log_lik)  # without gradients some models take another way
+            rows.evaluate(self._log_lik)  # some models run different code without gradients
         except (RuntimeError, ValueError):
             return False
         return True
 
 
 class _Rows(ABC):
-    """Some labels (L,) of some queries (Q, ...) in training, each row with weights of its own."""
+    """Rows in training: labels (L,) of queries (Q, ...), each pair with its own weights."""
 
     def __init__(self, start: Params, queries: Inputs, labels: Tensor) -> None:
         rows = (batches.size(queries), len(labels))
@@ -245,11 +254,11 @@ class _Rows(ABC):
 
     @abstractmethod
     def evaluate(self, function: RowFunction) -> Any:
-        """Return what the function returns, with (Q, L) in front of every tensor."""
+        """Evaluate the function for all rows; each result tensor gets the leading shape (Q, L)."""
 
     @final
     def descend(self, gradient: Params, refit: Refit) -> None:
-        """Take the step of `torch.optim.SGD`, in place."""
+        """Take a step of SGD in place, with the update rule of `torch.optim.SGD`."""
         for name, point in self.theta.items():
             velocity = self.velocity[name].mul_(refit.momentum).add_(gradient[name])
             velocity.add_(point, alpha=refit.weight_decay)
@@ -258,7 +267,7 @@ class _Rows(ABC):
 
 @final
 class _ManyRows(_Rows):
-    """Rows in one computation; the inner `vmap` shares what the labels of a query share."""
+    """Rows that are evaluated together by `vmap`; the inner `vmap` is over labels."""
 
     def evaluate(self, function: RowFunction) -> Any:
         over_labels = vmap(function, in_dims=(0, None, 0))
@@ -277,11 +286,11 @@ class _OneRow(_Rows):
 
 
 def _activation_bytes(classifier: Classifier, params: Params, one: Inputs) -> int:
-    """Return the bytes that autograd keeps of one input to find gradients by the parameters.
+    """Return the number of bytes that autograd saves for one input.
 
-    Only what depends on the parameters: rows share the rest.
+    Only tensors that depend on the parameters count, because rows share the others.
     """
-    kept: dict[int, int] = {}  # by address, because several operations may keep the same tensor
+    kept: dict[int, int] = {}  # by address, because several operations may save the same tensor
 
     def keep(tensor: Tensor) -> Tensor:
         if tensor.requires_grad:

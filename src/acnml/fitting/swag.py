@@ -1,4 +1,4 @@
-"""SWAG: a Gaussian fitted to the weights that SGD visits (Maddox et al. 2019)."""
+"""SWAG: a Gaussian fitted to the weights along the path of SGD (Maddox et al. 2019)."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ MEAN, SQUARES, DEVIATIONS = "mean/", "squares/", "deviations/"
 
 @final
 class Swag:
-    """Collects the weights of a model in training: call `update(model)` in any training loop.
+    """Collect the weights of a model in training; call `update(model)` in your training loop.
 
-    It keeps the running mean and variance of the weights and their last `rank` deviations from the
-    running mean. The mean is SWA. With batch norm, renew the statistics before using the mean:
+    It stores the running mean and variance of the weights, and their last `rank` deviations from
+    the running mean. The mean is the solution of SWA (stochastic weight averaging). If the model
+    has batch norm, recompute the statistics before you use the mean:
     `classifier.at({**swag.mean, **batch_norm_statistics(classifier, loader, swag.mean)})`.
 
-    To resume training later, store the object with `acnml.save(swag, path)` and `acnml.load(path)`,
-    or put `swag.state_dict()` into your own checkpoint.
+    To resume training later, use `acnml.save(swag, path)` and `acnml.load(path)`, or include
+    `swag.state_dict()` in your own checkpoint.
 
     Args:
-        rank: number of deviations to keep; 20 in the SWAG paper.
-        parameters: parameters, their names or submodules to cover; all of the model's by default.
+        rank: number of deviations to store; the SWAG paper uses 20.
+        parameters: parameters, their names or submodules to cover; by default the whole model.
 
     >>> swag = Swag(rank=2)
     >>> model = nn.Linear(4, 3)
@@ -56,20 +57,22 @@ class Swag:
 
     def __init__(self, rank: int = 20, parameters: Parameters = None) -> None:
         if rank < 2:
-            raise ValueError(f"rank must be at least 2, got {rank}; SWAG-D is `diagonal()`")
+            raise ValueError(
+                f"rank must be at least 2, got {rank}; for a diagonal covariance, use `diagonal()`"
+            )
         self.updates = 0
         self.mean: Params = {}
         self._parameters = listed(parameters)
-        self._squares: Params = {}  # Σ (θ - mean)², by Welford's rule: stable
+        self._squares: Params = {}  # Σ (θ - mean)², by Welford's algorithm for numerical stability
         self._deviations: deque[Params] = deque(maxlen=rank)
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor]) -> Swag:
-        """Return the `Swag` whose `state_dict` this is; it covers the same parameters by name."""
+        """Construct a `Swag` from a state dict; it covers the same parameters, by name."""
         names = list(_below(MEAN, state))
         if not names:
             raise ValueError(
-                "the state has no updates, so it does not say which parameters are covered; "
+                "the state has no updates, so it does not contain the names of the parameters; "
                 "construct Swag(rank, parameters) and call load_state_dict"
             )
         swag = Swag(int(_required(state, RANK)), names)
@@ -97,7 +100,7 @@ class Swag:
         return Diagonal(self.mean, self._var())
 
     def low_rank(self) -> LowRank:
-        """Return SWAG: N(mean, ½ diag(variance) + ½ D Dᵀ / (r - 1)), D the last r deviations."""
+        """Return SWAG: N(mean, ½ diag(variance) + ½ D Dᵀ / (r - 1)), with the r deviations D."""
         var, deviations = self._var(), list(self._deviations)
         share = 1 / math.sqrt(2 * (len(deviations) - 1))
         directions = {n: share * torch.stack([d[n] for d in deviations]) for n in self.mean}
@@ -106,9 +109,9 @@ class Swag:
     def state_dict(self) -> Params:
         """Return a copy of the running state as a flat dict of tensors.
 
-        It holds the running sums and not the variances, so that a restored `Swag` continues with
-        the same bits. safetensors can store it; because that sorts the names, "order" holds the
-        place of each sorted name, on which the samples of the posteriors depend.
+        It contains the running sums and not the variances, so that a restored `Swag` continues
+        bitwise equal. safetensors can store it, but sorts the names. Samples from the posterior
+        depend on the order of the names, so "order" contains the original position of each.
         """
         deviations, names = list(self._deviations), list(self.mean)
         return {
@@ -124,17 +127,23 @@ class Swag:
         """Continue from a state that `state_dict` returned for a `Swag` of the same rank."""
         rank, updates = (int(_required(state, name)) for name in (RANK, UPDATES))
         if rank != self._rank:
-            raise ValueError(f"the state is of Swag(rank={rank}), this is Swag(rank={self._rank})")
+            raise ValueError(
+                f"the state is of Swag(rank={rank}), but this is Swag(rank={self._rank}): "
+                "use the same rank"
+            )
         mean, squares, stacked = (_below(part, state) for part in (MEAN, SQUARES, DEVIATIONS))
         places = _required(state, ORDER).tolist()
         if len(state) != 3 + len(mean) + len(squares) + len(stacked):
             parts = (RANK, UPDATES, ORDER, MEAN, SQUARES, DEVIATIONS)
             raise ValueError(f"names in the state must be or begin with one of {', '.join(parts)}")
         if sorted(places) != list(range(len(mean))):
-            raise ValueError(f"order is no permutation of {len(mean)} places: {places}")
+            raise ValueError(f"order must be a permutation of {len(mean)} indices, got {places}")
         kept = min(updates, rank)
         if updates < 0 or (updates > 0) != bool(mean):
-            raise ValueError(f"the state has {updates} updates, but {len(mean)} means")
+            raise ValueError(
+                f"the state has {updates} updates but means of {len(mean)} parameters; "
+                "pass the result of Swag.state_dict()"
+            )
         for name, part, lead in (("squares", squares, ()), ("deviations", stacked, (kept,))):
             checks.require_same_names(part, mean, name, "mean")
             for key, tensor in part.items():
@@ -147,7 +156,7 @@ class Swag:
         self.updates = updates
         self.mean = {name: mean[name].clone() for name in names}
         self._squares = {name: squares[name].clone() for name in names}
-        # Clones: a row that is a view would keep the whole stack in memory.
+        # Rows are cloned, because a view would keep the whole stack in memory.
         rows = ({name: stacked[name][row].clone() for name in names} for row in range(kept))
         self._deviations = deque(rows, maxlen=rank)
 
@@ -167,7 +176,7 @@ class Swag:
         return widened({n: p.detach() for n, p in model.named_parameters() if n in names})
 
     def _move_to_devices_of(self, weights: Params) -> None:
-        """Follow the weights: a state that was loaded is on the CPU at first."""
+        """Move the state to the devices of the weights; a loaded state is on the CPU."""
         if all(tensor.device == weights[name].device for name, tensor in self.mean.items()):
             return
 
@@ -180,19 +189,19 @@ class Swag:
     def _var(self) -> Params:
         if self.updates < 2:
             raise ValueError(
-                f"SWAG needs at least 2 updates to have a variance, got {self.updates}"
+                f"SWAG needs at least 2 updates to estimate a variance, got {self.updates}"
             )
         return {n: (s / self.updates).clamp(min=0) for n, s in self._squares.items()}
 
 
 def _required(state: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in state:
-        raise ValueError(f"the state has no {name!r}; give what Swag.state_dict() returned")
+        raise ValueError(f"the state has no {name!r}; pass the result of Swag.state_dict()")
     return state[name]
 
 
 def _below(prefix: str, state: Mapping[str, Tensor]) -> Params:
-    """Return the tensors whose names begin with the prefix, without it."""
+    """Return the tensors whose names begin with the prefix, under names without the prefix."""
     return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
 
@@ -206,20 +215,22 @@ def fit_swag(
     parameters: Parameters = None,
     progress: bool | None = None,
 ) -> LowRank:
-    """Run SGD at a constant learning rate on a copy of the model and return SWAG.
+    """Run SGD at a constant learning rate on a copy of the model and return the SWAG posterior.
 
-    For SWAG-D use `collect_swag(...).diagonal()`.
+    For SWAG-D, the version with a diagonal covariance, use `collect_swag(...).diagonal()`.
 
     Args:
-        classifier: the trained model, where SGD starts.
+        classifier: the trained model, from which SGD starts.
         loader: the training data, with labels.
-        epochs: passes over the data; the weights are collected after each.
-        learning_rate: of SGD with momentum 0.9; large enough to leave the minimum it starts in.
-        rank: number of deviations to keep.
-        seed: of dropout, and of the loader's order if that uses torch's global random state.
-        parameters: parameters, their names or submodules to train and cover; all by default,
-            also those that require no gradient in the user's model.
-        progress: show a progress bar; by default in a terminal only.
+        epochs: number of passes over the data; the weights are collected after each.
+        learning_rate: learning rate of SGD with momentum 0.9. It should be large enough to leave
+            the initial minimum.
+        rank: number of deviations to store.
+        seed: random seed of dropout, and of the loader's order if the loader uses torch's global
+            random state.
+        parameters: parameters, their names or submodules to train and cover. The default is the
+            whole model, including parameters that do not require gradients in the user's model.
+        progress: whether to show a progress bar; by default only in a terminal.
     """
     swag = collect_swag(classifier, loader, epochs, learning_rate, rank, seed, parameters, progress)
     return swag.low_rank()
@@ -236,10 +247,10 @@ def collect_swag(
     parameters: Parameters = None,
     progress: bool | None = None,
 ) -> Swag:
-    """Run SGD on a copy of the model, collecting its weights after every epoch; see `fit_swag`."""
+    """Run SGD on a copy of the model and collect its weights after every epoch; see `fit_swag`."""
     require_classifier(classifier)
     if epochs < 2:
-        raise ValueError(f"SWAG needs at least 2 epochs to have a variance, got {epochs}")
+        raise ValueError(f"SWAG needs at least 2 epochs to estimate a variance, got {epochs}")
     module = classifier.copy_module()
     names = set(parameter_names(classifier.model, parameters))
     trained = [p.requires_grad_(name in names) for name, p in module.named_parameters()]

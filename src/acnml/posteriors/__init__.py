@@ -1,4 +1,4 @@
-"""What a posterior is: Gaussian algebra that knows no model and no data."""
+"""Gaussian posteriors over weights. They are independent of any model and data."""
 
 from acnml.posteriors.base import Posterior
 from acnml.posteriors.diagonal import Diagonal

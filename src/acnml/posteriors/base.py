@@ -18,22 +18,26 @@ if TYPE_CHECKING:
 
 
 class Posterior(ABC):
-    """q(θ) = N(μ, Σ) over the parameters named in `mean`; all others of the model stay frozen.
+    """q(θ) = N(μ, Σ) over the parameters named in `mean`; all others of the model are fixed.
 
-    A posterior is Gaussian algebra: it knows no model and no data. Its subclasses are frozen
-    dataclasses whose fields are the whole state, so that they can be stored and moved as they are.
-    Parameters that are passed in may carry leading batch dimensions.
+    A posterior holds only its mean and covariance, and is independent of any model and data.
+    Subclasses are frozen dataclasses whose fields are their complete state, so that they can be
+    stored and moved between devices. Methods accept parameters with leading batch dimensions.
 
-    A subclass needs four methods: `cov_mv`, `sample`, `log_prob` and `scaled`. The fast solvers
-    also ask for `displacement`, `output_kernel` and `prefers_factors`. Their defaults are correct
-    for every posterior; override them where the covariance has a structure to exploit.
+    A subclass must implement `cov_mv`, `sample`, `log_prob` and `scaled`. The fast solvers also use
+    `displacement`, `output_kernel` and `prefers_factors`. Their defaults are correct for every
+    posterior. Override them if the structure of the covariance allows a faster computation.
+
+    Some methods take a vector v in parameter space as a `Dual`: for each affine layer, v is either
+    a full tensor or a sum of outer products δaᵀ ("in factors"), where a is an input of the layer
+    and δ a gradient at its output. The gradient of one example has this form.
     """
 
     mean: Params
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating point type of its algebra. The model's own type may be narrower."""
+        """The floating point type of the mean. The model may use a less precise type."""
         return next(iter(self.mean.values())).dtype
 
     @abstractmethod
@@ -42,7 +46,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator) -> Params:
-        """Draw n points, with a leading dimension n."""
+        """Draw n samples, with a leading dimension n."""
 
     @abstractmethod
     def log_prob(self, params: Params) -> Tensor:
@@ -50,12 +54,13 @@ class Posterior(ABC):
 
     @abstractmethod
     def scaled(self, alpha: float) -> Self:
-        """Return N(μ, αΣ). ACNML's weight α of the query is implemented by this scale."""
+        """Return N(μ, αΣ). `Acnml` implements the weight α of the query by this scaling."""
 
     def displacement(self, dual: Dual) -> Displacement:
-        """Return Σv for a v that is partly in factors.
+        """Return Σv for a v that may be in factors.
 
-        The default writes v out and multiplies by Σ: one matrix per row and layer.
+        The default expands v to full tensors and multiplies by Σ. This needs one matrix per layer
+        for every row of the batch, i.e. for every pair of input and label.
         """
         moved = self.cov_mv(dual.materialised(self.mean))
         return Displacement(
@@ -64,10 +69,11 @@ class Posterior(ABC):
         )
 
     def output_kernel(self, layer: Affine, inputs: Tensor) -> Kernel:
-        """Return the covariance of the outputs of the only covered layer at inputs (B, in [+ 1]).
+        """Return the covariance of a layer's outputs at inputs (B, in [+ 1]).
 
-        The default: the gradient of output c is the outer product e_c aᵀ, and the covariance of
-        outputs c and c' is e_cᵀ(Σ e_c'aᵀ)a.
+        The layer must be the only one that the posterior covers. With a bias, the last entry of an
+        input a is 1. The gradient of output c is e_c aᵀ, so the default computes the covariance of
+        outputs c and c' as e_cᵀ(Σ e_c'aᵀ)a.
         """
         out_size = layer.join(self.mean, self.mean).shape[-2]
         classes = torch.eye(out_size, dtype=inputs.dtype, device=inputs.device)[None, :, None]
@@ -76,17 +82,22 @@ class Posterior(ABC):
         return DenseKernel(action(own).squeeze(-2))
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
-        """Whether Σv acts on `positions` inputs faster with v as `terms` outer products.
+        """Return whether applying Σv to inputs is faster with v in factors.
 
-        The alternative is to write Σv out, one matrix for every row. That is the default.
+        The alternative, which is the default, is to expand Σv to one matrix for every row.
+
+        Args:
+            layer: the affine layer.
+            terms: number of outer products in v.
+            positions: number of inputs per row, e.g. the output pixels of a convolution.
         """
         return False
 
     @final
     @torch.inference_mode(False)
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
-        """Move to a device and floating point type."""
-        # Tensors made in inference mode cannot take part in gradients; their clones can.
+        """Move to a device and, if `dtype` is given, convert to a floating point type."""
+        # Autograd cannot use tensors created in inference mode, but it can use their clones.
         return map_tensors(self, lambda t: (t.clone() if t.is_inference() else t).to(device, dtype))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Diagonal: every weight independent, as from Bayes by Backprop, SWAG-D or diagonal Laplace."""
+"""Diagonal: independent weights, e.g. from Bayes by Backprop, SWAG-D or diagonal Laplace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from acnml.posteriors.base import Posterior
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Diagonal(Posterior):
-    """N(μ, diag(s)) with variances s ≥ 0; a parameter of variance 0 does not adapt.
+    """N(μ, diag(s)) with variances s ≥ 0; a parameter with variance 0 stays fixed.
 
     >>> posterior = Diagonal(mean={"weight": torch.zeros(3, 4)}, var={"weight": torch.ones(3, 4)})
     >>> posterior
@@ -56,15 +56,15 @@ class Diagonal(Posterior):
         return Diagonal(self.mean, scale(self.var, alpha))
 
     def output_kernel(self, layer: Affine, inputs: Tensor) -> DiagonalKernel:
-        """Return the independent variances S a²."""
+        """Return the variances S a² of the independent outputs."""
         return DiagonalKernel(inputs**2 @ layer.join(self.var, self.mean).T)
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
-        """Weigh what the diagonal rule costs against writing v out."""
+        """Compare the cost of the product in `displacement` with that of expanding v."""
         return diagonal_prefers_factors(terms, positions, len(self.mean[layer.weight]))
 
     def displacement(self, dual: Dual) -> Displacement:
-        """Act on inputs as Σ_t δ_t ⊙ S(a_t ⊙ a'), one shared matrix product per term."""
+        """Apply Σv to inputs a' as Σ_t δ_t ⊙ S(a_t ⊙ a'): one matrix product with S per term t."""
         return Displacement(
             {name: v * self.var[name] for name, v in dual.dense.items()},
             {

@@ -21,12 +21,12 @@ from acnml.posteriors.base import Posterior
 class Full(Posterior):
     """N(μ, Σ) with a dense Σ (P, P) over the P covered parameters.
 
-    Memory and time grow with P²: use it for a last layer of a few thousand parameters at most.
+    Memory and time grow with P². Use it for a last layer with at most a few thousand parameters.
 
     Args:
         mean: μ.
-        cov: Σ, symmetric and positive semidefinite. Its order is that of the parameters in `mean`,
-            each flattened.
+        cov: Σ, symmetric and positive semidefinite. Rows and columns follow the order of the
+            parameters in `mean`, each flattened.
 
     >>> Full(mean={"weight": torch.zeros(3, 4)}, cov=torch.eye(12))
     Full(12 parameters: weight)
@@ -41,31 +41,34 @@ class Full(Posterior):
         if self.cov.ndim != 2 or len(self.cov) != count(self.mean):
             raise ValueError(
                 f"cov has shape {tuple(self.cov.shape)}, but the mean has {count(self.mean)} "
-                "parameters: give one row and column for each"
+                "entries: cov needs one row and one column for each"
             )
         scale = float(self.cov.abs().max())
         rounding = len(self.cov) * torch.finfo(self.cov.dtype).eps * scale
         if float((self.cov - self.cov.T).abs().max()) > rounding:
-            raise ValueError("cov must be symmetric")
+            raise ValueError(
+                "cov must be symmetric: if only rounding makes it asymmetric, "
+                "pass (cov + cov.T) / 2"
+            )
         if bool((self.cov.diagonal() < 0).any()):
-            raise ValueError("cov has negative variances on its diagonal")
+            raise ValueError("cov has negative variances on its diagonal, but they must be ≥ 0")
 
     def cov_mv(self, v: Params) -> Params:
         """Return Σv."""
         return unflatten(flatten(v, self.mean) @ self.cov, self.mean)
 
     def sample(self, n: int, generator: torch.Generator) -> Params:
-        """Draw μ + Σ^½ ε with ε ~ N(0, I) and the symmetric root of Σ."""
+        """Draw μ + Σ^½ ε with ε ~ N(0, I) and the symmetric square root of Σ."""
         values, vectors = torch.linalg.eigh(self.cov.double())
         root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
         noise = normal_like(self.cov[0], n, generator)
         return add(unflatten(noise @ root.to(self.cov.dtype), self.mean), self.mean)
 
     def log_prob(self, params: Params) -> Tensor:
-        """Return log N(θ; μ, Σ), by a Cholesky factorisation of Σ."""
+        """Return log N(θ; μ, Σ), using a Cholesky factorisation of Σ."""
         factor, failed = torch.linalg.cholesky_ex(self.cov)
         if failed:
-            raise ValueError("log_prob needs a positive definite cov, and this one is singular")
+            raise ValueError("log_prob needs a positive definite cov, but this one is singular")
         offset = flatten(params, self.mean) - flatten(self.mean, self.mean)
         white = torch.linalg.solve_triangular(factor, offset.unsqueeze(-1), upper=False)
         log_det = 2 * factor.diagonal().log().sum()

@@ -1,10 +1,12 @@
-"""Kronecker: one Kronecker-factored block per affine layer, as from KFAC-Laplace.
+"""Kronecker: one Kronecker-factored block per affine layer, e.g. from a KFAC Laplace fit.
 
-The covariance of one layer's matrix [W b] comes in two forms. Both start from a precision A ⊗ G,
-where A (in×in) is the second moment of the layer's inputs and G (out×out) that of the gradients at
-its outputs, scaled so that A ⊗ G counts the whole data set. They differ in how a prior precision τ
-is added: `FactorBlock` damps each factor, which keeps the inverse a Kronecker product; `EigenBlock`
-adds τI exactly, in the eigenbasis.
+A block is the covariance of one layer's matrix [W b]. There are two kinds. Both start from a
+precision A ⊗ G, where A (in×in) is the second moment of the layer's inputs and G (out×out) that of
+the gradients at its outputs, scaled so that A ⊗ G is a sum over the whole training set. They differ
+in how a prior precision τ is added:
+
+- `FactorBlock` adds √τ I to each factor ("damping"), so that the inverse is a Kronecker product.
+- `EigenBlock` adds τI to the product exactly, in its eigenbasis.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Block(ABC):
-    """A Gaussian covariance over matrices ([groups,] out, in), whose parameters `layer` names.
+    """The covariance Σ of the matrix [W b] of an affine layer, with shape ([groups,] out, in).
 
     The groups of a grouped convolution are independent of each other.
     """
@@ -47,7 +49,7 @@ class Block(ABC):
 
     @abstractmethod
     def colour(self, noise: Tensor) -> Tensor:
-        """Turn matrices of independent N(0, 1) into draws of N(0, Σ)."""
+        """Transform matrices of independent N(0, 1) entries into samples of N(0, Σ)."""
 
     @abstractmethod
     def distance(self, matrix: Tensor) -> Tensor:
@@ -63,7 +65,7 @@ class Block(ABC):
 
     @abstractmethod
     def prefers_factors(self, terms: int, positions: int) -> bool:
-        """Whether `action` is faster than `cov_mv` of the written-out sum; see `Posterior`."""
+        """Return whether `action` is faster than `cov_mv` of the expanded sum; see `Posterior`."""
 
     @abstractmethod
     def output_kernel(self, inputs: Tensor) -> Kernel:
@@ -71,7 +73,7 @@ class Block(ABC):
 
     @abstractmethod
     def action(self, outers: Outers) -> Action:
-        """Let Σv act on inputs for a factored v."""
+        """Return Σv as an operation on layer inputs, for a v in factors."""
 
 
 @final
@@ -128,7 +130,10 @@ class FactorBlock(Block):
         return replace(self, output_cov=self.output_cov * alpha)
 
     def prefers_factors(self, terms: int, positions: int) -> bool:
-        """Compare dot products, in + out a pair, with two matrix products for every row."""
+        """Compare the cost of dot products with that of two matrix products for every row.
+
+        Dot products cost (in + out) for every pair of a term and a position.
+        """
         *_, out_size, in_size = self.shape
         return terms * positions <= out_size * in_size
 
@@ -137,7 +142,7 @@ class FactorBlock(Block):
         return ScaledKernel(self.output_cov, ((inputs @ self.input_cov) * inputs).sum(-1))
 
     def action(self, outers: Outers) -> Action:
-        """Act as Σ_t G⁻¹δ_t ⟨A⁻¹a_t, a'⟩: two dot products in addition to the plain layer."""
+        """Return a' ↦ Σ_t G⁻¹δ_t ⟨A⁻¹a_t, a'⟩, one dot product per term t and input a'."""
         deltas, keys = outers.deltas @ self.output_cov, outers.inputs.in_basis(self.input_cov)
         return KeyAction((Outers(deltas, keys, outers.weight),))
 
@@ -145,7 +150,7 @@ class FactorBlock(Block):
 @final
 @dataclass(frozen=True, eq=False)
 class EigenBlock(Block):
-    """Σ = U diag(S) Uᵀ with U = U_A ⊗ U_G: independent entries in a rotated basis."""
+    """Σ = U diag(S) Uᵀ with U = U_A ⊗ U_G: the entries are independent in a rotated basis."""
 
     layer: Affine
     input_basis: Tensor  # U_A (in, in), orthogonal
@@ -197,7 +202,7 @@ class EigenBlock(Block):
         return replace(self, var=self.var * alpha)
 
     def prefers_factors(self, terms: int, positions: int) -> bool:
-        """Compare the diagonal rule with four rotations of a matrix for every row."""
+        """Compare the cost of `action` with that of four rotations of a matrix for every row."""
         *_, out_size, in_size = self.shape
         return diagonal_products(terms, positions) <= 2 * (out_size + in_size)
 
@@ -206,7 +211,7 @@ class EigenBlock(Block):
         return SpectralKernel(self.output_basis, (inputs @ self.input_basis) ** 2 @ self.var.T)
 
     def action(self, outers: Outers) -> Action:
-        """Act by the diagonal rule, between two rotations."""
+        """Return the product of `Diagonal.displacement`, computed in the rotated basis."""
         return RotatedAction.of(outers, self.input_basis, self.output_basis, self.var)
 
     def _rotate_back(self, matrix: Tensor) -> Tensor:
@@ -216,11 +221,12 @@ class EigenBlock(Block):
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Kronecker(Posterior):
-    """N(μ, Σ) with Σ block-diagonal over layers, weight and bias of a layer together in a block.
+    """N(μ, Σ) with one block of Σ per layer, for its weight and bias together.
 
     Args:
         mean: μ.
-        blocks: a `FactorBlock` or `EigenBlock` for every layer; their parameters are the mean's.
+        blocks: a `FactorBlock` or `EigenBlock` for every layer. Together they must name exactly the
+            parameters in `mean`.
     """
 
     mean: Params
@@ -235,7 +241,7 @@ class Kronecker(Posterior):
             if shape != block.shape:
                 raise ValueError(
                     f"the block of {block.layer.weight!r} is for a matrix of shape {block.shape}, "
-                    f"but its parameters form {tuple(shape)}"
+                    f"but its parameters in the mean have shape {tuple(shape)}"
                 )
 
     def cov_mv(self, v: Params) -> Params:
@@ -260,15 +266,15 @@ class Kronecker(Posterior):
         return Kronecker(self.mean, tuple(block.scaled(alpha) for block in self.blocks))
 
     def output_kernel(self, layer: Affine, inputs: Tensor) -> Kernel:
-        """Ask the layer's block."""
+        """Return the output covariance of the layer's block."""
         return self._block(layer).output_kernel(inputs)
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
-        """Ask the layer's block."""
+        """Return the preference of the layer's block."""
         return self._block(layer).prefers_factors(terms, positions)
 
     def displacement(self, dual: Dual) -> Displacement:
-        """Let the factored layers' blocks act on inputs; multiply the others out."""
+        """Return an action for each layer of v in factors, and Σv in full for the others."""
         dense: Params = {}
         actions: dict[Affine, Action] = {}
         for block in self.blocks:
@@ -300,18 +306,18 @@ def _add_identity(matrix: Tensor, value: float) -> Tensor:
 
 
 def _cholesky(matrix: Tensor) -> Tensor:
-    """Return L with LLᵀ = matrix; there is none in half precision, so that it takes a wider one."""
+    """Return L with LLᵀ = matrix, using single precision because torch lacks it in half."""
     wide = torch.promote_types(matrix.dtype, torch.float32)
     return torch.linalg.cholesky(matrix.to(wide)).to(matrix.dtype)
 
 
 def _inverse(matrix: Tensor) -> Tensor:
-    """Invert a positive definite matrix, in double precision as it may be close to singular."""
+    """Invert a positive definite matrix in double precision; it may be nearly singular."""
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix.double()))
     return inverse.to(matrix.dtype).contiguous()
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigendecompose a positive semidefinite matrix; rounding below zero is cut off."""
+    """Return the eigenvalues, with negative rounding errors set to 0, and the eigenvectors."""
     values, vectors = torch.linalg.eigh(matrix.double())
     return values.clamp(min=0).to(matrix.dtype), vectors.to(matrix.dtype).contiguous()

@@ -1,4 +1,4 @@
-"""LowRank: independent weights plus a few shared directions, as from full SWAG."""
+"""LowRank: a diagonal covariance plus a few directions, e.g. from SWAG."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class LowRank(Posterior):
 
     Args:
         mean: μ.
-        var: s, shaped as the mean.
-        directions: F by name, each tensor (r, *shape of the parameter).
+        var: s, with the shapes of the mean.
+        directions: F by parameter name, each tensor (r, *shape of the parameter).
     """
 
     mean: Params
@@ -63,7 +63,7 @@ class LowRank(Posterior):
         return add(unflatten(offset, self.mean), self.mean)
 
     def log_prob(self, params: Params) -> Tensor:
-        """Return log q(θ) by the Woodbury identity and the matrix determinant lemma.
+        """Return log q(θ), using the Woodbury identity and the matrix determinant lemma.
 
         With D = diag(s) and C = I + Fᵀ D⁻¹ F (r×r): |Σ| = |D| |C| and
         dᵀ Σ⁻¹ d = dᵀ D⁻¹ d - (FᵀD⁻¹d)ᵀ C⁻¹ (FᵀD⁻¹d).
@@ -92,13 +92,13 @@ class LowRank(Posterior):
         return DenseKernel(torch.diag_embed(variances) + shared.mT @ shared)
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
-        """Decide as for the diagonal part, which costs the most."""
+        """Decide as for the diagonal part, which dominates the cost."""
         return diagonal_prefers_factors(terms, positions, len(self.mean[layer.weight]))
 
     def displacement(self, dual: Dual) -> Displacement:
-        """Act as the diagonal rule plus F c, where c = Fᵀv couples all layers.
+        """Return the product of `Diagonal.displacement` plus F c, where c = Fᵀv couples all layers.
 
-        For a factored layer, Fᵀ(δaᵀ) is δᵀ(F_k a) for every direction k.
+        For a layer in factors, entry k of Fᵀ(δaᵀ) is δᵀ(F_k a), with F_k the k-th direction.
         """
         coefficients = self._coefficients(dual)
         dense = {

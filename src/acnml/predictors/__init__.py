@@ -1,4 +1,4 @@
-"""From inputs to log-probabilities."""
+"""Predictors: functions from inputs to log-probabilities."""
 
 from acnml.predictors.acnml import Acnml
 from acnml.predictors.base import Predictor

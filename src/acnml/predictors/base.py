@@ -1,4 +1,4 @@
-"""What a predictor is, and how a posterior is matched to the model it will be used with."""
+"""Predictor: the base class of all predictors, and checks that they share."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ class Predictor(ABC):
 
 
 def require_predictor(value: object) -> None:
-    """Refuse what is no predictor, most often a model that was not wrapped."""
+    """Raise an error if the value is not a predictor, for example an unwrapped model."""
     if not isinstance(value, Predictor):
         kind = type(value).__name__
         raise TypeError(f"expected a predictor such as Map(Classifier(model)), got a {kind}")
 
 
 def matched(posterior: Posterior, classifier: Classifier) -> Posterior:
-    """Return the posterior on the model's device, or say where it does not fit.
+    """Check that a posterior fits a model, and move it to the model's device.
 
-    It takes the model's floating point type, but stays in single precision at least: of variances
-    half precision keeps too few digits, and float16 makes 0 of small ones and inf of large ones.
+    The posterior is converted to the model's floating point type, but at least to single precision.
+    Half precision has too few digits for variances, and in float16 small variances become 0 and
+    large ones infinite.
     """
     require_classifier(classifier)
     if not isinstance(posterior, Posterior):
-        raise TypeError(f"expected a posterior, got {type(posterior).__name__}")
+        raise TypeError(
+            f"expected a posterior, e.g. from fit_kfac_laplace, got {type(posterior).__name__}"
+        )
     parameters = classifier.parameters
     checks.require_fits(posterior.mean, parameters)
     own = parameters[next(iter(posterior.mean))]

@@ -1,4 +1,4 @@
-"""Bma: the average prediction over posterior samples."""
+"""Bma: Bayesian model averaging over posterior samples."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from acnml.predictors.map import finite_log_probs
 @final
 @dataclass(frozen=True, eq=False)
 class Bma(Predictor):
-    """Bayes model averaging: (1/n) Σ_i p_θᵢ(y|x) with θᵢ ~ q.
+    """Bayesian model averaging: (1/n) Σ_i p_θᵢ(y|x) with θᵢ ~ q.
 
-    The samples are drawn once, from their own generator, and kept: n copies of the covered
-    parameters.
+    The samples are drawn once, when the predictor is constructed. They take the memory of n copies
+    of the parameters that the posterior covers.
 
     Args:
         classifier: the model.
-        posterior: q.
-        samples: n; the paper takes 30.
-        seed: of the samples.
-        statistics: batch-norm statistics of every sample, see `refreshed`.
+        posterior: the posterior q.
+        samples: the number n of samples; the ACNML paper uses 30.
+        seed: random seed of the samples.
+        statistics: batch-norm statistics of every sample; see `refreshed`.
     """
 
     classifier: Classifier
@@ -49,21 +49,24 @@ class Bma(Predictor):
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1, got {self.samples}")
         if self.statistics and len(self.statistics) != self.samples:
-            raise ValueError(f"{len(self.statistics)} statistics for {self.samples} samples")
+            raise ValueError(
+                f"got {len(self.statistics)} statistics for {self.samples} samples: "
+                "pass one for each sample, or none"
+            )
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
         generator = torch.Generator().manual_seed(self.seed)
         draws = [self.posterior.sample(1, generator) for _ in range(self.samples)]
-        own = self.classifier.parameters  # samples take no more memory than such weights do
+        own = self.classifier.parameters  # samples are stored in the model's type to save memory
         points = [{n: tensor[0].to(own[n].dtype) for n, tensor in d.items()} for d in draws]
         statistics = self.statistics or ({},) * self.samples
         merged = tuple({**p, **s} for p, s in zip(points, statistics, strict=True))
         object.__setattr__(self, "_points", merged)
 
     def refreshed(self, loader: Iterable[Any], progress: bool | None = None) -> Bma:
-        """Return the same average with batch-norm statistics recomputed for every sample.
+        """Return the same predictor with batch-norm statistics recomputed for every sample.
 
-        Weights drawn far from where the running statistics were collected need this (Maddox et
-        al. 2019): one pass over the loader per sample.
+        This is necessary if the samples are far from the weights for which the running statistics
+        were collected (Maddox et al. 2019). It takes one pass over the loader per sample.
         """
         points = track(self._points, "batch norm", progress)
         statistics = (batch_norm_statistics(self.classifier, loader, point) for point in points)

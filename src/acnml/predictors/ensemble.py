@@ -19,8 +19,8 @@ from acnml.predictors.base import Predictor, require_predictor
 class Ensemble(Predictor):
     """(1/n) Σ_i p_i(y|x), the average of the members' probabilities.
 
-    A deep ensemble (Lakshminarayanan et al. 2017) is an `Ensemble` of `Map`, one for every trained
-    network; any other predictors can be averaged just as well. Members that share one network, e.g.
+    A deep ensemble (Lakshminarayanan et al. 2017) is an `Ensemble` of `Map` predictors, one for
+    every trained network. Members may be any predictors. Members that share one network, e.g.
     `Map(classifier.at(weights))` for several weights, can be stored together in one file.
 
     >>> from acnml import Classifier, Map
@@ -34,7 +34,7 @@ class Ensemble(Predictor):
     def __post_init__(self) -> None:
         object.__setattr__(self, "predictors", tuple(self.predictors))
         if not self.predictors:
-            raise ValueError("an Ensemble needs at least one predictor, it was given none")
+            raise ValueError("an Ensemble needs at least one predictor, got none")
         for member in self.predictors:
             require_predictor(member)
 
@@ -44,10 +44,12 @@ class Ensemble(Predictor):
         log_probs = [member(x) for member in self.predictors]
         classes = [tensor.shape[-1] for tensor in log_probs]
         if len(set(classes)) > 1:
-            raise ValueError(f"the members of an Ensemble differ in their classes: {classes}")
+            raise ValueError(
+                f"the members of an Ensemble must have the same number of classes, got {classes}"
+            )
         return log_mean([tensor.to(log_probs[0].device) for tensor in log_probs])
 
 
 def log_mean(log_probs: Sequence[Tensor]) -> Tensor:
-    """Average probabilities that are given by their logarithms: log (1/n) Σ_i p_i."""
+    """Return the log of the average probabilities, log (1/n) Σ_i p_i, given log p_i."""
     return torch.logsumexp(torch.stack(list(log_probs)), dim=0) - math.log(len(log_probs))

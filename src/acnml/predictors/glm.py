@@ -20,7 +20,7 @@ from acnml.solvers._linearisation import LogitMoments, logit_moments
 
 
 class Link(Protocol):
-    """A frozen dataclass value that turns Gaussian logits f ~ N(m, V) into E[softmax f]."""
+    """A frozen dataclass that computes E[softmax f] for Gaussian logits f ~ N(m, V)."""
 
     def __call__(self, moments: LogitMoments) -> Tensor:
         """Return log-probabilities (B, K)."""
@@ -30,7 +30,10 @@ class Link(Protocol):
 @final
 @dataclass(frozen=True)
 class Probit:
-    """softmax(m / √(1 + π/8 diag V)): no sampling, and blind to how logits vary together."""
+    """The approximation softmax(m / √(1 + π/8 diag V)).
+
+    It needs no sampling, but ignores the correlations between logits.
+    """
 
     def __call__(self, moments: LogitMoments) -> Tensor:
         """Return log-probabilities (B, K)."""
@@ -41,13 +44,13 @@ class Probit:
 @final
 @dataclass(frozen=True)
 class LogitSampling:
-    """(1/n) Σ_i softmax(m + V^½ εᵢ) with εᵢ ~ N(0, I): exact as n grows.
+    """The estimate (1/n) Σ_i softmax(m + V^½ εᵢ) with εᵢ ~ N(0, I), exact in the limit n → ∞.
 
-    All inputs share the εᵢ, so that an input's prediction does not depend on its batch.
+    All inputs share the εᵢ, so that the prediction for an input does not depend on its batch.
 
     Args:
-        samples: n.
-        seed: of the εᵢ.
+        samples: the number n of samples.
+        seed: random seed of the εᵢ.
     """
 
     samples: int = 100
@@ -71,13 +74,15 @@ class LogitSampling:
 class Glm(Predictor):
     """E[softmax f] with f ~ N(f_μ(x), J Σ Jᵀ), J = ∂f/∂θ at μ (Immer et al. 2021).
 
-    The Laplace predictive for a posterior that was itself fitted with a linearisation (GGN, KFAC),
-    where sampling weights (`Bma`) leaves the region in which the posterior holds.
+    Here f_μ(x) are the logits at the posterior mean μ. Use it for Laplace posteriors, whose
+    curvature (GGN, KFAC) is also that of the linearised network. Samples of their weights, as in
+    `Bma`, often lie outside the region in which the approximation is accurate.
 
     Args:
         classifier: the model.
-        posterior: N(μ, Σ).
-        link: how the Gaussian logits become probabilities, `Probit()` or `LogitSampling()`.
+        posterior: the posterior N(μ, Σ).
+        link: how to compute probabilities from the Gaussian logits, `Probit()` or
+            `LogitSampling()`.
     """
 
     classifier: Classifier
@@ -102,10 +107,10 @@ class Glm(Predictor):
 
 
 def _symmetric_root(kernel: Tensor) -> Tensor:
-    """Return the symmetric V^½ = U √Λ Uᵀ of positive semidefinite matrices.
+    """Return the symmetric square root V^½ = U √Λ Uᵀ of positive semidefinite matrices.
 
-    Kernels are often singular (more classes than directions), where Cholesky fails. And unlike U √Λ
-    this root is unique, so that rounding in V cannot flip the sign of a draw.
+    A Cholesky factorisation would fail, because V is often singular (if K exceeds its rank). The
+    root U √Λ is not unique, so rounding errors in V could flip the signs of samples.
     """
     values, vectors = torch.linalg.eigh(kernel)
     return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT

@@ -1,4 +1,4 @@
-"""Map: the network's own prediction."""
+"""Map: the prediction of the network itself, usually trained to the MAP estimate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from acnml.predictors.base import Predictor
 @final
 @dataclass(frozen=True, eq=False)
 class Map(Predictor):
-    """p_θ(y|x) at the model's parameters, or at others: `Map(classifier.at(posterior.mean))`."""
+    """p_θ(y|x) at the classifier's parameters θ.
+
+    For other parameters, use e.g. `Map(classifier.at(posterior.mean))`.
+    """
 
     classifier: Classifier
 
@@ -35,6 +38,6 @@ class Map(Predictor):
 
 
 def finite_log_probs(classifier: Classifier, x: Inputs, tensors: Params | None = None) -> Tensor:
-    """Return the classifier's log-probabilities, or name the input on which they are not finite."""
+    """Return the classifier's log-probabilities, or raise an error if they are not finite."""
     log_probs = classifier.log_probs(x, tensors)
     return checks.require_finite(log_probs, "log-probabilities are", "check the model's logits")

@@ -1,4 +1,4 @@
-"""McDropout: the average prediction with dropout left on."""
+"""McDropout: the average prediction over random dropout masks."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ from acnml.predictors.map import finite_log_probs
 class McDropout(Predictor):
     """(1/n) Σ_i p_θ(y|x, mᵢ) over random dropout masks mᵢ (Gal & Ghahramani 2016).
 
-    Only `nn.Dropout` and its kin (1d to 3d, Alpha, FeatureAlpha) are on; batch norm and all else
-    stay in eval mode. Dropout inside a function (`functional.dropout`, the attention weights of
-    `nn.MultiheadAttention`, between the layers of `nn.LSTM`) is no layer of its own and stays off.
+    Only the dropout layers of torch (`nn.Dropout`, `Dropout1d` to `Dropout3d`, `AlphaDropout` and
+    `FeatureAlphaDropout`) run in training mode. All other layers run in eval mode. Dropout that is
+    not a separate layer is off: `functional.dropout`, the attention weights of
+    `nn.MultiheadAttention`, and dropout between the layers of `nn.LSTM`.
 
-    The same batch with the same seed gives the same numbers, on the same device. But every position
-    of a batch has masks of its own: an input moved to another position, or put into a batch of
-    another size, gets another draw of the same average.
+    The same batch with the same seed gives the same result on the same device. However, masks
+    differ between the positions of a batch. The result for an input therefore varies slightly with
+    its position in the batch and with the size of the batch.
 
     Args:
         classifier: the model, with at least one dropout layer.
-        samples: n forward passes.
-        seed: of the masks.
+        samples: the number n of forward passes.
+        seed: random seed of the masks.
     """
 
     classifier: Classifier
@@ -50,8 +51,8 @@ class McDropout(Predictor):
             raise ValueError(f"samples must be at least 1, got {self.samples}")
         if not _dropout_layers(self.classifier):
             raise ValueError(
-                f"{type(self.classifier.model).__name__} has no dropout layers to leave on; "
-                "functional.dropout cannot be found from outside, nn.Dropout can"
+                f"{type(self.classifier.model).__name__} has no dropout layers; "
+                "use nn.Dropout in the model, because functional.dropout cannot be switched on"
             )
 
     @torch.inference_mode(False)
@@ -75,9 +76,9 @@ def _dropout_layers(classifier: Classifier) -> Mapping[str, _DropoutNd]:
 
 
 def _drop(layer: _DropoutNd) -> Hook:
-    """Return a hook that replaces what the layer does in eval mode by what it does in training."""
+    """Return a hook that replaces the layer's output in eval mode by that in training mode."""
     active = copy.deepcopy(layer).train()
-    active.inplace = False  # the input may be the user's own, or that of the next sample
+    active.inplace = False  # the input may be the user's tensor, or may be needed again
 
     def hook(_: nn.Module, args: tuple[Any, ...], __: Tensor) -> Tensor:
         return active(*args)

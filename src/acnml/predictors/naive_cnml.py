@@ -1,4 +1,4 @@
-"""NaiveCnml and NaiveCnmlMax: conditional NML by training again for every input and label."""
+"""NaiveCnml and NaiveCnmlMax: conditional NML by fine-tuning for every input and label."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from acnml.predictors.base import Predictor
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Refitting(Predictor):
-    """What the two predictors share: all but which of the refitted likelihoods counts."""
+    """Base class of both predictors, which differ only in the likelihood that they select."""
 
     classifier: Classifier
     loader: Iterable[Any]
@@ -38,19 +38,24 @@ class _Refitting(Predictor):
         return torch.log_softmax(self.log_lik(x), dim=-1)
 
     def regret(self, x: Inputs) -> Tensor:
-        """Return log C(x) (B,): higher is more out of distribution."""
+        """Return log C(x) (B,); higher values mean "more out of distribution"."""
         return torch.logsumexp(self.log_lik(x), dim=-1)
 
     def log_lik(self, x: Inputs) -> Tensor:
-        """Return log p_θ̂_y(y|x) (B, K), not normalised: what both of the above train for."""
+        """Return log p_θ̂_y(y|x) (B, K), not normalised.
+
+        Each call runs the fine-tuning. To get both probabilities and regret, call this method once
+        and apply `log_softmax` and `logsumexp` to the result.
+        """
         return torch.stack(list(self.log_lik_each(x)))
 
     def log_lik_each(self, x: Inputs) -> Iterator[Tensor]:
-        """Yield `log_lik` (K,) of one input after the other, as they are found.
+        """Yield `log_lik` (K,) of each input in turn, as soon as it is available.
 
-        An input's result does not depend on the others, so a long run can be taken up again where
-        it ended, with those inputs that have no result yet. Inputs that train together are found
-        together: with less memory (`Refit`) or fewer inputs in x, less is lost when a run ends.
+        The result of an input does not depend on the others. A long run that was interrupted can
+        therefore be continued with the remaining inputs. Inputs that are trained together become
+        available together. To lose less in an interruption, reduce `Refit.memory` or pass fewer
+        inputs per call.
         """
         refits = refit_each(
             self.classifier, self.loader, x, self.refit, self.parameters, self.progress
@@ -60,7 +65,7 @@ class _Refitting(Predictor):
     @staticmethod
     @abstractmethod
     def _log_lik(refitted: Refitted) -> Tensor:
-        """Return the log-likelihoods (K,) that count."""
+        """Select the log-likelihoods (K,) of this predictor."""
 
     def __repr__(self) -> str:
         names = parameter_names(self.classifier.model, self.parameters)
@@ -72,22 +77,23 @@ class _Refitting(Predictor):
 
 @final
 class NaiveCnml(_Refitting):
-    """p(y|x) ∝ p_θ̂_y(y|x) with θ̂_y trained on all data and on (x, y), from the model's weights.
+    """p(y|x) ∝ p_θ̂_y(y|x), where θ̂_y is fine-tuned on the training data and (x, y).
 
-    Costs, for B inputs and K labels, B · K · epochs passes over the training data: B = 10 inputs
-    with K = 10 labels train 100 times. It is what ACNML approximates, for comparisons and for
-    choosing α (`tuning.alpha_matching_cnml`). Where only last layers train (Bibas et al. 2019), the
-    layers before them run once for all rows, and many more rows fit into memory.
+    For B inputs and K labels this takes B · K · epochs passes over the training data. For example,
+    B = 10 inputs with K = 10 labels need 100 training runs. ACNML approximates this predictor. Use
+    it for comparisons and to choose α (`tuning.alpha_matching_cnml`). If only the last layers are
+    trained (Bibas et al. 2019), the layers before them run once for many pairs of input and label,
+    and more pairs fit into memory.
 
     Args:
         classifier: the trained model, e.g. `classifier.at(posterior.mean)`.
-        loader: the training data, with labels, as many in every pass. Its order should come from
-            torch's global random state, as that of a `DataLoader` does by default: then every
-            input sees the same batches.
-        refit: how to train; SGD with momentum, see `Refit`.
-        parameters: parameters, their names or submodules that learn, e.g. `[last_linear(model)]`;
-            all of the model's by default.
-        progress: show progress bars; by default in a terminal only.
+        loader: the training data, with labels. Every pass must yield the same number of examples.
+            Its order should come from torch's global random state, which is the default of
+            `DataLoader`. Every input is then trained on the same batches.
+        refit: settings of the fine-tuning by SGD with momentum; see `Refit`.
+        parameters: parameters, their names or submodules to train, e.g. `[last_linear(model)]`; by
+            default the whole model.
+        progress: whether to show progress bars; by default only in a terminal.
 
     >>> from acnml import Classifier, NaiveCnml, Refit
     >>> data = [(torch.eye(2), torch.tensor([0, 1]))]
@@ -103,9 +109,10 @@ class NaiveCnml(_Refitting):
 
 @final
 class NaiveCnmlMax(_Refitting):
-    """`NaiveCnml` with the highest p_θ(y|x) after any step of the last epoch, for every label.
+    """`NaiveCnml` with the highest p_θ(y|x) over the steps of the last epoch, for every label.
 
-    Evens out the noise of SGD, and leans to high likelihoods; arguments and cost are the same.
+    This reduces the noise of SGD, but is biased towards high likelihoods. Arguments and cost are
+    those of `NaiveCnml`.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Tempered: any prediction, made softer or sharper."""
+"""Tempered: temperature scaling of any predictor."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from acnml.predictors.base import Predictor, require_predictor
 @final
 @dataclass(frozen=True, eq=False)
 class Tempered(Predictor):
-    """p(y|x)^(1/T), normalised: temperature scaling (Guo et al. 2017) after the predictor.
+    """p(y|x)^(1/T), normalised: temperature scaling (Guo et al. 2017) of a predictor's output.
 
-    For `Map` this is the same as tempering the model, `Map(classifier.tempered(T))`; for predictors
-    that average or adapt the two differ.
+    For `Map` this equals `Map(classifier.tempered(T))`. For predictors that average over weights or
+    adapt them, it differs from applying the temperature to the classifier.
 
     Args:
-        predictor: what is tempered.
-        temperature: T. Above 1 is less confident, T → ∞ uniform; the ranking of classes stays.
+        predictor: the predictor to scale.
+        temperature: T. Values above 1 make predictions less confident, and T → ∞ makes them
+            uniform. The ranking of classes does not change.
     """
 
     predictor: Predictor

@@ -1,7 +1,7 @@
-"""The network as a linear function of its parameters around the posterior mean.
+"""Linearise the network in its parameters at the posterior mean.
 
-With f(θ) ≈ f(μ) + J(θ - μ) and θ ~ N(μ, Σ) the logits of an input are Gaussian: they have the mean
-f(μ) and the covariance J Σ Jᵀ, one K×K matrix per input, which is called the kernel here.
+With f(θ) ≈ f(μ) + J(θ - μ) and θ ~ N(μ, Σ), the logits of an input are Gaussian. Their mean is f(μ)
+and their covariance is J Σ Jᵀ, one K×K matrix per input. This covariance is called the kernel.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from acnml.classifier import Classifier
 from acnml.head.features import features, only_linear
 from acnml.posteriors import Posterior
 
-# How much of the Jacobians exists at once; a single input's is made whatever its size.
+# Maximum size of a chunk of Jacobians. A chunk contains at least one input, whatever its size.
 JACOBIAN_BYTES = 64 * 2**20
 
 
 class LogitMoments(NamedTuple):
-    """The Gaussian over logits N(f_μ(x), J Σ Jᵀ), in single precision at least."""
+    """The Gaussian N(f_μ(x), J Σ Jᵀ) over logits, in at least single precision."""
 
     logits: Tensor  # (B, K)
     kernel: Tensor  # (B, K, K), exactly symmetric
@@ -49,7 +49,7 @@ def logit_moments(classifier: Classifier, posterior: Posterior, x: Inputs) -> Lo
 def _of_last_layer(
     classifier: Classifier, posterior: Posterior, x: Inputs
 ) -> tuple[Tensor, Tensor] | None:
-    """Use the closed form if the posterior covers the last layer alone."""
+    """Return the closed form if the posterior covers only the last layer, else None."""
     layer = only_linear(classifier, posterior.mean)
     found = None if layer is None else features(classifier, layer, x, posterior.mean)
     if layer is None or found is None:
@@ -59,7 +59,7 @@ def _of_last_layer(
 
 
 def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
-    """Take the gradients of all logits as outer products, never written out."""
+    """Compute the kernel from gradients in factored form, as outer products."""
     parts = [
         (rows.start.logits[:, 0].detach(), rows.kernel().dense())
         for rows, _ in row_chunks(classifier, posterior, x, n_gradients=1, memory=None)
@@ -69,7 +69,7 @@ def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[T
 
 
 def _by_jacobians(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
-    """Write the Jacobians out: for models with layers that the engine does not support."""
+    """Compute the kernel from full Jacobians, for layers that the engine does not support."""
     logits = classifier.logits(x, posterior.mean)
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
     at_once = _inputs_at_once(posterior.mean, classes=logits.shape[1])
@@ -91,16 +91,19 @@ def _jacobians(classifier: Classifier, mean: Params, x: Inputs) -> Params:
 
     try:
         return vmap(jacrev(logits), in_dims=(None, 0))(mean, x)
-    except (RuntimeError, ValueError) as error:  # the same model has just run without vmap
-        raise ValueError(f"torch.func.vmap cannot vectorise this model: {error}") from error
+    except (RuntimeError, ValueError) as error:  # the model has already run without vmap
+        raise ValueError(
+            "torch.func.vmap cannot vectorise this model; cover only Linear, Conv2d and "
+            f"normalisation layers, which do not need it: {error}"
+        ) from error
 
 
 def _kernel(jacobian: Params, posterior: Posterior) -> Tensor:
-    """Return J Σ Jᵀ (B, K, K), summed name by name so that nothing large is copied."""
+    """Return J Σ Jᵀ (B, K, K), summed over parameters to avoid a copy of the whole Jacobian."""
     moved = posterior.cov_mv(jacobian)
     parts = [_vectors(jacobian[name]) @ _vectors(moved[name]).mT for name in jacobian]
     kernel = torch.stack(parts).sum(0)
-    return (kernel + kernel.mT) / 2  # rounding differs above and below the diagonal
+    return (kernel + kernel.mT) / 2  # rounding errors make the product slightly asymmetric
 
 
 def _vectors(tensor: Tensor) -> Tensor:

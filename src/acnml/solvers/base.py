@@ -1,4 +1,14 @@
-"""What a solver is and what it returns."""
+"""Solver: the interface of all solvers, and Solution: their result.
+
+ACNML asks for each label y how well the model can fit y at the input x without moving far from its
+trained weights. The posterior q(θ) = N(μ, Σ) over the weights defines "far". For every label, a
+solver finds the adapted weights
+
+    θ̂_y = argmax_θ log p_θ(y|x) + log q(θ).
+
+The prediction is p(y|x) = p_θ̂_y(y|x) / C(x), with the normaliser C(x) = Σ_y p_θ̂_y(y|x). Its
+logarithm is called the regret. In the code, B is the number of inputs and K the number of classes.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +23,17 @@ from acnml.posteriors import Posterior
 
 
 class Solution(NamedTuple):
-    """For every input and label y: how well the model can explain y without leaving q.
+    """The likelihood of every label y under the weights θ̂_y that are adapted to it.
 
-    `log_lik` is log p_θ̂_y(y|x), not normalised. `residual` is √(gᵀΣg) for the gradient g of
-    log p_θ(y|x) + log q(θ) at θ̂_y: zero at an optimum, and free of units, so that 0.1 means "a
-    tenth of a posterior standard deviation to go".
+    `log_lik` is log p_θ̂_y(y|x), not normalised.
 
-    `omitted` is zero for every label that was solved for. With many classes some are not: their
-    `log_lik` is that at the mean, and p_θ̂_y(y|x) exceeds its exponential by `omitted` at most.
+    `residual` measures how far θ̂_y is from the optimum. It is √(gᵀΣg), where g is the gradient of
+    log p_θ(y|x) + log q(θ) at θ̂_y. It is zero at an optimum and dimensionless: a value of 0.1 means
+    about a tenth of a posterior standard deviation.
+
+    `omitted` is zero for every label that was solved for. With many classes, labels with a
+    negligible probability are not solved for. Their `log_lik` is the value at the posterior mean,
+    and p_θ̂_y(y|x) exceeds exp(`log_lik`) by at most `omitted`.
     """
 
     log_lik: Tensor  # (B, K)
@@ -34,20 +47,20 @@ class Solution(NamedTuple):
 
     @property
     def regret(self) -> Tensor:
-        """log C(x) = log Σ_y p_θ̂_y(y|x), (B,): 0 where the model is sure, log K at most."""
+        """log C(x) = log Σ_y p_θ̂_y(y|x), (B,): from 0 (one label fits) to log K (all fit)."""
         return torch.logsumexp(self.log_lik, dim=-1)
 
 
 @final
 class UnsolvedError(ValueError):
-    """A solver has diverged, or stopped far from an optimum; the message says what to do."""
+    """Raised when a solver diverges or stops far from an optimum. The message says what to do."""
 
 
 class Solver(Protocol):
-    """A frozen dataclass value that finds θ̂_y = argmax_θ log p_θ(y|x) + log q(θ) for every y.
+    """A frozen dataclass that finds θ̂_y = argmax_θ log p_θ(y|x) + log q(θ) for every label y.
 
-    The weight α of the paper is in the posterior: α log p + log q has the same maximiser as
-    log p + log q_α with q_α = `posterior.scaled(α)`.
+    The paper's weight α of the query is part of the posterior: α log p + log q has the same
+    maximiser as log p + log q_α, where q_α is `posterior.scaled(α)`.
     """
 
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
@@ -55,5 +68,5 @@ class Solver(Protocol):
         ...
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
-        """Return only the log-likelihoods (B, K): what a prediction needs, without residuals."""
+        """Return only the log-likelihoods (B, K). Predictions use this; it skips residuals."""
         ...

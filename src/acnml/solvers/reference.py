@@ -1,4 +1,4 @@
-"""Reference: the paper's iteration, plain and literal, as the oracle for every faster solver."""
+"""Reference: a direct implementation of the paper's iteration, to test faster solvers against."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.solvers.base import Solution, UnsolvedError
 
-# (parameters, inputs, labels), each with rows in front -> per row (gradient, log p(y|x)).
+# (parameters, inputs, labels), each with a leading row dimension -> (gradient, log p(y|x)) per row.
 Gradients: TypeAlias = Callable[[Params, Inputs, Tensor], tuple[Params, Tensor]]
 
 
 @final
 @dataclass(frozen=True)
 class Reference:
-    """Gradient ascent from the mean, preconditioned by Σ (Algorithm 1 of the paper).
+    """Gradient ascent from the posterior mean, preconditioned by Σ (Algorithm 1 of the paper).
 
         θ ← θ + ε Σ (∇ log p_θ(y|x) + ∇ log q(θ))
 
-    Every row, that is every label of every input, has its own copy of the covered parameters.
+    A row is one label of one input. Every row has its own copy of the parameters that the posterior
+    covers.
 
     Args:
-        steps: number of updates. The paper takes 5, and 10 for KFAC posteriors.
-        step_size: ε. The paper takes 0.5, and 0.25 for KFAC posteriors.
-        rows_at_once: rows that share a vectorised computation; memory grows with it. 1 runs them
-            one by one without `torch.func.vmap`, for models it cannot vectorise.
+        steps: number of updates. The paper uses 5, and 10 for KFAC posteriors.
+        step_size: ε. The paper uses 0.5, and 0.25 for KFAC posteriors.
+        rows_at_once: number of rows per vectorised computation. Memory grows with it. Use 1 for
+            models that `torch.func.vmap` does not support; rows then run one by one without it.
     """
 
     steps: int = 5
@@ -74,11 +75,12 @@ class Reference:
     ) -> tuple[Tensor, Tensor]:
         """Return (log p_θ̂(y|x), residual) for rows of one input and one label each.
 
-        Kept beside θ is v = Σ⁻¹(θ - μ), so that ∇ log q(θ) = -v needs no inverse of Σ.
+        The iteration stores v = Σ⁻¹(θ - μ) in addition to θ. Then ∇ log q(θ) = -v, and no inverse
+        of Σ is needed.
         """
         theta = {n: t.expand(len(labels), *t.shape) for n, t in posterior.mean.items()}
         v = zip_with(torch.zeros_like, theta)
-        grad, log_lik = gradients(theta, x, labels)  # of the objective; v is zero here
+        grad, log_lik = gradients(theta, x, labels)  # gradient of the objective, because v = 0
         for _ in range(self.steps):
             v = add(v, scale(grad, self.step_size))
             theta = add(posterior.mean, posterior.cov_mv(v))
@@ -89,7 +91,7 @@ class Reference:
 
 
 def _row_gradients(classifier: Classifier, *, one_by_one: bool) -> Gradients:
-    """Return the function that gives ∇_θ log p_θ(y|x) and its value for rows of (θ, x, y)."""
+    """Return a function that computes ∇_θ log p_θ(y|x) and log p_θ(y|x) for rows of (θ, x, y)."""
 
     def log_lik(theta: Params, x: Inputs, label: Tensor) -> Tensor:
         one = batches.map_inputs(x, lambda tensor: tensor.unsqueeze(0))
@@ -98,10 +100,10 @@ def _row_gradients(classifier: Classifier, *, one_by_one: bool) -> Gradients:
     def vectorised(theta: Params, x: Inputs, labels: Tensor) -> tuple[Params, Tensor]:
         try:
             return vmap(grad_and_value(log_lik))(theta, x, labels)
-        except (RuntimeError, ValueError) as error:  # the same model has just run without vmap
+        except (RuntimeError, ValueError) as error:  # the model has already run without vmap
             raise ValueError(
-                "torch.func.vmap cannot vectorise this model; "
-                f"Reference(rows_at_once=1) runs it row by row: {error}"
+                "torch.func.vmap cannot vectorise this model; use "
+                f"Reference(rows_at_once=1), which runs it row by row: {error}"
             ) from error
 
     def in_a_loop(theta: Params, x: Inputs, labels: Tensor) -> tuple[Params, Tensor]:

@@ -1,10 +1,11 @@
-"""Choosing alpha, prior precision and temperature on data that the model was not trained on.
+"""Choose alpha, prior precision and temperature on a held-out validation set.
 
 The prior precision can also be chosen by the evidence, which needs no validation data.
 
-Every function returns a `Choice`: the value, the whole table it was chosen from, and the rule.
-Print it to see why. `sweep` makes such a table for any other knob, and `within_price` chooses the
-most cautious value of any knob for a given price in NLL.
+Every function returns a `Choice`: the value, the table of all values that were tried, and the rule.
+Print it to see all three. For other hyperparameters, `sweep` returns such a table, and
+`within_price` chooses the most cautious value that increases the NLL by at most a given price.
+A value is more cautious than another if its predictions are less confident.
 """
 
 from acnml.tuning.alpha import (

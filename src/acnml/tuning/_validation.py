@@ -1,4 +1,4 @@
-"""Validation data of a search: predictions for all of it, with as few passes as possible."""
+"""Validation: predictions for a validation set, with as few passes over it as possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class _Cached(NamedTuple):
-    """The features of all data, for a network and one of its layers."""
+    """The inputs and outputs of one layer of a network, for all data."""
 
     network: Classifier
     layer: str
@@ -31,15 +31,15 @@ class _Cached(NamedTuple):
 
 @final
 class Validation:
-    """A loader of labelled data.
+    """A labelled validation set, with a cache of its features.
 
-    Predictors that differ only in the posterior of a last layer, or in its α, need the features of
-    the data and not the network. They are computed in one pass and kept, so that a search costs
-    one pass however many values it tries.
+    If predictors differ only in the posterior of the last layer or in α, their predictions can be
+    computed from the features, that is the inputs and outputs of that layer. The features are
+    computed in one pass and cached, so a search needs only one pass for any number of values.
 
     Args:
         loader: validation data, with labels.
-        progress: show progress bars; by default in a terminal only.
+        progress: whether to show progress bars; by default only in a terminal.
     """
 
     def __init__(self, loader: Iterable[Any], progress: bool | None = None) -> None:
@@ -60,7 +60,7 @@ class Validation:
         return self._over_batches(description, lambda x: predictor(x), torch.cat)
 
     def prepared(self, predictor: Acnml) -> _Cached | None:
-        """Return the features that a predictor needs, if it adapts a last layer alone."""
+        """Return the features for a predictor, or None if it adapts more than the last layer."""
         layer = predictor.last_layer
         if layer is None:
             return None
@@ -82,7 +82,7 @@ class Validation:
     def _over_batches(
         self, description: str, compute: Callable[[Inputs], Any], join: Callable[[list[Any]], T]
     ) -> tuple[T, Tensor]:
-        """Join what is computed for every batch; an error names the batch it comes from."""
+        """Compute and join the results of all batches. Errors name the batch."""
         results, labels = [], []
         for index, batch in enumerate(track(self._loader, description, self._progress)):
             try:
@@ -96,15 +96,16 @@ class Validation:
                 raise kind(f"batch {index}: {error}") from error
         if not results:
             raise ValueError(
-                "the loader gave no batch; is it empty, or an iterator used up before?"
+                "the loader gave no batch: it is empty, or it is an iterator that was used before; "
+                "pass a loader that can be iterated again"
             )
         return join(results), torch.cat(labels)
 
 
 def _checked_labels(labels: Any, result: Tensor | Features | None) -> Tensor:
-    """Return the labels of a batch, or say why they do not fit its predictions."""
+    """Check the labels of a batch against its predictions and return them on the CPU."""
     if labels is None:
-        raise ValueError("it has no labels: yield (x, y), or a mapping with 'labels'")
+        raise ValueError("there are no labels: yield (x, y), or a mapping with 'labels'")
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor of integers, got {type(labels).__name__}")
     if isinstance(result, Features):

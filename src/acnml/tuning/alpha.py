@@ -1,4 +1,9 @@
-"""Choosing α, the weight of the query in ACNML: the paper's two rules, and least NLL."""
+"""Choose α, the weight of the query in ACNML, by the paper's two rules or by validation NLL.
+
+A larger α lets the weights adapt more to each label of the query, which makes predictions less
+confident. In the limit α → 0 the prediction is that of the network itself, called MAP here. CNML is
+the method that ACNML approximates; it trains the network again for every label.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +22,13 @@ from acnml.tuning.choice import Choice, table_text
 from acnml.tuning.sweep import MakePredictor, Scores, increasing, least_nll, score, until_unsolved
 
 PAPERS_ALPHAS = (0.25, 0.5, 1.0, 1.5, 2.0)
-# Wider than the paper's: for Laplace posteriors of sharp networks α = 1 is often far too cautious.
+# A wider grid than the paper's. With Laplace posteriors of overconfident networks, α = 1 is often
+# far too cautious.
 ALPHAS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Judged(NamedTuple):
-    """`Scores`, and whether they are within the tolerance of MAP's."""
+    """`Scores`, and whether accuracy and NLL are within the tolerance of those of MAP."""
 
     value: float
     accuracy: float
@@ -33,27 +39,27 @@ class Judged(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The mean difference between the likelihoods p_θ̂_y(y|x) of ACNML and those of CNML."""
+    """Differences between the likelihoods p_θ̂_y(y|x) of ACNML and of CNML."""
 
     value: float
     distance: float  # mean |ACNML - CNML|
-    excess: float  # mean (ACNML - CNML): above 0 if a smaller alpha would be closer
+    excess: float  # mean (ACNML - CNML); positive if alpha is too large on average
 
 
 @final
 @dataclass(frozen=True)
 class Tolerance:
-    """How much worse than MAP's the validation accuracy and mean NLL (in nats) may be."""
+    """The largest acceptable loss of validation accuracy and increase of NLL (in nats) over MAP."""
 
     accuracy: float = 0.005
     nll: float = 0.05
 
     def __post_init__(self) -> None:
         if not (self.accuracy >= 0 and self.nll >= 0):
-            raise ValueError(f"tolerances must not be negative, got {self}")
+            raise ValueError(f"tolerances must not be negative or NaN, got {self}")
 
     def allows(self, accuracy_lost: float, nll_added: float) -> bool:
-        """Return whether both losses are within the tolerance; equality counts as within."""
+        """Return whether both losses are at most the tolerance."""
         rounding = 1e-9
         return accuracy_lost <= self.accuracy + rounding and nll_added <= self.nll + rounding
 
@@ -65,19 +71,21 @@ def largest_harmless_alpha(
     tolerance: Tolerance | None = None,
     progress: bool | None = None,
 ) -> Choice[Judged]:
-    """Return the largest α that costs little accuracy and NLL on data like the training data.
+    """Return the largest α that loses little accuracy and NLL on in-distribution data.
 
-    The paper's first rule: caution is wanted on other data and should cost almost nothing on these.
-    The table begins with α = 0, which is MAP: the network at the posterior's mean. It ends before
-    the first α for which the solver finds no solution. For values between those of the grid, and
-    for other knobs, see `within_price`.
+    This is the paper's first rule. Lower confidence is useful on out-of-distribution data, and the
+    tolerance limits its cost on in-distribution data. The table begins with α = 0, which is MAP,
+    the network at the posterior mean. It ends before the first α for which the solver finds no
+    solution. For values between those of the grid and for other hyperparameters, see
+    `within_price`.
 
     Args:
-        predictor: its classifier, posterior and solver are used; its α is replaced.
-        loader: validation data, with labels; one pass for a last layer, else one for every α.
+        predictor: an `Acnml` predictor. Its α is ignored.
+        loader: validation data, with labels. If the posterior covers only the last layer, this
+            takes one pass, otherwise one pass for every α.
         alphas: the values to try; the paper's are `PAPERS_ALPHAS`.
-        tolerance: how much α may cost; `Tolerance()` by default.
-        progress: show progress bars; by default in a terminal only.
+        tolerance: the largest acceptable cost of α; by default `Tolerance()`.
+        progress: whether to show progress bars; by default only in a terminal.
     """
     _require_acnml(predictor)
     tolerance = tolerance or Tolerance()
@@ -95,12 +103,12 @@ def largest_harmless_alpha(
     )
     harmless = [row.value for row in table[1:] if row.harmless]
     limits = (
-        f"costs at most {tolerance.accuracy:g} of MAP's accuracy {plain.accuracy:.4f} and adds at "
-        f"most {tolerance.nll:g} nats to its NLL {plain.nll:.4f}"
+        f"loses at most {tolerance.accuracy:g} of MAP's accuracy {plain.accuracy:.4f} and adds at "
+        f"most {tolerance.nll:g} nats to MAP's NLL {plain.nll:.4f}"
     )
     if not harmless:
-        remedy = "give smaller alphas, a larger tolerance or a tighter posterior"
-        raise ValueError(f"no alpha of the grid {limits}; {remedy}\n{table_text(table)}")
+        remedy = "use smaller alphas, a larger tolerance or a higher prior precision"
+        raise ValueError(f"no alpha in the grid {limits}; {remedy}\n{table_text(table)}")
     return Choice(harmless[-1], table, f"the largest alpha that {limits}")
 
 
@@ -110,10 +118,10 @@ def alpha_by_nll(
     alphas: Sequence[float] = ALPHAS,
     progress: bool | None = None,
 ) -> Choice[Scores]:
-    """Return the α of least validation NLL.
+    """Return the α with the lowest validation NLL.
 
-    On data like the training data this is often the smallest of the grid. The table begins with
-    α = 0, which is MAP.
+    On in-distribution data this is often the smallest α of the grid. The table begins with α = 0,
+    which is MAP. See `largest_harmless_alpha` for the arguments.
     """
     _require_acnml(predictor)
     make_predictor, validation = _with_alpha(predictor), Validation(loader, progress)
@@ -132,18 +140,18 @@ def alpha_matching_cnml(
     alphas: Sequence[float] = ALPHAS,
     progress: bool | None = None,
 ) -> Choice[Match]:
-    """Return the α with which ACNML's likelihoods are closest to CNML's.
+    """Return the α for which ACNML's likelihoods are closest to those of CNML.
 
-    The paper's second rule. The posterior only approximates the likelihood of the training data,
-    and α corrects its scale; CNML uses the training data themselves. The distance is the mean of
-    |p_θ̂_y(y|x) - CNML's| over all inputs and labels.
+    This is the paper's second rule. CNML uses the training data directly. ACNML replaces them by a
+    posterior, and α corrects the scale of that approximation. The distance is the mean absolute
+    difference between the likelihoods p_θ̂_y(y|x) of both, over all inputs and labels.
 
     Args:
-        predictor: its classifier, posterior and solver are used; its α is replaced.
-        x: some validation inputs, B of them.
+        predictor: an `Acnml` predictor. Its α is ignored.
+        x: a batch of B validation inputs.
         cnml_log_lik: `NaiveCnml(classifier, train_loader).log_lik(x)`, (B, K).
         alphas: the values to try.
-        progress: show a progress bar; by default in a terminal only.
+        progress: whether to show a progress bar; by default only in a terminal.
     """
     _require_acnml(predictor)
     expected = cnml_log_lik.double().cpu().exp()
@@ -155,14 +163,14 @@ def alpha_matching_cnml(
 
 
 def _require_acnml(predictor: object) -> None:
-    """Refuse predictors that have no α."""
+    """Raise an error if the predictor is not `Acnml`, the only one with an α."""
     if not isinstance(predictor, Acnml):
         kind = type(predictor).__name__
-        raise TypeError(f"only Acnml has an alpha to choose, got a {kind}: give Acnml(...)")
+        raise TypeError(f"only Acnml has an alpha to choose, got a {kind}: pass Acnml(...)")
 
 
 def _with_alpha(predictor: Acnml) -> MakePredictor:
-    """Return α ↦ the predictor with this α; the limit α = 0 is the network at the mean."""
+    """Return a function from α to the predictor with this α; α = 0 gives the network at μ."""
     at_mean = Map(predictor.classifier.at(predictor.posterior.mean))
     return lambda alpha: replace(predictor, alpha=alpha) if alpha > 0 else at_mean
 
@@ -172,7 +180,7 @@ def _match(predictor: Acnml, x: Inputs, features: Features | None, expected: Ten
     actual = solved.log_lik.double().cpu().exp()
     if actual.shape != expected.shape:
         raise ValueError(
-            f"cnml_log_lik has shape {tuple(expected.shape)}, ACNML's likelihoods "
+            f"cnml_log_lik has shape {tuple(expected.shape)}, but ACNML's likelihoods have shape "
             f"{tuple(actual.shape)}: compute both for the same inputs"
         )
     difference = actual - expected

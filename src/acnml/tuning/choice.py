@@ -1,4 +1,4 @@
-"""Choice: a value with the table it was chosen from."""
+"""Choice: a value with the table from which it was chosen."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Generic, Protocol, TypeVar, final
 
 
 class Row(Protocol):
-    """A row of a table: a named tuple of numbers that begins with the knob's value."""
+    """A row of a table: a named tuple of numbers that begins with the hyperparameter's value."""
 
     @property
     def value(self) -> float:
-        """The knob's value."""
+        """The value of the hyperparameter."""
         ...
 
     def _asdict(self) -> dict[str, Any]: ...
@@ -24,7 +24,7 @@ RowT = TypeVar("RowT", bound=Row)
 @final
 @dataclass(frozen=True)
 class Choice(Generic[RowT]):
-    """A chosen value with all that was considered.
+    """A chosen value, with the table of all values that were tried.
 
     >>> from acnml.tuning import Evidence
     >>> print(Choice(0.5, (Evidence(0.1, -12.0), Evidence(0.5, -9.5)), "the largest evidence"))
@@ -36,14 +36,14 @@ class Choice(Generic[RowT]):
 
     value: float
     table: tuple[RowT, ...]
-    rule: str  # by which the value was chosen, for people to read
+    rule: str  # a description of how the value was chosen
 
     def __str__(self) -> str:
         return f"{self.value:.6g}: {self.rule}\n{table_text(self.table, self.value)}"
 
 
 def table_text(table: Sequence[Row], chosen: float | None = None) -> str:
-    """Return an aligned table, with an arrow before the chosen row if there is one."""
+    """Format an aligned table, with an arrow before the chosen row if there is one."""
     lines = [["", *table[0]._asdict()]]
     lines += [["→" if row.value == chosen else "", *_cells(row)] for row in table]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -1,4 +1,8 @@
-"""The most cautious value of a knob within a price: so many nats of validation NLL."""
+"""Choose the most cautious value of a hyperparameter for a given increase of validation NLL.
+
+The increase is called the price, in nats. A value is more cautious than another if its predictions
+are less confident, e.g. a larger α, a higher temperature or a smaller prior precision.
+"""
 
 from __future__ import annotations
 
@@ -16,46 +20,51 @@ from acnml.tuning._validation import Validation
 from acnml.tuning.choice import Choice, table_text
 from acnml.tuning.sweep import MakePredictor, Scores, score, until_unsolved
 
-ROUNDING = 1e-9  # of sums: an NLL that meets its limit exactly is within it
-REFINEMENTS = 3  # values between those of the grid that are tried at most
-SPENT = 0.95  # of the price: a value that costs this much need not be refined
+ROUNDING = 1e-9  # tolerance for rounding errors, so that an NLL equal to its limit is accepted
+REFINEMENTS = 3  # maximum number of values to try between two values of the grid
+SPENT = 0.95  # stop refining at a value that costs at least this fraction of the price
 
 
 def most_cautious(values: Sequence[float], nlls: Sequence[float], limit: float) -> float:
     """Return the most cautious value whose validation NLL is at most the limit.
 
-    Between the first value within the limit and the more cautious one before it, log NLL is
-    interpolated linearly in the logarithm of the value. So methods that are compared at a limit
-    pay the same price, whatever their grids. The result is rounded to four digits.
+    The result lies between the first value within the limit and the more cautious one before it.
+    There, log NLL is interpolated linearly in the logarithm of the value. Methods that are compared
+    at the same limit therefore have nearly the same NLL, whatever their grids. The result is
+    rounded to four digits.
 
     Args:
-        values: of a knob, positive; the most cautious first, then increasing or decreasing.
-        nlls: their NLLs; infinite where a value gives no solution.
-        limit: the highest NLL that is accepted. If no value is within it, a ValueError says so.
+        values: positive values of a hyperparameter, the most cautious first, in increasing or
+            decreasing order.
+        nlls: their NLLs; infinite if there is no solution for a value.
+        limit: the highest acceptable NLL.
+
+    Raises:
+        ValueError: if the NLL of every value exceeds the limit.
 
     >>> most_cautious([1, 10, 100], [0.4, 0.1, 0.1], limit=0.2)
     3.162
     """
     values = _most_cautious_first(values)
     if len(values) != len(nlls):
-        raise ValueError(f"{len(values)} values and {len(nlls)} NLLs: give one NLL for each value")
+        raise ValueError(f"{len(values)} values and {len(nlls)} NLLs: pass one NLL for each value")
     if any(math.isnan(nll) for nll in nlls):
-        raise ValueError(f"an NLL is NaN: {list(nlls)}")
+        raise ValueError(f"nlls contains NaN: {list(nlls)}; use inf for values without a solution")
     inside = next((i for i, nll in enumerate(nlls) if nll <= limit), None)
     if inside is None:
         raise ValueError(
-            f"no value has an NLL of at most {limit:g}, the least is {min(nlls):g}; "
+            f"no value has an NLL of at most {limit:g} (the lowest is {min(nlls):g}); "
             "try less cautious values or raise the limit"
         )
     if inside == 0:
         return values[0]
     above, within = nlls[inside - 1], nlls[inside]
-    if math.isinf(above) or within <= 0:  # no logarithm to interpolate
+    if math.isinf(above) or within <= 0:  # the logarithm cannot be interpolated
         return values[inside]
     share = math.log(above / limit) / math.log(above / within)
     low, high = sorted(values[inside - 1 : inside + 1])
     interpolated = values[inside - 1] * (values[inside] / values[inside - 1]) ** share
-    # Rounded, so that the choice does not depend on the last bits of a sum.
+    # Round, so that the choice does not depend on rounding errors of a sum.
     return min(max(float(f"{interpolated:.4g}"), low), high)
 
 
@@ -69,29 +78,28 @@ def within_price(
 ) -> Choice[Scores]:
     """Return the most cautious value whose validation NLL is at most `price` above a reference.
 
-    Caution lowers the confidence on all inputs. The price says how much of that is acceptable on
-    data like the training data, and works for any knob: α, a prior precision, a temperature. To
-    choose α with a price of 0.01 nats over the network:
+    A more cautious value lowers the confidence on all inputs. The price limits the resulting
+    increase of the NLL on in-distribution data. It applies to any hyperparameter: α, a prior
+    precision or a temperature. For example, to choose α at a price of 0.01 nats over the network:
 
         within_price(
             lambda alpha: Acnml(classifier, posterior, alpha=alpha),
             sorted(tuning.ALPHAS, reverse=True), loader, price=0.01, reference=Map(classifier),
         )
 
-    First the values of the grid are tried, from the least cautious up to the first one for which
-    the solver finds no solution. Then up to three values between the two neighbours of the limit
-    are tried, placed by `most_cautious`. The chosen value is always in the table: it was tried,
-    and it is within the price.
+    The values of the grid are tried first, from the least cautious to the first one for which the
+    solver finds no solution. Then `most_cautious` proposes up to three values between the last
+    value within the price and the first one above it. The chosen value is always one that was
+    tried, and it is in the table.
 
     Args:
-        make_predictor: value of the knob -> predictor.
+        make_predictor: a function from a value to the predictor.
         grid: the values to try, the most cautious first: decreasing for α and temperatures,
-            increasing for prior precisions. A grid in the wrong order is refused, which is seen
-            by the confidence of the predictions.
+            increasing for prior precisions. The wrong order raises an error.
         loader: validation data, with labels; see `sweep` for the number of passes.
-        price: in nats, not negative.
-        reference: a predictor, or the NLL itself.
-        progress: show progress bars; by default in a terminal only.
+        price: the acceptable increase of the NLL in nats, not negative.
+        reference: the predictor to compare with, or its validation NLL.
+        progress: whether to show progress bars; by default only in a terminal.
     """
     values = _most_cautious_first(grid)
     if not 0 <= price < math.inf:
@@ -112,7 +120,7 @@ def within_price(
     meaning = f"within {price:g} nats of the reference NLL {plain:.4f}"
     if not any(row.nll <= limit for row in rows):
         raise ValueError(
-            f"no value of the grid is {meaning}; give less cautious values or a higher price\n"
+            f"no value in the grid is {meaning}; use less cautious values or a higher price\n"
             f"{table_text(_increasing(rows))}"
         )
     enough = plain + SPENT * price
@@ -123,7 +131,7 @@ def within_price(
         end = (
             "in the grid: try more cautious ones"
             if len(tried) == len(values)
-            else "with a solution"
+            else "for which the solver finds a solution"
         )
         rule += f"; it is the most cautious one {end}"
     return Choice(chosen, _increasing(rows), rule)
@@ -132,7 +140,7 @@ def within_price(
 def _refine(
     rows: list[Scores], enough: float, limit: float, evaluate: Callable[[float], Scores]
 ) -> None:
-    """Add values between the neighbours of the limit, until an NLL is between `enough` and it."""
+    """Add values near the limit to `rows`, until an NLL is between `enough` and `limit`."""
     for _ in range(REFINEMENTS):
         value = most_cautious([row.value for row in rows], [row.nll for row in rows], limit)
         if value in {row.value for row in rows}:
@@ -147,27 +155,27 @@ def _refine(
 
 
 class _Tried(NamedTuple):
-    """The scores of a value, and the mean probability of the likeliest class."""
+    """The scores of a value, and the mean confidence of its predictions."""
 
     scores: Scores
     confidence: float
 
 
 def _most_cautious_first(grid: Sequence[float]) -> list[float]:
-    """Return the values of a grid, which must be positive and in a strict order."""
+    """Check that the values of a grid are positive and strictly ordered, and return them."""
     if not len(grid):
-        raise ValueError("the grid is empty: give at least one value")
-    values = [checks.require_positive(float(value), "a grid's value") for value in grid]
+        raise ValueError("the grid is empty: pass at least one value")
+    values = [checks.require_positive(float(value), "every value in the grid") for value in grid]
     if len({a < b for a, b in pairwise(values)}) > 1 or len(set(values)) < len(values):
         raise ValueError(
-            f"the grid must begin with the most cautious value and then increase or decrease, "
-            f"got {values}"
+            "the grid must begin with the most cautious value and then strictly increase or "
+            f"decrease, got {values}"
         )
     return values
 
 
 def _require_order(tried: Sequence[_Tried]) -> None:
-    """Refuse a grid in the wrong order: its first value would always be within the price."""
+    """Raise an error if predictions are more confident at the first value than at the last."""
     first, last = tried[0], tried[-1]
     if first.confidence > last.confidence + ROUNDING:
         raise ValueError(
@@ -182,7 +190,7 @@ def _require_reference(reference: Predictor | float) -> None:
         return
     if not isinstance(reference, numbers.Real):
         kind = type(reference).__name__
-        raise TypeError(f"reference must be a predictor such as Map or its NLL, got a {kind}")
+        raise TypeError(f"reference must be a predictor such as Map, or its NLL, got a {kind}")
     if not math.isfinite(reference):
         raise ValueError(f"the reference NLL must be finite, got {reference}")
 
@@ -194,5 +202,5 @@ def _nll_of(reference: Predictor | float, validation: Validation) -> float:
 
 
 def _increasing(rows: Iterable[Scores]) -> tuple[Scores, ...]:
-    """Return a table in the order of all others."""
+    """Return the rows in increasing order of the value."""
     return tuple(sorted(rows, key=lambda row: row.value))

@@ -1,4 +1,4 @@
-"""Choosing τ, the precision of the prior: by the evidence, or on validation data."""
+"""Choose the precision τ of the prior by the evidence or on validation data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRIOR_PRECISIONS = tuple(10.0**exponent for exponent in range(-4, 7))
 
 
 class Evidence(NamedTuple):
-    """The log marginal likelihood, but for a constant."""
+    """A prior precision and its log marginal likelihood, up to a constant."""
 
     value: float
     log_evidence: float
@@ -23,14 +23,16 @@ class Evidence(NamedTuple):
 def prior_precision_by_evidence(
     curvature: Curvature, grid: Sequence[float] = PRIOR_PRECISIONS
 ) -> Choice[Evidence]:
-    """Return the τ that maximises Laplace's marginal likelihood, to 0.01 %; needs no data.
+    """Return the τ that maximises the Laplace approximation of the marginal likelihood.
 
-    Its slope in log τ, ½ (Σ_i h_i / (h_i + τ) - τ‖θ̂‖²) with the eigenvalues h of H, only falls:
-    there is one maximum, and a search between the best value's neighbours on the grid finds it.
+    This needs no data, and τ is accurate to 0.01 %. With the eigenvalues h_i of the curvature, the
+    derivative of the log evidence with respect to log τ is ½ (Σ_i h_i / (h_i + τ) - τ‖θ̂‖²). It
+    decreases in τ, so there is only one maximum. The grid brackets it, and a golden-section search
+    finds it.
 
     Args:
-        curvature: from `diagonal_curvature` or `kronecker_curvature`.
-        grid: where to look for the maximum, which must not be at an end.
+        curvature: e.g. from `diagonal_curvature` or `kronecker_curvature`.
+        grid: values of τ. The maximum must lie between the smallest and the largest.
     """
     taus = increasing(grid)
     found = {tau: curvature.log_evidence(tau) for tau in taus}
@@ -49,14 +51,14 @@ def prior_precision_by_nll(
     grid: Sequence[float] = PRIOR_PRECISIONS,
     progress: bool | None = None,
 ) -> Choice[Scores]:
-    """Return the τ of the grid with the least validation NLL.
+    """Return the τ in the grid with the lowest validation NLL.
 
     Args:
-        make_predictor: e.g. `lambda tau: Acnml(classifier, curvature.posterior(tau))`, where the
-            curvature was computed once.
-        loader: validation data, with labels; gone through once for every τ.
+        make_predictor: e.g. `lambda tau: Acnml(classifier, curvature.posterior(tau))`, with a
+            curvature that is computed only once.
+        loader: validation data, with labels; see `sweep` for the number of passes.
         grid: the values to try.
-        progress: show progress bars; by default in a terminal only.
+        progress: whether to show progress bars; by default only in a terminal.
     """
     table = sweep(make_predictor, increasing(grid), loader, progress)
     return Choice(least_nll(table), table, "the prior precision of least validation NLL")
@@ -69,10 +71,10 @@ def _evidence_table(found: dict[float, float]) -> tuple[Evidence, ...]:
 def _golden_section(
     function: Callable[[float], float], low: float, high: float, precision: float = 1e-4
 ) -> dict[float, float]:
-    """Return all points, with their values, of a search for the maximum between low and high.
+    """Search for the maximum between low and high, and return all points tried with their values.
 
-    The function must have one maximum. The search is in log x; its last interval is no longer than
-    the precision.
+    The function must have only one maximum. The search runs in log x until the interval is no
+    longer than `precision`.
     """
     found: dict[float, float] = {}
 

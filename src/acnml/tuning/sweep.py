@@ -1,4 +1,4 @@
-"""Predictions for all data of a loader, scored for every value of a knob."""
+"""Score predictors on validation data for every value of a hyperparameter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from acnml.predictors import Predictor
 from acnml.solvers import UnsolvedError
 from acnml.tuning._validation import Validation
 
-# A knob's value -> the predictor with this value.
+# A function from the value of a hyperparameter to the predictor with this value.
 MakePredictor: TypeAlias = Callable[[float], Predictor]
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Scores(NamedTuple):
     """Scores of a predictor on the validation data."""
 
-    value: float
+    value: float  # of the hyperparameter
     accuracy: float
     nll: float
     brier: float
@@ -35,16 +35,16 @@ def sweep(
     loader: Iterable[Any],
     progress: bool | None = None,
 ) -> tuple[Scores, ...]:
-    """Score the predictor of every value of the grid.
+    """Return the scores for every value in the grid.
 
-    Predictors that adapt the same last layer share one pass over the loader. All others take one
-    pass for each value.
+    `Acnml` predictors whose posterior covers only the last layer share one pass over the loader.
+    All others take one pass for each value.
 
     Args:
         make_predictor: e.g. `lambda samples: Bma(classifier, posterior, int(samples))`.
         grid: the values to try.
         loader: validation data, with labels.
-        progress: show progress bars; by default in a terminal only.
+        progress: whether to show progress bars; by default only in a terminal.
     """
     validation = Validation(loader, progress)
     return tuple(
@@ -53,10 +53,10 @@ def sweep(
 
 
 def until_unsolved(evaluate: Callable[[float], T], grid: Sequence[float]) -> list[T]:
-    """Evaluate values, the least cautious first, up to the first one without a solution.
+    """Evaluate values, the least cautious first, and stop before the first without a solution.
 
-    Caution makes the problems of ACNML harder: beyond that value none is expected to be solved. If
-    the first value has no solution either, its `UnsolvedError` is raised.
+    More cautious values make the optimisation problems of ACNML harder, so no solution is expected
+    beyond that value. If the first value has no solution, its `UnsolvedError` is raised.
     """
     found: list[T] = []
     for value in grid:
@@ -70,7 +70,7 @@ def until_unsolved(evaluate: Callable[[float], T], grid: Sequence[float]) -> lis
 
 
 def least_nll(table: Sequence[Scores]) -> float:
-    """Return the value with the least NLL, the first of equal ones."""
+    """Return the value with the lowest NLL, or the first of them if several tie."""
     return min(table, key=lambda row: row.nll).value
 
 
@@ -80,7 +80,9 @@ def score(value: float, log_probs: Tensor, labels: Tensor) -> Scores:
 
 
 def increasing(grid: Sequence[float]) -> tuple[float, ...]:
-    """Return the values of a grid in increasing order; refuse those that are not positive."""
+    """Check that the values of a grid are positive and return them in increasing order."""
     if not len(grid):
-        raise ValueError("the grid is empty: give at least one value")
-    return tuple(sorted(checks.require_positive(float(value), "a grid's value") for value in grid))
+        raise ValueError("the grid is empty: pass at least one value")
+    return tuple(
+        sorted(checks.require_positive(float(value), "every value in the grid") for value in grid)
+    )

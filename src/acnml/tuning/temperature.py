@@ -1,4 +1,4 @@
-"""Choosing T, the temperature that calibrates a predictor."""
+"""Choose the temperature T that calibrates a predictor."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from acnml.tuning.sweep import Scores, score
 def temperature_by_nll(
     predictor: Predictor, loader: Iterable[Any], progress: bool | None = None
 ) -> Choice[Scores]:
-    """Return T = argmin -1/N Σ log softmax(log p(·|x) / T)_y, by L-BFGS (Guo et al. 2017).
+    """Return the temperature with the lowest validation NLL (Guo et al. 2017).
 
-    The NLL is convex in 1/T: there is one minimum. Use it as `Tempered(predictor, T)`. Chosen for
-    `Map(classifier)` it also serves as `classifier.tempered(T)`, whose likelihood is tempered
-    before any other rule adapts or averages it.
+    It minimises -1/N Σ log softmax(log p(·|x) / T)_y by L-BFGS. The NLL is convex in 1/T, so there
+    is only one minimum. Use the result as `Tempered(predictor, T)`. If it was chosen for
+    `Map(classifier)`, it can also be used as `classifier.tempered(T)`. Other predictors and fits
+    then use the tempered likelihood.
 
     Args:
-        predictor: what is to be calibrated.
-        loader: validation data, with labels; gone through once.
-        progress: show a progress bar; by default in a terminal only.
+        predictor: the predictor to calibrate.
+        loader: validation data, with labels. One pass is made.
+        progress: whether to show a progress bar; by default only in a terminal.
     """
     require_predictor(predictor)
     log_probs, labels = Validation(loader, progress).predictions(predictor, "temperature")
@@ -46,38 +47,40 @@ def temperature_by_nll(
 
 @torch.inference_mode(False)
 def least_nll_temperature(log_probs: Tensor, labels: Tensor) -> float:
-    """Return the temperature of least NLL for log-probabilities (N, K) in double precision."""
+    """Return the temperature with the lowest NLL for log-probabilities (N, K) in float64."""
     log_probs, labels = log_probs.clone(), labels.clone()  # may be inference tensors
     _require_optimal_temperature(log_probs, labels)
     return _descend(log_probs, labels)[-1]
 
 
 def _require_optimal_temperature(log_probs: Tensor, labels: Tensor) -> None:
-    """Refuse data whose NLL is least at T = 0 or T = ∞."""
-    checks.require_finite(log_probs, "log-probabilities are", "temper a predictor without zeros")
+    """Raise an error if the NLL is lowest in the limit T → 0 or T → ∞."""
+    checks.require_finite(
+        log_probs, "log-probabilities are", "use a predictor whose probabilities are not zero"
+    )
     of_label = log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
     if (of_label == log_probs.amax(1)).all():
         raise ValueError(
-            "every validation point is predicted correctly, so that the NLL falls without end as "
-            "T → 0; take more validation data"
+            "every validation point is predicted correctly, so the NLL decreases as T → 0 and "
+            "there is no best temperature; use more validation data"
         )
     if of_label.mean() <= log_probs.mean():
         raise ValueError(
-            "the labels are no more probable than other classes, so that the NLL is least for "
-            "T → ∞; check that they belong to these inputs"
+            "the labels are no more probable than other classes, so the NLL is lowest for T → ∞; "
+            "check that the labels belong to these inputs"
         )
 
 
 def _descend(log_probs: Tensor, labels: Tensor) -> list[float]:
     """Return the temperatures that L-BFGS tries, the optimal one last."""
-    # Starting where the logits' standard deviation is 1, their scale makes no difference.
+    # Start where the standard deviation of the logits is 1, so that their scale does not matter.
     start = (log_probs - log_probs.mean(1, keepdim=True)).std(correction=0).log()
     log_temperature = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
         [log_temperature],
         max_iter=100,
         tolerance_grad=1e-12,
-        tolerance_change=0.0,  # the NLL stops changing long before its slope is zero
+        tolerance_change=0.0,  # the NLL stops changing long before its derivative is zero
         line_search_fn="strong_wolfe",
     )
     tried = []
