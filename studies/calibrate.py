@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,9 @@ TEST_IMAGES, TRAIN_IMAGES = 10_000, 50_000
 BLOCK = 250
 PLAIN, TEMPERATURE, EQUAL, ACNML = "network", "temperature", "temperature of equal price", "ACNML"
 METHODS = (PLAIN, TEMPERATURE, EQUAL, ACNML)
+Score: TypeAlias = Literal["accuracy", "nll", "brier", "ece"]
 SCORES = ("accuracy", "nll", "brier", "ece")
+SHOWN: tuple[Score, ...] = ("accuracy", "ece", "nll", "brier")
 COLUMNS = ("network", "shift", "group", "price", "method", "n", *SCORES)
 
 
@@ -269,7 +271,7 @@ def run(study: CalibrateStudy, out: Path, store: Store) -> Path:
 # The report --------------------------------------------------------------------------------------
 
 
-def mean(rows: Sequence[Scored], score: Literal["accuracy", "nll", "brier", "ece"]) -> float:
+def mean(rows: Sequence[Scored], score: Score) -> float:
     """Return the mean over shifts."""
     return sum(getattr(row, score) for row in rows) / len(rows)
 
@@ -279,7 +281,7 @@ def select(rows: Sequence[Scored], **wanted: object) -> list[Scored]:
     return [row for row in rows if all(getattr(row, k) == v for k, v in wanted.items())]
 
 
-def wins(rows: Sequence[Scored], score: Literal["nll", "brier", "ece"]) -> tuple[int, int]:
+def wins(rows: Sequence[Scored], score: Score) -> tuple[int, int]:
     """Count the shifts at which ACNML is better than the temperature of equal price, and all."""
     own = {row.shift: getattr(row, score) for row in select(rows, method=ACNML)}
     other = {row.shift: getattr(row, score) for row in select(rows, method=EQUAL)}
@@ -331,7 +333,7 @@ def figures(study: CalibrateStudy, rows: Sequence[Scored]) -> Panels:
         points = [(ece[EQUAL][shift], ece[ACNML][shift]) for shift in ece[ACNML]]
         end = 1.05 * max(max(point) for point in points)
         axes.plot([0, end], [0, end], color="#8a9099", linewidth=1)
-        axes.scatter(*zip(*points, strict=True), s=16, color="#1f77b4")
+        axes.scatter([x for x, _ in points], [y for _, y in points], s=16, color="#1f77b4")
         axes.set(xlim=(0, end), ylim=(0, end), xlabel="ECE, temperature", ylabel="ECE, ACNML")
         drawn[f"ece-{network}"] = figure
     caption = (
@@ -350,8 +352,8 @@ def verdict(study: CalibrateStudy, rows: Sequence[Scored]) -> str:
         (won, total), (nll, _) = (wins(select(shifted, network=network), s) for s in ("ece", "nll"))
         parts.append(f"{network} {won} of {total} by ECE and {nll} by NLL")
     return (
-        f"At a price of {price:g} nats, ACNML is better than the temperature of equal price at these "
-        f"numbers of shifts: {'; '.join(parts)}."
+        f"At a price of {price:g} nats, ACNML is better than the temperature of equal price at "
+        f"these numbers of shifts: {'; '.join(parts)}."
     )
 
 

@@ -220,14 +220,13 @@ def calibrate(
     Returns:
         The predictor. Print it to see what it was chosen from.
 
-    >>> features = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
-    >>> labels = (features[:, 0] + 0.5 * torch.randn(400, generator=torch.Generator())).gt(0).long()
-    >>> model = nn.Linear(5, 2)
+    >>> x = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
+    >>> model = nn.Linear(5, 2)  # stands for a trained network, too confident in the first input
     >>> with torch.no_grad():
     ...     _ = model.weight.copy_(torch.tensor([[-3.0, 0, 0, 0, 0], [3.0, 0, 0, 0, 0]]))
-    >>> train, validation = [(features[:200], labels[:200])], [(features[200:], labels[200:])]
-    >>> calibrated = calibrate(model, train, validation)
-    >>> calibrated.probs(features[:3]).shape
+    >>> calibrated = calibrate(model, [(x[:1000], labels[:1000])], [(x[1000:], labels[1000:])])
+    >>> calibrated.probs(x[:3]).shape
     torch.Size([3, 2])
     """
     checks.require_positive(price, "price")

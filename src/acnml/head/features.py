@@ -70,7 +70,8 @@ def features(
     with torch.inference_mode(False), torch.no_grad():
         logits = classifier.hooked({site.name: keep}).logits(x, tensors)
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
-    if len(passed) != 1 or passed[0][1].numel() != logits.numel():
+    assert isinstance(site.module, nn.Linear)
+    if len(passed) != 1 or passed[0][0].numel() != len(logits) * site.module.in_features:
         return None
     ((received, output),) = passed
     # The structure was checked before. The values show whether this batch took the same way.
@@ -116,6 +117,9 @@ def _graph_is_plain(classifier: Classifier, site: Site, x: Inputs) -> bool:
     if len(passages) != 1:
         return False
     (one,) = passages
+    assert isinstance(site.module, nn.Linear)
+    if one.received.numel() != len(one.received) * site.module.in_features:
+        return False  # several positions: the kernel of the logits is not that of one vector
     outputs = (one.output.detach() / classifier.temperature).flatten()
     if not one.is_shared or not torch.equal(outputs, tape.logits.detach().flatten()):
         return False
