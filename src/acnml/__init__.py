@@ -131,4 +131,4 @@ __all__ = [
     "save",
     "tuning",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
