@@ -20,6 +20,7 @@ import acnml
 from acnml.cli._shared.drawing import to_png
 from acnml.cli._shared.files import write_file
 from benchmarks import page
+from benchmarks.head import head_rows, head_table
 from benchmarks.measure import costs, gaps
 from benchmarks.scaling import against_classes, against_training_images
 from benchmarks.subjects import SUBJECTS
@@ -31,10 +32,12 @@ GAPS = ("diagonal", "Kronecker")
 
 def main() -> None:
     """Run the benchmarks named on the command line, or all of them."""
-    everything = [*SUBJECTS, "growth"]
+    everything = ["last-layer", *SUBJECTS, "growth"]
     for name in everything if len(sys.argv) == 1 else sys.argv[1:]:
         if name in SUBJECTS:
             measure(name)
+        elif name == "last-layer":
+            save("last layer", head_rows())
         elif name == "growth":
             save("classes", against_classes())
             save("training images", against_training_images())
@@ -82,7 +85,11 @@ def environment() -> dict[str, object]:
 def write_page(results: dict[str, Any]) -> None:
     """Insert the tables at the markers in the page, and draw its figures."""
     path, images = ROOT / "docs" / "performance.md", ROOT / "docs" / "images"
-    tables = {"costs": page.cost_table(results), "gaps": page.gap_table(results)}
+    tables = {
+        "costs": page.cost_table(results),
+        "gaps": page.gap_table(results),
+        "last layer": head_table(results.get("last layer", [])),
+    }
     text = path.read_text()
     for name, table in tables.items():
         marked = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
