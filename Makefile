@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types check bench format clean
+.PHONY: help setup demo reproduce test lint types check bench format clean
 
 help:  # list the targets
 	@grep -hE '^[a-z]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -21,6 +21,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt
 
 demo: setup  # compare MAP, BMA and ACNML on rotated digits; writes demo/report.html
 	$(BIN)/acnml demo
+
+reproduce: setup  # run a study: make reproduce STUDY=rotated-mnist ARGS="--preset full"
+	$(BIN)/python -m studies $(STUDY) $(ARGS)
 
 test: setup  # run the test suite and the doctests
 	$(BIN)/python -m pytest

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 import acnml
-from acnml.experiments.drawing import to_png
-from acnml.experiments.files import write_file
+from acnml.cli._shared.drawing import to_png
+from acnml.cli._shared.files import write_file
 from benchmarks import page
 from benchmarks.measure import costs, gaps
 from benchmarks.scaling import against_classes, against_training_images

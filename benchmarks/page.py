@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from acnml.experiments.drawing import INK, panel
+from acnml.cli._shared.drawing import INK, panel
 
 Results = dict[str, Any]
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 import acnml
 from acnml import Classifier, Diagonal, FactorBlock, Posterior
 from acnml._util.seeding import seeded
-from acnml.experiments.data import cifar10, mnist
-from acnml.experiments.data.folder import data_folder
-from acnml.experiments.models.catalogue import MODELS
+from studies.data import cifar10, digits
+from studies.data.catalogue import MNIST
+from studies.data.folder import data_folder, locate
+from studies.models import MODELS
 
 Labelled = tuple[Tensor, Tensor]
 TRAINING_IMAGES = 60_000  # that naive CNML would pass over in an epoch
@@ -178,8 +179,8 @@ def _layers() -> list[nn.Module]:
 
 
 def _digits() -> Labelled:
-    if mnist.available():
-        images, labels = mnist.load("train")
+    if all(map(locate, MNIST.files)):
+        images, labels = digits.load_mnist("train")
         return images, labels
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(6000, 1, 28, 28, generator=generator)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from acnml import Acnml, Bma, Classifier, Map, Posterior, Predictor, metrics, tuning
-from acnml.experiments.data.handwritten import handwritten_digits
-from acnml.experiments.data.rotation import rotate
+from acnml.cli._shared.digits import rotate
+from studies.data.digits import handwritten_digits
 
 VALIDATION = 200  # images cut from the training data, to choose alpha on
 STEPS_PER_EPOCH = 120  # at most: batches of about 500 for MNIST, of 50 for the small digits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from acnml.experiments.data.catalogue import DataFile
+from studies.data.catalogue import DataFile
 
 
 def described(path: str, content: bytes, *alternatives: DataFile) -> DataFile:

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 import acnml
+import studies
 
 ROOT = Path(acnml.__file__).parent
+STUDIES = Path(studies.__file__).parent
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")
 }
+
+STUDY_FILES = sorted(STUDIES.rglob("*.py"))
 
 # A room of the library -> the rooms it may import; rooms not named here are free.
 MODEL = {"_util", "classifier"}
@@ -41,7 +45,7 @@ NEVER_IN_THE_LIBRARY = {
     "sklearn",
     "scipy",
 }
-OUTSIDE = {"experiments", "cli", "__main__"}
+OUTSIDE = {"cli", "__main__"}
 OPEN_BY_NATURE = {"ABC", "Protocol", "NamedTuple", "Enum"}  # bases whose classes need no @final
 
 
@@ -71,6 +75,11 @@ def test_the_library_does_not_know_the_outside(name):
     assert not own_parts(MODULES[name]) & OUTSIDE
     foreign = {imported.split(".")[0] for imported in imports(MODULES[name])}
     assert not foreign & NEVER_IN_THE_LIBRARY
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_nothing_in_the_wheel_imports_a_study(name):
+    assert "studies" not in {imported.split(".")[0] for imported in imports(MODULES[name])}
 
 
 @pytest.mark.parametrize("name", [n for n in LIBRARY if n.split(".")[0] in MAY_KNOW])
@@ -115,7 +124,7 @@ def neither_abstract_nor_final(trees: dict[str, ast.Module]) -> list[str]:
 
 
 def test_every_class_is_abstract_or_final():
-    trees = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+    trees = {str(path): ast.parse(path.read_text()) for path in (*MODULES.values(), *STUDY_FILES)}
     assert neither_abstract_nor_final(trees) == []
 
 

@@ -13,13 +13,10 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from acnml import cli
-from acnml.experiments import drawing
-from acnml.experiments.data.digits import SIZE, load_digits
-from acnml.experiments.data.rotation import rotate
-from acnml.experiments.demo import figures
-from acnml.experiments.demo import study as demo
-from acnml.experiments.demo.report import conclusions, report
-from acnml.experiments.demo.study import (
+from acnml.cli._demo import figures
+from acnml.cli._demo import study as demo
+from acnml.cli._demo.report import conclusions, report
+from acnml.cli._demo.study import (
     ACNML,
     BMA,
     LAST_LAYER,
@@ -29,10 +26,12 @@ from acnml.experiments.demo.study import (
     Trial,
     choose,
 )
-from acnml.experiments.demo.summary import closing_sentence, table
-from acnml.experiments.demo.training import Training, small_network, train
-from acnml.experiments.files import write_file
-from acnml.experiments.page import inline_svg, page
+from acnml.cli._demo.summary import closing_sentence, table
+from acnml.cli._demo.training import Training, small_network, train
+from acnml.cli._shared import drawing
+from acnml.cli._shared.digits import SIZE, load_digits, rotate
+from acnml.cli._shared.files import write_file
+from acnml.cli._shared.page import inline_svg, page
 from silent import Silent
 
 tiny_study = partial(
@@ -56,7 +55,7 @@ def findings():
 
 
 def test_rotation():
-    images = load_digits(validation=10, test=50, seed=0).test.images
+    images = load_digits(validation=10, test=50, seed=0).test.inputs
     assert torch.equal(rotate(images, 0), images)
     assert torch.equal(rotate(images, 90), torch.rot90(images, 1, (-2, -1)))
     assert torch.equal(rotate(images, 180), torch.rot90(images, 2, (-2, -1)))
@@ -71,9 +70,9 @@ def test_digits_are_split_without_overlap_and_the_same_for_the_same_seed():
     digits, again = (load_digits(validation=100, test=200, seed=3) for _ in range(2))
     parts = [digits.train, digits.validation, digits.test]
     assert [len(part.labels) for part in parts] == [SIZE - 300, 100, 200]
-    assert torch.equal(digits.test.images, again.test.images)
-    everything = torch.cat([part.images for part in parts])
-    whole = torch.cat([part.images for part in vars(load_digits(1, 1, seed=0)).values()])
+    assert torch.equal(digits.test.inputs, again.test.inputs)
+    everything = torch.cat([part.inputs for part in parts])
+    whole = torch.cat([part.inputs for part in vars(load_digits(1, 1, seed=0)).values()])
     assert torch.equal(everything.flatten(1).sum(1).sort()[0], whole.flatten(1).sum(1).sort()[0])
     assert everything.shape == (SIZE, 1, 8, 8)
     assert everything.dtype == torch.float32
@@ -309,5 +308,5 @@ def test_missing_extras_are_one_line(monkeypatch):
     monkeypatch.setattr(cli, "EXTRAS", ("rich", "no_such_package"))
     with pytest.raises(SystemExit) as stop:
         cli.main()
-    message = "The acnml command needs no_such_package: pip install 'acnml[experiments]'"
+    message = "The acnml command needs no_such_package: pip install 'acnml[demo]'"
     assert stop.value.code == message

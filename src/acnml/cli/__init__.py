@@ -1,7 +1,7 @@
 """`acnml …`: the command line. Each command lives in a file of its own, as `register(app)`.
 
-What it needs beyond the library itself, the extra `experiments`, is imported only when a command
-runs, so that a missing package is one clear line and not a traceback.
+Packages of the extra `demo` are imported only when a command runs, so that a missing package gives
+one clear line instead of a traceback.
 """
 
 import importlib.util
@@ -11,31 +11,51 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typer import Typer
 
-EXTRAS = ("PIL", "matplotlib", "rich", "scipy", "sklearn", "typer")
+EXTRAS = ("matplotlib", "rich", "scipy", "sklearn", "typer")
 
 
 def main() -> None:
     """Run the command that the arguments name."""
+    if sys.argv[1:] == ["--version"]:  # needs no extra
+        _show_version(True)
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
         names = ", ".join(missing)
-        sys.exit(f"The acnml command needs {names}: pip install 'acnml[experiments]'")
+        sys.exit(f"The acnml command needs {names}: pip install 'acnml[demo]'")
     build_app()()
 
 
 def build_app() -> "Typer":
     """Return all commands."""
+    from typing import Annotated
+
     import typer
 
-    from acnml.cli import data, demo, reproduce
+    from acnml.cli import demo
 
     app = typer.Typer(add_completion=False, no_args_is_help=True)
 
     @app.callback()
-    def about() -> None:
-        """Classifiers that say when they do not know."""
+    def about(
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version",
+                help="Show the version and exit.",
+                callback=_show_version,
+                is_eager=True,
+            ),
+        ] = False,
+    ) -> None:
+        """Calibrated classifiers by amortized conditional normalized maximum likelihood."""
 
     demo.register(app)
-    data.register(app)
-    reproduce.register(app)
     return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from acnml import __version__
+
+        sys.stdout.write(f"acnml {__version__}\n")
+        raise SystemExit(0)

@@ -1,1 +1,0 @@
-"""Studies that show what the library does: data, training, measurements, figures, reports."""

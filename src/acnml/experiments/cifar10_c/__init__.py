@@ -1,1 +1,0 @@
-"""The paper's study of CIFAR-10 and CIFAR-10-C."""

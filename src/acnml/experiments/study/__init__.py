@@ -1,1 +1,0 @@
-"""What studies share beside the pipeline: artefacts, choices, tables and pieces of a page."""

@@ -1,1 +1,0 @@
-"""`acnml reproduce theory`: section 3.3 of the paper, its errors and bounds measured."""

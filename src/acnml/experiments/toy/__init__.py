@@ -1,1 +1,0 @@
-"""`acnml reproduce toy`: section 2 of the paper, CNML and CNMAP on points in the plane."""

@@ -1,0 +1,91 @@
+"""`python -m studies …`: run a study, train one of its networks, or manage data sets."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from acnml.cli._shared.files import require_writable
+from acnml.cli._shared.terminal import run_short
+from studies.data import commands
+from studies.engine.command import Settings, build, register, train_network
+from studies.engine.study import Kind
+
+
+def kinds() -> dict[str, Kind[Any]]:
+    """Return the studies that run on the engine, by name."""
+    from studies import cifar10_c, rotated_mnist
+
+    return {kind.name: kind for kind in (rotated_mnist.KIND, cifar10_c.KIND)}
+
+
+def build_app() -> typer.Typer:
+    """Return all commands."""
+    app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+    @app.callback()
+    def about() -> None:
+        """Reproduce the experiments of the paper and further studies."""
+
+    @app.command()
+    def toy(
+        out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("toy"),
+        seed: Annotated[int, typer.Option(min=0, help="Random seed of the points.")] = 0,
+    ) -> None:
+        """Section 2: exact CNML and CNMAP on points in the plane, in under a minute."""
+        from studies.toy.report import write_report
+        from studies.toy.study import ToyStudy, run
+        from studies.toy.summary import closing_sentence, results_table
+
+        require_writable(out)
+        report = partial(write_report, folder=out)
+        run_short(ToyStudy(seed=seed), run, report, results_table, closing_sentence)
+
+    @app.command()
+    def theory(
+        out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("theory"),
+        seed: Annotated[int, typer.Option(min=0, help="Random seed of the data.")] = 0,
+    ) -> None:
+        """Section 3.3: errors and their bounds as the data grow from 100 to 100,000."""
+        from studies.theory.report import write_report
+        from studies.theory.study import TheoryStudy, run
+        from studies.theory.summary import closing_sentence, results_table
+
+        require_writable(out)
+        report = partial(write_report, folder=out)
+        run_short(TheoryStudy(seed=seed), run, report, results_table, closing_sentence)
+
+    for kind in kinds().values():
+        register(app, kind)
+
+    @app.command()
+    def train(
+        study: Annotated[str, typer.Argument(help="Name of a study.")],
+        network: Annotated[str, typer.Argument(help="One of its networks, such as SWA.")],
+        out: Annotated[Path, typer.Option(help="Folder of the study.")],
+        preset: Annotated[str | None, typer.Option(help="As for the study.")] = None,
+        settings: Settings = None,
+        seed: Annotated[int, typer.Option(min=0)] = 0,
+    ) -> None:
+        """Train one network of a study, in several processes under torchrun.
+
+        For example: torchrun --nproc-per-node 2 -m studies train cifar10-c SWA --preset paper
+        --out OUT. The study then finds the network in the folder OUT. Run the same command again to
+        continue an interrupted training.
+        """
+        if study not in kinds():
+            sys.exit(f"There is no study {study!r}, only {', '.join(kinds())}.")
+        kind = kinds()[study]
+        chosen = preset or next(iter(kind.presets))
+        train_network(build(kind, chosen, settings or []), network, seed, out)
+
+    commands.register(app)
+    return app
+
+
+if __name__ == "__main__":
+    build_app()()

@@ -1,0 +1,323 @@
+"""The CIFAR-10-C study: data, networks, posteriors, order of the work, and claims.
+
+Held-out images come from the test set where a network has seen all training images, and are then no
+part of the evaluation. Smaller counts are the first of one random order of what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from acnml import FactorBlock, Swag
+from acnml.cli._shared.digits import Labelled
+from studies.cifar10_c import methods as ms
+from studies.cifar10_c import report
+from studies.cifar10_c.settings import (
+    CLEAN,
+    TEST_IMAGES,
+    TRAIN_IMAGES,
+    Cifar10CStudy,
+)
+from studies.corruptions import Cifar10C
+from studies.data import cifar10
+from studies.engine import claims
+from studies.engine.choose import (
+    ByLeastNll,
+    LargestHarmlessAlpha,
+    WithinPrice,
+    plain_nll,
+    tempered_nll,
+)
+from studies.engine.claims import Claim
+from studies.engine.grounds import Ground, KfacLaplace, Networks, SwagPosterior, last_layer
+from studies.engine.method import ACNML, HEAD, LINEARISED, SAMPLING, Method
+from studies.engine.run import choices, sweeps
+from studies.engine.study import (
+    Frontier,
+    Network,
+    Phase,
+    Plan,
+    Study,
+    StudyData,
+    average,
+    see,
+)
+from studies.engine.workshop import Workshop
+from studies.settings import SettingError
+
+SPLIT_SEED = 0  # one split and one order for all seeds, which differ in their networks
+RENEWAL_BATCH = 128
+
+
+def build(settings: Cifar10CStudy) -> Study:
+    """Put the study together."""
+    used = ms.methods_of(settings)
+    on_gpu = settings.device == "best" and torch.cuda.is_available()
+    rules = settings.choice
+    study = Study(
+        name="cifar10-c",
+        title="CIFAR-10-C",
+        settings=settings,
+        load=lambda out: load_data(settings, out / "corruptions"),
+        networks=networks_of(settings),
+        grounds=grounds_of(settings),
+        methods=used,
+        plain=ms.MAP_SWA,
+        shifts=settings.shifts,
+        share=lambda method, shift: ms.share_of(method, shift, settings),
+        plan=sizes(settings),
+        seeds=settings.seeds,
+        looks=ms.LOOKS,
+        grids=settings.frontier.grids,
+        choices={
+            ms.LEAST_NLL: ByLeastNll(),
+            ms.BUDGET: WithinPrice(rules.tolerance, plain_nll, "price of SWA"),
+            ms.NEAR: WithinPrice(rules.near, tempered_nll, "near Temp"),
+            ms.PAPERS: LargestHarmlessAlpha(rules.accuracy, rules.nll),
+        },
+        tried=lambda method: ms.tried_values(method, settings),
+        scale_from=ms.BMA_KFAC,
+        frontier=Frontier(
+            ms.FAMILIES, settings.scored_at(settings.frontier.severity), settings.frontier.images
+        ),
+        levels=(settings.images.network_wide, settings.images.beside),
+        diagrams=settings.blurred_shifts,
+        agreements=tuple((each, replace(each, solver=LINEARISED)) for each in ms.COSTLY),
+        resamples=settings.resamples,
+        bins=settings.bins,
+        samples=settings.samples,
+        device=torch.device("cuda" if on_gpu else "cpu"),
+        prepare=fastest_layout,
+        renewal=Drawn.by,
+        check=partial(require_corruptions, settings),
+        claims=all_claims(settings),
+        sections=report.sections,
+        headline=report.headline,
+        page="docs/cifar10-c.md",
+    )
+    return study.replaced(phases=order(study, settings))
+
+
+def networks_of(settings: Cifar10CStudy) -> dict[str, Network]:
+    """Return plain SGD, the averaged network, and the one with dropout where there is one."""
+    recipe, model = settings.recipe, settings.recipe.built()
+    plain = None if recipe.start == "given" else recipe.training.without_averaging()
+    networks = {
+        ms.SGD: Network(model, plain),
+        ms.SWA: Network(model, recipe.training, average),
+    }
+    if (dropout := settings.dropout_recipe) is not None:
+        networks[ms.DROPOUT] = Network(dropout.built(), dropout.training, average)
+    return networks
+
+
+def grounds_of(settings: Cifar10CStudy) -> dict[str, Ground]:
+    """Return what rules stand on; the whole network's KFAC is damped, as in the paper."""
+    curvature = settings.curvature
+    prior = curvature.prior_precision
+    return {
+        ms.SGD: Networks(ms.SGD),
+        ms.SWA: Networks(ms.SWA),
+        ms.ENSEMBLE: Networks(ms.SWA, settings.members),
+        ms.DROPOUT: Networks(ms.DROPOUT),
+        ms.SWAG_D: SwagPosterior(ms.SWA, Swag.diagonal),
+        ms.SWAG: SwagPosterior(ms.SWA, Swag.low_rank),
+        ms.KFAC: KfacLaplace(
+            ms.SWA, inputs=curvature.images, prior_precision=prior, form=FactorBlock.damped
+        ),
+        HEAD: KfacLaplace(ms.SWA, last_layer, curvature.head_images, prior),
+    }
+
+
+def order(study: Study, settings: Cifar10CStudy) -> tuple[Phase, ...]:
+    """Return the order of the work: the most important and cheapest first."""
+    cheap, wide, costly = (
+        [each for each in group if each in study.methods]
+        for group in (ms.CHEAP, ms.NETWORK_WIDE, ms.COSTLY)
+    )
+    seeds = study.seeds
+    return (
+        Phase("choices on held-out images", choices(study), seeds),
+        Phase("clean images", see([*cheap, *wide], (CLEAN,)), seeds),
+        Phase("corruptions, cheap methods", see(cheap, study.shifts[1:]), seeds),
+        Phase("frontier", sweeps(study), seeds[:1]),
+        *(
+            Phase(f"severity {severity}, all weights", see(wide, settings.seen_at(severity)), seeds)
+            for severity in settings.severities
+        ),
+        Phase("the paper's gradient steps", see(costly, study.shifts), seeds),
+    )
+
+
+def sizes(settings: Cifar10CStudy) -> Plan:
+    """Return numbers of images and costs, from the settings alone."""
+    held_out, source = settings.choice.held_out, settings.choice.source
+    costs = ms.costs_of(settings)
+    return Plan(
+        train=TRAIN_IMAGES - (held_out if source == "train" else 0),
+        held_out=held_out,
+        test=TEST_IMAGES - (held_out if source == "test" else 0),
+        passes=lambda method: ms.passes_per_image(method, settings),
+        curvature=(ms.KFAC_IMAGE, costs[ms.LAST_LAYER]),
+        renewal=settings.batch_norm_images or TRAIN_IMAGES,
+        milliseconds=settings.milliseconds,
+        note=f"Hours assume {settings.milliseconds:g} ms for a forward pass of one image through "
+        f"{settings.model}, not measured on this machine; --set milliseconds=… changes it.",
+    )
+
+
+# Data ------------------------------------------------------------------------------------------
+
+
+def load_data(settings: Cifar10CStudy, cache: Path) -> StudyData:
+    """Load CIFAR-10 and split off the held-out images; corrupted ones are made when asked for."""
+    parts = {name: cifar10.load(name) for name in ("train", "test")}
+    orders = {name: _order(len(part.labels)) for name, part in parts.items()}
+    source, count = settings.choice.source, settings.choice.held_out
+    if not 0 < count < len(orders[source]):
+        there = f"{len(orders[source])} images of the {source} set"
+        raise SettingError(f"choice.held_out: {there} cannot spare {count}")
+    chosen, orders[source] = orders[source][:count], orders[source][count:]
+    held_out, test = _taken(parts[source], chosen), _taken(parts["test"], orders["test"])
+    train = without_held_out(parts["train"], count if source == "train" else 0)
+    numbers = orders["test"][: max(settings.images.cheap, settings.frontier.images)].tolist()
+    corrupted = Cifar10C.of_test_set(numbers, cache)
+    official = f"official: {corrupted.official}"
+
+    @lru_cache(maxsize=4)
+    def shifted(shift: str) -> Labelled:
+        name, severity = shift.rsplit(" ", 1)
+        return corrupted.load(name, int(severity))
+
+    def load(shift: str, images: int) -> Labelled:
+        return (test if shift == CLEAN else shifted(shift)).first(images)
+
+    note = "CIFAR-10, with the official files of CIFAR-10-C."
+    if not corrupted.official:
+        note = "CIFAR-10; its corruptions are made here, with the parameters of CIFAR-10-C."
+    return StudyData.of(note, train, held_out, test, load, official)
+
+
+def without_held_out(train: Labelled, held_out: int) -> Labelled:
+    """Return the training images that networks learn from, in their own order."""
+    return _taken(train, _order(len(train.labels))[held_out:].sort().values)
+
+
+def require_corruptions(settings: Cifar10CStudy, data: StudyData) -> None:
+    """Refuse early what could not be loaded later: try the first image of every corruption."""
+    names = {shift.rsplit(" ", 1)[0] for shift in settings.shifts if shift != CLEAN}
+    Cifar10C.of_test_set([0], Path()).require_available(names)
+
+
+def _order(images: int) -> Tensor:
+    return torch.randperm(images, generator=torch.Generator().manual_seed(SPLIT_SEED))
+
+
+def _taken(data: Labelled, rows: Tensor) -> Labelled:
+    return Labelled(data.inputs[rows], data.labels[rows])
+
+
+def fastest_layout(method: Method, images: Tensor) -> Tensor:
+    """On a CPU, forward passes are faster with channels last, and solvers without."""
+    layout = torch.channels_last if method.rule in SAMPLING else torch.contiguous_format
+    return images.contiguous(memory_format=layout)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Augmented training images for batch norm, drawn again in every pass.
+
+    Every sample of a posterior thus has images of its own. If all had the same few, the
+    peculiarities of these would not average out over the samples.
+    """
+
+    workshop: Workshop
+    generator: torch.Generator
+
+    @staticmethod
+    def by(workshop: Workshop) -> Drawn:
+        """Return the draws of the workshop's seed."""
+        return Drawn(workshop, torch.Generator().manual_seed(workshop.seed))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        study, data = self.workshop.study, self.workshop.data.train
+        augment = study.networks[ms.SWA].model.augmented
+        count = study.settings.batch_norm_images
+        drawn = torch.randperm(len(data.labels), generator=self.generator)[:count]
+        for rows in drawn.split(RENEWAL_BATCH):
+            yield augment(data.inputs[rows].to(study.device), self.generator), data.labels[rows]
+
+
+# Claims ----------------------------------------------------------------------------------------
+
+COMPARABLE = {"accuracy": 0.005, "nll": 0.05}
+CLOSE = 0.05  # total variation
+BEYOND = "Beyond the paper: "
+
+
+def all_claims(settings: Cifar10CStudy) -> tuple[Claim, ...]:
+    """Return the paper's claims about CIFAR-10 and CIFAR-10-C, and others."""
+    trios = {
+        "SWAG-D": (ms.MAP_SWA, ms.BMA_SWAG_D, ms.ACNML_SWAG_D_PAPERS),
+        "KFAC-Laplace": (ms.MAP_SWA, ms.BMA_KFAC, ms.ACNML_KFAC_PAPERS),
+        "KFAC on the last layer": (ms.MAP_SWA, ms.BMA_SWAG_D, ms.ACNML_HEAD),
+    }
+    hard = report.hard_groups(settings)
+
+    def attributed(name: str, text: str) -> str:
+        """Say that a claim about a last layer is not the paper's."""
+        return BEYOND + text[0].lower() + text[1:] if "last layer" in name else text
+
+    def comparable(name: str, score: str) -> Claim:
+        *others, ours = trios[name]
+        both, shown = _names(others), claims.SHOWN[score]
+        text = f"In distribution, ACNML with {name} has an {shown} comparable to that of {both}."
+        return claims.comparable(attributed(name, text), ours, others, score, COMPARABLE[score])
+
+    def calibrated(name: str) -> Claim:
+        *others, ours = trios[name]
+        text = f"Under strong corruption, ACNML with {name} has a lower ECE than {_names(others)}."
+        rule = "lower mean ECE over corruptions than both, at each of the severities 4 and 5"
+        return claims.lower(attributed(name, text), rule, ours, others, "ece", hard)
+
+    def beats(ours: Method, tempered: Method) -> Claim:
+        text = f"{BEYOND}{_names([ours])} has a lower ECE under strong corruption than "
+        rule = "lower mean ECE over corruptions, at each of the severities 4 and 5"
+        return claims.lower(f"{text}{_names([tempered])}.", rule, ours, [tempered], "ece", hard)
+
+    def more_than_tempering(family: Method) -> Claim:
+        does = "does more than lower all confidences as a temperature does"
+        text = f"{BEYOND}{_names([family])} {does}."
+        rule = "on average lower ECE than the temperature of equal held-out NLL, over the sweep"
+        return claims.more_than_on_average(text, rule, family, ms.TEMPERED)
+
+    def fast(method: Method) -> Claim:
+        text = f"{BEYOND}with {method.posterior}, the fast solution can replace the gradient steps."
+        return claims.close(text, method, CLOSE)
+
+    return (
+        *(comparable(name, "accuracy") for name in trios),
+        *(comparable(name, "nll") for name in trios),
+        *(calibrated(name) for name in trios),
+        *(fast(method) for method in ms.COSTLY),
+        *(beats(trio[-1], ms.TEMPERED) for trio in trios.values()),
+        beats(ms.ACNML_HEAD_TEMPERED, ms.TEMPERED_NEAR),
+        beats(ms.ACNML_HEAD_ALPHA_TEMPERED, ms.TEMPERED_NEAR),
+        beats(ms.ACNML_SWAG_D_TEMPERED, ms.TEMPERED_NEAR),
+        beats(ms.ACNML_HEAD_ALPHA, ms.TEMPERED_BUDGET),
+        beats(ms.ACNML_SWAG_D, ms.TEMPERED_BUDGET),
+        beats(ms.ACNML_KFAC, ms.TEMPERED_BUDGET),
+        *(more_than_tempering(family) for family in ms.FAMILIES if family.rule == ACNML),
+    )
+
+
+def _names(compared: Sequence[Method]) -> str:
+    return " and ".join(ms.LOOKS[method].label for method in compared)

@@ -1,0 +1,196 @@
+"""The report of a study: report.html, results.md, figures (PNG and SVG) and CSV files.
+
+A report is made from what is finished, and says what is missing. The page and results.md show the
+same sections; results.md leaves out the figures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Literal, NamedTuple, final
+
+from matplotlib.figure import Figure
+
+from acnml.cli._shared.drawing import to_svg
+from acnml.cli._shared.files import write_file
+from acnml.cli._shared.page import page
+from studies.engine.claims import Verdict, verdicts
+from studies.engine.figures import svg, write_figures
+from studies.engine.results import Results
+from studies.engine.tables import Table, write_tables
+from studies.store.store import versions
+
+OUTCOME = {True: "yes", False: "no", None: "–"}
+SHOWN_MISSING = 12
+PAPER = "*Amortized Conditional Normalized Maximum Likelihood*"
+
+
+class Panels(NamedTuple):
+    """Figures that are shown together, with one caption."""
+
+    figures: Mapping[str, Figure]
+    caption: str
+    layout: Literal["panels", "small panels", "scroll"] = "panels"
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A section of the report: paragraphs, figures and tables, in this order.
+
+    In paragraphs and captions `*…*` is emphasis and `**…**` is strong.
+    """
+
+    heading: str
+    text: Sequence[str] = ()
+    panels: Sequence[Panels] = ()
+    tables: Sequence[Table] = field(default_factory=tuple)
+
+    def html(self, documents: Mapping[str, str]) -> str:
+        """Return the section of the page; `documents` are the figures as SVG."""
+        parts = [f"<h2>{escape(self.heading)}</h2>"]
+        parts += [f"<p>{_inline(paragraph)}</p>" for paragraph in self.text]
+        for drawn in (each for each in self.panels if each.figures):
+            figures = "".join(svg(name, documents[name]) for name in drawn.figures)
+            caption = f"<figcaption>{_inline(drawn.caption)}</figcaption>"
+            parts.append(f'<figure><div class="{drawn.layout}">{figures}</div>\n{caption}</figure>')
+        parts += [table.html() for table in self.tables if table.rows]
+        return "\n".join(parts) if len(parts) > 1 else ""
+
+    def markdown(self) -> str:
+        """Return the section of results.md."""
+        tables = [table.markdown() for table in self.tables if table.rows]
+        if not (self.text or tables):
+            return ""
+        return "\n\n".join([f"## {self.heading}", *self.text, *tables])
+
+
+def write_report(results: Results, folder: Path) -> Path:
+    """Write all files of the report and return the path of the page."""
+    sections = sections_of(results)
+    write_tables(results, folder)
+    drawn = {
+        n: f for section in sections for some in section.panels for n, f in some.figures.items()
+    }
+    documents = write_figures(drawn, folder)
+    write_file(folder / "results.md", markdown(results, sections).encode())
+    html = page(
+        results.study.title,
+        headline(results),
+        [
+            f"<p>{escape(results.data.note)}</p>",
+            unfinished(results.missing),
+            *(section.html(documents) for section in sections),
+            verdicts_html(verdicts(results)),
+            footer(results.study.name, f"Seeds {', '.join(map(str, results.study.seeds))}."),
+        ],
+    )
+    return write_file(folder / "report.html", html.encode())
+
+
+def sections_of(results: Results) -> list[Section]:
+    """Return the study's sections, or the standard ones; none while nothing is finished."""
+    from studies.engine.sections import standard
+
+    if not results.rows:
+        return []
+    return (results.study.sections or standard)(results)
+
+
+def headline(results: Results) -> str:
+    """Return the study's sentence about its results, or say that it is not finished."""
+    study = results.study
+    found = study.headline(results) if study.headline else ""
+    if found:
+        return found
+    if results.missing:
+        return f"{results.data.note} The study is not finished; the results so far are below."
+    judged = [verdict.holds for verdict in verdicts(results)]
+    return f"{judged.count(True)} of {len(judged)} claims hold." if judged else results.data.note
+
+
+def written_by(command: str) -> str:
+    """Say which command and which version of the code wrote a report."""
+    code = versions()
+    commit = f", commit {code['commit']}" if "commit" in code else ""
+    return f"`python -m studies {command}`, acnml {code['acnml']}{commit}"
+
+
+def markdown(results: Results, sections: Sequence[Section]) -> str:
+    """Return results.md."""
+    page = f" {results.study.page} explains them." if results.study.page else ""
+    parts = [
+        f"# {results.study.title}: results",
+        f"Written by {written_by(results.study.name)}.{page}",
+        f"{results.data.note} Seeds: {len(results.study.seeds)}.",
+        *([f"**{len(results.missing)} stages are not finished.**"] if results.missing else []),
+        "## Claims",
+        verdicts_table(verdicts(results)).markdown(),
+        *(section.markdown() for section in sections),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+# Parts of the page -----------------------------------------------------------------------------
+
+
+def unfinished(names: Sequence[str]) -> str:
+    """Say on a page what is not finished, if anything."""
+    if not names:
+        return ""
+    listed = ", ".join(escape(name) for name in names[:SHOWN_MISSING])
+    rest = len(names) - SHOWN_MISSING
+    more = f" and {rest} more, with everything that depends on them" if rest > 0 else ""
+    return (
+        f"<p><strong>Not finished:</strong> {listed}{more}. Run the same command again to "
+        "continue; the numbers and figures below leave them out.</p>"
+    )
+
+
+def verdicts_table(found: Sequence[Verdict]) -> Table:
+    """Return all claims as a table."""
+    rows = [[OUTCOME[v.holds], v.claim, v.measured, v.rule] for v in found]
+    return Table("", ("holds", "claim", "measured", "holds if"), rows)
+
+
+def verdicts_html(found: Sequence[Verdict]) -> str:
+    """Show every claim with its outcome on a page."""
+    if not found:
+        return ""
+    wrapped = 'style="white-space: normal; text-align: left; vertical-align: top"'
+    body = "".join(
+        f'<tr><th scope="row" {wrapped}>{OUTCOME[v.holds]}</th><td {wrapped}>{escape(v.claim)}</td>'
+        f"<td {wrapped}>{escape(v.measured)}. <em>Holds if: {escape(v.rule)}.</em></td></tr>"
+        for v in found
+    )
+    head = f'<th scope="col">holds</th><th {wrapped}>claim</th><th {wrapped}>measured</th>'
+    return f"""<h2>Claims</h2>
+<div class="scroll"><table><caption>Each claim is judged by the rule that it states.</caption>
+<thead><tr>{head}</tr></thead>
+<tbody>{body}</tbody></table></div>"""
+
+
+def footer(command: str, note: str = "") -> str:
+    """Say on a page how it was made."""
+    text = f"Written by {written_by(command)}. {note} Method: Zhou & Levine, {PAPER}, ICML 2021."
+    return f"<footer><p>{_inline(text)}</p></footer>"
+
+
+def short_report(title: str, finding: str, sections: Sequence[Section], foot: str) -> str:
+    """Return the page of a study that runs in one go."""
+    drawn = {
+        n: f for section in sections for some in section.panels for n, f in some.figures.items()
+    }
+    documents = {name: to_svg(figure) for name, figure in drawn.items()}
+    return page(title, finding, [*(section.html(documents) for section in sections), foot])
+
+
+def _inline(text: str) -> str:
+    """Turn `*…*`, `**…**` and code of a paragraph into HTML."""
+    html = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", escape(text, quote=False))
+    html = re.sub(r"\*(.+?)\*", r"<em>\1</em>", html)
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", html)

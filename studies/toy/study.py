@@ -1,0 +1,252 @@
+"""The toy study: exact CNML and CNMAP on points in the plane, and what approximates them.
+
+Every map is the probability of class 1 on a square grid around the data. What comes out,
+`Findings`, is numbers; figures and the report are made from it elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from acnml import Acnml, Bma, Linearised, Map, Predictor
+from acnml.cli._shared.terminal import Progress, one_thread
+from acnml.exact import LogisticProblem, cnml, fit, laplace, with_intercept
+
+METHODS = CNMAP, ACNML, BMA, MAP = "CNMAP", "ACNML", "BMA", "MAP"
+CNML = "CNML"  # CNMAP without a penalty
+# Exact for a logistic regression, whose logits are linear; a few points take many Newton steps.
+SOLVER = Linearised(tolerance=1e-6)
+
+
+@final
+@dataclass(frozen=True)
+class ToyStudy:
+    """The settings of the study.
+
+    Args:
+        seed: of the points and of BMA's samples.
+        points: training points, half of each class.
+        overlapping: distance of the classes' centres, in standard deviations, for the sample that
+            no line should part.
+        apart: the same, for the sample that many lines should part.
+        extent: the maps reach from -extent to extent in both directions.
+        resolution: of the maps, in points along a side.
+        query: where the two refits are shown.
+        penalties: λ of CNMAP, in increasing order. The intercept is not penalised.
+        distances: radii of the rings on which confidence is averaged, in increasing order.
+        samples: posterior samples of BMA.
+    """
+
+    seed: int = 0
+    points: int = 40
+    overlapping: float = 2.2
+    apart: float = 6.0
+    extent: float = 8.0
+    resolution: int = 100
+    query: tuple[float, float] = (4.5, -5.0)
+    penalties: tuple[float, ...] = (0.1, 1.0, 10.0)
+    distances: tuple[float, ...] = (2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)
+    samples: int = 200
+
+    def __post_init__(self) -> None:
+        if list(self.penalties) != sorted(self.penalties) or self.penalties[0] <= 0:
+            raise ValueError("penalties must be positive and increase")
+
+    @property
+    def ring_penalty(self) -> float:
+        """The λ that methods have on the rings: the middle one."""
+        return self.penalties[len(self.penalties) // 2]
+
+    @property
+    def work(self) -> int:
+        """Maps that are computed: a measure of the study's duration."""
+        return 2 + len(METHODS) * len(self.penalties)
+
+
+class Sample(NamedTuple):
+    """Training points in the plane."""
+
+    points: Tensor  # (n, 2)
+    labels: Tensor  # (n,)
+
+
+class ExactMap(NamedTuple):
+    """CNML or CNMAP on the grid."""
+
+    probability: Tensor  # (resolution, resolution) of class 1; rows are heights
+    normaliser: Tensor  # (resolution, resolution) C(x), from 1 to 2
+    limits: float  # the share of refits without a finite maximum
+    unconverged: int  # refits that did not converge
+
+
+class QueryFit(NamedTuple):
+    """One model of the second figure: fitted to the data, or to the data and the query."""
+
+    probability: Tensor  # (resolution, resolution) of class 1
+    at_query: tuple[float, float]  # of both classes, at the query
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """All that the study has found."""
+
+    study: ToyStudy
+    sample: Sample
+    apart_sample: Sample
+    exact: Mapping[float, ExactMap]  # λ -> CNMAP, with CNML at 0
+    apart: ExactMap  # CNML on the other sample
+    trained: QueryFit
+    refits: tuple[QueryFit, QueryFit]  # with the query in class 0, and in class 1
+    maps: Mapping[str, Mapping[float, Tensor]]  # method -> λ -> probability of class 1
+    rings: Mapping[str, tuple[float, ...]]  # method -> mean confidence at every distance
+
+    @property
+    def cnml_at_query(self) -> tuple[float, float]:
+        """What CNML makes of the two refits: the normalised probabilities at the query."""
+        first, second = (refit.at_query[y] for y, refit in enumerate(self.refits))
+        return first / (first + second), second / (first + second)
+
+    def normaliser(self, l2: float) -> float:
+        """Return CNMAP's mean normaliser over the map."""
+        return self.exact[l2].normaliser.mean().item()
+
+    def confidence(self, method: str, l2: float) -> float:
+        """Return a method's mean confidence over the map."""
+        probability = self.maps[method][l2]
+        return torch.maximum(probability, 1 - probability).mean().item()
+
+    def distance(self, method: str, l2: float) -> float:
+        """Return a method's mean distance to CNMAP over the map, in probability."""
+        return (self.maps[method][l2] - self.maps[CNMAP][l2]).abs().mean().item()
+
+
+@one_thread()
+def run(study: ToyStudy, progress: Progress) -> Findings:
+    """Run all stages."""
+    progress.stage("CNML on two samples")
+    sample, other = (draw(study, distance) for distance in (study.overlapping, study.apart))
+    exact = {0.0: exact_map(study, sample, 0.0, progress)}
+    apart = exact_map(study, other, 0.0, progress)
+    trained, refits = query_fits(study, sample)
+    progress.stage("CNMAP, ACNML, BMA and MAP")
+    exact |= {l2: exact_map(study, sample, l2, progress) for l2 in study.penalties}
+    maps = {CNMAP: {l2: exact[l2].probability for l2 in study.penalties}}
+    maps |= approximate_maps(study, sample, progress)
+    progress.stage("Further and further away")
+    found = rings(study, sample)
+    return Findings(study, sample, other, exact, apart, trained, refits, maps, found)
+
+
+# Data ------------------------------------------------------------------------------------------
+
+
+def draw(study: ToyStudy, distance: float) -> Sample:
+    """Draw two round clouds of points, on a rising diagonal and so far apart."""
+    generator = torch.Generator().manual_seed(study.seed)
+    noise = torch.randn(study.points, 2, generator=generator, dtype=torch.float64)
+    labels = torch.arange(study.points) % 2
+    side = (2 * labels - 1).unsqueeze(-1) * distance / 2
+    return Sample(noise + side / math.sqrt(2), labels)
+
+
+def grid(study: ToyStudy) -> Tensor:
+    """Return the features of the maps' points (cells, 3), line by line from below."""
+    axis = torch.linspace(-study.extent, study.extent, study.resolution, dtype=torch.float64)
+    height, across = torch.meshgrid(axis, axis, indexing="ij")
+    return with_intercept(torch.stack([across, height], dim=-1).flatten(0, 1))
+
+
+def ring(distance: float) -> Tensor:
+    """Return the features of points (60, 3) that far from the middle, in all directions."""
+    angle = torch.arange(60, dtype=torch.float64) * math.tau / 60
+    return with_intercept(distance * torch.stack([angle.cos(), angle.sin()], dim=-1))
+
+
+def problem(sample: Sample, l2: float) -> LogisticProblem:
+    """Return a logistic regression with an intercept that is not penalised."""
+    penalty = torch.tensor([l2, l2, 0.0])
+    return LogisticProblem(with_intercept(sample.points), sample.labels, penalty)
+
+
+# Maps ------------------------------------------------------------------------------------------
+
+
+def exact_map(study: ToyStudy, sample: Sample, l2: float, progress: Progress) -> ExactMap:
+    """Refit at every point of the grid, with both labels."""
+    refits = cnml(problem(sample, l2), grid(study))
+    progress.advance(1)
+    return ExactMap(
+        as_map(study, refits.log_probs),
+        refits.regret.exp().view(study.resolution, -1),
+        refits.limit.double().mean().item(),
+        int((~refits.converged).sum()),
+    )
+
+
+def approximate_maps(
+    study: ToyStudy, sample: Sample, progress: Progress
+) -> dict[str, dict[float, Tensor]]:
+    """Map the methods that need no refits, for every penalty."""
+    maps: dict[str, dict[float, Tensor]] = {ACNML: {}, BMA: {}, MAP: {}}
+    for l2 in study.penalties:
+        for method, predict in predictors(study, sample, l2).items():
+            maps[method][l2] = as_map(study, predict(grid(study)))
+            progress.advance(1)
+    return maps
+
+
+def predictors(study: ToyStudy, sample: Sample, l2: float) -> dict[str, Predictor]:
+    """Return the methods that need no refits, around the Laplace posterior."""
+    fitted = laplace(problem(sample, l2))
+    return {
+        ACNML: Acnml(fitted.classifier, fitted.posterior, SOLVER),
+        BMA: Bma(fitted.classifier, fitted.posterior, study.samples, study.seed),
+        MAP: Map(fitted.classifier),
+    }
+
+
+def as_map(study: ToyStudy, log_probs: Tensor) -> Tensor:
+    """Return the probability of class 1 (resolution, resolution) from log-probabilities."""
+    return log_probs[:, 1].exp().view(study.resolution, -1)
+
+
+# Two refits ------------------------------------------------------------------------------------
+
+
+def query_fits(study: ToyStudy, sample: Sample) -> tuple[QueryFit, tuple[QueryFit, QueryFit]]:
+    """Fit the data, and the data with the query in either class, all without a penalty."""
+    query = with_intercept(torch.tensor([study.query], dtype=torch.float64))
+    refits = cnml(problem(sample, 0.0), query)
+    trained = fit(problem(sample, 0.0)).weights
+    first, second = (_query_fit(study, query, weights) for weights in refits.weights[0])
+    return _query_fit(study, query, trained), (first, second)
+
+
+def _query_fit(study: ToyStudy, query: Tensor, weights: Tensor) -> QueryFit:
+    log_probs = torch.log_softmax(torch.cat([query, grid(study)]) @ weights.mT, dim=-1)
+    first, second = log_probs[0].exp().tolist()
+    return QueryFit(as_map(study, log_probs[1:]), (first, second))
+
+
+# Rings -----------------------------------------------------------------------------------------
+
+
+def rings(study: ToyStudy, sample: Sample) -> dict[str, tuple[float, ...]]:
+    """Return every method's mean confidence, the larger probability, at every distance."""
+    l2 = study.ring_penalty
+    methods: dict[str, Callable[[Tensor], Tensor]] = {
+        CNML: lambda x: cnml(problem(sample, 0.0), x).log_probs,
+        CNMAP: lambda x: cnml(problem(sample, l2), x).log_probs,
+        **predictors(study, sample, l2),
+    }
+    return {
+        method: tuple(predict(ring(r)).amax(-1).exp().mean().item() for r in study.distances)
+        for method, predict in methods.items()
+    }

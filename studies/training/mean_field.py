@@ -1,0 +1,45 @@
+"""Bayes by Backprop as a stage that can be stopped after any epoch and resumed."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import acnml
+from acnml import Classifier
+from acnml.cli._shared.digits import Labelled
+from studies.store.record import Content
+from studies.store.work import mixed
+from studies.training.loop import Augment, Keeper
+from studies.training.settings import BayesByBackprop
+
+
+def train_mean_field(
+    network: nn.Module,
+    data: Labelled,
+    augment: Augment,
+    settings: BayesByBackprop,
+    seed: int,
+    keeper: Keeper,
+) -> Content:
+    """Train a mean-field posterior and return it; its mean starts at the network's weights."""
+    trainer = acnml.BayesByBackprop(
+        Classifier(network),
+        len(data.labels),
+        settings.prior_std,
+        settings.learning_rate,
+        settings.learning_rate * settings.variance_rate,
+        seed,
+    )
+    first = 0
+    if (checkpoint := keeper.resume()) is not None:
+        first = int(checkpoint.facts["epochs"])
+        trainer.load_state_dict(checkpoint.tensors)
+    for epoch in range(first, settings.epochs):
+        keeper.progress(epoch, settings.epochs)
+        generator = torch.Generator().manual_seed(mixed(seed, epoch))
+        order = torch.randperm(len(data.labels), generator=generator)
+        for rows in order.split(settings.batch_size):
+            trainer.step(augment(data.inputs[rows], generator), data.labels[rows])
+        keeper.checkpoint(Content(trainer.state_dict(), {"epochs": epoch + 1}))
+    return Content.of_saved(trainer.posterior(), {"epochs": settings.epochs})

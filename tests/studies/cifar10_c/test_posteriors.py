@@ -1,0 +1,87 @@
+"""The study's posteriors: curvature of all images, and heads for a tempered likelihood."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from stores import store_in
+from studies.cifar10_c import methods
+from studies.cifar10_c.study import Drawn, build
+from studies.engine.choose import chosen
+from studies.engine.grounds import rescaled
+from studies.engine.predictors import predictor, sampling
+from studies.engine.workshop import Finished, Workshop
+
+from .tiny import TRAIN
+
+
+def test_rescaling_is_repeating_the_data():
+    """Curvature sums over the data: three times the data have three times the curvature."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    with acnml._util.seeding.seeded(0):
+        classifier = acnml.Classifier(nn.Linear(4, 3).double())
+    once, thrice = (
+        acnml.kronecker_curvature(classifier, [(x.repeat(n, 1), torch.zeros(5 * n).long())])
+        for n in (1, 3)
+    )
+    for scaled, expected in zip(rescaled(once, 3).factors, thrice.factors, strict=True):
+        torch.testing.assert_close(scaled.inputs, expected.inputs)
+        torch.testing.assert_close(scaled.gradients, expected.gradients)
+
+
+def test_the_curvature_counts_all_training_images(finished, tiny, study, data):
+    """Measured on a third of the images, it is scaled to all of them."""
+    out, _ = finished
+    makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
+    few = data.train.inputs[:20], data.train.labels[:20]
+    batch = [(makers.prepared(methods.SWA, few[0]), few[1])]
+    weights, fitted = study.grounds[methods.KFAC].artefacts(methods.BMA_KFAC, makers)
+    classifier = makers.classifier(methods.SWA, weights)
+    measured = acnml.kronecker_curvature(classifier, batch, progress=False)
+    found = fitted.load_saved()
+    expected = measured.eigenvalues().sum() * (TRAIN / 20)
+    torch.testing.assert_close(found.eigenvalues().sum(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_tempered_head_is_fitted_to_the_tempered_likelihood(finished, tiny, study, data):
+    out, _ = finished
+    makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
+    ready = chosen(methods.ACNML_HEAD_TEMPERED, makers)
+    classifier = makers.classifier(methods.SWA, makers.weights(methods.SWA)).tempered(
+        ready.likelihood
+    )
+    head = [acnml.last_linear(classifier.model)]
+    batch = [(makers.prepared(methods.SWA, data.train.inputs), data.train.labels)]
+    expected = acnml.fit_kfac_laplace(classifier, batch, ready.value, head, progress=False)
+    inputs = makers.prepared(methods.SWA, data.test.inputs[:5])
+    ours = predictor(ready, makers)(inputs)
+    torch.testing.assert_close(ours, acnml.Acnml(classifier, expected)(inputs), **CLOSELY)
+
+
+def test_every_sample_has_images_of_its_own_for_batch_norm(tiny, study, data, tmp_path):
+    makers = Workshop(study, data, Finished(store_in(tmp_path, tiny)), 0)
+    draws = Drawn.by(makers)
+    first, second = (torch.cat([labels for _, labels in draws]) for _ in range(2))
+    assert len(first) == len(second) == tiny.batch_norm_images
+    assert not torch.equal(first, second)
+    again = torch.cat([labels for _, labels in Drawn.by(makers)])
+    torch.testing.assert_close(again, first)
+
+
+@pytest.mark.parametrize("method", [methods.ACNML_HEAD_ALPHA, methods.BMA_KFAC])
+def test_predictions_depend_on_a_prior_precision_that_is_given(tiny, data, tmp_path, method):
+    def needed(prior):
+        given = replace(tiny, curvature=replace(tiny.curvature, prior_precision=prior))
+        store = store_in(tmp_path, given)
+        return sampling(method, Workshop(build(given), data, Finished(store), 0))
+
+    assert needed(5.0) != needed(50.0)
+
+
+CLOSELY = {"rtol": 1e-3, "atol": 1e-3}  # both have summed in single precision

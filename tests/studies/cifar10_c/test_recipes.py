@@ -1,0 +1,106 @@
+"""Recipes: where the weights come from, what tells two trainings apart, and the command."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from acnml.cli._shared.digits import Labelled
+from stores import store_in
+from studies.cifar10_c import methods
+from studies.cifar10_c.recipes import RECIPES, Recipe
+from studies.cifar10_c.study import build
+from studies.data import cifar10
+from studies.engine.command import train_network
+from studies.engine.workshop import Finished, Workshop
+from studies.training import Nobody, Processes, Task, load_trained, train
+
+from .tiny import DESCRIPTIONS, bytes_of
+
+SEED = 3
+PAPER = ("vgg16", "vgg16_dropout", "wide_resnet28x10")
+
+
+def test_the_command_trains_from_given_weights(tiny, tiny_world, tmp_path):
+    """At a rate that moves nothing, all weights stay those that were given."""
+    still = replace(tiny.schedule, learning_rate=1e-30, swa_learning_rate=1e-30)
+    study = build(replace(tiny, schedule=still))
+    train_network(study, methods.SWA, SEED, tmp_path)
+    data = study.load(tmp_path)
+    made = Workshop(study, data, Finished(store_in(tmp_path, tiny)), SEED).trained(methods.SWA)
+    trained, given = load_trained(made), DESCRIPTIONS["tiny"].trained(tiny_world / "weights")
+    assert trained.swag.updates == 2
+    for name, parameter in given.named_parameters():
+        for found in (trained.last[name], trained.swag.mean[name]):
+            torch.testing.assert_close(found, parameter.detach(), rtol=1e-6, atol=1e-20)
+
+
+def test_what_the_command_cannot_train_is_one_sentence(study, tmp_path):
+    with pytest.raises(SystemExit, match="There is no network 'SGD' to train, only SWA"):
+        train_network(study, methods.SGD, 0, tmp_path)
+
+
+def key_of(settings, out, seed=SEED):
+    study = build(settings)
+    workshop = Workshop(study, study.load(out), Finished(store_in(out, settings)), seed)
+    return workshop.training_stage(methods.SWA).key
+
+
+def test_the_stage_tells_recipes_images_weights_and_seeds_apart(
+    tiny, tiny_world, tmp_path, monkeypatch
+):
+    longer = replace(tiny, schedule=replace(tiny.schedule, epochs=4))
+    keys = [
+        key_of(tiny, tmp_path),
+        key_of(longer, tmp_path),
+        key_of(tiny, tmp_path, SEED + 1),
+        key_of(replace(tiny, model="fresh"), tmp_path),
+    ]
+    assert key_of(tiny, tmp_path) == keys[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(cifar10, "load", lambda split: bytes_of(59, 5))
+        keys.append(key_of(tiny, tmp_path))
+    monkeypatch.setenv("ACNML_DATA", str(tmp_path))
+    (tmp_path / "weights").mkdir()
+    with pytest.raises(FileNotFoundError, match="there is no weight file"):
+        key_of(tiny, tmp_path)
+    other = DESCRIPTIONS["tiny"].untrained(seed=2).state_dict()
+    save_file(other, tmp_path / "weights" / "tiny.safetensors")
+    keys.append(key_of(tiny, tmp_path))
+    assert len(set(keys)) == len(keys)
+
+
+def test_random_starts_come_from_the_seed():
+    model = Recipe("resnet20").built()
+    first, again, other = (model.untrained(seed) for seed in (0, 0, 1))
+    assert torch.equal(first.conv1.weight, again.conv1.weight)
+    assert not torch.equal(first.conv1.weight, other.conv1.weight)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (Recipe("resnet21"), "there is no network 'resnet21', only mlp"),
+        (Recipe("vgg16", "given"), "no weights are given for 'vgg16'"),
+    ],
+)
+def test_recipes_that_cannot_be_followed_are_refused(recipe, message):
+    with pytest.raises(ValueError, match=message):
+        recipe.built()
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_networks_take_a_step_at_full_size(name):
+    images = torch.randint(256, (2, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+    data = Labelled(images.to(torch.uint8), torch.tensor([0, 9]))
+    recipe = RECIPES[name]
+    model = recipe.built()
+    task = Task(model.untrained(SEED), data, model.augmented)
+    before = {name: p.detach().clone() for name, p in task.network.named_parameters()}
+    step = replace(recipe.training, epochs=1, swa_start=1)
+    trained = train(task, step, SEED, Processes(), Nobody())
+    assert all(torch.isfinite(tensor).all() for tensor in trained.last.values())
+    assert all(not torch.equal(trained.last[name], tensor) for name, tensor in before.items())

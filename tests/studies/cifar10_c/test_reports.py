@@ -1,0 +1,78 @@
+"""The report of a run that is finished, half finished or not begun."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+
+from stores import store_in
+from studies.cifar10_c import methods
+from studies.cifar10_c.report import severity_table
+from studies.engine.claims import verdicts
+from studies.engine.figures import bootstrap_median
+from studies.engine.report import write_report
+from studies.engine.results import collect
+from studies.engine.workshop import Finished
+
+from .tiny import judged
+
+
+def test_the_report_says_what_it_is(finished):
+    out, results = finished
+    page = write_report(results, out).read_text()
+    assert "made here, with the parameters of CIFAR-10-C" in page
+    assert "no SWA-Ensemble" in page
+    assert "standard error over images" in page
+    assert "Not finished" not in page
+    assert page.count("<svg") >= 20
+    with (out / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    expected = "study method posterior solver knob seed shift n accuracy nll brier ece"
+    assert list(rows[0]) == expected.split()
+    assert len(rows) == len(results.rows)
+    assert {row["study"] for row in rows} == {"cifar10-c"}
+
+
+def test_few_images_are_not_scored(finished):
+    """Ten images are five a bin; the paper's steps see five, and secondary methods eight."""
+    _, results = finished
+    shown = {row[0] for row in severity_table(results, "ece", "").rows}
+    labels = {results.study.label(method): method for method in results.study.methods}
+    seen = {name: results.study.share(m, "").inputs for name, m in labels.items()}
+    enough = {name for name, count in seen.items() if count >= 10}
+    assert shown == enough < set(labels)
+
+
+def test_a_report_of_nothing_names_what_is_missing(tmp_path, tiny, study, data):
+    results = collect(study, data, Finished(store_in(tmp_path, tiny)))
+    assert results.rows == ()
+    assert "train SWA, seed 0" in results.missing
+    assert "Not finished" in write_report(results, tmp_path).read_text()
+    assert all(v.holds is None for v in verdicts(results))
+    assert not (tmp_path / "artefacts").exists()
+
+
+def test_a_report_of_an_unfinished_run_shows_what_there_is(finished, tiny, study, data, tmp_path):
+    """As if it had been killed after severity 5: that is there, severity 4 is named as missing."""
+    kept = tmp_path / "artefacts"
+    shutil.copytree(finished[0] / "artefacts", kept)
+    for folder in [*kept.glob("predict-acnml*contrast-4*"), *kept.glob("sweep-acnml*")]:
+        shutil.rmtree(folder)
+    results = collect(study, data, Finished(store_in(tmp_path, tiny)))
+    ours = methods.ACNML_SWAG_D_PAPERS
+    whole = finished[1].each(ours, "ece", ["contrast 5"], 10)
+    assert results.each(ours, "ece", ["contrast 5"], 10) == whole != []
+    assert results.each(ours, "ece", ["contrast 4"], 10) == []
+    assert any("contrast 4" in name for name in results.missing)
+    page = write_report(results, tmp_path).read_text()
+    assert "Not finished" in page
+    assert "The study is not finished" in page
+    assert judged(results, "with SWAG-D has a lower ECE") == [None]
+    assert None not in judged(results, "In distribution")
+
+
+def test_the_bootstrap_of_a_median():
+    assert bootstrap_median([0.5] * 15) == (0.5, 0.5, 0.5)
+    middle, low, high = bootstrap_median([float(i) for i in range(15)])
+    assert middle == 7
+    assert 2 <= low < 7 < high <= 12

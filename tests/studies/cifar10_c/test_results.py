@@ -1,0 +1,85 @@
+"""A whole run: everything is measured once, and is what the library's predictors give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from acnml import metrics
+from stores import made, store_in
+from studies.cifar10_c import methods
+from studies.cifar10_c.study import build
+from studies.engine.choose import explained
+from studies.engine.method import LINEARISED
+from studies.engine.predictors import predictor
+from studies.engine.run import phases, plan
+from studies.engine.workshop import Finished, Workshop
+
+
+def test_everything_is_measured_once(finished, tiny, study):
+    out, results = finished
+    assert results.missing == ()
+    seen = {(row.method.name, row.shift) for row in results.rows}
+    assert len(seen) == len(study.methods) * len(tiny.shifts)
+    assert len({(row.method, row.shift, row.n) for row in results.rows}) == len(results.rows)
+    assert len(made(out)) == len(set(made(out)))
+
+
+def test_the_plan_counts_the_stages_that_are_made(finished, tiny, study):
+    out, _ = finished
+    lines = {line.kind: line for line in plan(study)}
+    predicted = [name for name in made(out) if name.startswith(("predict", "try", "sweep"))]
+    assert sum(lines[phase.title].stages for phase in phases(study)) == len(predicted)
+    renewed = [name for name in made(out) if name.startswith("renew")]
+    assert lines["renewing batch norm"].stages == len(renewed)
+    fitted = [name for name in made(out) if name.startswith("fit KFAC")]
+    assert lines["fitting KFAC"].stages == len(fitted)
+
+
+def test_metrics_are_those_of_the_predictor_itself(finished, tiny, study, data):
+    """The saved log-probabilities are what the library's predictors give."""
+    out, results = finished
+    makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
+    for row in (r for r in results.rows if r.shift == "contrast 5"):
+        images, labels = data.load("contrast 5", row.n)
+        log_probs = predictor(row.method, makers)(makers.prepared(methods.SWA, images))
+        found = [row.accuracy, row.nll, row.brier, row.ece]
+        expected = [getattr(metrics, s)(log_probs, labels) for s in ("accuracy", "nll", "brier")]
+        expected.append(metrics.ece(log_probs, labels, tiny.bins))
+        assert found == pytest.approx(expected, abs=1e-4), row.method.name
+
+
+def test_agreement_is_the_mean_total_variation(finished, tiny, study, data):
+    out, results = finished
+    makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
+    found = results.agreements[0]
+    fast = replace(found.method, solver=LINEARISED)
+    distances = []
+    for shift in tiny.shifts:
+        inputs = makers.prepared(methods.SWA, data.load(shift, 5).inputs)
+        pair = [predictor(method, makers)(inputs).exp() for method in (found.method, fast)]
+        distances.append((pair[0] - pair[1]).clamp(min=0).sum(1))
+    assert found.inputs == 5 * len(tiny.shifts)
+    assert found.total_variation == pytest.approx(torch.cat(distances).mean().item(), abs=1e-5)
+
+
+def test_a_mean_waits_for_all_seeds(finished):
+    """While a second seed is missing, there is nothing to compare."""
+    _, results = finished
+    where = methods.MAP_SWA, "ece", "clean", 10
+    assert len(results.values(*where)) == 1
+    assert replace(results, study=results.study.replaced(seeds=(0, 1))).values(*where) == []
+
+
+def test_diagrams_are_of_severities_that_the_study_sees(tiny):
+    seen = replace(tiny, severities=(5, 4), blurred=(5, 3))
+    assert build(seen).diagrams == ("clean", "gaussian_blur 5")
+
+
+def test_a_budget_that_nothing_keeps_is_said(finished, tiny, study, data):
+    out, _ = finished
+    strict = replace(tiny, choice=replace(tiny.choice, tolerance=-100.0))
+    makers = Workshop(build(strict), data, Finished(store_in(out, strict)), 0)
+    assert explained(methods.ACNML_HEAD, makers).note == "none is in budget"

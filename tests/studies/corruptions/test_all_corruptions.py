@@ -1,0 +1,95 @@
+"""What is true of all corruptions, and the sheet that shows them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from studies.corruptions import (
+    BENCHMARK,
+    CORRUPTIONS,
+    SEVERITIES,
+    base,
+    contact_sheet,
+)
+
+from .pictures import PICTURES
+
+NAMES = tuple(CORRUPTIONS)
+RANDOM = (
+    *("gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "motion_blur"),
+    *("snow", "frost", "fog", "elastic_transform"),
+)
+# The published parameters of the others do not move an image further away at every step: glass
+# blurs before it shuffles, motion's third and fourth blur differ in a radius that their Gaussian
+# does not reach, more frost comes with a darker image, and what bends more is turned less.
+GROWING = tuple(sorted(set(NAMES) - {"glass_blur", "motion_blur", "frost", "elastic_transform"}))
+each_name = pytest.mark.parametrize("name", NAMES)
+
+
+def test_the_benchmark_has_fifteen_corruptions():
+    assert len(BENCHMARK) == 15
+    assert {*BENCHMARK, "gaussian_blur"} == set(CORRUPTIONS)
+    assert all(corruption.name == name for name, corruption in CORRUPTIONS.items())
+
+
+@each_name
+def test_severity_0_changes_nothing_and_others_change_something(name):
+    images = PICTURES[:4].copy()
+    corrupted = [CORRUPTIONS[name](images, severity, range(4)) for severity in range(6)]
+    assert np.array_equal(corrupted[0], images)
+    assert corrupted[0] is not images
+    assert all(one.dtype == np.uint8 and one.shape == images.shape for one in corrupted)
+    assert all((one != images).any() for one in corrupted[1:])
+    assert np.array_equal(images, PICTURES[:4])
+
+
+@each_name
+def test_an_image_is_corrupted_alike_alone_and_among_others(name, monkeypatch):
+    some = [17, 3, 19]
+    for severity in SEVERITIES:
+        together = CORRUPTIONS[name](PICTURES[:20], severity, range(20))
+        assert np.array_equal(CORRUPTIONS[name](PICTURES[some], severity, some), together[some])
+        monkeypatch.setattr(base, "BLOCK", 7)
+        assert np.array_equal(CORRUPTIONS[name](PICTURES[:20], severity, range(20)), together)
+
+
+@each_name
+def test_the_number_of_an_image_decides_what_is_drawn_for_it(name):
+    twice = CORRUPTIONS[name](PICTURES[[0, 0]], 5, [0, 1])
+    assert (twice[0] != twice[1]).any() == (name in RANDOM)
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_distortion_grows_with_severity(name):
+    clean = PICTURES.astype(float)
+    distances = [
+        np.abs(CORRUPTIONS[name](PICTURES, severity, range(200)) - clean).mean()
+        for severity in range(6)
+    ]
+    assert (np.diff(distances) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("images", "severity", "numbers", "message"),
+    [
+        (PICTURES[:2], 6, [0, 1], "severity must be 0 to 5, got 6"),
+        (PICTURES[:2] / 255, 1, [0, 1], "images must be bytes"),
+        (PICTURES[:2, :8], 1, [0, 1], r"of shape \(N, 32, 32, 3\), got uint8 of \(2, 8, 32, 3\)"),
+        (PICTURES[:2], 1, [0], "there are 2 images and 1 numbers"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(images, severity, numbers, message):
+    with pytest.raises(ValueError, match=message):
+        CORRUPTIONS["fog"](images, severity, numbers)
+
+
+def test_no_images_are_no_images():
+    assert CORRUPTIONS["fog"](PICTURES[:0], 3, []).shape == (0, 32, 32, 3)
+
+
+def test_the_contact_sheet_shows_what_the_corruptions_make():
+    sheet = np.asarray(contact_sheet(PICTURES[:2], [0, 1], ["contrast", "fog"]))
+    fog = CORRUPTIONS["fog"](PICTURES[:2], 3, [0, 1])[1].repeat(2, axis=0).repeat(2, axis=1)
+    left, top = sheet.shape[1] - 3 * 68, sheet.shape[0] - 68  # the last row, third from the right
+    assert np.array_equal(sheet[top : top + 64, left : left + 64], fog)

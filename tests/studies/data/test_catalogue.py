@@ -1,0 +1,59 @@
+"""The catalogue is well formed, and describes the files at hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from studies.data.catalogue import CATALOGUE, CIFAR10_C, STUDIES
+from studies.data.folder import State, inspect
+
+DIGEST_LENGTHS = {"md5": 32, "sha1": 40, "sha256": 64}
+
+
+@pytest.mark.parametrize("data_set", CATALOGUE.values(), ids=CATALOGUE)
+def test_an_entry_is_well_formed(data_set):
+    files = [form for file in data_set.files for form in (file, *file.alternatives)]
+    files += [download.file for download in data_set.downloads]
+    for file in files:
+        algorithm, _, digest = (file.checksum or "").partition(":")
+        assert len(digest) == DIGEST_LENGTHS.get(algorithm, 0)
+        assert set(digest) <= set("0123456789abcdef")
+        assert file.size > 0
+        assert not file.path.startswith("/")
+        assert ".." not in file.path.split("/")
+    for download in data_set.downloads:
+        assert download.file.checksum, "what is downloaded has a checksum"
+        assert len(set(download.mirrors)) == len(download.mirrors) >= 2
+        for address in download.mirrors:
+            assert address.startswith("https://")
+            assert address.endswith(f"/{download.file.name}")
+
+
+def test_no_two_files_have_the_same_place():
+    files = [file for each in CATALOGUE.values() for file in each.files]
+    paths = [form.path for file in files for form in (file, *file.alternatives)]
+    assert len(set(paths)) == len(paths)
+
+
+def test_the_sizes_of_cifar10_c_make_up_its_archive():
+    def blocks(size: int, block: int) -> int:
+        return math.ceil(size / block) * block
+
+    content = sum(512 + blocks(file.size, 512) for file in CIFAR10_C.files)
+    whole = blocks(512 + content + 1024, 10240)  # with the folder's entry and the end of the tar
+    assert whole == CIFAR10_C.download_size
+
+
+def test_studies_use_what_the_catalogue_has():
+    assert {each.name for study in STUDIES for each in study.uses} == set(CATALOGUE)
+
+
+@pytest.mark.parametrize("data_set", CATALOGUE.values(), ids=CATALOGUE)
+def test_the_files_at_hand_are_those_of_the_catalogue(data_set):
+    condition = inspect(data_set)
+    if condition.state in (State.ABSENT, State.INCOMPLETE):
+        pytest.skip(f"{data_set.name} is not in the data folder")
+    assert condition.flaws == ()
+    assert condition.state is State.PRESENT

@@ -1,0 +1,231 @@
+"""CIFAR-10 from all kinds of its files, damage to them, and the augmentation of images."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+import struct
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from studies.data import cifar10
+from studies.data.catalogue import DataFile
+from studies.data.cifar10 import crop_and_flip, random_crop, random_flip
+from studies.data.folder import DataError
+
+COUNT = 10  # images in each made-up file
+NAMES = [name for names in cifar10.SPLITS.values() for name in names]
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    """Made-up images by the name of their file, published as the real ones are."""
+    generator = np.random.default_rng(0)
+    made = {n: generator.integers(256, size=(COUNT, 3073), dtype=np.uint8) for n in NAMES}
+    for rows in made.values():
+        rows[:, 0] %= 10
+    published = {n: published_as(n, rows) for n, rows in made.items()}
+    monkeypatch.setattr(cifar10, "FILES", published)
+    monkeypatch.setenv("ACNML_DATA", str(tmp_path))
+    return made
+
+
+def published_as(name, rows):
+    return DataFile(f"{name}.bin", rows.size, f"sha1:{hashlib.sha1(rows.tobytes()).hexdigest()}")
+
+
+def write_binary(folder, name, rows):
+    path = folder / "cifar-10-batches-bin" / f"{name}.bin"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(rows.tobytes())
+    return path
+
+
+def write_python(folder, name, rows):
+    """As Python 3 writes it today, in the protocol of Python 2."""
+    batch = {
+        "batch_label": "made up",
+        "labels": rows[:, 0].tolist(),
+        "data": rows[:, 1:],
+        "filenames": ["labels"] * len(rows),
+    }
+    return write_pickle(folder, name, pickle.dumps(batch, protocol=2))
+
+
+def write_python_2(folder, name, rows):
+    """As Python 2 wrote it: strings are bytes."""
+
+    def string(value):
+        return b"T" + struct.pack("<i", len(value)) + value
+
+    labels = b"".join(b"K" + bytes([label]) for label in rows[:, 0])
+    pixels = string(rows[:, 1:].tobytes())
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\nq\x03(cnumpy\nndarray\nK\x00\x85U\x01b\x87Rq\x04"
+        b"(K\x01K\nM\x00\x0c\x86cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff"
+        b"\xffJ\xff\xff\xff\xffK\x00tb\x89" + pixels + b"tb"
+    )
+    items = string(b"labels") + b"]q\x02(" + labels + b"e" + string(b"data") + array
+    return write_pickle(folder, name, b"\x80\x02}q\x01(" + items + b"u.")
+
+
+def write_pickle(folder, name, content):
+    path = folder / "cifar-10-batches-py" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("write", [write_binary, write_python, write_python_2])
+def test_images_and_labels_are_read_in_order(records, tmp_path, write):
+    assert not cifar10.available()
+    for name, rows in records.items():
+        write(tmp_path, name, rows)
+    assert cifar10.available()
+    for split, names in cifar10.SPLITS.items():
+        images, labels = cifar10.load(split)
+        expected = torch.from_numpy(np.concatenate([records[name] for name in names]))
+        assert labels.tolist() == expected[:, 0].tolist()
+        assert images.dtype == torch.uint8
+        for channel in range(3):
+            pixels = expected[:, 1 + 1024 * channel :][:, :1024]
+            assert torch.equal(images[:, channel].flatten(1), pixels)
+
+
+def test_mosaics_are_read_row_by_row(tmp_path):
+    colours = np.random.default_rng(0).integers(256, size=(100, 100, 3), dtype=np.uint8)
+    mosaic = colours.repeat(32, axis=0).repeat(32, axis=1)
+    mosaic[:32, 32:64] = np.arange(32, dtype=np.uint8)[:, None, None]  # the second image, by rows
+    Image.fromarray(mosaic).save(tmp_path / "batch.webp", lossless=True, method=0)
+    labels = np.arange(10_000, dtype=np.uint8)
+    labels.tofile(tmp_path / "batch.labels.u8")
+    rows = cifar10.read_mosaic(tmp_path / "batch.webp")
+    assert np.array_equal(rows[:, 0], labels)
+    assert np.array_equal(rows[1, 1:], np.tile(np.arange(32).repeat(32), 3))
+    expected = colours.reshape(-1, 3).repeat(1024, axis=1)
+    assert np.array_equal(rows[2:, 1:], expected[2:])
+
+
+def test_binary_files_come_before_python_files(records, tmp_path):
+    write_python(tmp_path, "test_batch", records["data_batch_1"])
+    write_binary(tmp_path, "test_batch", records["test_batch"])
+    assert cifar10.load("test").labels.tolist() == records["test_batch"][:, 0].tolist()
+
+
+def shortened(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def shortened_by_an_image(path):
+    path.write_bytes(path.read_bytes()[:-3073])
+
+
+def altered(path):
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(content)
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("write", [write_binary, write_python, write_python_2])
+@pytest.mark.parametrize("damage", [shortened, shortened_by_an_image, altered, emptied])
+def test_damage_is_noticed_and_the_file_named(records, tmp_path, write, damage):
+    path = write(tmp_path, "test_batch", records["test_batch"])
+    damage(path)
+    with pytest.raises(
+        DataError, match=f"{re.escape(str(path))} is corrupt, .*python -m studies data"
+    ):
+        cifar10.load("test")
+
+
+def test_a_missing_file_is_named_with_all_places_it_could_be(records, tmp_path):
+    with pytest.raises(
+        DataError, match=r"bin/test_batch\.bin, .*py/test_batch, .*\.webp.*studies data"
+    ):
+        cifar10.load("test")
+
+
+def test_nothing_in_a_pickle_is_run(records, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return exec, (f"open({str(tmp_path / 'trapped')!r}, 'w')",)
+
+    write_pickle(tmp_path, "test_batch", pickle.dumps({"labels": Trap()}, protocol=2))
+    with pytest.raises(DataError, match="is corrupt"):
+        cifar10.load("test")
+    assert not (tmp_path / "trapped").exists()
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(ValueError, match="split must be 'train' or 'test', got 'dev'"):
+        cifar10.load("dev")
+
+
+def test_the_real_test_set():
+    if not cifar10.available():
+        pytest.skip("needs CIFAR-10 in ACNML_DATA")
+    images, labels = cifar10.load("test")
+    assert images.shape == (10_000, 3, 32, 32)
+    assert labels.bincount().tolist() == [1000] * 10
+    assert [cifar10.CLASSES[label] for label in labels[:4]] == ["cat", "ship", "ship", "airplane"]
+
+
+def test_bytes_become_floats_from_0_to_1():
+    images = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(cifar10.to_unit(images), torch.tensor([k / 255 for k in range(256)]))
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_a_crop_is_a_shift_and_every_shift_comes_up():
+    images = torch.rand(3000, 2, 5, 5, generator=generator())
+    crops = random_crop(images, 2, generator(1))
+    padded = torch.zeros(3000, 2, 9, 9)
+    padded[:, :, 2:7, 2:7] = images
+    found = Counter()
+    for image, crop in zip(padded, crops, strict=True):
+        for top, left in [(i, j) for i in range(5) for j in range(5)]:
+            if torch.equal(image[:, top : top + 5, left : left + 5], crop):
+                found[top, left] += 1
+    assert sum(found.values()) == 3000  # each crop is one shift
+    assert len(found) == 25
+    # Each of 25 shifts 120 times on average; 5 standard deviations are 54.
+    assert max(abs(count - 120) for count in found.values()) < 54
+
+
+def test_half_of_the_images_are_flipped_left_to_right():
+    images = torch.rand(2000, 1, 3, 4, generator=generator())
+    flipped = random_flip(images, generator(1))
+    same = (flipped == images).flatten(1).all(1)
+    mirrored = (flipped == images[..., [3, 2, 1, 0]]).flatten(1).all(1)
+    assert (same ^ mirrored).all()
+    assert abs(int(same.sum()) - 1000) < 5 * 500**0.5
+
+
+def test_augmentation_keeps_bytes_and_follows_its_generator():
+    images = torch.randint(256, (8, 3, 32, 32), generator=generator(), dtype=torch.uint8)
+    before, state = images.clone(), torch.get_rng_state()
+    first, again, other = (crop_and_flip(images, generator(seed)) for seed in (1, 1, 2))
+    assert first.dtype == torch.uint8
+    assert first.shape == images.shape
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(images, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_without_padding_nothing_is_cropped():
+    images = torch.rand(4, 3, 6, 5, generator=generator())
+    assert torch.equal(random_crop(images, 0, generator()), images)
+    with pytest.raises(ValueError, match="padding must not be negative"):
+        random_crop(images, -1, generator())

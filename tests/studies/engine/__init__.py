@@ -1,0 +1,1 @@
+"""The engine itself: nothing in it knows images."""

@@ -1,0 +1,75 @@
+"""The study's command and presets, and one sentence for whatever is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from stores import made
+from studies.__main__ import build_app
+from studies.engine.command import build, run_study
+from studies.engine.run import phases, plan
+from studies.rotated_mnist import KIND
+from studies.rotated_mnist.settings import PRESETS
+from studies.settings import override
+
+
+def test_the_command_reports_what_is_finished(tmp_path, capsys):
+    run_study(build(KIND, "quick", ["seeds=0,1"]), tmp_path, report_only=True)
+    said = capsys.readouterr().out
+    assert "using scikit-learn's 8x8 digits" in said
+    assert "The study is not finished" in " ".join(said.split())
+    assert "train network, seed 1" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("preset", "setting", "message"),
+    [
+        ("slow", [], "there is no preset 'slow', only quick, full"),
+        ("quick", ["images.cheep=3"], "did you mean images.cheap?"),
+        ("quick", ["angles=30"], "the angles must include 0"),
+        ("quick", ["frontier.shifts=60"], "there is no shift '60': write an angle such as 60°"),
+        ("quick", ["naive_cnml.shift=60"], "there is no shift '60'"),
+        ("quick", ["training.epochs=0"], "epochs must be a positive, finite number, got 0"),
+        ("quick", ["hidden="], "hidden must"),
+        ("quick", ["dropout=1"], "dropout must be at least 0 and below 1"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(preset, setting, message):
+    with pytest.raises(SystemExit) as error:
+        build(KIND, preset, setting)
+    assert message in str(error.value)
+
+
+def test_presets():
+    assert set(PRESETS) == {"quick", "full"}
+    full = PRESETS["full"]
+    assert full.seeds == (0, 1, 2)
+    assert full.shifts == (*(f"{angle}°" for angle in range(0, 181, 15)), "random")
+    assert full.images.cheap == 10_000
+    with pytest.raises(ValueError, match="angles must include 0"):
+        override(full, ["angles=30,60"])
+
+
+def test_the_command_line_shows_the_plan_and_touches_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(build_app(), ["rotated-mnist", "--dry-run", "--seeds", "2"])
+    assert found.exit_code == 0, found.output
+    for phase in phases(KIND.build(override(PRESETS["quick"], ["seeds=0,1"]))):
+        assert phase.title in found.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_counts_the_stages_that_are_made(finished, study):
+    out, _ = finished
+    lines = {line.kind: line.stages for line in plan(study)}
+    names = [name for name in made(out) if "few" not in name and "naive" not in name]
+    predicted = [name for name in names if name.startswith(("predict", "try", "sweep"))]
+    extras = sum(len(phase.extras) for phase in phases(study))
+    assert sum(lines[phase.title] for phase in phases(study)) - extras == len(predicted)
+    fitted = [name for name in names if name.startswith("fit KFAC")]
+    # The ensemble's heads include the single network's, which the plan counts once more.
+    assert lines["fitting KFAC"] == len(fitted) + 1
+    trained = [name for name in made(out) if name.startswith("train") and "Bayes" not in name]
+    counted = sum(n for kind, n in lines.items() if kind.startswith("training"))
+    assert counted == len(trained)

@@ -1,0 +1,79 @@
+"""Times that a stage took, over interruptions, and that it will still take."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from studies.store import Content, Stage, work
+from studies.store.reporter import Bar
+
+
+class Clock:
+    """A clock that goes only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(work, "perf_counter", clock)
+    return clock
+
+
+def test_the_time_of_predictions_is_that_of_their_blocks(store, clock):
+    dies = True
+
+    def compute(rows: slice) -> dict[str, torch.Tensor]:
+        clock.now += 3
+        if rows.start == 4 and dies:
+            raise KeyboardInterrupt
+        return {"p": torch.ones(2)}
+
+    with pytest.raises(KeyboardInterrupt):
+        store.predict(Stage("predict"), 8, 2, compute)
+    clock.now += 1000  # a pause
+    dies = False
+    artefact = store.predict(Stage("predict"), 8, 2, compute)
+    assert (artefact.seconds, artefact.seconds_per_input) == (12, 1.5)
+
+
+def test_the_time_of_training_goes_on_from_the_checkpoint(store, clock):
+    dies = True
+
+    def train(work) -> Content:
+        clock.now += 10  # to read the data, in every run: counted once
+        checkpoint = work.resume()
+        for epoch in range(0 if checkpoint is None else checkpoint.facts["epochs"], 4):
+            clock.now += 5
+            if epoch == 2 and dies:
+                raise KeyboardInterrupt
+            work.checkpoint(Content({}, {"epochs": epoch + 1}))
+        return Content({})
+
+    with pytest.raises(KeyboardInterrupt):
+        store.make(Stage("train"), train)
+    clock.now += 1000
+    dies = False
+    assert store.make(Stage("train"), train).seconds == 30
+
+
+@pytest.mark.parametrize("start", [0, 5000])
+def test_the_time_that_remains_is_that_of_this_run(start):
+    """What an earlier run has done, long ago, says nothing about the speed."""
+    clock = Clock()
+    bar = Bar(Console(file=io.StringIO(), force_terminal=True, get_time=clock), "predict")
+    bar.progress(start, 10_000)
+    for block in range(1, 5):
+        clock.now += 100  # each longer than rich's memory of 30 seconds
+        bar.progress(start + 500 * block, 10_000)
+    remaining = (10_000 - start - 2000) / 5
+    assert bar.rich.tasks[0].time_remaining == pytest.approx(remaining)

@@ -1,0 +1,338 @@
+"""The theory's estimates, constants and bounds, and the study that measures them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from acnml import Acnml, Gradient, Linearised
+from acnml.exact import LogisticProblem, cnml, fit, laplace, with_intercept
+from acnml.exact.theory import (
+    acnml_estimate,
+    convex_bounds,
+    convex_constants,
+    influence_estimate,
+    log_prob_bound,
+    theorem_bound,
+    theorem_constants,
+)
+from silent import Silent
+from studies.__main__ import build_app
+from studies.theory import study
+from studies.theory.report import report, verdicts
+from studies.theory.study import ACNML, INFLUENCE, MAP, TheoryStudy
+from studies.theory.summary import closing_sentence, number, power, table
+from test_demo import Balance
+
+EXACTLY = Linearised(tolerance=1e-12)
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def sample(n: int, d: int = 2, classes: int = 2, l2: float = 1.0, seed: int = 0) -> LogisticProblem:
+    features = with_intercept(normal(seed, n, d))
+    logits = features @ normal(seed + 1, classes, d + 1).mT
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+    return LogisticProblem(features, labels, l2, classes)
+
+
+QUERIES = with_intercept(2 * normal(9, 12, 2))
+
+
+def slope(sizes: list[int], errors: list[float]) -> float:
+    """The slope of a line through the logarithms."""
+    x = torch.tensor(sizes).double().log()
+    y = torch.tensor(errors).double().log()
+    return float(((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
+
+
+# Estimates -------------------------------------------------------------------------------------
+
+
+def test_the_influence_function_is_the_derivative_of_the_refit():
+    """Copies of the data make the query's weight small: its effect is then the influence."""
+    problem, times = sample(20), 2000
+    copies = LogisticProblem(
+        problem.features.repeat(times, 1), problem.labels.repeat(times), times * 1.0
+    )
+    found = fit(problem)
+    moved = (cnml(copies, QUERIES).weights[:, :, 1] - found.weights[1]) * times
+    expected = influence_estimate(problem, found, QUERIES) - found.weights[1]
+    torch.testing.assert_close(moved, expected, rtol=2e-3, atol=1e-4)
+
+
+def test_one_full_step_of_acnml_is_the_influence_function():
+    problem = sample(50)
+    fitted = laplace(problem)
+    one_step = Gradient(steps=1, step_size=1.0)
+    log_lik = Acnml(fitted.classifier, fitted.posterior, one_step).solve(QUERIES).log_lik
+    logits = (influence_estimate(problem, fitted.fit, QUERIES) * QUERIES.unsqueeze(1)).sum(-1)
+    expected = torch.nn.functional.logsigmoid(logits * torch.tensor([-1.0, 1.0]))
+    torch.testing.assert_close(log_lik, expected)
+
+
+def test_the_acnml_estimate_is_the_maximum_of_acnmls_objective():
+    problem = sample(50)
+    fitted = laplace(problem)
+    log_lik = Acnml(fitted.classifier, fitted.posterior, EXACTLY).solve(QUERIES).log_lik
+    estimate = acnml_estimate(problem, fitted.fit, QUERIES, log_lik).requires_grad_()
+    logits = (estimate * QUERIES.unsqueeze(1)).sum(-1)
+    log_p = torch.nn.functional.logsigmoid(logits * torch.tensor([-1.0, 1.0]))
+    torch.testing.assert_close(log_p.detach(), log_lik)
+    F = fitted.posterior.directions["0.weight"].flatten(1)
+    offset = torch.linalg.solve(F.mT, (estimate - fitted.fit.weights[1]).unsqueeze(-1))
+    (log_p.sum() - 0.5 * offset.square().sum()).backward()
+    assert estimate.grad.abs().max() < 1e-9
+
+
+# Constants -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("l2", [0.1, 5.0])
+def test_constants_hold_everywhere_in_the_ball(l2):
+    """Random points of a large ball: none breaks a constant."""
+    problem = sample(60, l2=l2)
+    found = fit(problem)
+    c = convex_constants(problem, found, QUERIES)
+    x, theta, n = problem.features, found.weights[1], len(problem.features)
+
+    def hessian(point: Tensor) -> Tensor:
+        p = torch.sigmoid(x @ point)
+        return ((x.mT * (p * (1 - p))) @ x + 2 * l2 * torch.eye(3)) / n
+
+    directions = torch.nn.functional.normalize(normal(1, 200, 3), dim=-1)
+    for point in theta + c.radius * torch.linspace(0, 1, 200).unsqueeze(-1) * directions:
+        eigenvalues = torch.linalg.eigvalsh(hessian(point))
+        assert 1 / eigenvalues[0] <= c.inverse_hessian
+        change = torch.linalg.matrix_norm(hessian(point) - hessian(theta), 2)
+        distance = (point - theta).norm()
+        assert change <= c.mean_lipschitz * distance + 1e-12
+        p, p_0 = torch.sigmoid(x @ point), torch.sigmoid(x @ theta)
+        each = (p * (1 - p) - p_0 * (1 - p_0)).abs() * x.square().sum(-1)
+        assert each.square().mean().sqrt() <= c.rms_lipschitz * distance + 1e-12
+        q = torch.sigmoid(QUERIES @ point)
+        residual = torch.stack([q, 1 - q], dim=-1)
+        assert (residual * QUERIES.norm(dim=-1, keepdim=True) <= c.query.gradient).all()
+        assert (residual * QUERIES.norm(1, dim=-1, keepdim=True) <= c.query.gradient_1).all()
+        slopes = (q * (1 - q)).unsqueeze(-1)
+        assert (slopes * QUERIES.norm(dim=-1, keepdim=True) ** 2 <= c.query.hessian + 1e-12).all()
+        entrywise = slopes * QUERIES.norm(1, dim=-1, keepdim=True) ** 2
+        assert (entrywise <= c.query.hessian_1 + 1e-12).all()
+
+
+def test_more_than_two_classes_are_refused():
+    problem = sample(50, classes=3)
+    with pytest.raises(ValueError, match="for 2 classes"):
+        convex_constants(problem, fit(problem), QUERIES)
+    with pytest.raises(ValueError, match="for 2 classes"):
+        influence_estimate(problem, fit(problem), QUERIES)
+
+
+# Bounds ----------------------------------------------------------------------------------------
+
+PROBLEMS = [
+    (n, l2, seed) for n in (100, 1000, 10_000) for l2 in (0.1, 1.0, 10.0) for seed in (0, 1)
+]
+
+
+@pytest.mark.parametrize(("n", "l2", "seed"), PROBLEMS)
+def test_no_error_exceeds_its_bound(n, l2, seed):
+    problem = sample(n, l2=l2, seed=seed)
+    fitted, refits = laplace(problem), cnml(problem, QUERIES)
+    exact = refits.weights[:, :, 1]
+    convex = convex_constants(problem, fitted.fit, QUERIES)
+    theorem = theorem_constants(problem, fitted.fit, QUERIES)
+    bounds = convex_bounds(convex)
+    assert ((exact - fitted.fit.weights[1]).norm(dim=-1) <= convex.shift).all()
+
+    influence = (influence_estimate(problem, fitted.fit, QUERIES) - exact).norm(dim=-1)
+    assert (influence <= bounds.influence).all()
+    assert (influence <= theorem_bound(theorem)).all()
+
+    solution = Acnml(fitted.classifier, fitted.posterior, EXACTLY).solve(QUERIES)
+    estimate = acnml_estimate(problem, fitted.fit, QUERIES, solution.log_lik)
+    assert ((estimate - exact).norm(dim=-1) <= bounds.acnml).all()
+    difference = (solution.log_probs - refits.log_probs).abs().amax(-1)
+    assert (difference <= log_prob_bound(convex, bounds.acnml)).all()
+    # Infinite bounds would prove nothing; only the theorem's condition needs many data.
+    assert bounds.influence.isfinite().all()
+    assert theorem_bound(theorem).isfinite().any() or n < 10_000
+
+
+def test_the_theorem_is_never_sharper_than_what_convexity_gives():
+    problem = sample(30_000)
+    found = fit(problem)
+    loose = theorem_bound(theorem_constants(problem, found, QUERIES))
+    sharp = convex_bounds(convex_constants(problem, found, QUERIES))
+    assert (sharp.influence < loose / 2).all()
+    assert (sharp.acnml < sharp.influence).all()
+
+
+def test_without_a_large_enough_ball_nothing_is_claimed(monkeypatch):
+    monkeypatch.setattr("acnml.exact.theory.RADII", (1.0,))
+    problem = sample(50, l2=0.01)
+    c = convex_constants(problem, fit(problem), 20 * QUERIES)
+    bounds = convex_bounds(c)
+    assert (bounds.acnml[c.shift > c.radius] == math.inf).all()
+    assert (c.shift > c.radius).any()
+
+
+# Rates -----------------------------------------------------------------------------------------
+
+# Rates are for many data: with 12 queries, some of them far out, a few hundred are not many.
+SIZES = [1000, 4000, 16_000]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_acnml_converges_to_exact_cnmap_like_n_to_the_minus_2(classes):
+    errors = []
+    for n in SIZES:
+        problem = sample(n, classes=classes)
+        fitted = laplace(problem)
+        approximate = Acnml(fitted.classifier, fitted.posterior, EXACTLY)(QUERIES)
+        errors.append((approximate - cnml(problem, QUERIES).log_probs).abs().max().item())
+    assert slope(SIZES, errors) <= -1.8
+
+
+@pytest.mark.parametrize(
+    ("estimate", "expected"),
+    [(influence_estimate, -2), (lambda _, found, x: found.weights[1].expand(len(x), 2, -1), -1)],
+    ids=["influence function", "no adaptation"],
+)
+def test_errors_of_the_parameters_fall_at_their_rates(estimate, expected):
+    errors = []
+    for n in SIZES:
+        problem = sample(n)
+        refitted = cnml(problem, QUERIES).weights[:, :, 1]
+        errors.append(
+            (estimate(problem, fit(problem), QUERIES) - refitted).norm(dim=-1).max().item()
+        )
+    assert slope(SIZES, errors) == pytest.approx(expected, abs=0.2)
+
+
+# Study -----------------------------------------------------------------------------------------
+
+tiny_study = partial(TheoryStudy, sizes=(300, 1200, 4800), queries=4, spread=1.5)
+
+
+@pytest.fixture(scope="module")
+def findings():
+    return study.run(tiny_study(), Silent())
+
+
+def test_the_same_seed_gives_the_same_numbers_and_leaves_no_trace(findings):
+    state, threads, progress = torch.get_rng_state(), torch.get_num_threads(), Silent()
+    again = study.run(tiny_study(), progress)
+    assert table(again) == table(findings)
+    assert progress.done == findings.study.work
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+def test_the_study_finds_the_rates_and_breaks_no_bound(findings):
+    assert findings.broken == 0
+    assert all(m.converged for m in findings.measured)
+    for method, expected in ((MAP, -1), (INFLUENCE, -2), (ACNML, -2)):
+        assert findings.parameter_slope(method) == pytest.approx(expected, abs=0.2)
+        assert findings.log_prob_slope(method) == pytest.approx(expected, abs=0.2)
+
+
+def test_smaller_training_sets_are_the_beginning_of_larger_ones():
+    whole, queries = study.draw(tiny_study())
+    assert len(whole.features) == 4800
+    assert queries.shape == (4, 3)
+    share = torch.sigmoid(whole.features @ torch.tensor(tiny_study().weights).double()).mean()
+    assert whole.labels.double().mean() == pytest.approx(share.item(), abs=0.03)
+
+
+def test_bounds_are_put_beside_their_errors():
+    bound = torch.tensor([1.0, 2.0, math.inf, 3.0])
+    found = study.compare(bound, torch.tensor([0.5, 4.0, 9.0, 1.0]))
+    assert found == study.Bound(largest=math.inf, proven=0.75, broken=1, tightest=0.5)
+    nothing = study.compare(torch.tensor([math.inf]), torch.tensor([1.0]))
+    assert nothing == study.Bound(math.inf, 0.0, 0, math.inf)
+
+
+def with_theorem(findings, *proven: float):
+    """Findings with other shares of queries that meet the theorem's condition."""
+    measured = tuple(
+        m._replace(theorem_bound=m.theorem_bound._replace(proven=share))
+        for m, share in zip(findings.measured, proven, strict=True)
+    )
+    return replace(findings, measured=measured)
+
+
+def test_the_theorem_holds_from_where_it_holds_for_good(findings):
+    assert with_theorem(findings, 1, 0.5, 1).theorem_from == 4800
+    assert with_theorem(findings, 0, 1, 1).theorem_from == 1200
+    assert with_theorem(findings, 1, 1, 0.9).theorem_from is None
+    assert "fails for some query at every n" in " ".join(verdicts(with_theorem(findings, 1, 1, 0)))
+    assert "from n = 1,200 on" in " ".join(verdicts(with_theorem(findings, 0, 1, 1)))
+
+
+def test_words_follow_the_numbers(findings):
+    assert closing_sentence(findings).endswith("no error is above its bound.")
+    assert "as the theory says" in closing_sentence(findings)
+    last = findings.measured[-1]
+    broken = last._replace(acnml_bound=last.acnml_bound._replace(broken=2))
+    worse = last._replace(log_prob_errors={**last.log_prob_errors, ACNML: 1.0})
+    early = findings.measured[:-1]
+    assert "2 errors are above their bounds" in closing_sentence(
+        replace(findings, measured=(*early, broken))
+    )
+    assert "less than the theory says" in closing_sentence(
+        replace(findings, measured=(*early, worse))
+    )
+    unsolved = replace(findings, measured=(*early, last._replace(converged=False)))
+    assert "Not all refits converged" in " ".join(verdicts(unsolved))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(math.inf, "none"), (0.0123, "0.012"), (258.4, "258"), (1.26e-7, "1.3e-7"), (12345, "1.2e4")],
+)
+def test_numbers_are_written_short(value, expected):
+    assert number(value) == expected
+
+
+def test_powers_are_written_above_the_line():
+    assert power(-1.98) == "n⁻¹·⁹⁸"
+
+
+@pytest.mark.parametrize("sizes", [(100,), (200, 100), (100, 100)])
+def test_sizes_that_do_not_increase_are_refused(sizes):
+    with pytest.raises(ValueError, match="increase"):
+        tiny_study(sizes=sizes)
+
+
+def test_the_report_is_well_formed_and_self_contained(findings):
+    html = report(findings)
+    parsed = Balance()
+    parsed.feed(html)
+    assert parsed.open == []
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert all(reference.startswith("#") for reference in parsed.references)
+    body = html[html.index("<body>") :]
+    assert set(re.findall(r"#[0-9a-f]{6}\b", body)) == set()  # all colours follow the page
+
+
+def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, findings):
+    monkeypatch.setattr(study, "TheoryStudy", tiny_study)
+    result = CliRunner().invoke(build_app(), ["theory", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    for row in table(findings):
+        assert re.search(r"^ +" + r" +".join(map(re.escape, row)), result.output, re.MULTILINE)
+    assert f"Report: {tmp_path / 'report.html'}" in result.output
+    assert " ".join(result.output.split()).endswith(closing_sentence(findings))
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == report(findings)

@@ -1,0 +1,208 @@
+"""The toy study, from its parts to the command, at a tiny size."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+from acnml.cli._shared import drawing
+from acnml.exact import cnml, fit, with_intercept
+from silent import Silent
+from studies.__main__ import build_app
+from studies.toy import figures
+from studies.toy import study as toy
+from studies.toy.report import conclusions, report
+from studies.toy.study import ACNML, BMA, CNMAP, CNML, MAP, METHODS, ToyStudy
+from studies.toy.summary import closing_sentence, tables
+from test_demo import Balance
+
+tiny_study = partial(ToyStudy, points=24, resolution=12, distances=(5.0, 1000.0), samples=20)
+
+
+@pytest.fixture(scope="module")
+def findings():
+    return toy.run(tiny_study(), Silent())
+
+
+# Study -----------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_maps_and_leaves_no_trace(findings):
+    state, threads, progress = torch.get_rng_state(), torch.get_num_threads(), Silent()
+    again = toy.run(tiny_study(), progress)
+    for method in METHODS:
+        for l2 in findings.study.penalties:
+            assert torch.equal(again.maps[method][l2], findings.maps[method][l2])
+    assert again.rings == findings.rings
+    assert progress.done == findings.study.work
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+def test_samples_are_the_same_points_moved_apart(findings):
+    together, apart = findings.sample, findings.apart_sample
+    assert torch.equal(together.labels, apart.labels)
+    moved = (apart.points - together.points)[together.labels == 1]
+    torch.testing.assert_close(moved, moved[0].expand_as(moved))
+    assert together.labels.sum() == len(together.labels) / 2
+
+
+def test_maps_are_oriented_as_the_plane():
+    """Rows of a map are heights, from below; columns go from left to right."""
+    points = toy.grid(tiny_study(resolution=3, extent=2.0)).view(3, 3, 3)
+    assert points[0, 2].tolist() == [2.0, -2.0, 1.0]
+    assert points[2, 0].tolist() == [-2.0, 2.0, 1.0]
+
+
+def test_maps_are_probabilities_of_the_methods_they_name(findings):
+    study, sample = findings.study, findings.sample
+    refits = cnml(toy.problem(sample, 1.0), toy.grid(study)[17:18])
+    assert findings.maps[CNMAP][1.0].flatten()[17] == pytest.approx(
+        refits.log_probs[0, 1].exp().item()
+    )
+    trained = fit(toy.problem(sample, 1.0)).log_probs(toy.grid(study))[:, 1].exp()
+    torch.testing.assert_close(findings.maps[MAP][1.0].flatten(), trained)
+    assert (findings.exact[0.0].normaliser >= 1).all()
+    assert (findings.exact[0.0].normaliser <= 2).all()
+
+
+def test_the_two_samples_differ_in_whether_a_line_parts_them(findings):
+    assert findings.exact[0.0].limits == 0
+    assert findings.apart.limits > 0.5
+    assert all(found.unconverged == 0 for found in (*findings.exact.values(), findings.apart))
+    assert (findings.apart.probability == 0.5).double().mean() > 0.3
+
+
+def test_the_query_figure_shows_cnml(findings):
+    query = with_intercept(torch.tensor([findings.study.query], dtype=torch.float64))
+    expected = cnml(toy.problem(findings.sample, 0.0), query).log_probs[0].exp()
+    assert findings.cnml_at_query == pytest.approx(expected.tolist())
+    assert findings.refits[0].at_query[0] > findings.trained.at_query[0]
+    assert findings.refits[1].at_query[1] > findings.trained.at_query[1]
+
+
+def test_far_away_cnml_and_acnml_prefer_no_class_and_map_is_sure(findings):
+    for method in (CNML, CNMAP, ACNML):
+        assert findings.rings[method][-1] < 0.52
+    assert findings.rings[MAP][-1] > 0.99
+    assert findings.rings[BMA][-1] > 0.6
+
+
+@pytest.mark.parametrize("penalties", [(1.0, 0.1), (0.0, 1.0)])
+def test_penalties_that_do_not_increase_or_are_none_are_refused(penalties):
+    with pytest.raises(ValueError, match="must be positive and increase"):
+        tiny_study(penalties=penalties)
+
+
+# Words -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ({CNML: 0.5, ACNML: 0.51, MAP: 0.99}, "CNML and ACNML no longer prefer a class, while MAP"),
+        ({CNML: 0.5, BMA: 0.9, MAP: 0.99}, "CNML no longer prefers a class, while BMA is 90% sure"),
+        ({CNML: 0.5, MAP: 0.5}, "no method prefers a class"),
+        ({CNML: 0.7, MAP: 0.9}, "every method still prefers a class: CNML is 70% sure and MAP"),
+    ],
+)
+def test_the_closing_sentence_says_what_was_measured(findings, ends, expected):
+    rings = {method: (0.8, end) for method, end in ends.items()}
+    sentence = closing_sentence(replace(findings, rings=rings))
+    assert expected in sentence
+    assert sentence.endswith(".")
+
+
+def test_the_conclusions_follow_the_numbers(findings):
+    assert "CNMAP is less conservative the larger λ is" in " ".join(conclusions(findings))
+    backwards = dict(zip(findings.exact, reversed(findings.exact.values()), strict=True))
+    assert "is not always less conservative" in " ".join(
+        conclusions(replace(findings, exact=backwards))
+    )
+    unsolved = findings.apart._replace(unconverged=3)
+    assert "3 of 1,440 refits did not converge" in " ".join(
+        conclusions(replace(findings, apart=unsolved))
+    )
+    whole = findings.apart._replace(limits=0.0)
+    assert "every refit has a finite maximum" in report(replace(findings, apart=whole))
+
+
+def test_the_table_has_a_cell_for_every_method_and_penalty(findings):
+    confidence, distance = tables(findings).values()
+    assert list(confidence) == list(METHODS)
+    assert list(distance) == [ACNML, BMA, MAP]
+    assert all(len(row) == 3 for rows in (confidence, distance) for row in rows.values())
+    expected = (findings.maps[MAP][10.0] - findings.maps[CNMAP][10.0]).abs().mean()
+    assert distance[MAP][-1] == f"{expected:.3f}"
+
+
+# Figures and page ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda f: figures.probability_map(f, f.maps[BMA][1.0], "BMA"),
+        lambda f: figures.apart_map(f, "apart"),
+        lambda f: figures.normaliser_map(f, "C"),
+        lambda f: figures.query_map(f, f.refits[1], 1, "blue"),
+        lambda f: figures.colour_bar(figures.CLASSES, ("a", "b", "c")),
+        lambda f: figures.fading(f, "far"),
+    ],
+)
+def test_figures_are_functions_of_the_findings(findings, draw):
+    figure = draw(findings)
+    assert isinstance(figure, Figure)
+    assert drawing.to_svg(figure) == drawing.to_svg(draw(findings))
+
+
+def test_the_report_is_well_formed_and_self_contained(findings):
+    html = report(findings)
+    parsed = Balance()
+    parsed.feed(html)
+    assert parsed.open == []
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert all(reference.startswith(("#", "data:")) for reference in parsed.references)
+    assert not re.search(r"https?:|file:|<script|@import|<link", html)
+    body = html[html.index("<body>") :]
+    # Colours follow the page, but for what lies on a map.
+    fixed = {*figures.CLASS_COLOURS, figures.LINE, figures.EDGE}
+    assert set(re.findall(r"#[0-9a-f]{6}\b", body)) == fixed
+
+
+# Command ---------------------------------------------------------------------------------------
+
+
+def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, findings):
+    monkeypatch.setattr(toy, "ToyStudy", tiny_study)
+    out = tmp_path / "new" / "folder"
+    result = CliRunner().invoke(build_app(), ["toy", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    for method in METHODS:
+        assert re.search(rf"^ +{method} +[\d.]+% +[\d.]+% +[\d.]+%", result.output, re.MULTILINE)
+    assert f"Report: {out / 'report.html'}" in result.output
+    assert " ".join(result.output.split()).endswith(closing_sentence(findings))
+    assert (out / "report.html").read_text(encoding="utf-8") == report(findings)
+    assert [path.name for path in out.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize("study", ["toy", "theory"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, study):
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(build_app(), [study, "--out", str(tmp_path / "file")])
+    assert result.exit_code == 1
+    assert "Cannot write to" in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_the_command_lists_its_studies():
+    result = CliRunner().invoke(build_app(), ["--help"])
+    assert result.exit_code == 0
+    assert "toy" in result.output
+    assert "theory" in result.output

@@ -1,0 +1,1 @@
+"""Training: against SGD written out, interrupted anywhere, in two processes."""
