@@ -18,8 +18,18 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
 from acnml.cli._demo.measurement import Bin, Example, View
-from acnml.cli._demo.study import ACNML, BEST, BMA, EQUAL, METHODS, NETWORK, Findings, Summary
-from acnml.cli._shared.drawing import FAINT, INK, PAPER, STYLE, label_ends, panel
+from acnml.cli._demo.study import (
+    ACNML,
+    BEST,
+    BMA,
+    EQUAL,
+    METHODS,
+    NETWORK,
+    PRICE,
+    Findings,
+    Summary,
+)
+from acnml.cli._shared.drawing import FAINT, INK, PAPER, STYLE, panel, spread
 
 # Okabe and Ito's palette, whose colours can be told apart with every common colour vision.
 COLOURS = {
@@ -66,17 +76,25 @@ def overview(findings: Findings) -> Figure:
     """Draw the demo in one picture: ECE against rotation, and what every method costs and gains."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11.2, 4.9), facecolor="white")
-        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1, wspace=0.03, hspace=0.05)
-        curves, bars = figure.subfigures(1, 2, width_ratios=(1.25, 1))
-        left = curves.subplots()
+        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
+        grid = figure.add_gridspec(2, 2, width_ratios=(1.75, 1))
+        left, above, below = (
+            figure.add_subplot(grid[at]) for at in ((slice(None), 0), (0, 1), (1, 1))
+        )
         left.set_title("Calibration error (ECE) as digits rotate, lower is better")
         draw_curves(left, findings, "ece")
         draw_strip(left, _clearest(findings.examples).views)
-        above, below = bars.subplots(2, 1)
         above.set_title("Cost: NLL on upright digits")
         draw_bars(above, lambda method: findings.upright(method, "nll"))
-        below.set_title(f"Gain: ECE on digits rotated {findings.study.shifted_from}° or more")
+        below.set_title(f"Gain: ECE, rotated {findings.study.shifted_from}° or more")
         draw_bars(below, lambda method: findings.shifted(method, "ece"))
+        count, price = findings.study.networks, f"{PRICE:g}"
+        below.set_xlabel(
+            f"+{price}: costs {price} nats of NLL on validation digits.\n"
+            f"Mean and standard deviation of {count} networks.",
+            loc="left",
+            color=FAINT,
+        )
     return figure
 
 
@@ -93,17 +111,20 @@ def draw_curves(axes: Axes, findings: Findings, score: str, top: float = 0) -> N
     axes.set_ylim(0, max(top, 1.08 * highest))
     axes.set_xticks(angles[::2] if len(angles) > 7 else angles)
     axes.xaxis.set_major_formatter("{x:.0f}°")
-    label_ends(axes, angles[-1], {m: values[-1] for m, values in curves.items()}, COLOURS)
+    ends = {method: values[-1] for method, values in curves.items()}
+    for method, y in spread(ends, gap=0.085 * axes.get_ylim()[1]).items():
+        place: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+        axes.annotate(method, (angles[-1], y), (8, 0), color=COLOURS[method], **place)
 
 
 def draw_bars(axes: Axes, summary: Callable[[str], Summary]) -> None:
     """Draw a bar per method with its number, and the spread between networks as a thin line."""
     longest = max(sum(summary(method)) for method in METHODS)
     for row, method in enumerate(METHODS):
-        mean, spread = summary(method)
-        axes.barh(row, mean, height=0.66, color=COLOURS[method], xerr=spread, ecolor=INK)
+        mean, deviation = summary(method)
+        axes.barh(row, mean, height=0.66, color=COLOURS[method], xerr=deviation, ecolor=INK)
         weight = "bold" if method == ACNML else "normal"
-        axes.text(mean + spread + 0.02 * longest, row, f"{mean:.3f}", va="center", weight=weight)
+        axes.text(mean + deviation + 0.02 * longest, row, f"{mean:.3f}", va="center", weight=weight)
     axes.set_yticks(range(len(METHODS)), METHODS)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.18 * longest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from html import escape
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from acnml.cli._demo.summary import (
     cost_sentence,
     nll_sentence,
     price_text,
+    prior_sentence,
     table,
     verdict,
 )
@@ -36,6 +38,7 @@ from acnml.cli._shared.drawing import THEME, to_png, to_svg
 from acnml.cli._shared.files import write_file
 from acnml.cli._shared.page import inline_png, inline_svg, page
 
+NUMBER = r"-?\d+\.\d+"
 TITLE = "Does the network know when it does not know?"
 VARIABLES = {
     NETWORK: "map",
@@ -224,8 +227,7 @@ def limits(findings: Findings) -> str:
 within {_accuracy_gap(findings):.1%} of the network’s.</li>
 <li>The price is measured on {study.validation_images:,} digits and is therefore uncertain; the
 table above gives its standard error.</li>
-<li>The prior precision matters: the larger it is, the more ACNML resembles a plain
-temperature.</li>
+<li>{escape(prior_sentence(findings))}</li>
 <li>These are small networks and tiny images: a demonstration, not a benchmark.
 <code>acnml demo --seed {following}</code> trains other networks on other splits.</li>
 </ul>"""
@@ -261,7 +263,20 @@ def _networks(findings: Findings) -> str:
 
 
 def _svg(name: str, figure: Figure, description: str) -> str:
-    return inline_svg(to_svg(figure), name, description, SVG_COLOURS)
+    return inline_svg(_compact(to_svg(figure)), name, description, SVG_COLOURS)
+
+
+def _compact(svg: str) -> str:
+    """Shorten an SVG document to about half: coordinates to 0.01 points, no indentation."""
+
+    def shorter(path: re.Match[str]) -> str:
+        joined = " ".join(path[1].split())
+        return (
+            f' d="{re.sub(NUMBER, lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), joined)}"'
+        )
+
+    svg = re.sub(r' d="([^"]*)"', shorter, re.sub(r"<!--.*?-->", "", svg))
+    return re.sub(r">\s+<", "><", svg)
 
 
 def _definitions(meanings: dict[str, str], findings: Findings) -> str:
@@ -326,7 +341,7 @@ def _bar(method: str, label: int, predicted: int, confidence: float) -> str:
     mark = "✓" if predicted == label else "✗"
     fill = f"width: {confidence:.1%}; background: var(--{VARIABLES[method]})"
     return (
-        f'<div class="bar"><span>{escape(method)}: {predicted} {mark}</span>'
+        f'<div class="bar"><span>{method.split(",")[0]}: {predicted} {mark}</span>'
         f"<span>{confidence:.0%}</span>"
         f'<span class="track"><span class="fill" style="{fill}"></span></span></div>'
     )

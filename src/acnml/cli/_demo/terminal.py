@@ -11,8 +11,10 @@ from acnml.cli._demo.summary import COLUMNS, Cell, price_text, table
 
 def results_table(findings: Findings) -> Table:
     """Return the numbers, upright and shifted; the best of each column is in bold."""
-    shown = Table(box=box.SIMPLE_HEAD, header_style="dim", title_justify="left")
-    shown.add_column("")
+    shown = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="dim", title_justify="left"
+    )
+    shown.add_column("", no_wrap=True)
     shown.add_column("price", justify="right")
     for column in COLUMNS:
         shown.add_column(column, justify="right")
