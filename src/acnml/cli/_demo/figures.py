@@ -88,12 +88,11 @@ def overview(findings: Findings) -> Figure:
         draw_bars(above, lambda method: findings.upright(method, "nll"))
         below.set_title(f"Gain: ECE, rotated {findings.study.shifted_from}° or more")
         draw_bars(below, lambda method: findings.shifted(method, "ece"))
-        count, price = findings.study.networks, f"{PRICE:g}"
         below.set_xlabel(
-            f"+{price}: costs {price} nats of NLL on validation digits.\n"
-            f"Mean and standard deviation of {count} networks.",
+            f"+{PRICE:g}: costs {PRICE:g} nats of NLL in validation\n"
+            f"Mean ± standard deviation, networks: {findings.study.networks}",
             loc="left",
-            color=FAINT,
+            fontsize=8.5,
         )
     return figure
 

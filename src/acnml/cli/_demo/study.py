@@ -102,7 +102,7 @@ class DemoStudy:
         """The Gaussian prior of the training objective.
 
         Weight decay w adds ½w‖θ‖² to the mean loss, so ½wN‖θ‖² to the sum of N losses: the negative
-        log-density of a Gaussian of precision wN. This is no knob: training has fixed it.
+        log-density of a Gaussian of precision wN.
         """
         return self.training.weight_decay * self.train_images
 
