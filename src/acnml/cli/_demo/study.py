@@ -56,7 +56,7 @@ class DemoStudy:
     Args:
         seed: of the first network: of its split, initial weights, batches and BMA's samples.
         networks: how many are trained, with the seeds that follow.
-        validation_images: upright images on which every setting is chosen.
+        validation_images: upright images on which temperatures, scales and α are chosen.
         test_images: images that every method sees at every angle.
         angles: rotations in degrees, upright (0) first.
         shifted_from: the smallest angle that counts as shifted in tables and in the verdict.
