@@ -19,7 +19,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt
 	$(BIN)/python -m pip install --quiet --no-deps -r tests/oracles.txt
 	touch $@
 
-demo: setup  # compare MAP, BMA and ACNML on rotated digits; writes demo/report.html
+demo: setup  # acnml.calibrate and its rivals on rotated digits; writes demo/report.html
 	$(BIN)/acnml demo
 
 reproduce: setup  # run a study: make reproduce STUDY=rotated-mnist ARGS="--preset full"

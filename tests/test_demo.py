@@ -12,21 +12,30 @@ import torch
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from acnml import cli
+import acnml
+from acnml import Classifier, Map, calibrate, cli, metrics
 from acnml.cli._demo import figures
 from acnml.cli._demo import study as demo
-from acnml.cli._demo.report import conclusions, report
+from acnml.cli._demo.report import report
 from acnml.cli._demo.study import (
     ACNML,
+    BEST,
     BMA,
-    LAST_LAYER,
-    MAP,
+    EQUAL,
     METHODS,
+    NETWORK,
+    PRICE,
     DemoStudy,
-    Trial,
-    choose,
+    Summary,
 )
-from acnml.cli._demo.summary import closing_sentence, table
+from acnml.cli._demo.summary import (
+    cost_sentence,
+    nll_sentence,
+    price_text,
+    prior_sentence,
+    table,
+    verdict,
+)
 from acnml.cli._demo.training import Training, small_network, train
 from acnml.cli._shared import drawing
 from acnml.cli._shared.digits import SIZE, load_digits, rotate
@@ -36,12 +45,12 @@ from silent import Silent
 
 tiny_study = partial(
     DemoStudy,
+    networks=2,
     hidden=8,
     training=Training(epochs=4),
-    validation_images=40,
+    validation_images=200,
     test_images=60,
     angles=(0, 60, 90),
-    prior_precisions=(3.0, 30.0),
     samples=4,
 )
 
@@ -115,22 +124,82 @@ def test_the_same_seed_gives_the_same_numbers_and_leaves_no_trace(findings):
 
 
 def test_every_method_is_measured_at_every_angle(findings):
-    assert list(findings.scores) == list(METHODS)
-    assert all(list(by_angle) == [0, 60, 90] for by_angle in findings.scores.values())
-    assert findings.scores[MAP][0].accuracy > 0.5 > findings.scores[MAP][90].accuracy
+    assert [run.seed for run in findings.runs] == [0, 1]
+    for run in findings.runs:
+        assert tuple(run.scores) == METHODS
+        assert all(list(by_angle) == [0, 60, 90] for by_angle in run.scores.values())
+        assert run.scores[NETWORK][0].accuracy > 0.5 > run.scores[NETWORK][90].accuracy
     assert len({example.label for example in findings.examples}) == len(findings.examples) == 3
 
 
-def test_the_choice_spends_the_budget_and_no_more():
-    trials = tuple(Trial(*numbers, 0.0) for numbers in [(1, 0.8), (10, 0.4), (100, 0.1)])
-    assert choose(trials, budget=0.9) == 1
-    assert choose(trials, budget=0.4) == pytest.approx(10)
-    assert choose(trials, budget=0.2) == pytest.approx(10**1.5)  # halfway in log NLL and log τ
-    assert choose(trials, budget=0.05) == 100
+def test_scores_are_those_of_the_predictors_that_calibrate_makes(findings):
+    """The whole study of the second network, written out."""
+    study, run = findings.study, findings.runs[1]
+    digits = load_digits(study.validation_images, study.test_images, seed=1)
+    network = small_network(study.hidden, seed=1)
+    train(network, digits.train, study.training, seed=1)
+    tau = study.training.weight_decay * (SIZE - 200 - 60)
+    data = [digits.train], [digits.validation]
+    calibrated = calibrate(network, *data, prior_precision=tau)
+    equal = calibrated.table[2].temperature
+    expected = {
+        NETWORK: Map(Classifier(network)),
+        BEST: Map(Classifier(network).tempered(calibrated.temperature)),
+        EQUAL: Map(Classifier(network).tempered(equal)),
+        BMA: acnml.Bma(
+            calibrated.classifier,
+            calibrated.predictor.posterior.scaled(run.chosen.bma_scale),
+            samples=4,
+            seed=1,
+        ),
+        ACNML: calibrated,
+    }
+    x, labels = rotate(digits.test.inputs, 60), digits.test.labels
+    for method, predictor in expected.items():
+        log_probs, scores = predictor(x), run.scores[method][60]
+        assert scores.nll == pytest.approx(metrics.nll(log_probs, labels), rel=1e-5)
+        assert scores.ece == pytest.approx(metrics.ece(log_probs, labels, study.bins), abs=1e-5)
+        assert scores.accuracy == metrics.accuracy(log_probs, labels)
+    default = calibrate(network, *data)(x)
+    assert run.default_prior[60].nll == pytest.approx(metrics.nll(default, labels), rel=1e-5)
+    assert run.chosen.table == str(calibrated)
+    assert run.chosen.alpha == calibrated.alpha
+    assert calibrated.price == PRICE  # which is in the names of the methods
+
+
+def test_three_methods_pay_the_price_and_no_more(findings):
+    for run in findings.runs:
+        assert run.prices[BEST] == 0
+        assert run.prices[NETWORK] >= 0
+        for method in (EQUAL, BMA, ACNML):
+            assert 0.9 * PRICE <= run.prices[method] <= PRICE + 1e-6
+
+
+def test_means_are_over_networks_and_shifted_angles(findings):
+    first, second = (run.scores[ACNML] for run in findings.runs)
+    means = [(by[60].ece + by[90].ece) / 2 for by in (first, second)]
+    shifted = findings.shifted(ACNML, "ece")
+    assert shifted.mean == pytest.approx(sum(means) / 2)
+    assert shifted.spread == pytest.approx(abs(means[0] - means[1]) / 2**0.5)
+    assert findings.upright(ACNML, "nll").mean == pytest.approx((first[0].nll + second[0].nll) / 2)
+    assert findings.curve(ACNML, "ece")[1] == pytest.approx((first[60].ece + second[60].ece) / 2)
+    assert Summary.of([0.5]) == (0.5, 0)
+
+
+def test_the_prior_is_that_of_the_training_objective():
+    study = DemoStudy(training=Training(weight_decay=0.01), validation_images=700, test_images=97)
+    assert study.prior_precision == pytest.approx(10)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"angles": (60, 90)}, {"table_angles": (0, 45)}, {"prior_precisions": (2.0, 1.0)}]
+    "wrong",
+    [
+        {"angles": (60, 90)},
+        {"example_angles": (0, 45)},
+        {"shifted_from": 0},
+        {"shifted_from": 91},
+        {"networks": 0},
+    ],
 )
 def test_settings_that_contradict_each_other_are_refused(wrong):
     with pytest.raises(ValueError, match="must"):
@@ -140,48 +209,75 @@ def test_settings_that_contradict_each_other_are_refused(wrong):
 # Words -----------------------------------------------------------------------------------------
 
 
-def with_scores(findings, **by_method):
-    """Findings with another ECE when turned and another NLL when upright, by method."""
-    names = {"map": MAP, "bma": BMA, "acnml": ACNML, "last": LAST_LAYER}
-    scores = {
-        names[short]: {
-            angle: before._replace(ece=ece, nll=nll)
-            for angle, before in findings.scores[names[short]].items()
-        }
-        for short, (ece, nll) in by_method.items()
-    }
-    return replace(findings, scores=scores)
+def with_scores(findings, score, **by_method):
+    """Findings with another score at all angles: a number per network, by method."""
+    names = {"network": NETWORK, "equal": EQUAL, "bma": BMA, "acnml": ACNML}
+    runs = []
+    for i, run in enumerate(findings.runs):
+        scores = dict(run.scores)
+        for short, values in by_method.items():
+            before = scores[names[short]]
+            scores[names[short]] = {a: s._replace(**{score: values[i]}) for a, s in before.items()}
+        runs.append(run._replace(scores=scores))
+    return replace(findings, runs=tuple(runs))
 
 
 @pytest.mark.parametrize(
-    ("acnml", "last", "expected"),
+    ("equal", "bma", "acnml", "expected"),
     [
-        ((0.2, 0.5), (0.3, 0.6), "ACNML is better calibrated (ECE 0.20, last layer 0.30) than BMA"),
-        ((0.5, 0.5), (0.6, 0.6), "(ECE 0.50, last layer 0.60) is not better calibrated than the"),
-        ((0.399, 0.5), (0.5, 0.6), "is not better calibrated"),
-        ((0.2, 0.5), (0.6, 0.6), "ACNML (ECE 0.20) is better calibrated than BMA (0.40) and MAP"),
-        ((0.6, 0.5), (0.2, 0.6), "while ACNML (0.60) is not"),
-        ((0.2, 0.5), (0.3, 0.6), "at a cost on upright digits, with an NLL of 0.50"),
-        ((0.2, 0.1), (0.3, 0.1), "at no cost on upright digits"),
+        ((0.6, 0.6), (0.5, 0.5), (0.3, 0.3), "ACNML wins here: for 0.01 nats of NLL"),
+        ((0.6, 0.6), (0.5, 0.5), (0.3, 0.3), "0.70 to 0.30, against 0.60 for a plain temperature"),
+        ((0.6, 0.6), (0.2, 0.2), (0.3, 0.3), "ACNML beats a plain temperature but not BMA here"),
+        ((0.2, 0.2), (0.5, 0.5), (0.3, 0.3), "ACNML beats BMA but not a plain temperature here"),
+        ((0.2, 0.2), (0.2, 0.2), (0.3, 0.3), "ACNML does not win here"),
+        ((0.305, 0.305), (0.305, 0.305), (0.3, 0.3), "ACNML does not win here"),  # hardly lower
+        ((0.6, 0.6), (0.6, 0.6), (0.1, 0.61), "ACNML does not win here"),  # networks disagree
     ],
 )
-def test_the_closing_sentence_says_what_was_measured(findings, acnml, last, expected):
-    changed = with_scores(findings, map=(0.7, 0.1), bma=(0.4, 0.3), acnml=acnml, last=last)
-    sentence = closing_sentence(changed)
+def test_the_verdict_follows_from_the_numbers(findings, equal, bma, acnml, expected):
+    changed = with_scores(findings, "ece", network=(0.7, 0.7), equal=equal, bma=bma, acnml=acnml)
+    sentence = verdict(changed)
     assert expected in sentence
     assert sentence.endswith(".")
     assert ". " not in sentence
-    assert conclusions(changed)  # the report's claims have all these cases as well
+    assert sentence in report(changed)
+
+
+def test_the_sentence_on_nll_follows_from_the_numbers(findings):
+    def sentence(equal, bma):
+        return nll_sentence(
+            with_scores(findings, "nll", network=(9.0, 9.0), equal=equal, bma=bma, acnml=(3.0, 3.2))
+        )
+
+    assert sentence((4, 4), (2, 2)) == (
+        "The NLL of ACNML on rotated digits, 3.10, is lower than that of a plain temperature (4.00)"
+        " and higher than that of BMA (2.00); the network has 9.00."
+    )
+    assert sentence((4, 3.1), (3.01, 3.21)).count("not clearly different from that of") == 2
+
+
+def test_costs_are_told(findings):
+    changed = with_scores(findings, "ece", network=(0.01, 0.01), acnml=(0.03, 0.03))
+    assert "the ECE 0.030 and 0.010." in cost_sentence(changed)
+    assert price_text(findings, BEST) == "+0.000"
+    assert price_text(findings, EQUAL) == "+0.010"
+    by_network = [
+        (run.default_prior[60].nll + run.default_prior[90].nll) / 2 for run in findings.runs
+    ]
+    assert f"an NLL of {sum(by_network) / 2:.2f}, against" in prior_sentence(findings)
 
 
 def test_the_best_of_a_column_is_marked_also_when_several_look_alike(findings):
-    changed = with_scores(
-        findings, map=(0.7, 0.1), bma=(0.4, 0.3), acnml=(0.2, 0.3), last=(0.2001, 0.3)
-    )
-    cells = table(changed, 60)
-    assert [row[3].text for row in cells.values()] == ["0.700", "0.400", "0.200", "0.200"]
-    assert [row[3].best for row in cells.values()] == [False, False, True, True]
-    assert not any(row[1].best for row in cells.values())  # confidence is good or bad by itself
+    low, same, high = (0.2, 0.2), (0.2001, 0.2001), (0.7, 0.9)
+    changed = with_scores(findings, "ece", network=high, equal=high, bma=same, acnml=low)
+    upright, shifted = table(changed)
+    assert (upright.title, shifted.title) == ("Upright digits", "Rotated by 60° to 90°")
+    cells = {method: row[2] for method, row in shifted.rows.items()}
+    assert [cells[m].text for m in (NETWORK, BMA, ACNML)] == ["0.800", "0.200", "0.200"]
+    assert cells[NETWORK].spread == "0.141"
+    assert [cells[m].best for m in (NETWORK, BMA, ACNML)] == [False, True, True]
+    accuracies = {float(row[0].text.rstrip("%")): row[0].best for row in upright.rows.values()}
+    assert accuracies[max(accuracies)]
 
 
 # Figures ---------------------------------------------------------------------------------------
@@ -193,7 +289,6 @@ def test_the_best_of_a_column_is_marked_also_when_several_look_alike(findings):
         lambda f: figures.score_against_angle(f, "ece", "ECE"),
         lambda f: figures.confidence_against_angle(f, "Confidence"),
         lambda f: figures.reliability(ACNML, f.diagrams[ACNML], 60),
-        lambda f: figures.trade_off(f, "Trade-off"),
         figures.overview,
     ],
 )
@@ -253,6 +348,12 @@ def test_the_report_is_well_formed_and_self_contained(findings):
     assert not re.search(r"https?:|file:|<script|@import|<link", html)
 
 
+def test_the_report_shows_the_table_of_calibrate(findings):
+    rows = findings.runs[0].chosen.table.partition("\n\n")[0]
+    assert f"<pre>{rows}</pre>" in report(findings)
+    assert len(report(findings)) < 300_000  # bytes: it opens at once, and can be mailed
+
+
 def test_figures_follow_the_colours_of_the_page(findings):
     html = report(findings)
     body = html[html.index("<body>") :]
@@ -284,14 +385,25 @@ def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, 
     out = tmp_path / "new" / "folder"
     result = CliRunner().invoke(cli.build_app(), ["demo", "--out", str(out)])
     assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
     for method in METHODS:
-        assert len(re.findall(rf"^ +{method}  .*%", result.output, re.MULTILINE)) == 3
+        rows = [line for line in lines if re.match(rf"^ +{re.escape(method)} +[+\d.]+.* ± ", line)]
+        assert len(rows) == 2, method
     assert f"Report: {out / 'report.html'}" in result.output
     words = " ".join(result.output.split())
-    assert words.endswith(closing_sentence(findings))
+    for sentence in (verdict, cost_sentence, nll_sentence, prior_sentence):
+        assert sentence(findings) in words
+    assert findings.runs[0].chosen.table in result.output
     assert (out / "report.html").read_text(encoding="utf-8") == report(findings)
     assert sorted(path.name for path in out.iterdir()) == ["overview.png", "report.html"]
     assert "\x1b" not in result.output  # no terminal, no escape codes
+
+
+def test_the_help_says_what_the_demo_does_and_writes():
+    result = CliRunner().invoke(cli.build_app(), ["demo", "--help"], env={"COLUMNS": "100"})
+    words = " ".join(result.output.split())
+    for part in ("acnml.calibrate", "rotated", "report.html", "overview.png", "--out", "--seed"):
+        assert part in words
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(monkeypatch, tmp_path):

@@ -1,14 +1,14 @@
 """The demo's figures: functions of plain data, in one style and one colour-blind-safe palette.
 
 Every figure is drawn through matplotlib's object-oriented interface; no pyplot, no global state.
-Lines are labelled where they end, and every method also has a marker of its own, so that nothing
-rests on colour alone.
+Lines are labelled at their ends, and every method has its own marker, so that the figures can be
+read without colour.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -18,12 +18,28 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 
 from acnml.cli._demo.measurement import Bin, Example, View
-from acnml.cli._demo.study import ACNML, BMA, LAST_LAYER, MAP, Findings
-from acnml.cli._shared.drawing import FAINT, INK, PAPER, STYLE, halo, label_ends, panel
+from acnml.cli._demo.study import (
+    ACNML,
+    BEST,
+    BMA,
+    EQUAL,
+    METHODS,
+    NETWORK,
+    PRICE,
+    Findings,
+    Summary,
+)
+from acnml.cli._shared.drawing import FAINT, INK, PAPER, STYLE, panel, spread
 
-# Okabe and Ito's palette, whose colours stay apart for every common kind of colour vision.
-COLOURS = {MAP: "#d55e00", BMA: "#cc79a7", ACNML: "#0072b2", LAST_LAYER: "#009e73"}
-MARKERS = {MAP: "o", BMA: "s", ACNML: "^", LAST_LAYER: "D"}
+# Okabe and Ito's palette, whose colours can be told apart with every common colour vision.
+COLOURS = {
+    NETWORK: "#d55e00",
+    BEST: "#b88a00",
+    EQUAL: "#009e73",
+    BMA: "#cc79a7",
+    ACNML: "#0072b2",
+}
+MARKERS = {NETWORK: "o", BEST: "v", EQUAL: "D", BMA: "s", ACNML: "^"}
 
 
 # Whole figures ---------------------------------------------------------------------------------
@@ -32,14 +48,20 @@ MARKERS = {MAP: "o", BMA: "s", ACNML: "^", LAST_LAYER: "D"}
 def score_against_angle(findings: Findings, score: str, title: str) -> Figure:
     """Draw one score of every method against the rotation."""
     figure, axes = panel(title)
-    draw_curves(axes, findings.study.angles, _curves(findings, score))
+    draw_curves(axes, findings, score)
     return figure
 
 
 def confidence_against_angle(findings: Findings, title: str) -> Figure:
-    """Draw every method's mean confidence, and the accuracy it should equal."""
+    """Draw every method's mean confidence, and the accuracy that it should equal."""
     figure, axes = panel(title)
-    draw_confidence(axes, findings)
+    draw_curves(axes, findings, "confidence", top=1)
+    angles, accuracy = findings.study.angles, findings.curve(NETWORK, "accuracy")
+    axes.plot(angles, accuracy, color=INK, linestyle=(0, (4, 2)), linewidth=1.5)
+    low = min(range(len(angles)), key=lambda i: accuracy[i])
+    place: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "color": INK}
+    axes.annotate("accuracy", (angles[low], accuracy[low]), (0, -12), **place)
+    axes.yaxis.set_major_formatter(_percent)
     return figure
 
 
@@ -50,53 +72,65 @@ def reliability(method: str, diagrams: Mapping[int, Sequence[Bin]], angle: int) 
     return figure
 
 
-def trade_off(findings: Findings, title: str) -> Figure:
-    """Draw upright NLL against ECE on rotated digits for every prior precision."""
-    figure, axes = panel(title, (7.2, 3.9))
-    draw_trade_off(axes, findings)
-    return figure
-
-
 def overview(findings: Findings) -> Figure:
-    """Draw the demo in one picture, with a rotating digit below both panels."""
+    """Draw the demo in one picture: ECE against rotation, and what every method costs and gains."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10.4, 4.5), facecolor="white")
-        figure.set_layout_engine("constrained", w_pad=0.15, h_pad=0.12)
-        left, right = figure.subplots(1, 2)
-        left.set_title("Confidence, and how often it is right")
-        right.set_title("Calibration error (ECE), lower is better")
-        draw_confidence(left, findings)
-        draw_curves(right, findings.study.angles, _curves(findings, "ece"))
-        for axes in (left, right):
-            draw_strip(axes, _clearest(findings.examples).views)
+        figure = Figure(figsize=(11.2, 4.9), facecolor="white")
+        figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
+        grid = figure.add_gridspec(2, 2, width_ratios=(1.75, 1))
+        left, above, below = (
+            figure.add_subplot(grid[at]) for at in ((slice(None), 0), (0, 1), (1, 1))
+        )
+        left.set_title("Calibration error (ECE) as digits rotate, lower is better")
+        draw_curves(left, findings, "ece")
+        draw_strip(left, _clearest(findings.examples).views)
+        above.set_title("Cost: NLL on upright digits")
+        draw_bars(above, lambda method: findings.upright(method, "nll"))
+        below.set_title(f"Gain: ECE, rotated {findings.study.shifted_from}° or more")
+        draw_bars(below, lambda method: findings.shifted(method, "ece"))
+        below.set_xlabel(
+            f"+{PRICE:g}: costs {PRICE:g} nats of NLL in validation\n"
+            f"Mean ± standard deviation, networks: {findings.study.networks}",
+            loc="left",
+            fontsize=8.5,
+        )
     return figure
 
 
 # Parts of figures ------------------------------------------------------------------------------
 
 
-def draw_curves(
-    axes: Axes, angles: Sequence[int], curves: Mapping[str, Sequence[float]], top: float = 0
-) -> None:
-    """Draw a line per method, from 0 to at least `top`, with its name where it ends."""
+def draw_curves(axes: Axes, findings: Findings, score: str, top: float = 0) -> None:
+    """Draw a line per method, from 0 to at least `top`, with its name at its end."""
+    angles = findings.study.angles
+    curves = {method: findings.curve(method, score) for method in METHODS}
     for method, values in curves.items():
         axes.plot(angles, values, MARKERS[method], linestyle="-", color=COLOURS[method])
     highest = max(max(values) for values in curves.values())
     axes.set_ylim(0, max(top, 1.08 * highest))
     axes.set_xticks(angles[::2] if len(angles) > 7 else angles)
     axes.xaxis.set_major_formatter("{x:.0f}°")
-    label_ends(axes, angles[-1], {m: values[-1] for m, values in curves.items()}, COLOURS)
+    ends = {method: values[-1] for method, values in curves.items()}
+    for method, y in spread(ends, gap=0.085 * axes.get_ylim()[1]).items():
+        place: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+        axes.annotate(method, (angles[-1], y), (8, 0), color=COLOURS[method], **place)
 
 
-def draw_confidence(axes: Axes, findings: Findings) -> None:
-    """Draw confidence per method, and the network's accuracy as the line to follow."""
-    angles, accuracy = findings.study.angles, _curves(findings, "accuracy")[MAP]
-    draw_curves(axes, angles, _curves(findings, "confidence"), top=1)
-    axes.plot(angles, accuracy, color=INK, linestyle=(0, (4, 2)), linewidth=1.5)
-    low = min(range(len(angles)), key=lambda i: accuracy[i])
-    place: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "color": INK}
-    axes.annotate("how often it is right", (angles[low], accuracy[low]), (0, -12), **place)
-    axes.yaxis.set_major_formatter(_percent)
+def draw_bars(axes: Axes, summary: Callable[[str], Summary]) -> None:
+    """Draw a bar per method with its number, and the spread between networks as a thin line."""
+    longest = max(sum(summary(method)) for method in METHODS)
+    for row, method in enumerate(METHODS):
+        mean, deviation = summary(method)
+        axes.barh(row, mean, height=0.66, color=COLOURS[method], xerr=deviation, ecolor=INK)
+        weight = "bold" if method == ACNML else "normal"
+        axes.text(mean + deviation + 0.02 * longest, row, f"{mean:.3f}", va="center", weight=weight)
+    axes.set_yticks(range(len(METHODS)), METHODS)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.18 * longest)
+    axes.set_xticks([])
+    axes.grid(visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["bottom"].set_visible(False)
 
 
 def draw_reliability(
@@ -104,36 +138,17 @@ def draw_reliability(
 ) -> None:
     """Draw the diagonal of perfect calibration, and the bins of upright and of rotated digits."""
     axes.plot([0, 1], [0, 1], color=FAINT, linestyle=(0, (4, 2)), linewidth=1)
-    upright, turned = ([*zip(*diagrams[a], strict=True)] for a in (0, angle))
+    upright, rotated = ([*zip(*diagrams[a], strict=True)] for a in (0, angle))
     axes.plot(*upright, "o-", color=FAINT, markerfacecolor=PAPER, linewidth=1.2)
-    axes.plot(*turned, MARKERS[method], linestyle="-", color=COLOURS[method])
+    axes.plot(*rotated, MARKERS[method], linestyle="-", color=COLOURS[method])
     axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
     axes.set_aspect("equal")
     axes.set_xticks([0, 0.5, 1])
-    axes.set_yticks([0.5, 1])  # one zero at the corner is enough
+    axes.set_yticks([0.5, 1])  # the x-axis already has a zero at the corner
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(_percent)
     axes.text(0.04, 0.93, "upright", color=FAINT)
     axes.text(0.04, 0.83, f"rotated {angle}°", color=COLOURS[method])
-
-
-def draw_trade_off(axes: Axes, findings: Findings) -> None:
-    """Draw a path per method, from MAP at the left to ever wider posteriors at the right."""
-    study, start = findings.study, findings.map_trial
-    for method, trials in findings.trials.items():
-        path = sorted([start, *trials, findings.chosen[method]], reverse=True)
-        price = [trial.validation_nll - start.validation_nll for trial in path]
-        benefit = [trial.turned_ece for trial in path]
-        axes.plot(price, benefit, MARKERS[method], linestyle="-", color=COLOURS[method])
-        _mark_choice(axes, method, price[path.index(findings.chosen[method])], findings)
-    axes.plot(0, start.turned_ece, MARKERS[MAP], color=COLOURS[MAP], markersize=8)
-    axes.annotate(MAP, (0, start.turned_ece), (9, 3), **halo(COLOURS[MAP]))
-    axes.axvline(study.tolerance, color=FAINT, linestyle=(0, (4, 2)), linewidth=1)
-    place: dict[str, Any] = {"textcoords": "offset points", "color": INK}
-    axes.annotate("allowed price", (study.tolerance, 0), (5, 6), **place)
-    axes.set(xlim=(-0.15 * study.tolerance, 5 * study.tolerance), ylim=(0, 1.12 * start.turned_ece))
-    axes.set_xlabel("price: extra NLL on upright validation digits, nats")
-    axes.set_ylabel(f"ECE of digits rotated {study.focus_angle}°")
 
 
 def draw_strip(axes: Axes, views: Sequence[View]) -> None:
@@ -143,8 +158,8 @@ def draw_strip(axes: Axes, views: Sequence[View]) -> None:
     for view in views:
         if view.angle in shown:
             centre = (view.angle - left) / (right - left)
-            inset = axes.inset_axes((centre - 0.06, -0.28, 0.12, 0.18))
-            # Smooth, because one cannot see a digit in 8×8 squares.
+            inset = axes.inset_axes((centre - 0.06, -0.24, 0.12, 0.15))
+            # Smoothed: a digit is hard to recognise in 8×8 squares.
             inset.imshow(view.pixels, "gray", vmin=0, vmax=1, interpolation="bicubic")
             inset.set_axis_off()
 
@@ -159,26 +174,12 @@ def pixels_png(pixels: Sequence[Sequence[float]]) -> bytes:
     return buffer.getvalue()
 
 
-# What they share -------------------------------------------------------------------------------
-
-
-def _curves(findings: Findings, score: str) -> dict[str, list[float]]:
-    """One score by method, in the order of the angles."""
-    angles = findings.study.angles
-    return {m: [getattr(by[a], score) for a in angles] for m, by in findings.scores.items()}
+# Helpers ---------------------------------------------------------------------------------------
 
 
 def _clearest(examples: Sequence[Example]) -> Example:
-    """The example that the network is surest of while it stands upright."""
-    return max(examples, key=lambda example: example.views[0].predictions[MAP][1])
-
-
-def _mark_choice(axes: Axes, method: str, price: float, findings: Findings) -> None:
-    """Ring the chosen prior precision and write the method's name beside it."""
-    ece = findings.chosen[method].turned_ece
-    ring: dict[str, Any] = {"markerfacecolor": "none", "markeredgecolor": INK, "markersize": 11}
-    axes.plot(price, ece, "o", **ring)
-    axes.annotate(method, (price, ece), (9, 5), **halo(COLOURS[method]))
+    """The example on which the network is most confident while it is upright."""
+    return max(examples, key=lambda example: example.views[0].predictions[NETWORK][1])
 
 
 def _percent(value: float, _position: float) -> str:

@@ -1,4 +1,4 @@
-"""What is measured of predictions, as plain numbers: scores, reliability diagrams, examples."""
+"""Scores, reliability diagrams and examples of predictions, as plain numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Predictions: TypeAlias = Mapping[str, Mapping[int, Tensor]]  # method -> angle -
 
 
 class Scores(NamedTuple):
-    """How one method does on one set of images."""
+    """The scores of one method on one set of images."""
 
     accuracy: float
     confidence: float  # mean probability of the predicted class
@@ -40,7 +40,7 @@ class View(NamedTuple):
 
 
 class Example(NamedTuple):
-    """One test image at one angle."""
+    """One test image at several angles."""
 
     label: int
     views: tuple[View, ...]
@@ -67,7 +67,7 @@ def diagram(log_probs: Tensor, labels: Tensor, bins: int) -> tuple[Bin, ...]:
 def first_different(
     predictions: Predictions, test: Labelled, angles: Iterable[int], count: int = 3
 ) -> tuple[Example, ...]:
-    """Return the first test images that show different digits."""
+    """Return the first test images of different digits, so that none is picked by hand."""
     first = {int(label): index for index, label in reversed(list(enumerate(test.labels)))}
     indices = islice(sorted(first.values()), count)
     return tuple(_example(predictions, test, angles, index) for index in indices)

@@ -1,31 +1,23 @@
-"""The demo's study: MAP, BMA and ACNML on digits that turn away from the training data.
+"""The demo's study: `acnml.calibrate` and its rivals on rotated digits.
 
-Data flows through four stages, each a function: train → fit → predict → measure. What comes out,
+A few networks are trained, each from another seed and on another split of the data. For each of
+them: train → calibrate → predict. The predictions are then measured together. The result,
 `Findings`, is plain numbers; tables, figures and the report are made from it elsewhere.
 """
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias, TypeVar, final
+from statistics import fmean, stdev
+from typing import NamedTuple, final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from acnml import (
-    Acnml,
-    Bma,
-    Classifier,
-    Gradient,
-    Map,
-    Predictor,
-    Solver,
-    fit_kfac_laplace,
-    last_linear,
-    metrics,
-)
+from acnml import Bma, Calibrated, Classifier, Map, Predictor, calibrate, metrics, tuning
 from acnml.cli._demo.measurement import (
     Bin,
     Example,
@@ -36,19 +28,24 @@ from acnml.cli._demo.measurement import (
     score,
 )
 from acnml.cli._demo.training import Training, small_network, train
-from acnml.cli._shared.digits import SIZE, Digits, Labelled, load_digits, rotate
+from acnml.cli._shared.digits import SIZE, Digits, load_digits, rotate
 from acnml.cli._shared.terminal import Progress, one_thread
 
-METHODS = MAP, BMA, ACNML, LAST_LAYER = "MAP", "BMA", "ACNML", "ACNML last layer"
-TUNED = (BMA, ACNML, LAST_LAYER)  # the methods that have a posterior, and so a prior precision
+PRICE = 0.01  # the default of `calibrate`, which names methods here as it does in its own table
+METHODS = NETWORK, BEST, EQUAL, BMA, ACNML = (
+    "network",
+    "temperature",
+    f"temperature, +{PRICE:g}",
+    f"BMA, +{PRICE:g}",
+    f"ACNML, +{PRICE:g}",
+)
+RIVALS = (EQUAL, BMA)  # what pays the same price as ACNML
 
-SGD = Training()
-# The paper's iteration for KFAC. The memory is fixed because it decides how inputs are grouped, and
-# that shows in the last digits.
-PAPER_STEPS = Gradient(steps=10, step_size=0.25, memory=2**27)
+# Scales of the covariance for BMA, the most cautious first. `within_price` refines between them.
+SCALES = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 1e-4)
 
-T = TypeVar("T")
-Build: TypeAlias = Callable[[float], Predictor]  # prior precision -> predictor
+# Shares of the progress bar; an angle is 1.
+TRAINING_WORK, CALIBRATION_WORK = 6, 16
 
 
 @final
@@ -57,38 +54,38 @@ class DemoStudy:
     """The settings of the study.
 
     Args:
-        seed: of the split, the initial weights, the batches and BMA's samples.
-        validation_images: images on which prior precisions are chosen.
+        seed: of the first network: of its split, initial weights, batches and BMA's samples.
+        networks: how many are trained, with the seeds that follow.
+        validation_images: upright images on which temperatures, scales and α are chosen.
         test_images: images that every method sees at every angle.
-        angles: turns in degrees, upright (0) first.
-        focus_angle: the turn that diagrams and the trade-off are drawn for.
-        table_angles: the turns that the table and the examples show.
-        prior_precisions: τ to try, in increasing order; the chosen one may lie between two.
-        tolerance: by how many nats the validation NLL may exceed that of MAP.
-        bins: bins of equal mass of ECE and reliability diagrams; 20 would be noisy for so few
-            images.
+        angles: rotations in degrees, upright (0) first.
+        shifted_from: the smallest angle that counts as shifted in tables and in the verdict.
+        focus_angle: the rotation of the reliability diagrams.
+        example_angles: the rotations of the examples.
+        bins: bins of equal mass of ECE and reliability diagrams.
         samples: posterior samples of BMA.
     """
 
     seed: int = 0
-    hidden: int = 32
-    training: Training = SGD
-    validation_images: int = 300
+    networks: int = 4
+    hidden: int = 256
+    training: Training = Training()  # noqa: RUF009 -- frozen
+    validation_images: int = 500
     test_images: int = 500
     angles: tuple[int, ...] = tuple(range(0, 181, 15))
+    shifted_from: int = 45
     focus_angle: int = 60
-    table_angles: tuple[int, ...] = (0, 60, 90)
-    prior_precisions: tuple[float, ...] = (0.1, 0.3, 1, 3, 10, 30, 100)
-    tolerance: float = 0.2
+    example_angles: tuple[int, ...] = (0, 60, 90)
     bins: int = 10
     samples: int = 30
-    solver: Solver = PAPER_STEPS
 
     def __post_init__(self) -> None:
-        if self.angles[0] != 0 or not {self.focus_angle, *self.table_angles} <= set(self.angles):
-            raise ValueError("angles must begin with 0 and contain focus_angle and table_angles")
-        if list(self.prior_precisions) != sorted(self.prior_precisions):
-            raise ValueError("prior_precisions must increase")
+        if self.angles[0] != 0 or not {self.focus_angle, *self.example_angles} <= set(self.angles):
+            raise ValueError("angles must begin with 0 and contain focus_angle and example_angles")
+        if not self.shifted_angles or self.shifted_from <= 0:
+            raise ValueError("shifted_from must be above 0 and at most the largest angle")
+        if self.networks < 1:
+            raise ValueError(f"networks must be at least 1, got {self.networks}")
 
     @property
     def train_images(self) -> int:
@@ -96,32 +93,54 @@ class DemoStudy:
         return SIZE - self.validation_images - self.test_images
 
     @property
-    def trial_work(self) -> int:
-        """Images that every method predicts for one prior precision."""
-        return self.validation_images + self.test_images
+    def shifted_angles(self) -> tuple[int, ...]:
+        """The angles that count as shifted."""
+        return tuple(angle for angle in self.angles if angle >= self.shifted_from)
+
+    @property
+    def prior_precision(self) -> float:
+        """The Gaussian prior of the training objective.
+
+        Weight decay w adds ½w‖θ‖² to the mean loss, so ½wN‖θ‖² to the sum of N losses: the negative
+        log-density of a Gaussian of precision wN.
+        """
+        return self.training.weight_decay * self.train_images
 
     @property
     def work(self) -> int:
-        """Images that every method predicts in the whole study: a measure of its duration."""
-        tries = len(self.prior_precisions) + 1  # and the chosen one
-        return tries * self.trial_work + len(self.angles) * self.test_images
+        """The total of the progress bar."""
+        return self.networks * (TRAINING_WORK + CALIBRATION_WORK + len(self.angles))
 
 
-class Trial(NamedTuple):
-    """What one prior precision would cost, and what it would buy."""
+class Summary(NamedTuple):
+    """A number for each network, in short."""
 
-    prior_precision: float
-    validation_nll: float  # upright validation images: the choice is made on this alone
-    turned_ece: float  # test images at the focus angle: reported, never used to choose
+    mean: float
+    spread: float  # standard deviation between networks; 0 for a single one
+
+    @staticmethod
+    def of(values: list[float]) -> Summary:
+        return Summary(fmean(values), stdev(values) if len(values) > 1 else 0.0)
 
 
-class Fitted(NamedTuple):
-    """Every method, ready to predict, and how its prior precision was chosen."""
+class Chosen(NamedTuple):
+    """The settings that were chosen for a network, all on upright validation digits."""
 
-    predictors: Mapping[str, Predictor]
-    map_trial: Trial  # MAP, the limit of an infinite prior precision
-    trials: Mapping[str, tuple[Trial, ...]]  # of every tuned method
-    chosen: Mapping[str, Trial]  # by `choose`, on the validation images
+    temperature: float
+    equal_temperature: float
+    bma_scale: float
+    alpha: float
+    table: str  # what `print(calibrated)` shows
+
+
+class Run(NamedTuple):
+    """The numbers of one network."""
+
+    seed: int
+    chosen: Chosen
+    prices: Mapping[str, float]  # validation NLL of a method above that of the best temperature
+    scores: Mapping[str, Mapping[int, Scores]]  # method -> angle, on test digits
+    default_prior: Mapping[int, Scores]  # angle -> of ACNML with the default prior precision
 
 
 @final
@@ -130,153 +149,145 @@ class Findings:
     """All that the study has found, as plain numbers."""
 
     study: DemoStudy
-    map_trial: Trial  # these three as in `Fitted`
-    trials: Mapping[str, tuple[Trial, ...]]
-    chosen: Mapping[str, Trial]
-    scores: Mapping[str, Mapping[int, Scores]]  # method -> angle
-    diagrams: Mapping[str, Mapping[int, tuple[Bin, ...]]]  # method -> angle
-    examples: tuple[Example, ...]
+    runs: tuple[Run, ...]
+    diagrams: Mapping[str, Mapping[int, tuple[Bin, ...]]]  # method -> 0 and the focus angle
+    examples: tuple[Example, ...]  # of the first network
 
-    def turned(self, method: str, score: str) -> float:
-        """Return the mean of a score over all angles but 0."""
-        values = [getattr(self.scores[method][angle], score) for angle in self.study.angles[1:]]
-        return float(sum(values) / len(values))
+    def each(self, method: str, score: str, angles: tuple[int, ...]) -> list[float]:
+        """Return the mean of a score over some angles, for every network."""
+        return [fmean(getattr(run.scores[method][a], score) for a in angles) for run in self.runs]
+
+    def upright(self, method: str, score: str) -> Summary:
+        """Return a score on upright test digits."""
+        return Summary.of(self.each(method, score, (0,)))
+
+    def shifted(self, method: str, score: str) -> Summary:
+        """Return a score on shifted test digits, the mean over their angles."""
+        return Summary.of(self.each(method, score, self.study.shifted_angles))
+
+    def price(self, method: str) -> Summary:
+        """Return the validation NLL of a method above that of the best temperature."""
+        return Summary.of([run.prices[method] for run in self.runs])
+
+    def shifted_with_default_prior(self, score: str) -> Summary:
+        """Return a score of ACNML with the default prior precision, on shifted test digits."""
+        angles = self.study.shifted_angles
+        values = [fmean(getattr(run.default_prior[a], score) for a in angles) for run in self.runs]
+        return Summary.of(values)
+
+    def curve(self, method: str, score: str) -> list[float]:
+        """Return the mean of a score over all networks, for every angle."""
+        return [fmean(self.each(method, score, (angle,))) for angle in self.study.angles]
+
+
+class _Outcome(NamedTuple):
+    """A network's numbers, and what pooled numbers are made of."""
+
+    run: Run
+    predictions: Predictions
+    digits: Digits
 
 
 @one_thread()
 def run(study: DemoStudy, progress: Progress) -> Findings:
-    """Run all stages."""
-    progress.stage("Training the network")
-    digits = load_digits(study.validation_images, study.test_images, study.seed)
-    classifier = train_classifier(study, digits.train)
-    progress.stage("Fitting and tuning posteriors")
-    fitted = fit(study, classifier, digits, progress)
-    progress.stage("Predicting turned digits")
-    predictions = predict(study, fitted.predictors, digits.test, progress)
-    return measure(study, fitted, predictions, digits.test)
-
-
-# Train -----------------------------------------------------------------------------------------
-
-
-def train_classifier(study: DemoStudy, data: Labelled) -> Classifier:
-    """Train the one network that all methods share."""
-    network = small_network(study.hidden, study.seed)
-    train(network, data, study.training, study.seed)
-    return Classifier(network)
-
-
-# Fit -------------------------------------------------------------------------------------------
-
-
-def fit(study: DemoStudy, classifier: Classifier, digits: Digits, progress: Progress) -> Fitted:
-    """Fit every method's posterior, with the prior precision that `choose` finds for it."""
-    builds = posterior_builds(study, classifier, digits.train)
-    trials = try_prior_precisions(study, builds, digits, progress)
-    map_trial = trial(study, Map(classifier), math.inf, digits)
-    budget = map_trial.validation_nll + study.tolerance
-    choice = {method: choose(trials[method], budget) for method in TUNED}
-    tuned = {method: builds[method](choice[method]) for method in TUNED}
-    chosen = {method: trial(study, tuned[method], choice[method], digits) for method in TUNED}
-    progress.advance(study.trial_work)
-    return Fitted({MAP: Map(classifier), **tuned}, map_trial, trials, chosen)
-
-
-def posterior_builds(study: DemoStudy, classifier: Classifier, data: Labelled) -> dict[str, Build]:
-    """Return, for every tuned method, how a prior precision makes a predictor."""
-
-    def bma(prior_precision: float) -> Predictor:
-        posterior = fit_kfac_laplace(classifier, [data], prior_precision, progress=False)
-        return Bma(classifier, posterior, study.samples, study.seed)
-
-    def acnml(prior_precision: float) -> Predictor:
-        posterior = fit_kfac_laplace(classifier, [data], prior_precision, progress=False)
-        return Acnml(classifier, posterior, study.solver)
-
-    def acnml_last_layer(prior_precision: float) -> Predictor:
-        head = [last_linear(classifier.model)]
-        posterior = fit_kfac_laplace(classifier, [data], prior_precision, head, progress=False)
-        return Acnml(classifier, posterior, study.solver)
-
-    return {BMA: bma, ACNML: acnml, LAST_LAYER: acnml_last_layer}
-
-
-def try_prior_precisions(
-    study: DemoStudy, builds: Mapping[str, Build], digits: Digits, progress: Progress
-) -> dict[str, tuple[Trial, ...]]:
-    """Try every prior precision for every method."""
-    trials: dict[str, list[Trial]] = {method: [] for method in builds}
-    for prior_precision in study.prior_precisions:
-        for method, build in builds.items():
-            trials[method].append(trial(study, build(prior_precision), prior_precision, digits))
-        progress.advance(study.trial_work)
-    return {method: tuple(tried) for method, tried in trials.items()}
-
-
-def trial(study: DemoStudy, predictor: Predictor, prior_precision: float, digits: Digits) -> Trial:
-    """Measure a predictor on upright validation images and on turned test images."""
-    upright, turned = digits.validation, rotate(digits.test.inputs, study.focus_angle)
-    return Trial(
-        prior_precision=prior_precision,
-        validation_nll=metrics.nll(predictor(upright.inputs), upright.labels),
-        turned_ece=metrics.ece(predictor(turned), digits.test.labels, study.bins),
-    )
-
-
-def choose(trials: tuple[Trial, ...], budget: float) -> float:
-    """Return the smallest prior precision whose validation NLL is within the budget.
-
-    The smallest is the widest posterior. Between two that were tried, log NLL is interpolated
-    linearly in log τ, so that all methods come to pay nearly the same price and none is lucky in
-    the grid. Where no trial is in budget it is the largest τ, the one closest to MAP.
-    """
-    inside = next((i for i, t in enumerate(trials) if t.validation_nll <= budget), len(trials) - 1)
-    if inside == 0 or trials[inside].validation_nll > budget:
-        return trials[inside].prior_precision
-    above, below = trials[inside - 1], trials[inside]
-    fall = math.log(above.validation_nll / below.validation_nll)
-    share = math.log(above.validation_nll / budget) / fall
-    ratio = below.prior_precision / above.prior_precision
-    return above.prior_precision * float(ratio**share)
-
-
-# Predict ---------------------------------------------------------------------------------------
-
-
-def predict(
-    study: DemoStudy, predictors: Mapping[str, Predictor], test: Labelled, progress: Progress
-) -> Predictions:
-    """Let every method see the test images at every angle."""
-    predictions: dict[str, dict[int, Tensor]] = {method: {} for method in predictors}
-    for angle in study.angles:
-        images = rotate(test.inputs, angle)
-        for method, predictor in predictors.items():
-            predictions[method][angle] = predictor(images)
-        progress.advance(study.test_images)
-    return predictions
-
-
-# Measure ---------------------------------------------------------------------------------------
-
-
-def measure(study: DemoStudy, fitted: Fitted, predictions: Predictions, test: Labelled) -> Findings:
-    """Turn predictions into plain numbers."""
+    """Train, calibrate and measure every network."""
+    outcomes = []
+    for i in range(study.networks):
+        progress.stage(f"Network {i + 1} of {study.networks}")
+        outcomes.append(_run_one(study, study.seed + i, progress))
+    first = outcomes[0]
     return Findings(
         study=study,
-        map_trial=fitted.map_trial,
-        trials=fitted.trials,
-        chosen=fitted.chosen,
-        scores=measure_each(predictions, partial(score, labels=test.labels, bins=study.bins)),
-        diagrams=measure_each(predictions, partial(diagram, labels=test.labels, bins=study.bins)),
-        examples=first_different(predictions, test, study.angles),
+        runs=tuple(outcome.run for outcome in outcomes),
+        diagrams=_pooled_diagrams(study, outcomes),
+        examples=first_different(first.predictions, first.digits.test, study.angles),
     )
 
 
-def measure_each(
-    predictions: Predictions, function: Callable[[Tensor], T]
-) -> dict[str, dict[int, T]]:
-    """Apply a function to every method's log-probabilities at every angle."""
+def _run_one(study: DemoStudy, seed: int, progress: Progress) -> _Outcome:
+    digits = load_digits(study.validation_images, study.test_images, seed)
+    network = small_network(study.hidden, seed)
+    train(network, digits.train, study.training, seed)
+    progress.advance(TRAINING_WORK)
+
+    own_prior = partial(calibrate, prior_precision=study.prior_precision)
+    calibrated = _calibrated(own_prior, network, digits)
+    default_prior = _calibrated(calibrate, network, digits)
+    predictors, chosen = compared(study, Classifier(network), calibrated, digits, seed)
+    progress.advance(CALIBRATION_WORK)
+
+    predictions: dict[str, dict[int, Tensor]] = {method: {} for method in METHODS}
+    with_default_prior: dict[int, Scores] = {}
+    labels = digits.test.labels
+    for angle in study.angles:
+        images = rotate(digits.test.inputs, angle)
+        for method, predictor in predictors.items():
+            predictions[method][angle] = predictor(images)
+        with_default_prior[angle] = score(default_prior(images), labels, study.bins)
+        progress.advance(1)
+    scores = {
+        method: {angle: score(log_probs, labels, study.bins) for angle, log_probs in by.items()}
+        for method, by in predictions.items()
+    }
+    run = Run(seed, chosen, prices(predictors, digits), scores, with_default_prior)
+    return _Outcome(run, predictions, digits)
+
+
+def _calibrated(call: Callable[..., Calibrated], network: nn.Module, digits: Digits) -> Calibrated:
+    with warnings.catch_warnings():  # its warnings are also in the table that the demo shows
+        warnings.simplefilter("ignore", UserWarning)
+        return call(network, [digits.train], [digits.validation], progress=False)
+
+
+def compared(
+    study: DemoStudy, classifier: Classifier, calibrated: Calibrated, digits: Digits, seed: int
+) -> tuple[dict[str, Predictor], Chosen]:
+    """Return every method, and its settings.
+
+    BMA averages over the posterior of ACNML. At its own scale this posterior costs BMA several
+    times the price, at ACNML's α a fraction of it. Neither would be a fair comparison, so BMA has a
+    scale of its own: the largest within the price.
+    """
+    equal = next(row.temperature for row in calibrated.table if row.method == EQUAL)
+    tempered, posterior = calibrated.classifier, calibrated.predictor.posterior
+
+    def bma(scale: float) -> Predictor:
+        return Bma(tempered, posterior.scaled(scale), study.samples, seed)
+
+    scale = tuning.within_price(
+        bma, SCALES, [digits.validation], calibrated.price, Map(tempered), progress=False
+    ).value
+    predictors = {
+        NETWORK: Map(classifier),
+        BEST: Map(tempered),
+        EQUAL: Map(classifier.tempered(equal)),
+        BMA: bma(scale),
+        ACNML: calibrated,
+    }
+    chosen = Chosen(calibrated.temperature, equal, scale, calibrated.alpha, str(calibrated))
+    return predictors, chosen
+
+
+def prices(predictors: Mapping[str, Predictor], digits: Digits) -> dict[str, float]:
+    """Return the validation NLL of every method above that of the best temperature."""
+    upright = digits.validation
+    nll = {m: metrics.nll(p(upright.inputs), upright.labels) for m, p in predictors.items()}
+    return {method: value - nll[BEST] for method, value in nll.items()}
+
+
+def _pooled_diagrams(
+    study: DemoStudy, outcomes: list[_Outcome]
+) -> dict[str, dict[int, tuple[Bin, ...]]]:
+    """Return reliability diagrams of the test digits of all networks together."""
+    labels = torch.cat([outcome.digits.test.labels for outcome in outcomes])
     return {
-        method: {angle: function(log_probs) for angle, log_probs in by_angle.items()}
-        for method, by_angle in predictions.items()
+        method: {
+            angle: diagram(
+                torch.cat([outcome.predictions[method][angle] for outcome in outcomes]),
+                labels,
+                study.bins,
+            )
+            for angle in (0, study.focus_angle)
+        }
+        for method in METHODS
     }

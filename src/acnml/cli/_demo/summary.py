@@ -1,93 +1,157 @@
-"""The demo's table and closing sentence, for the terminal and the report.
+"""The demo's table and its verdict, which the terminal and the report share.
 
-The sentence follows the numbers: if ACNML is not better, it says so.
+Every sentence is computed from the numbers. If ACNML does not win, the verdict says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from statistics import fmean
 from typing import NamedTuple
 
-from acnml.cli._demo.measurement import Scores
-from acnml.cli._demo.study import ACNML, BMA, LAST_LAYER, MAP, METHODS, Findings
+from acnml.cli._demo.study import (
+    ACNML,
+    BMA,
+    EQUAL,
+    METHODS,
+    NETWORK,
+    PRICE,
+    RIVALS,
+    Findings,
+    Summary,
+)
 
-COLUMNS = ("accuracy", "confidence", "NLL", "ECE", "Brier")
-CLEARLY = 0.01  # a smaller difference of ECE is noise for so few images
+COLUMNS = ("accuracy", "NLL", "ECE")
+SHORT = {EQUAL: "a plain temperature", BMA: "BMA"}  # the rivals' names in sentences
+
+# A smaller difference is called none, as is one that not all networks agree on.
+CLEARLY = {"ece": 0.01, "nll": 0.05}
 
 
 class Cell(NamedTuple):
-    """A number as it is shown, and whether it is the best of its kind."""
+    """A number as it is shown, its spread between networks, and whether it is the best."""
 
     text: str
+    spread: str
     best: bool
 
 
-def table(findings: Findings, angle: int) -> dict[str, list[Cell]]:
-    """Return a row of cells per method, in the order of `COLUMNS`."""
-    shown = {method: _texts(findings.scores[method][angle]) for method in METHODS}
-    best = [_best(column, [row[i] for row in shown.values()]) for i, column in enumerate(COLUMNS)]
-    return {
-        method: [Cell(text, text == top) for text, top in zip(row, best, strict=True)]
-        for method, row in shown.items()
-    }
+class Group(NamedTuple):
+    """A part of the table: a title, and a row of cells for each method."""
+
+    title: str
+    rows: dict[str, list[Cell]]
 
 
-def heading(angle: int) -> str:
-    """Name an angle."""
-    return f"rotated {angle}°" if angle else "upright"
+def table(findings: Findings) -> list[Group]:
+    """Return the table: upright and shifted test digits, cells in the order of `COLUMNS`."""
+    first, last = findings.study.shifted_angles[0], findings.study.shifted_angles[-1]
+    return [
+        Group("Upright digits", _rows(findings.upright)),
+        Group(f"Rotated by {first}° to {last}°", _rows(findings.shifted)),
+    ]
 
 
-def closing_sentence(findings: Findings) -> str:
-    """Say what the numbers show: the problem, the comparison, and the cost."""
-    return f"{_problem(findings)}; {_comparison(findings)}, {_price(findings)}."
+def price_text(findings: Findings, method: str) -> str:
+    """Return what a method costs on validation digits, against the best temperature."""
+    return f"{findings.price(method).mean:+.3f}"
 
 
-def better_forms(findings: Findings) -> list[str]:
-    """Return the forms of ACNML that are clearly better calibrated on rotated digits."""
-    rivals = min(findings.turned(method, "ece") for method in (MAP, BMA))
-    return [m for m in (ACNML, LAST_LAYER) if findings.turned(m, "ece") < rivals - CLEARLY]
-
-
-def _problem(findings: Findings) -> str:
-    angle = findings.study.focus_angle
-    network = findings.scores[MAP][angle]
+def verdict(findings: Findings) -> str:
+    """Say in one sentence who is better calibrated on shifted digits, and at what price."""
+    ece = {method: f"{findings.shifted(method, 'ece').mean:.2f}" for method in METHODS}
+    rivals = f"{ece[EQUAL]} for a plain temperature and {ece[BMA]} for BMA at the same price"
+    where = f"on digits rotated by {findings.study.shifted_from}° or more"
+    price = f"for {PRICE:g} nats of NLL on upright digits"
+    beaten = [rival for rival in RIVALS if clearly_lower(findings, "ece", rival)]
+    if len(beaten) == len(RIVALS):
+        return (
+            f"ACNML wins here: {price} it lowers the calibration error (ECE) {where} from "
+            f"{ece[NETWORK]} to {ece[ACNML]}, against {rivals}."
+        )
+    if beaten:
+        other = next(rival for rival in RIVALS if rival not in beaten)
+        return (
+            f"ACNML beats {SHORT[beaten[0]]} but not {SHORT[other]} here: {price} its calibration "
+            f"error (ECE) {where} is {ece[ACNML]}, against {rivals}."
+        )
     return (
-        f"On digits rotated by {angle}° the plain network has an accuracy of "
-        f"{network.accuracy:.0%} and a mean confidence of {network.confidence:.0%}"
+        f"ACNML does not win here: {price} its calibration error (ECE) {where} is {ece[ACNML]}, "
+        f"against {rivals}."
     )
 
 
-def _comparison(findings: Findings) -> str:
-    ece = {method: f"{findings.turned(method, 'ece'):.2f}" for method in METHODS}
-    rivals = f"BMA ({ece[BMA]}) and MAP ({ece[MAP]})"
-    better = better_forms(findings)
-    if len(better) == 2:
-        verdict = f"ACNML is better calibrated (ECE {ece[ACNML]}, last layer {ece[LAST_LAYER]})"
-        return f"averaged over all rotations {verdict} than {rivals}"
-    if not better:
-        verdict = f"ACNML (ECE {ece[ACNML]}, last layer {ece[LAST_LAYER]}) is not better calibrated"
-        return f"averaged over all rotations {verdict} than the better of {rivals}"
-    worse = LAST_LAYER if better == [ACNML] else ACNML
-    verdict = f"{better[0]} (ECE {ece[better[0]]}) is better calibrated than {rivals}"
-    return f"averaged over all rotations {verdict} while {worse} ({ece[worse]}) is not"
+def clearly_lower(findings: Findings, score: str, rival: str) -> bool:
+    """Whether ACNML has a lower score than a rival on shifted digits, for every network."""
+    gains = _gains(findings, score, rival)
+    return min(gains) > 0 and fmean(gains) > CLEARLY[score]
 
 
-def _price(findings: Findings) -> str:
-    nll = {method: findings.scores[method][0].nll for method in METHODS}
-    forms = f"NLL of {nll[ACNML]:.2f} (last layer {nll[LAST_LAYER]:.2f})"
-    rivals = f"MAP has {nll[MAP]:.2f} and BMA {nll[BMA]:.2f}"
-    if max(nll[ACNML], nll[LAST_LAYER]) <= nll[MAP]:
-        return f"at no cost on upright digits, with an {forms} where {rivals}"
-    return f"at a cost on upright digits, with an {forms} where {rivals}"
+def nll_sentence(findings: Findings) -> str:
+    """Compare the NLL on shifted digits, which a method cannot lower by caution alone."""
+    nll = {method: f"{findings.shifted(method, 'nll').mean:.2f}" for method in METHODS}
+    against = " and ".join(
+        f"{_nll_relation(findings, rival)} that of {SHORT[rival]} ({nll[rival]})"
+        for rival in RIVALS
+    )
+    return (
+        f"The NLL of ACNML on rotated digits, {nll[ACNML]}, is {against}; the network has "
+        f"{nll[NETWORK]}."
+    )
 
 
-def _texts(scores: Scores) -> list[str]:
-    shares = [f"{share:.1%}" for share in (scores.accuracy, scores.confidence)]
-    return [*shares, *(f"{value:.3f}" for value in (scores.nll, scores.ece, scores.brier))]
+def _nll_relation(findings: Findings, rival: str) -> str:
+    if clearly_lower(findings, "nll", rival):
+        return "lower than"
+    gains = _gains(findings, "nll", rival)
+    if max(gains) < 0 and fmean(gains) < -CLEARLY["nll"]:
+        return "higher than"
+    return "not clearly different from"
 
 
-def _best(column: str, texts: list[str]) -> str | None:
-    """The best of a column as shown, so that what looks equal is marked alike."""
-    if column == "confidence":  # neither high nor low is good in itself
-        return None
-    pick = max if column == "accuracy" else min
-    return pick(texts, key=lambda text: float(text.rstrip("%")))
+def _gains(findings: Findings, score: str, rival: str) -> list[float]:
+    """Return by how much ACNML's score is lower than a rival's, for every network."""
+    angles = findings.study.shifted_angles
+    own, other = (findings.each(method, score, angles) for method in (ACNML, rival))
+    return [theirs - ours for ours, theirs in zip(own, other, strict=True)]
+
+
+def cost_sentence(findings: Findings) -> str:
+    """Say what ACNML changes on upright test digits."""
+    before, after = (
+        {score: findings.upright(method, score).mean for score in ("accuracy", "nll", "ece")}
+        for method in (NETWORK, ACNML)
+    )
+    return (
+        f"On upright test digits the accuracy is {after['accuracy']:.1%} with ACNML and "
+        f"{before['accuracy']:.1%} without; the NLL is {after['nll']:.3f} and {before['nll']:.3f}, "
+        f"the ECE {after['ece']:.3f} and {before['ece']:.3f}."
+    )
+
+
+def prior_sentence(findings: Findings) -> str:
+    """Say what ACNML does on shifted digits with the default prior precision of `calibrate`."""
+    own = f"{findings.shifted(ACNML, 'ece').mean:.2f}"
+    ece, nll = (findings.shifted_with_default_prior(score).mean for score in ("ece", "nll"))
+    rival = [f"{findings.shifted(EQUAL, score).mean:.2f}" for score in ("ece", "nll")]
+    return (
+        f"The prior precision matters: ACNML has an ECE of {own} on rotated digits with "
+        f"{findings.study.prior_precision:.2g}, the weight decay times the number of training "
+        f"digits; with 1, the default of acnml.calibrate, it has an ECE of {ece:.2f} and an NLL of "
+        f"{nll:.2f}, against {' and '.join(rival)} for a plain temperature."
+    )
+
+
+def _rows(summary: Callable[[str, str], Summary]) -> dict[str, list[Cell]]:
+    columns = [_cells(column, [summary(m, column.lower()) for m in METHODS]) for column in COLUMNS]
+    return {method: list(row) for method, *row in zip(METHODS, *columns, strict=True)}
+
+
+def _cells(column: str, summaries: list[Summary]) -> list[Cell]:
+    """Return a column; numbers that look alike are marked alike."""
+    if column == "accuracy":
+        shown, best = [(f"{s.mean:.1%}", f"{s.spread:.1%}") for s in summaries], max
+    else:
+        shown, best = [(f"{s.mean:.3f}", f"{s.spread:.3f}") for s in summaries], min
+    top = best((text for text, _ in shown), key=lambda text: float(text.rstrip("%")))
+    return [Cell(text, spread, text == top) for text, spread in shown]

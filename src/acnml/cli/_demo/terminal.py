@@ -1,4 +1,4 @@
-"""What the demo shows in a terminal when it is done: a table."""
+"""The demo's table for the terminal."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from rich import box
 from rich.table import Table
 
 from acnml.cli._demo.study import Findings
-from acnml.cli._demo.summary import COLUMNS, Cell, heading, table
+from acnml.cli._demo.summary import COLUMNS, Cell, price_text, table
 
 
 def results_table(findings: Findings) -> Table:
-    """Return the numbers, one section per angle, the best of each column in bold."""
-    shown = Table(box=box.SIMPLE_HEAD, header_style="dim", title_justify="left")
-    shown.add_column("")
+    """Return the numbers, upright and shifted; the best of each column is in bold."""
+    shown = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="dim", title_justify="left"
+    )
+    shown.add_column("", no_wrap=True)
+    shown.add_column("price", justify="right")
     for column in COLUMNS:
         shown.add_column(column, justify="right")
-    for angle in findings.study.table_angles:
-        shown.add_row(f"[bold]{heading(angle).capitalize()}[/bold]")
-        for method, cells in table(findings, angle).items():
-            shown.add_row(f"  {method}", *(_styled(cell) for cell in cells))
+    for i, group in enumerate(table(findings)):
+        shown.add_row(f"[bold]{group.title}[/bold]")
+        for method, cells in group.rows.items():
+            price = "" if i else price_text(findings, method)  # once is enough
+            shown.add_row(f"  {method}", price, *(_styled(cell) for cell in cells))
         shown.add_section()
     return shown
 
 
 def _styled(cell: Cell) -> str:
-    return f"[bold green]{cell.text}[/bold green]" if cell.best else cell.text
+    text = f"[bold green]{cell.text}[/bold green]" if cell.best else cell.text
+    return f"{text} [dim]± {cell.spread}[/dim]"

@@ -1,7 +1,7 @@
-"""A plain training loop for small networks, the same for the same seed.
+"""A plain training loop for small networks; the same seed gives the same weights.
 
-The global random state is left as it was: weights are drawn in a fork of it, and batches come from
-a generator of their own.
+The global random state is not changed: weights are drawn in a fork of it, and batches come from a
+generator of their own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from acnml.cli._shared.digits import CLASSES, SIDE, Labelled
 class Training:
     """Stochastic gradient descent with momentum on the mean negative log-likelihood."""
 
-    epochs: int = 60
+    epochs: int = 100
     batch_size: int = 100
     learning_rate: float = 0.1
     momentum: float = 0.9
-    weight_decay: float = 1e-3
+    weight_decay: float = 1e-4
 
 
 def small_network(hidden: int, seed: int) -> nn.Sequential:
@@ -37,7 +37,7 @@ def small_network(hidden: int, seed: int) -> nn.Sequential:
 
 
 def train(network: nn.Module, data: Labelled, training: Training, seed: int) -> None:
-    """Train a network in place, in batches whose order the seed decides."""
+    """Train a network in place, in batches that the seed shuffles."""
     optimizer = torch.optim.SGD(
         network.parameters(),
         lr=training.learning_rate,

@@ -17,12 +17,14 @@ STYLESHEET = """
   --ink: #22262b; --soft: #59616b; --faint: #8a9099; --line: #e2e5e9;
   --paper: #ffffff; --card: #f5f7f9; --accent: #0072b2;
   --map: #c85400; --bma: #b3578a; --acnml: #0072b2; --last-layer: #00815e;
+  --temperature: #8f6a00; --equal-price: #00815e;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --ink: #e8eaed; --soft: #a9b0b9; --faint: #8a9099; --line: #31363d;
     --paper: #15181c; --card: #1e2227; --accent: #5ab4ea;
     --map: #f58b42; --bma: #e39cc3; --acnml: #56aee6; --last-layer: #35c398;
+    --temperature: #e8bd4a; --equal-price: #35c398;
   }
 }
 * { box-sizing: border-box; }
@@ -71,12 +73,16 @@ tbody th[scope=rowgroup] { padding-top: 1rem; font-weight: 700; color: var(--ink
 footer { margin-top: 3rem; border-top: 1px solid var(--line); }
 footer p { color: var(--soft); font-size: 0.9rem; }
 code { font-size: 0.92em; }
+pre { font-size: 0.8rem; line-height: 1.5; background: var(--card); border-radius: 8px;
+  padding: 0.9rem 1.1rem; overflow-x: auto; margin: 1rem 0; }
+.spread { color: var(--soft); font-size: 0.85em; }
 @media (max-width: 50rem) { .thirds { grid-template-columns: 1fr; } }
 @media (max-width: 34rem) {
   main { padding: 1.5rem 1rem 3rem; }
   h1 { font-size: 1.65rem; }
   th, td { padding: 0.3rem 0 0.3rem 0.3rem; font-size: 0.7rem; }
-  tbody .dot { display: none; }
+  tbody .dot, .spread { display: none; }
+  pre { font-size: 0.7rem; }
 }
 """
 
