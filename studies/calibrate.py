@@ -123,7 +123,11 @@ class Subject:
     @cached_property
     def network(self) -> nn.Module:
         """The trained network, in the memory layout that is fastest for convolutions."""
-        return self.build().eval().to(memory_format=torch.channels_last)
+        network: nn.Module = self.build().eval()
+        for parameter in network.parameters():
+            if parameter.ndim == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        return network
 
 
 def cifar_subject(name: str, study: CalibrateStudy, cache: Path) -> Subject:

@@ -95,7 +95,7 @@ def test_pages_state_the_numbers(finished):
     assert f"{sum(r.ece for r in scaled) / 2:.3f} /" in text
     assert "temperature, +0.02" in text  # the table that calibrate printed
     assert "Written by" in text
-    assert (out / "report.html").read_text().startswith("<!doctype html>")
+    assert (out / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
 def scored(method: str, shift: str, ece: float, nll: float) -> Scored:
