@@ -44,9 +44,9 @@ def by_scipy(logits: Tensor, matrix: Tensor, label: int) -> float:
         return z - z0 - size * K @ (y - p), jacobian
 
     z = z0
-    for size in [0.0, *np.geomspace(1e-4, 1.0, 12)]:
+    for size in [*np.geomspace(1e-3, 1.0, 6)]:
         found = root(system, z, args=(size,), jac=True, tol=1e-13)
-        for _ in range(3):  # polish: scipy stops at a relative tolerance
+        for _ in range(4):  # polish: scipy stops at a relative tolerance
             value, jacobian = system(found.x, size)
             found.x = found.x - np.linalg.solve(jacobian, value)
         z = found.x

@@ -1,22 +1,22 @@
 """Raising φ for many rows at once: directions, step sizes, and when to stop.
 
-A row is one label of one input, or the background of an input; see `acnml.head.solve` for φ, the gap
-F and the residual. With p = softmax(z) and H = diag(p) - ppᵀ, Newton's step solves (I + HV)d = F.
-There are three ways to choose a step:
+A row is one label of one input, or the background of an input; see `acnml.head.solve` for φ, the
+gap F and the residual. With p = softmax(z) and H = diag(p) - ppᵀ, Newton's step solves
+(I + HΚ)d = F. There are three ways to choose a step:
 
-*Exact* solves this system. Along d the slope of φ is dᵀ(V + VHV)d ≥ 0: φ rises along d. Close to the
-optimum convergence is quadratic.
+*Diagonal* solves this system with Κ replaced by the diagonal of centred variances, at a cost of
+O(K). Then it maximises the quadratic model of φ exactly on the plane spanned by this direction and
+the last step. These are preconditioned conjugate gradients: one product with Κ per step, and since
+the model is exact, neither the sign nor the length of a poor direction matters.
 
-*Diagonal* solves it with V replaced by the diagonal of centred variances, at a cost of O(K). Then it
-maximises the quadratic model of φ exactly on the plane spanned by this direction and the last step.
-These are preconditioned conjugate gradients: one product with V per step, and since the model is
-exact, neither the sign nor the length of a poor direction matters.
+*Settling* is the first step of rows far from the optimum, where the quadratic model is poor. It
+solves the nonlinear problem with the diagonal D alone, while the contribution of the rest of Κ to
+the logits is held fixed: log p_c + D_c p_c = a_c - L with a = z + D ⊙ (e_y - u). For given L this is
+Lambert's function, p_c = W(D_c exp(a_c - L)) / D_c. The sum of p is convex and decreasing in L, and
+Newton's method finds the L for which it is 1. For a diagonal Κ one such step is the solution.
 
-*Settling* is for rows far from the optimum, where the quadratic model is poor. It solves the nonlinear
-problem with the diagonal D alone, while the contribution of the rest of V to the logits is held fixed:
-log p_c + D_c p_c = a_c - L with a = z + D ⊙ (e_y - u). For given L this is Lambert's function,
-p_c = W(D_c exp(a_c - L)) / D_c. The sum of p is convex and decreasing in L, and Newton's method finds
-the L for which it is 1. For a diagonal V one such step leads to the solution.
+*Exact* solves the system with Κ itself, for the rows that the others leave unsolved. Along d the
+slope of φ is dᵀ(Κ + ΚHΚ)d ≥ 0: φ rises along d. Close to the optimum convergence is quadratic.
 
 Whatever the step, it is kept only if φ rises by a share of what its slope promises, up to rounding,
 and halved otherwise. A row never ends below the φ at which it started.
@@ -221,8 +221,8 @@ def ascend(
 ) -> tuple[Point, Tensor]:
     """Improve every row until it is solved, cannot be improved, or has taken all steps.
 
-    Each row is treated for itself: its result does not depend on the other rows. The result is noted
-    when the row is finished; finished rows are dropped when they are many.
+    Each row is treated for itself: its result does not depend on the other rows. The result is
+    noted when the row is finished; finished rows are dropped when they are many.
 
     Returns:
         Where the rows end, and their residuals (N,).
@@ -325,7 +325,8 @@ def settled(z: Tensor, belief: Tensor, var: Tensor) -> Tensor:
     L = torch.maximum(leftmost, z.logsumexp(-1, keepdim=True))
     for _ in range(NORMALISER_STEPS):
         x = (a - L + log_var).clamp(min=least)
-        v = functional.softplus(x)
+        # Runtimes without log1p lose softplus(x) where it is nearly exp(x).
+        v = torch.where(x < -10, x.exp(), functional.softplus(x))
         w = v * (1 - v.log1p() / (2 + v))  # a good start (Iacono & Boyd 2017)
         for _ in range(LAMBERT_STEPS):
             w = w * (1 + x - w.log()) / (1 + w)

@@ -1,11 +1,11 @@
 """The solver as an `nn.Module`: a fixed number of steps and no data-dependent control flow.
 
-`HeadModule` maps features and logits to ACNML's log-probabilities and regret. It takes the same steps as
-`acnml.head.solve` for the same problem, but always the same number of them, so that it can be compiled
-and exported together with the network. `residual` measures how far from the optimum that leaves rows.
+`HeadModule` maps features and logits to ACNML's log-probabilities and regret. It takes the steps of
+`acnml.head.solve`, but always the same number of them, so that it can be compiled and exported
+together with the network. `HeadModule.residual` measures how far from the optimum this leaves rows.
 
-With many classes only the labels that start as the likeliest are solved for. For the others the starting
-point u = t(e_y - q') counts, whose log-likelihood is estimated as log(1 - t).
+With many classes it is enough to solve for the likeliest labels. For the others the log-likelihood
+is estimated from the starting point u = t(e_y - q') as log(1 - t) = log sigmoid(ℓ + tκ).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from acnml._algebra.kernels import (
     DenseKernel,
@@ -23,7 +24,7 @@ from acnml._algebra.kernels import (
     ScaledKernel,
     SpectralKernel,
 )
-from acnml.head.ascent import DIAGONAL, Point, Rows, Step, centred_variances, dot, settled
+from acnml.head.ascent import DIAGONAL, Point, Rows, Step, centred_variances, settled
 from acnml.head.solve import Start, background
 
 # A step is tried at full length, then at this length; a row for which φ falls either way stays.
@@ -55,6 +56,9 @@ class KernelModule(nn.Module, ABC):
 class KroneckerKernel(KernelModule):
     """Σ = A⁻¹ ⊗ G⁻¹: V = ⟨a, A⁻¹a⟩ G⁻¹."""
 
+    input_cov: Tensor
+    output_cov: Tensor
+
     def __init__(self, input_cov: Tensor, output_cov: Tensor) -> None:
         super().__init__()
         self.register_buffer("input_cov", input_cov)
@@ -69,6 +73,10 @@ class KroneckerKernel(KernelModule):
 @final
 class EigenKernel(KernelModule):
     """Σ diagonal in the basis U_A ⊗ U_G: V = U_G diag(S (U_Aᵀa)²) U_Gᵀ."""
+
+    input_basis: Tensor
+    output_basis: Tensor
+    var: Tensor
 
     def __init__(self, input_basis: Tensor, output_basis: Tensor, var: Tensor) -> None:
         super().__init__()
@@ -86,6 +94,8 @@ class EigenKernel(KernelModule):
 class VarianceKernel(KernelModule):
     """Independent weights with variances S (K, d): V = diag(S a²)."""
 
+    var: Tensor
+
     def __init__(self, var: Tensor) -> None:
         super().__init__()
         self.register_buffer("var", var)
@@ -98,6 +108,8 @@ class VarianceKernel(KernelModule):
 @final
 class FullKernel(KernelModule):
     """A covariance (K, d, K, d) of all weights: V_ij = Σ_kl a_k Σ_ikjl a_l."""
+
+    cov: Tensor
 
     def __init__(self, cov: Tensor) -> None:
         super().__init__()
@@ -122,6 +134,8 @@ class HeadModule(nn.Module):
         settling: steps before them that solve the nonlinear diagonal problem.
         labels: how many labels to solve for, the likeliest ones; None for all.
     """
+
+    alpha: Tensor
 
     def __init__(
         self,
@@ -151,12 +165,15 @@ class HeadModule(nn.Module):
 
     def _solved(self, features: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-likelihoods (B, K) and residuals (B, L)."""
-        kernel = self.kernel(features).scaled(self.alpha.to(logits.dtype).expand(logits.shape[0]))
+        kernel: Kernel = self.kernel(features)
+        kernel = kernel.scaled(self.alpha.to(logits.dtype).expand(logits.shape[0]))
         logits = logits - logits.amax(-1, keepdim=True)
         at_mean = torch.log_softmax(logits, -1)
         var = centred_variances(kernel)
         start = Start.of(logits, kernel, background(logits, at_mean, kernel, var))
-        estimate = torch.maximum(torch.log1p(-start.share), at_mean)
+        # log sigmoid as a softplus: runtimes approximate sigmoid with a small absolute error.
+        estimate = -softplus(-(start.lead + start.share * start.spread))
+        estimate = torch.maximum(estimate, at_mean)
         count = logits.shape[1] if self.labels is None else min(self.labels, logits.shape[1])
         labels = estimate.topk(count, dim=-1).indices
         inputs = torch.arange(logits.shape[0], device=logits.device).unsqueeze(1).expand(-1, count)

@@ -8,19 +8,20 @@ This u maximises the concave function φ(u) = log softmax(z₀ + Vu)_y - ½ uᵀ
 with the gap F = e_y - softmax(z) - u. The *background* is the same problem without a label: e_y is
 replaced by 0 and log softmax(z)_y by -logsumexp(z). Its solution is u = -p̄.
 
-Accuracy. The residual is √(FᵀVF). In the norm ‖u‖² = uᵀVu, φ is strongly concave with modulus 1, so
-the distance to the optimum is at most the residual. The slope of log_lik is V(e_y - softmax(z)),
-whose dual norm is ‖u + F‖ ≤ ‖u‖ + residual. A row is therefore solved when residual · max(1, ‖u‖) is
-at most the tolerance: log_lik is then off by the tolerance at most, up to second order.
+Accuracy. The residual is √(FᵀΚF). In the norm ‖u‖² = uᵀΚu, φ is strongly concave with modulus 1,
+so the distance to the optimum is at most the residual. The gradient of log_lik is
+Κ(e_y - softmax(z)), whose dual norm is ‖u + F‖ ≤ ‖u‖ + residual. A row is solved when
+residual · max(1, ‖u‖) is at most the tolerance: log_lik is then off by no more than the tolerance,
+up to second order.
 
-Only differences of logits matter: u sums to zero and softmax ignores constants. So V may be replaced
-by V - a1ᵀ - 1aᵀ for any vector a. `centred_variances` takes the a for which the entries beside the
-diagonal sum to zero in each row, and returns the new diagonal. It describes V much better than the
-variances do, for example when all logits share a large common variance.
+Only differences of logits matter: u sums to zero and softmax ignores constants. So Κ may be
+replaced by Κ - a1ᵀ - 1aᵀ for any vector a. `centred_variances` takes the a for which the entries
+beside the diagonal sum to zero in each row, and returns the new diagonal. It describes Κ much better
+than the variances do, for example when all logits share a large common variance.
 
-Starting point and bound. Let q be any distribution and q' the same without class y. For any t, Gibbs'
-inequality logsumexp(z) ≥ pᵀz + S(p), with entropy S and p = (1-t)e_y + tq', and the maximum over u
-give
+Starting point and bound. Let q be any distribution and q' the same without class y. For any t,
+Gibbs' inequality logsumexp(z) ≥ pᵀz + S(p), with the entropy S and p = (1-t)e_y + tq', and the
+maximum over u give
 
     φ(u) ≤ φ₊ = tℓ + ½t²κ + t log t + (1-t) log(1-t),
     ℓ = z₀_y - q'ᵀz₀ - S(q'),    κ = (e_y - q')ᵀV(e_y - q').
@@ -31,7 +32,7 @@ the mean. Since log_lik = φ(u) + ½‖u‖², it follows that
 
     φ(0) ≤ log_lik ≤ 2φ₊ - φ(0).
 
-With many classes, labels are left at the mean if the sum of these gains over all of them is negligible.
+With many classes, labels are left at the mean if these gains, summed over them, are negligible.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ from torch import Tensor
 
 from acnml._algebra.kernels import Kernel
 from acnml.head.ascent import (
-    ROUNDING,
     DIAGONAL,
     EXACT,
+    ROUNDING,
     Point,
     Rows,
     ascend,
@@ -79,6 +80,9 @@ class Precision(NamedTuple):
     negligible: float = 1e-3  # sum of the gains of labels that are left at the mean
 
 
+DEFAULT = Precision()
+
+
 class HeadSolution(NamedTuple):
     """All labels of a batch of inputs."""
 
@@ -88,7 +92,7 @@ class HeadSolution(NamedTuple):
 
 
 def solve_head(
-    logits: Tensor, kernel: Kernel, precision: Precision = Precision(), at_once: int | None = None
+    logits: Tensor, kernel: Kernel, precision: Precision = DEFAULT, at_once: int | None = None
 ) -> HeadSolution:
     """Solve for all labels that matter; the others keep their log-likelihood at the mean.
 
