@@ -72,9 +72,9 @@ def test_kernels_are_covariances_of_the_logits(kind, bias):
 @pytest.mark.parametrize("classes", [2, 10, 30])
 @pytest.mark.parametrize("alpha", [0.01, 1.0, 10.0])
 def test_it_agrees_with_the_solver(kind, classes, alpha):
-    (a, z), Κ = data(classes), kernel(kind, classes)
-    exact = solve_head(z, Κ(a).scaled(alpha), Precision(negligible=0.0)).log_lik
-    module = HeadModule(Κ, alpha, steps=20)
+    (a, z), V = data(classes), kernel(kind, classes)
+    exact = solve_head(z, V(a).scaled(alpha), Precision(negligible=0.0)).log_lik
+    module = HeadModule(V, alpha, steps=20)
     log_probs, regret = module(a, z)
     assert module.residual(a, z).max() <= 1e-6
     torch.testing.assert_close(log_probs, exact.log_softmax(-1), rtol=0, atol=1e-6)
@@ -92,8 +92,8 @@ def test_the_default_in_single_precision(kind, alpha):
 
 @each_kind
 def test_more_steps_leave_less(kind):
-    (a, z), Κ = data(10), kernel(kind, 10)
-    residuals = [HeadModule(Κ, 3.0, steps=n).residual(a, z).max() for n in (0, 3, 12)]
+    (a, z), V = data(10), kernel(kind, 10)
+    residuals = [HeadModule(V, 3.0, steps=n).residual(a, z).max() for n in (0, 3, 12)]
     assert residuals[0] > 1e-3 or kind == "diagonal"  # which one settling step solves
     assert residuals[1] <= max(residuals[0], 1e-12)
     assert residuals[2] <= max(1e-3 * residuals[1], 1e-12)

@@ -62,9 +62,9 @@ def test_a_thousand_classes(kind):
 
 
 def test_a_weight_per_input():
-    logits, Κ = normal(3, 7), kernel("dense", 3, 7)
+    logits, V = normal(3, 7), kernel("dense", 3, 7)
     weights = torch.tensor([0.1, 2.0, 50.0]).double()
-    together = solve_head(logits, Κ.scaled(weights), ALL).log_lik
+    together = solve_head(logits, V.scaled(weights), ALL).log_lik
     for i, weight in enumerate(weights.tolist()):
         one = solve_head(logits[i : i + 1], V.take(slice(i, i + 1)).scaled(weight), ALL).log_lik
         close(together[i : i + 1], one)
@@ -256,8 +256,8 @@ def test_not_a_number_is_never_solved():
 
 def test_rows_are_solved_for_themselves(monkeypatch):
     widths = torch.logspace(-3, 3, 8).double()
-    logits, Κ = 3 * normal(8, 12), kernel("spectral", 8, 12).scaled(widths)
-    expected = solve_head(logits, Κ, ALL)
+    logits, V = 3 * normal(8, 12), kernel("spectral", 8, 12).scaled(widths)
+    expected = solve_head(logits, V, ALL)
     for keeping in (0.0, 1.0):
         monkeypatch.setattr(ascent, "WORTH_KEEPING", keeping)
         found = solve_head(logits, V, ALL, at_once=5)

@@ -2,21 +2,21 @@
 
 A row is one label of one input, or the background of an input; see `acnml.head.solve` for φ, the
 gap F and the residual. With p = softmax(z) and H = diag(p) - ppᵀ, Newton's step solves
-(I + HΚ)d = F. There are three ways to choose a step:
+(I + HV)d = F. There are three ways to choose a step:
 
-*Diagonal* solves this system with Κ replaced by the diagonal of centred variances, at a cost of
+*Diagonal* solves this system with V replaced by the diagonal of centred variances, at a cost of
 O(K). Then it maximises the quadratic model of φ exactly on the plane spanned by this direction and
-the last step. These are preconditioned conjugate gradients: one product with Κ per step, and since
+the last step. These are preconditioned conjugate gradients: one product with V per step, and since
 the model is exact, neither the sign nor the length of a poor direction matters.
 
 *Settling* is the first step of rows far from the optimum, where the quadratic model is poor. It
-solves the nonlinear problem with the diagonal D alone, while the contribution of the rest of Κ to
+solves the nonlinear problem with the diagonal D alone, while the contribution of the rest of V to
 the logits is held fixed: log p_c + D_c p_c = a_c - L with a = z + D ⊙ (e_y - u). For given L this is
 Lambert's function, p_c = W(D_c exp(a_c - L)) / D_c. The sum of p is convex and decreasing in L, and
-Newton's method finds the L for which it is 1. For a diagonal Κ one such step is the solution.
+Newton's method finds the L for which it is 1. For a diagonal V one such step is the solution.
 
-*Exact* solves the system with Κ itself, for the rows that the others leave unsolved. Along d the
-slope of φ is dᵀ(Κ + ΚHΚ)d ≥ 0: φ rises along d. Close to the optimum convergence is quadratic.
+*Exact* solves the system with V itself, for the rows that the others leave unsolved. Along d the
+slope of φ is dᵀ(V + VHV)d ≥ 0: φ rises along d. Close to the optimum convergence is quadratic.
 
 Whatever the step, it is kept only if φ rises by a share of what its slope promises, up to rounding,
 and halved otherwise. A row never ends below the φ at which it started.

@@ -8,15 +8,15 @@ This u maximises the concave function φ(u) = log softmax(z₀ + Vu)_y - ½ uᵀ
 with the gap F = e_y - softmax(z) - u. The *background* is the same problem without a label: e_y is
 replaced by 0 and log softmax(z)_y by -logsumexp(z). Its solution is u = -p̄.
 
-Accuracy. The residual is √(FᵀΚF). In the norm ‖u‖² = uᵀΚu, φ is strongly concave with modulus 1,
+Accuracy. The residual is √(FᵀVF). In the norm ‖u‖² = uᵀVu, φ is strongly concave with modulus 1,
 so the distance to the optimum is at most the residual. The gradient of log_lik is
-Κ(e_y - softmax(z)), whose dual norm is ‖u + F‖ ≤ ‖u‖ + residual. A row is solved when
+V(e_y - softmax(z)), whose dual norm is ‖u + F‖ ≤ ‖u‖ + residual. A row is solved when
 residual · max(1, ‖u‖) is at most the tolerance: log_lik is then off by no more than the tolerance,
 up to second order.
 
-Only differences of logits matter: u sums to zero and softmax ignores constants. So Κ may be
-replaced by Κ - a1ᵀ - 1aᵀ for any vector a. `centred_variances` takes the a for which the entries
-beside the diagonal sum to zero in each row, and returns the new diagonal. It describes Κ much better
+Only differences of logits matter: u sums to zero and softmax ignores constants. So V may be
+replaced by V - a1ᵀ - 1aᵀ for any vector a. `centred_variances` takes the a for which the entries
+beside the diagonal sum to zero in each row, and returns the new diagonal. It describes V much better
 than the variances do, for example when all logits share a large common variance.
 
 Starting point and bound. Let q be any distribution and q' the same without class y. For any t,
