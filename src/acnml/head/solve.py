@@ -16,8 +16,8 @@ up to second order.
 
 Only differences of logits matter: u sums to zero and softmax ignores constants. So V may be
 replaced by V - a1ᵀ - 1aᵀ for any vector a. `centred_variances` takes the a for which the entries
-beside the diagonal sum to zero in each row, and returns the new diagonal. It describes V much better
-than the variances do, for example when all logits share a large common variance.
+beside the diagonal sum to zero in each row, and returns the new diagonal. It describes V much
+better than the variances do, for example when all logits share a large common variance.
 
 Starting point and bound. Let q be any distribution and q' the same without class y. For any t,
 Gibbs' inequality logsumexp(z) ≥ pᵀz + S(p), with the entropy S and p = (1-t)e_y + tq', and the
