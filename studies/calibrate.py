@@ -249,8 +249,8 @@ def scores(
 def predictions(result: Calibrated, layer: nn.Linear, inputs: Tensor) -> dict[str, Tensor]:
     """Return the log-probabilities of all methods."""
     logits = Classifier(layer).logits(inputs).double()
-    equal = next(row for row in result.table if row.method.startswith("temperature, +"))
-    temperatures = {PLAIN: 1.0, TEMPERATURE: result.temperature, EQUAL: equal.temperature}
+    equal = result.temperature_of_equal_price
+    temperatures = {PLAIN: 1.0, TEMPERATURE: result.temperature, EQUAL: equal}
     plain = {name: torch.log_softmax(logits / t, -1) for name, t in temperatures.items()}
     return {**plain, ACNML: result(inputs).double()}
 

@@ -12,6 +12,7 @@ from acnml._util.params import flatten
 from acnml.fitting import laplace
 from cases import MODELS, affine_layers, normal
 from dense import vector
+from test_calibrate import joined, problem
 
 CASES = [case for case in MODELS if not isinstance(case.x(1), (tuple, dict))]
 FISHERS = [ExactFisher(), MonteCarloFisher(3, seed=1), EmpiricalFisher()]
@@ -116,3 +117,41 @@ def test_full_survives_storage(tmp_path):
     loaded = acnml.load(tmp_path / "curvature.safetensors")
     assert torch.equal(loaded.hessian, curvature.hessian)
     assert torch.equal(flatten(loaded.mean, loaded.mean), flatten(curvature.mean, curvature.mean))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_traces_are_sums_of_eigenvalues(case):
+    model = case.model()
+    classifier, loader = Classifier(model), data(case)
+    curvatures = [
+        acnml.full_curvature(classifier, loader),
+        acnml.diagonal_curvature(classifier, loader),
+        acnml.kronecker_curvature(classifier, loader),  # all layers, grouped ones too
+    ]
+    for curvature in curvatures:
+        values = curvature.eigenvalues().double()
+        assert curvature.trace() == pytest.approx(values.sum().item(), rel=1e-8)
+        assert curvature.mean_eigenvalue() == pytest.approx(values.mean().item(), rel=1e-8)
+
+
+def test_calibration_does_not_depend_on_the_scale_of_features():
+    """Features times c and weights divided by c are the same network, with the same answers."""
+    model, train, validation, test = problem()
+    x, _ = joined(test)
+    results = []
+    for scale in (1.0, 100.0):
+        head = nn.Linear(16, 3, bias=False).double()
+        with torch.no_grad():
+            head.weight.copy_(model.head.weight / scale)
+        network = nn.Sequential(model.body, nn.Tanh(), Scale(scale), head)
+        results.append(acnml.calibrate(network, train, validation, price=0.03).probs(x))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-3)
+
+
+class Scale(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x

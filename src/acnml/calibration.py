@@ -39,6 +39,12 @@ from acnml.tuning.temperature import least_nll_temperature
 # Fewer validation data than this say too little about an NLL to choose anything by it.
 LEAST_DATA = 50
 
+# The default prior precision as a share of the curvature's mean eigenvalue. ACNML approximates
+# CNML, in which the training data alone constrain the weights. So the prior should matter only in
+# directions about which the data say almost nothing. Relative to the curvature, it does not depend
+# on the number of data or the scale of the features.
+RELATIVE_PRIOR = 1e-3
+
 # The search for α ends when the NLL is this close to its limit, as a share of the price.
 PRICE_TOLERANCE = 0.02
 
@@ -47,6 +53,9 @@ SMALLEST_ALPHA, LARGEST_ALPHA = 1e-8, 1e8
 
 # Data that the search looks at before it looks at all of them.
 FIRST_LOOK = 1000
+
+# How the row of the temperature of equal price begins.
+EQUAL_PRICE = "temperature, +"
 
 # One-sided 95 % quantile of the normal distribution.
 SAMPLING_ERROR = 1.645
@@ -119,6 +128,11 @@ class Calibrated(Predictor):
     def alpha(self) -> float:
         """The weight α of the query."""
         return self.predictor.alpha
+
+    @property
+    def temperature_of_equal_price(self) -> float:
+        """The plain temperature that costs as much as ACNML on the validation data."""
+        return next(row.temperature for row in self.table if row.method.startswith(EQUAL_PRICE))
 
     def __call__(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
@@ -199,7 +213,7 @@ def calibrate(
     price: float = 0.01,
     layer: nn.Module | str | None = None,
     curvature: Callable[..., Curvature] = kronecker_curvature,
-    prior_precision: float = 1.0,
+    prior_precision: float | None = None,
     progress: bool | None = None,
 ) -> Calibrated:
     """Calibrate a trained network: temperature first, then ACNML on its last layer.
@@ -214,7 +228,8 @@ def calibrate(
             is more cautious.
         layer: the last Linear layer, or its name; by default the one that is registered last.
         curvature: `kronecker_curvature`, `diagonal_curvature` or `full_curvature`.
-        prior_precision: of the Gaussian prior of the last layer's weights.
+        prior_precision: of the Gaussian prior of the last layer's weights. The default is a
+            thousandth of the mean eigenvalue of the curvature, see `RELATIVE_PRIOR`.
         progress: show progress bars; by default in a terminal only.
 
     Returns:
@@ -240,6 +255,8 @@ def calibrate(
     validation = _ValidationData.of(classifier, names, validation_loader, progress)
     temperature = validation.temperature
     fitted = curvature(classifier.tempered(temperature), train_loader, names, progress=progress)
+    if prior_precision is None:
+        prior_precision = RELATIVE_PRIOR * fitted.mean_eigenvalue()
     posterior = fitted.posterior(prior_precision)
     search = _Search(Acnml(classifier.tempered(temperature), posterior), validation)
     prices = (price / 3, price, 3 * price)
@@ -460,7 +477,7 @@ def _result(search: _Search, found: dict[float, float], price: float) -> Calibra
     table = [
         _row("network", validation.tempered(1.0), validation, 1.0),
         _row("temperature", validation.tempered(temperature), validation, temperature),
-        _row(f"temperature, +{price:g}", validation.tempered(equal), validation, equal),
+        _row(f"{EQUAL_PRICE}{price:g}", validation.tempered(equal), validation, equal),
     ]
     for each, alpha in (*found.items(), (None, 1.0)):
         own = search.log_lik(alpha)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from acnml._algebra.dual import Affine
 from acnml._util import checks
-from acnml._util.params import Params, flatten
+from acnml._util.params import Params, count, flatten
 from acnml.posteriors import Block, Diagonal, EigenBlock, Full, Kronecker, Posterior
 
 # Makes a block from a layer, its two factors A and G, and a prior precision.
@@ -36,6 +36,15 @@ class Curvature(ABC):
     @abstractmethod
     def eigenvalues(self) -> Tensor:
         """Return all eigenvalues of H, one per parameter."""
+
+    @abstractmethod
+    def trace(self) -> float:
+        """Return the trace of H, the sum of its eigenvalues."""
+
+    @final
+    def mean_eigenvalue(self) -> float:
+        """Return the mean eigenvalue of H: a scale for prior precisions."""
+        return self.trace() / count(self.mean)
 
     @final
     def log_evidence(self, prior_precision: float) -> float:
@@ -82,6 +91,10 @@ class DiagonalCurvature(Curvature):
         """Return the diagonal."""
         return flatten(self.diagonal, self.mean)
 
+    def trace(self) -> float:
+        """Return the sum of the diagonal."""
+        return float(self.eigenvalues().double().sum())
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -107,6 +120,10 @@ class FullCurvature(Curvature):
     def eigenvalues(self) -> Tensor:
         """Return the eigenvalues of H."""
         return torch.linalg.eigvalsh(self.hessian.double()).clamp(min=0)
+
+    def trace(self) -> float:
+        """Return the sum of the diagonal."""
+        return float(self.hessian.double().trace())
 
 
 class Factors(NamedTuple):
@@ -164,6 +181,13 @@ class KroneckerCurvature(Curvature):
         """Return all products of an eigenvalue of A and one of G, for every layer."""
         return torch.cat([_products(factors) for factors in self.factors])
 
+    def trace(self) -> float:
+        """Return the sum over layers and groups of tr(A) tr(G)."""
+        return sum(
+            float((_trace(factors.inputs) * _trace(factors.gradients)).sum())
+            for factors in self.factors
+        )
+
 
 def _products(factors: Factors) -> Tensor:
     """Return the eigenvalues of A ⊗ G as a vector."""
@@ -171,3 +195,8 @@ def _products(factors: Factors) -> Tensor:
         torch.linalg.eigvalsh(f.double()).clamp(min=0) for f in (factors.inputs, factors.gradients)
     )
     return (g.unsqueeze(-1) * a.unsqueeze(-2)).flatten()
+
+
+def _trace(matrices: Tensor) -> Tensor:
+    """Return the traces of matrices ([groups,] n, n)."""
+    return matrices.double().diagonal(dim1=-2, dim2=-1).sum(-1)
