@@ -38,7 +38,7 @@ NETWORKS = ("mnist", "resnet20", "resnet56", "resnet18")
 TEST_IMAGES, TRAIN_IMAGES = 10_000, 50_000
 BLOCK = 250
 PLAIN, TEMPERATURE, EQUAL, ACNML = "network", "temperature", "temperature of equal price", "ACNML"
-METHODS = (PLAIN, TEMPERATURE, EQUAL, ACNML)
+UNIT_PRIOR = "ACNML, prior precision 1"
 Score: TypeAlias = Literal["accuracy", "nll", "brier", "ece"]
 SCORES = ("accuracy", "nll", "brier", "ece")
 SHOWN: tuple[Score, ...] = ("accuracy", "ece", "nll", "brier")
@@ -234,13 +234,17 @@ def scores(
     shown: Calibrated | None = None
     for price in study.prices:
         result = calibrate(layer, [train], [held_out], price=price, progress=False)
+        unit = calibrate(
+            layer, [train], [held_out], price=price, prior_precision=1.0, progress=False
+        )
         shown = result if price == study.prices[len(study.prices) // 2] else shown
         for shift, group in subject.shifts.items():
             data = features(subject, study, shift, store)
-            for method, log_probs in predictions(result, layer, data.inputs).items():
-                found = metrics.summary(log_probs, data.labels)
-                n = len(data.labels)
-                rows.append(Scored(subject.name, shift, group, price, method, n, **found))
+            found = predictions(result, layer, data.inputs)
+            found[UNIT_PRIOR] = unit(data.inputs).double()
+            for method, log_probs in found.items():
+                own, n = metrics.summary(log_probs, data.labels), len(data.labels)
+                rows.append(Scored(subject.name, shift, group, price, method, n, **own))
     assert shown is not None
     return rows, shown
 
@@ -327,6 +331,22 @@ def baselines(study: CalibrateStudy, rows: Sequence[Scored]) -> Table:
     return Table("The network / its best temperature: means over shifts.", head, lines)
 
 
+def priors(study: CalibrateStudy, rows: Sequence[Scored]) -> Table:
+    """Return ACNML with the default prior and with a prior precision of 1."""
+    price = study.prices[len(study.prices) // 2]
+    lines = []
+    for network, group in dict.fromkeys((row.network, row.group) for row in rows):
+        own = select(rows, network=network, group=group, price=price)
+        a, u, t = (select(own, method=method) for method in (ACNML, UNIT_PRIOR, EQUAL))
+        cells = [f"{mean(a, s):.3f} / {mean(u, s):.3f} / {mean(t, s):.3f}" for s in ("ece", "nll")]
+        lines.append([network, group, *cells])
+    caption = (
+        "ACNML with the default prior / with a prior precision of 1 / the temperature of equal "
+        f"price, at +{price:g} nats."
+    )
+    return Table(caption, ("network", "shifts", "ECE", "NLL"), lines)
+
+
 def figures(study: CalibrateStudy, rows: Sequence[Scored]) -> Panels:
     """Draw ECE at every shift: ACNML against the temperature of equal price."""
     price = study.prices[len(study.prices) // 2]
@@ -374,6 +394,7 @@ def write_pages(
     sections = [
         Section("Comparison", [about], [figures(study, rows)], [comparison(study, rows)]),
         Section("Without a price", [], [], [baselines(study, rows)]),
+        Section("The prior", [], [], [priors(study, rows)]),
     ]
     text = "\n\n".join(
         [

@@ -81,7 +81,7 @@ def test_the_posterior_is_that_of_the_tempered_likelihood(calibrated):
     result, model, train, _, _ = calibrated
     tempered = Classifier(model).tempered(result.temperature)
     curvature = acnml.kronecker_curvature(tempered, train, parameters=[model.head])
-    expected = curvature.posterior(1e-3 * curvature.eigenvalues().mean().item())
+    expected = curvature.posterior(1e-2 * curvature.eigenvalues().mean().item())
     found = result.predictor.posterior.blocks[0]
     torch.testing.assert_close(found.var, expected.blocks[0].var, rtol=1e-7, atol=1e-12)
 
