@@ -32,7 +32,6 @@ from acnml.cli._demo.summary import (
     cost_sentence,
     nll_sentence,
     price_text,
-    prior_sentence,
     table,
     verdict,
 )
@@ -138,9 +137,8 @@ def test_scores_are_those_of_the_predictors_that_calibrate_makes(findings):
     digits = load_digits(study.validation_images, study.test_images, seed=1)
     network = small_network(study.hidden, seed=1)
     train(network, digits.train, study.training, seed=1)
-    tau = study.training.weight_decay * (SIZE - 200 - 60)
     data = [digits.train], [digits.validation]
-    calibrated = calibrate(network, *data, prior_precision=tau)
+    calibrated = calibrate(network, *data)
     equal = calibrated.table[2].temperature
     expected = {
         NETWORK: Map(Classifier(network)),
@@ -160,8 +158,6 @@ def test_scores_are_those_of_the_predictors_that_calibrate_makes(findings):
         assert scores.nll == pytest.approx(metrics.nll(log_probs, labels), rel=1e-5)
         assert scores.ece == pytest.approx(metrics.ece(log_probs, labels, study.bins), abs=1e-5)
         assert scores.accuracy == metrics.accuracy(log_probs, labels)
-    default = calibrate(network, *data)(x)
-    assert run.default_prior[60].nll == pytest.approx(metrics.nll(default, labels), rel=1e-5)
     assert run.chosen.table == str(calibrated)
     assert run.chosen.alpha == calibrated.alpha
     assert calibrated.price == PRICE  # which is in the names of the methods
@@ -184,11 +180,6 @@ def test_means_are_over_networks_and_shifted_angles(findings):
     assert findings.upright(ACNML, "nll").mean == pytest.approx((first[0].nll + second[0].nll) / 2)
     assert findings.curve(ACNML, "ece")[1] == pytest.approx((first[60].ece + second[60].ece) / 2)
     assert Summary.of([0.5]) == (0.5, 0)
-
-
-def test_the_prior_is_that_of_the_training_objective():
-    study = DemoStudy(training=Training(weight_decay=0.01), validation_images=700, test_images=97)
-    assert study.prior_precision == pytest.approx(10)
 
 
 @pytest.mark.parametrize(
@@ -261,10 +252,6 @@ def test_costs_are_told(findings):
     assert "the ECE 0.030 and 0.010." in cost_sentence(changed)
     assert price_text(findings, BEST) == "+0.000"
     assert price_text(findings, EQUAL) == "+0.010"
-    by_network = [
-        (run.default_prior[60].nll + run.default_prior[90].nll) / 2 for run in findings.runs
-    ]
-    assert f"an NLL of {sum(by_network) / 2:.2f}, against" in prior_sentence(findings)
 
 
 def test_the_best_of_a_column_is_marked_also_when_several_look_alike(findings):
@@ -391,7 +378,7 @@ def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, 
         assert len(rows) == 2, method
     assert f"Report: {out / 'report.html'}" in result.output
     words = " ".join(result.output.split())
-    for sentence in (verdict, cost_sentence, nll_sentence, prior_sentence):
+    for sentence in (verdict, cost_sentence, nll_sentence):
         assert sentence(findings) in words
     assert findings.runs[0].chosen.table in result.output
     assert (out / "report.html").read_text(encoding="utf-8") == report(findings)

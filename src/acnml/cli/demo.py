@@ -38,7 +38,7 @@ def run_demo(out: Path, seed: int) -> None:
 
     from acnml.cli._demo.report import write_report
     from acnml.cli._demo.study import DemoStudy, run
-    from acnml.cli._demo.summary import cost_sentence, nll_sentence, prior_sentence, verdict
+    from acnml.cli._demo.summary import cost_sentence, nll_sentence, verdict
     from acnml.cli._demo.terminal import results_table
     from acnml.cli._shared.terminal import ProgressBar
 
@@ -48,7 +48,7 @@ def run_demo(out: Path, seed: int) -> None:
         progress.stage("Drawing the report")
         path = write_report(findings, out)
     console.print(results_table(findings))
-    for sentence in (verdict, nll_sentence, cost_sentence, prior_sentence):
+    for sentence in (verdict, nll_sentence, cost_sentence):
         console.print(f"{sentence(findings)}\n", highlight=False)
     console.print("What acnml.calibrate prints for the first network:\n", highlight=False)
     console.print(findings.runs[0].chosen.table, soft_wrap=True, highlight=False, markup=False)

@@ -29,7 +29,6 @@ from acnml.cli._demo.summary import (
     cost_sentence,
     nll_sentence,
     price_text,
-    prior_sentence,
     table,
     verdict,
 )
@@ -109,7 +108,7 @@ def numbers(findings: Findings) -> str:
     names = ("price", *COLUMNS)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     groups = "".join(_group(findings, i) for i in range(len(table(findings))))
-    sentences = (nll_sentence(findings), cost_sentence(findings), prior_sentence(findings))
+    sentences = (nll_sentence(findings), cost_sentence(findings))
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     return f"""<ul>{items}</ul>
 <h2>Cost and gain</h2>
@@ -166,11 +165,7 @@ the same network are compared:</p>
 <p>Temperatures, BMA’s scale and alpha were chosen on {study.validation_images:,} <em>upright</em>
 validation digits. The last three methods cost the same there, so their results on rotated digits
 can be compared. The same scale of the posterior costs BMA and ACNML different amounts, so BMA has a
-scale of its own. The means of the chosen settings are: {_choices(findings)}.</p>
-<p>The prior precision of the posterior follows from training: weight decay is a Gaussian prior
-whose precision is the weight decay times the number of training digits, here
-{study.prior_precision:.2g}. The default of <code>acnml.calibrate</code> is 1; its result is given
-at the top of this page.</p>"""
+scale of its own. The means of the chosen settings are: {_choices(findings)}.</p>"""
 
 
 def calibration_table(findings: Findings) -> str:
@@ -178,11 +173,9 @@ def calibration_table(findings: Findings) -> str:
     first = findings.runs[0]
     rows, _, notes = first.chosen.table.partition("\n\n")
     sentences = "".join(f"<p>{escape(note)}</p>" for note in notes.splitlines())
-    precision = f"{findings.study.prior_precision:.2g}"
     return f"""<h2>What acnml.calibrate prints</h2>
-<p>For the first network, <code>print(acnml.calibrate(network, train, validation,
-prior_precision={precision}))</code> shows these numbers, all of them on the upright validation
-digits:</p>
+<p>For the first network, <code>print(acnml.calibrate(network, train, validation))</code> shows
+these numbers, all of them on the upright validation digits:</p>
 <pre>{escape(rows)}</pre>
 {sentences}"""
 
@@ -233,10 +226,9 @@ def limits(findings: Findings) -> str:
 within {_accuracy_gap(findings):.1%} of the network’s.</li>
 <li>The price is measured on {study.validation_images:,} digits and is therefore uncertain; the
 table above gives its standard error.</li>
-<li>The demo itself was designed with rotated digits in sight. Seven networks and prior precisions
-from 0.001 to 10 were tried on seeds 0 to 4 before this network and this rule for the prior
-precision were settled. In these trials smaller prior precisions gave lower ECE at the same
-price.</li>
+<li>The demo itself was designed with rotated digits in sight: seven networks and several prior
+precisions were tried on seeds 0 to 4. The prior is the default of <code>acnml.calibrate</code>,
+which was set by another argument; smaller ones gave a lower ECE in these trials.</li>
 <li>These are small networks and tiny images: a demonstration, not a benchmark.
 <code>acnml demo --seed {following}</code> trains other networks on other splits.</li>
 </ul>"""

@@ -8,9 +8,8 @@ them: train → calibrate → predict. The predictions are then measured togethe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean, stdev
 from typing import NamedTuple, final
 
@@ -98,15 +97,6 @@ class DemoStudy:
         return tuple(angle for angle in self.angles if angle >= self.shifted_from)
 
     @property
-    def prior_precision(self) -> float:
-        """The Gaussian prior of the training objective.
-
-        Weight decay w adds ½w‖θ‖² to the mean loss, so ½wN‖θ‖² to the sum of N losses: the negative
-        log-density of a Gaussian of precision wN.
-        """
-        return self.training.weight_decay * self.train_images
-
-    @property
     def work(self) -> int:
         """The total of the progress bar."""
         return self.networks * (TRAINING_WORK + CALIBRATION_WORK + len(self.angles))
@@ -140,7 +130,6 @@ class Run(NamedTuple):
     chosen: Chosen
     prices: Mapping[str, float]  # validation NLL of a method above that of the best temperature
     scores: Mapping[str, Mapping[int, Scores]]  # method -> angle, on test digits
-    default_prior: Mapping[int, Scores]  # angle -> of ACNML with the default prior precision
 
 
 @final
@@ -168,12 +157,6 @@ class Findings:
     def price(self, method: str) -> Summary:
         """Return the validation NLL of a method above that of the best temperature."""
         return Summary.of([run.prices[method] for run in self.runs])
-
-    def shifted_with_default_prior(self, score: str) -> Summary:
-        """Return a score of ACNML with the default prior precision, on shifted test digits."""
-        angles = self.study.shifted_angles
-        values = [fmean(getattr(run.default_prior[a], score) for a in angles) for run in self.runs]
-        return Summary.of(values)
 
     def curve(self, method: str, score: str) -> list[float]:
         """Return the mean of a score over all networks, for every angle."""
@@ -210,33 +193,29 @@ def _run_one(study: DemoStudy, seed: int, progress: Progress) -> _Outcome:
     train(network, digits.train, study.training, seed)
     progress.advance(TRAINING_WORK)
 
-    own_prior = partial(calibrate, prior_precision=study.prior_precision)
-    calibrated = _calibrated(own_prior, network, digits)
-    default_prior = _calibrated(calibrate, network, digits)
+    calibrated = _calibrated(network, digits)
     predictors, chosen = compared(study, Classifier(network), calibrated, digits, seed)
     progress.advance(CALIBRATION_WORK)
 
     predictions: dict[str, dict[int, Tensor]] = {method: {} for method in METHODS}
-    with_default_prior: dict[int, Scores] = {}
     labels = digits.test.labels
     for angle in study.angles:
         images = rotate(digits.test.inputs, angle)
         for method, predictor in predictors.items():
             predictions[method][angle] = predictor(images)
-        with_default_prior[angle] = score(default_prior(images), labels, study.bins)
         progress.advance(1)
     scores = {
         method: {angle: score(log_probs, labels, study.bins) for angle, log_probs in by.items()}
         for method, by in predictions.items()
     }
-    run = Run(seed, chosen, prices(predictors, digits), scores, with_default_prior)
+    run = Run(seed, chosen, prices(predictors, digits), scores)
     return _Outcome(run, predictions, digits)
 
 
-def _calibrated(call: Callable[..., Calibrated], network: nn.Module, digits: Digits) -> Calibrated:
+def _calibrated(network: nn.Module, digits: Digits) -> Calibrated:
     with warnings.catch_warnings():  # its warnings are also in the table that the demo shows
         warnings.simplefilter("ignore", UserWarning)
-        return call(network, [digits.train], [digits.validation], progress=False)
+        return calibrate(network, [digits.train], [digits.validation], progress=False)
 
 
 def compared(
@@ -248,7 +227,7 @@ def compared(
     times the price, at ACNML's α a fraction of it. Neither would be a fair comparison, so BMA has a
     scale of its own: the largest within the price.
     """
-    equal = next(row.temperature for row in calibrated.table if row.method == EQUAL)
+    equal = calibrated.temperature_of_equal_price
     tempered, posterior = calibrated.classifier, calibrated.predictor.posterior
 
     def bma(scale: float) -> Predictor:

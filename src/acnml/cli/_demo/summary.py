@@ -129,19 +129,6 @@ def cost_sentence(findings: Findings) -> str:
     )
 
 
-def prior_sentence(findings: Findings) -> str:
-    """Say what ACNML does on shifted digits with the default prior precision of `calibrate`."""
-    own = f"{findings.shifted(ACNML, 'ece').mean:.2f}"
-    ece, nll = (findings.shifted_with_default_prior(score).mean for score in ("ece", "nll"))
-    rival = [f"{findings.shifted(EQUAL, score).mean:.2f}" for score in ("ece", "nll")]
-    return (
-        f"The prior precision matters: ACNML has an ECE of {own} on rotated digits with "
-        f"{findings.study.prior_precision:.2g}, the weight decay times the number of training "
-        f"digits; with 1, the default of acnml.calibrate, it has an ECE of {ece:.2f} and an NLL of "
-        f"{nll:.2f}, against {' and '.join(rival)} for a plain temperature."
-    )
-
-
 def _rows(summary: Callable[[str, str], Summary]) -> dict[str, list[Cell]]:
     columns = [_cells(column, [summary(m, column.lower()) for m in METHODS]) for column in COLUMNS]
     return {method: list(row) for method, *row in zip(METHODS, *columns, strict=True)}
