@@ -37,7 +37,7 @@ from acnml._algebra.kernels import Kernel
 FAR, SETTLING_STEPS = 0.3, 1
 
 # Newton steps for L, and for Lambert's function within each.
-NORMALISER_STEPS, LAMBERT_STEPS = 6, 2
+NORMALISER_STEPS, LAMBERT_STEPS = 5, 2
 
 # Smaller variances are raised to this where one divides by them.
 SMALL_VARIANCE = 1e-8

@@ -43,7 +43,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import Kernel
+from acnml._algebra.kernels import DiagonalKernel, Kernel
 from acnml.head.ascent import (
     DIAGONAL,
     EXACT,
@@ -55,6 +55,7 @@ from acnml.head.ascent import (
     dot,
     settled,
 )
+from acnml.head.independent import solve_independent
 
 # Up to this many classes every label is solved for.
 FEW_CLASSES = 64
@@ -111,9 +112,16 @@ def solve_head(
         omitted = _left_out(start.upper_bound(at_mean).exp() - at_mean.exp(), precision.negligible)
     wanted = omitted == 0
     found = HeadSolution(at_mean.clone(), start.residual_at_mean(at_mean.exp(), kernel), omitted)
+    if logits.shape[1] > FEW_CLASSES and isinstance(kernel, DiagonalKernel):
+        # All labels cost next to nothing; what the table leaves unsolved is solved below.
+        found = HeadSolution(
+            *solve_independent(logits, kernel.var, precision.tolerance / 4), 0 * omitted
+        )
+        size = (2 * (found.log_lik - at_mean)).clamp(min=1).sqrt()  # bounds ‖u‖
+        wanted = ~(found.residual * size <= precision.tolerance)
     lost = _lost_in_single_precision(var)
     first = wanted & (lost <= precision.tolerance / 2)
-    if bool(first.any()):
+    if logits.shape[1] > FEW_CLASSES and bool(first.any()):
         single = logits.float(), kernel.to(torch.float32), var.float(), start.float()
         finer = precision._replace(tolerance=precision.tolerance / 4)
         _solve_labels(found, first, *single, finer, at_once)
