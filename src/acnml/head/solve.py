@@ -14,10 +14,10 @@ V(e_y - softmax(z)), whose dual norm is ‖u + F‖ ≤ ‖u‖ + residual. A ro
 residual · max(1, ‖u‖) is at most the tolerance: log_lik is then off by no more than the tolerance,
 up to second order.
 
-Only differences of logits matter: u sums to zero and softmax ignores constants. So V may be
-replaced by V - a1ᵀ - 1aᵀ for any vector a. `centred_variances` takes the a for which the entries
-beside the diagonal sum to zero in each row, and returns the new diagonal. It describes V much
-better than the variances do, for example when all logits share a large common variance.
+Only differences of logits matter: u sums to zero and softmax ignores constants. So Κ may be
+replaced by Κ - a1ᵀ - 1aᵀ for any vector a. `centred_variances` takes the a for which the entries
+off the diagonal sum to zero in each row, and returns the new diagonal. It describes Κ much better
+than the variances do, for example when all logits share a large common variance.
 
 Starting point and bound. Let q be any distribution and q' the same without class y. For any t,
 Gibbs' inequality logsumexp(z) ≥ pᵀz + S(p), with the entropy S and p = (1-t)e_y + tq', and the
@@ -43,7 +43,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import Kernel
+from acnml._algebra.kernels import DiagonalKernel, Kernel
 from acnml.head.ascent import (
     DIAGONAL,
     EXACT,
@@ -55,6 +55,7 @@ from acnml.head.ascent import (
     dot,
     settled,
 )
+from acnml.head.independent import solve_independent
 
 # Up to this many classes every label is solved for.
 FEW_CLASSES = 64
@@ -103,21 +104,62 @@ def solve_head(
         at_once: rows (labels of inputs) in memory at once, at most.
     """
     logits = logits - logits.amax(-1, keepdim=True)
+    at_mean = torch.log_softmax(logits, -1)
     var = centred_variances(kernel)
-    log_lik = torch.log_softmax(logits, -1)
-    start = Start.of(logits, kernel, background(logits, log_lik, kernel, var))
-    omitted = torch.zeros_like(log_lik)
+    start = Start.of(logits, kernel, background(logits, at_mean, kernel, var))
+    omitted = torch.zeros_like(at_mean)
     if logits.shape[1] > FEW_CLASSES:
-        omitted = _left_out(start.upper_bound(log_lik).exp() - log_lik.exp(), precision.negligible)
-    residual = start.residual_at_mean(log_lik.exp(), kernel)
-    at_once = min(at_once or BLOCK, max(1, BLOCK // logits.shape[1]))
-    for block in _blocks((omitted == 0).nonzero(), at_once):
+        omitted = _left_out(start.upper_bound(at_mean).exp() - at_mean.exp(), precision.negligible)
+    wanted = omitted == 0
+    found = HeadSolution(at_mean.clone(), start.residual_at_mean(at_mean.exp(), kernel), omitted)
+    if logits.shape[1] > FEW_CLASSES and isinstance(kernel, DiagonalKernel):
+        # All labels cost next to nothing; what the table leaves unsolved is solved below.
+        found = HeadSolution(
+            *solve_independent(logits, kernel.var, precision.tolerance / 4), 0 * omitted
+        )
+        size = (2 * (found.log_lik - at_mean)).clamp(min=1).sqrt()  # bounds ‖u‖
+        wanted = ~(found.residual * size <= precision.tolerance)
+    lost = _lost_in_single_precision(var)
+    first = wanted & (lost <= precision.tolerance / 2)
+    if logits.shape[1] > FEW_CLASSES and bool(first.any()):
+        single = logits.float(), kernel.to(torch.float32), var.float(), start.float()
+        finer = precision._replace(tolerance=precision.tolerance / 4)
+        _solve_labels(found, first, *single, finer, at_once)
+        units = torch.finfo(torch.float32).eps * found.log_lik.abs()
+        residual = found.residual + lost + 2 * units
+        solved = first & (residual <= precision.tolerance)
+        found.residual[solved] = residual[solved]
+        wanted = wanted & ~solved
+    _solve_labels(found, wanted, logits, kernel, var, start, precision, at_once)
+    return found._replace(log_lik=torch.maximum(found.log_lik, at_mean))
+
+
+def _solve_labels(
+    found: HeadSolution,
+    wanted: Tensor,
+    logits: Tensor,
+    kernel: Kernel,
+    var: Tensor,
+    start: Start,
+    precision: Precision,
+    at_once: int | None,
+) -> None:
+    """Solve for the labels wanted (B, K), in the precision of the tensors given, and note them."""
+    size = max(1, BLOCK // logits.shape[1])
+    for block in _blocks(wanted.nonzero(), min(at_once or size, size)):
         i, y = block.unbind(1)
         rows = Rows(kernel, i, logits[i], var[i], y[:, None])
-        point, found = _solved(rows, start.point(rows), precision)
-        log_lik[i, y] = torch.maximum(point.log_lik, log_lik[i, y])
-        residual[i, y] = found
-    return HeadSolution(log_lik, residual, omitted)
+        point, residual = _solved(rows, start.point(rows), precision)
+        found.log_lik[i, y], found.residual[i, y] = point.log_lik.double(), residual.double()
+
+
+def _lost_in_single_precision(var: Tensor) -> Tensor:
+    """Estimate the error of residuals, (B, 1).
+
+    Logits are off by some units of rounding of their size, which the largest variance bounds.
+    """
+    largest = var.amax(-1, keepdim=True)
+    return 4 * torch.finfo(torch.float32).eps * (1 + largest) * (1 + largest.sqrt())
 
 
 def background(logits: Tensor, log_probs: Tensor, kernel: Kernel, var: Tensor) -> Tensor:
@@ -135,6 +177,8 @@ def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tens
     off = ROUNDING * torch.finfo(residual.dtype).eps * (1 + point.shift.abs().amax(-1))
     reachable = off * rows.var.amax(-1).sqrt()
     unsolved = (~(residual <= reachable.clamp(min=tolerance))).nonzero()[:, 0]
+    if residual.dtype != torch.float64:
+        return point, residual  # what is not solved is tried again in double precision
     size = max(1, 8 * BLOCK // classes**2)
     for some in _blocks(unsolved, size):
         better, left = ascend(rows.take(some), point.take(some), EXACT, tolerance, precision.steps)
@@ -179,6 +223,11 @@ class Start:
             s = torch.sigmoid(-(lead + share * spread))
             share = (share - (share - s) / (1 + spread * s * (1 - s))).clamp(0, 1)
         return Start(q, moved, top, lead, spread, share, share / others)
+
+    def float(self) -> Start:
+        """Return it in single precision."""
+        fields = vars(self).items()
+        return Start(**{name: t if name == "top" else t.float() for name, t in fields})
 
     def point(self, rows: Rows) -> Point:
         """Return u = t(e_y - q') of rows or, where φ is larger there, u = 0."""
