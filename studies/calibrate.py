@@ -230,6 +230,7 @@ def scores(
     """Calibrate a network and measure all methods at all shifts."""
     layer = last_linear(subject.network)
     train, held_out = (features(subject, study, part, store) for part in ("train", "held out"))
+    shifted = {shift: features(subject, study, shift, store) for shift in subject.shifts}
     rows: list[Scored] = []
     shown: Calibrated | None = None
     for price in study.prices:
@@ -239,7 +240,7 @@ def scores(
         )
         shown = result if price == study.prices[len(study.prices) // 2] else shown
         for shift, group in subject.shifts.items():
-            data = features(subject, study, shift, store)
+            data = shifted[shift]
             found = predictions(result, layer, data.inputs)
             found[UNIT_PRIOR] = unit(data.inputs).double()
             for method, log_probs in found.items():

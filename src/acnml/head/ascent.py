@@ -10,10 +10,10 @@ the last step. These are preconditioned conjugate gradients: one product with V 
 the model is exact, neither the sign nor the length of a poor direction matters.
 
 *Settling* is the first step of rows far from the optimum, where the quadratic model is poor. It
-solves the nonlinear problem with the diagonal D alone, while the contribution of the rest of Κ to
+solves the nonlinear problem with the diagonal D alone, while the contribution of the rest of V to
 the logits is held fixed: log p_c + D_c p_c = a_c - L with a = z + D ⊙ (e_y - u). For given L it is
 Lambert's function, p_c = W(D_c exp(a_c - L)) / D_c. The sum of p is convex and decreasing in L, and
-Newton's method finds the L for which it is 1. For a diagonal Κ one such step is the solution.
+Newton's method finds the L for which it is 1. For a diagonal V one such step is the solution.
 
 *Exact* solves the system with V itself, for the rows that the others leave unsolved. Along d the
 slope of φ is dᵀ(V + VHV)d ≥ 0: φ rises along d. Close to the optimum convergence is quadratic.

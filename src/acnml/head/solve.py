@@ -14,9 +14,9 @@ V(e_y - softmax(z)), whose dual norm is ‖u + F‖ ≤ ‖u‖ + residual. A ro
 residual · max(1, ‖u‖) is at most the tolerance: log_lik is then off by no more than the tolerance,
 up to second order.
 
-Only differences of logits matter: u sums to zero and softmax ignores constants. So Κ may be
-replaced by Κ - a1ᵀ - 1aᵀ for any vector a. `centred_variances` takes the a for which the entries
-off the diagonal sum to zero in each row, and returns the new diagonal. It describes Κ much better
+Only differences of logits matter: u sums to zero and softmax ignores constants. So V may be
+replaced by V - a1ᵀ - 1aᵀ for any vector a. `centred_variances` takes the a for which the entries
+off the diagonal sum to zero in each row, and returns the new diagonal. It describes V much better
 than the variances do, for example when all logits share a large common variance.
 
 Starting point and bound. Let q be any distribution and q' the same without class y. For any t,
