@@ -18,8 +18,7 @@ from acnml._algebra.dual import LayerInputs
 from acnml._engine.layers import Site, normalised
 from acnml._util.batches import Inputs, size
 from acnml._util.params import Params
-from acnml._util.structure import Forward, Hook
-from acnml.classifier import Classifier, naming_checkpoints
+from acnml.classifier import Classifier, Forward, Hook, naming_checkpoints
 
 # What a hook does to an output: (site, module, index of the passage, input, output) -> the new
 # output and, where it needed them, the layer inputs as vectors.

@@ -40,8 +40,7 @@ from acnml._engine.recorder import Passage, Tape, record, run_changed
 from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, add
-from acnml._util.structure import Forward
-from acnml.classifier import Classifier
+from acnml.classifier import Classifier, Forward
 from acnml.posteriors import Posterior
 
 

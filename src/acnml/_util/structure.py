@@ -8,74 +8,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable, Mapping
 from types import FunctionType
-from typing import Any, TypeAlias, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-
-# Replaces the forward pass of a module: (module, its input) -> output.
-Forward: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
-# A forward hook: (module, its arguments, its output) -> new output.
-Hook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
-
-
-@final
-class Structures:
-    """A pool of copies of a module's structure in eval mode, one for every concurrent run.
-
-    The copies share all tensors with the module. `functional_call` and hooks modify a module while
-    it runs, so two threads must never run the same copy. The template itself is never run.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.template = eval_structure(model)
-        self._idle: deque[nn.Module] = deque()  # append and pop are atomic
-
-    @contextmanager
-    def borrowed(
-        self, hooks: Mapping[str, Hook], forwards: Mapping[str, Forward]
-    ) -> Iterator[nn.Module]:
-        """Take a copy from the pool, with these hooks and forward functions by module name."""
-        try:
-            structure = self._idle.pop()
-        except IndexError:
-            structure = eval_structure(self.template)
-        handles = [
-            structure.get_submodule(name).register_forward_hook(
-                partial(_run_hook, hook), with_kwargs=True
-            )
-            for name, hook in hooks.items()
-        ]
-        replaced = [(structure.get_submodule(name), run) for name, run in forwards.items()]
-        for module, run in replaced:
-            module.forward = partial(_run_forward, run, module)
-        try:
-            yield structure
-        finally:
-            for handle in handles:
-                handle.remove()
-            for module, _ in replaced:
-                del module.forward  # the method of the class is visible again
-            self._idle.append(structure)
-
-
-def _run_hook(
-    hook: Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-) -> Tensor:
-    """Call a hook with a module's arguments, positional or keyword."""
-    return hook(module, args or tuple(kwargs.values()), output)
-
-
-def _run_forward(run: Forward, module: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
-    """Call a forward function with a module's only argument, positional or keyword."""
-    (x,) = args or kwargs.values()
-    return run(module, x)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

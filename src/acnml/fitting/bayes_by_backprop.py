@@ -24,8 +24,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs, take
 from acnml._util.params import Params, normal_like, widened, zip_with
 from acnml._util.selection import Parameters, listed, parameter_names
-from acnml._util.structure import Hook
-from acnml.classifier import Classifier, require_classifier
+from acnml.classifier import Classifier, Hook, require_classifier
 from acnml.fitting.batches import checked_labels, count_data, cross_entropy, once, over_batches
 from acnml.posteriors import Diagonal
 

@@ -14,8 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml._util.seeding import seeded
-from acnml._util.structure import Hook
-from acnml.classifier import Classifier, require_classifier
+from acnml.classifier import Classifier, Hook, require_classifier
 from acnml.predictors.base import Predictor
 from acnml.predictors.ensemble import log_mean
 from acnml.predictors.map import finite_log_probs
