@@ -16,8 +16,9 @@ cost per label does not depend on the number of classes.
 
 Accuracy. With w = dg, g' = -g/(1+w), g'' = g/(1+w)³, g''' = g(2w-1)/(1+w)⁵ and
 g⁽⁶⁾ = g(120w⁴ - 444w³ + 328w² - 52w + 1)/(1+w)¹¹: neither |g'''| nor |g⁽⁶⁾| is above g''. Between
-nodes h apart, a quintic is therefore off by h⁶/46080 · exp(h/2) · max T'' at most, with T'' at the
-two nodes. And if probabilities p found in this way sum to 1 + ε, then p / (1 + ε) is the softmax at the point
+nodes h apart, a quintic is therefore off by h⁶/46080 · exp(h/2) · max T'' at most, with T'' taken
+at the two nodes.
+And if probabilities p found in this way sum to 1 + ε, then p / (1 + ε) is the softmax at the point
 u = e_y - p: the residual is |ε| / (1 + ε) · √(Σ_k d_k p_k²).
 """
 
