@@ -1,6 +1,6 @@
 """Independent logits: all labels of an input share one function of one number.
 
-With Κ = diag(d) the solution for a label y has p = softmax(z) and z = z₀ + d ⊙ (e_y - p). So, with
+With V = diag(d) the solution for a label y has p = softmax(z) and z = z₀ + d ⊙ (e_y - p). So, with
 the logarithm L of the softmax's denominator,
 
     log p_k + d_k p_k = z₀_k - L  for k ≠ y,        log p_y + d_y p_y = z₀_y + d_y - L.
