@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,9 @@ from torch import nn
 import acnml
 from acnml import Acnml, Classifier, Gradient
 from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, affine_layers, normal
+from studies.data import cifar10
+from studies.data.folder import data_folder
+from studies.models import MODELS as NETWORKS
 from test_calibrate import joined, problem
 
 HEADS = ["diagonal", "kronecker_factors", "kronecker_eigen", "full"]
@@ -116,6 +120,34 @@ def test_onnx_file(calibrated, tmp_path):
         torch.testing.assert_close(found, expected.log_probs.exp(), rtol=0, atol=1e-4)
         torch.testing.assert_close(torch.from_numpy(regret), expected.regret, rtol=0, atol=1e-4)
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.skipif(not cifar10.available(), reason="needs CIFAR-10 in ACNML_DATA")
+def test_a_real_network_on_real_images(tmp_path):
+    """ResNet-20 on CIFAR-10: the file gives the predictor's probabilities, also on noise."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    description = NETWORKS["resnet20"]
+    network = description.trained(data_folder() / "weights")
+    test, train = cifar10.load("test"), cifar10.load("train")
+
+    def inputs(images):
+        return description.normalise(cifar10.to_unit(images))
+
+    validation = [(inputs(test.inputs[:500]), test.labels[:500])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 500 images are few for a price of 0.01 nats
+        predict = acnml.calibrate(network, [inputs(train.inputs[:300])], validation)
+    exported = acnml.export_onnx(predict, validation[0][0][:4], tmp_path / "resnet20.onnx")
+    assert exported.difference < 1e-4
+    session = onnxruntime.InferenceSession(str(exported.path))
+    (name,) = (each.name for each in session.get_inputs())
+    for x in (inputs(test.inputs[500:600]), 3 * normal(20, 3, 32, 32).float()):
+        log_probs, regret = session.run(None, {name: x.numpy()})
+        expected = predict.solve(x)
+        found = torch.from_numpy(log_probs).exp()
+        torch.testing.assert_close(found, expected.log_probs.exp(), rtol=0, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(regret), expected.regret, rtol=0, atol=1e-4)
 
 
 def test_a_failed_export_leaves_nothing(calibrated, tmp_path, monkeypatch):
