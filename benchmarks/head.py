@@ -6,6 +6,7 @@ several rounds counts.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,16 +35,21 @@ def head_rows() -> list[Row]:
         images = torch.randn(512, 3, 32, 32)
         digits = torch.randn(2000, 784)
     perceptron = nn.Sequential(nn.Flatten(), *mlp(10).children()).eval()
-    rows = [
-        *predictions("ResNet-20", resnet, images, {1: "≤ 1.3", 16: "≤ 1.15", 200: "≤ 1.1"}),
-        *predictions("MLP 784-1200-1200-10", perceptron, digits, {2000: "≤ 1.5"}),
-        *fits(),
-        choice(resnet, images),
-        *heads(),
-        *exported(resnet, images),
+    parts: list[Callable[[], list[Row]]] = [
+        lambda: predictions("ResNet-20", resnet, images, {1: "≤ 1.3", 16: "≤ 1.15", 200: "≤ 1.1"}),
+        lambda: predictions("MLP 784-1200-1200-10", perceptron, digits, {2000: "≤ 1.5"}),
+        fits,
+        lambda: [choice(resnet, images)],
+        lambda: exported(resnet, images),
+        heads,
     ]
-    for row in rows:
-        print(f"{row['case']:<62} {row['value']:10.3g} {row['unit']} {row['target']}", flush=True)
+    rows = []
+    for part in parts:
+        for row in part():
+            print(
+                f"{row['case']:<55} {row['value']:10.3g} {row['unit']} {row['target']}", flush=True
+            )
+            rows.append(row)
     return rows
 
 
@@ -112,7 +118,9 @@ def choice(network: nn.Module, images: Tensor) -> Row:
             network(images)
 
     def choose() -> None:
-        acnml.calibrate(network, train, validation, progress=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # 512 images are few for a price of 0.01 nats
+            acnml.calibrate(network, train, validation, progress=False)
 
     def fit() -> None:
         acnml.kronecker_curvature(
@@ -137,12 +145,12 @@ def heads() -> list[Row]:
         layer, x = nn.Linear(512, 1000), torch.randn(64, 512)
     posterior = acnml.fit_kfac_laplace(Classifier(layer), [x], progress=False)
     predict = Acnml(Classifier(layer), posterior, alpha=1.0)
-    value = _milliseconds(predict, x[:16])
+    value = _milliseconds(predict, x[:8])
     return [*rows, _row("random head, 1000 classes, every label matters", value, "ms", "≤ 50")]
 
 
 def _milliseconds(predict: Acnml, x: Tensor) -> float:
-    return 1000 * fastest({"predict": partial(predict, x)}, 6)["predict"] / len(x)
+    return 1000 * fastest({"predict": partial(predict, x)}, 4)["predict"] / len(x)
 
 
 def _trained_head(classes: int, size: int = 256) -> tuple[Acnml, Tensor]:
@@ -153,7 +161,7 @@ def _trained_head(classes: int, size: int = 256) -> tuple[Acnml, Tensor]:
         x = functional.relu(centres[labels] + 1.5 * torch.randn(len(labels), size))
         layer = nn.Linear(size, classes)
         optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
-        for _ in range(100):
+        for _ in range(40):
             optimizer.zero_grad()
             functional.cross_entropy(layer(x), labels).backward()
             optimizer.step()

@@ -389,8 +389,9 @@ def write_pages(
     """Write results.md and report.html; return the path of the latter."""
     about = (
         f"Temperature and α are chosen on {study.held_out} clean held-out images, at prices over "
-        f"the NLL of the best temperature. Every shift has {study.test} test images. CIFAR-10-C's "
-        "corruptions are applied to the test images with the published parameters."
+        f"the NLL of the best temperature. The posterior is fitted on "
+        f"{study.train_images or 'all'} training images. Every shift has {study.test} test images. "
+        "CIFAR-10-C's corruptions are applied to the test images with the published parameters."
     )
     sections = [
         Section("Comparison", [about], [figures(study, rows)], [comparison(study, rows)]),
