@@ -46,7 +46,7 @@ class Linearised:
 
     polish: int = 0
     step_size: float = 0.5
-    tolerance: float = 1e-9
+    tolerance: float = 1e-6
     newton_steps: int = 50
     negligible: float = 1e-3
     memory: int | None = None
