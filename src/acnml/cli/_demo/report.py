@@ -38,7 +38,7 @@ from acnml.cli._shared.files import write_file
 from acnml.cli._shared.page import inline_png, inline_svg, page
 
 NUMBER = r"-?\d+\.\d+"
-TITLE = "Does the network know when it does not know?"
+TITLE = "Calibration on rotated digits"
 VARIABLES = {
     NETWORK: "map",
     BEST: "temperature",
