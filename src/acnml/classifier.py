@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import FunctionType
 from typing import Any, TypeAlias, final
 
 import torch
@@ -24,7 +25,7 @@ from torch.utils.checkpoint import CheckpointError
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
-from acnml._util.structure import eval_structure, require_viewable, unwrapped
+from acnml._util.structure import eval_structure, require_independent, require_viewable, unwrapped
 
 NO_CHECKPOINTS = "switch the model's gradient checkpointing off"
 
@@ -53,24 +54,27 @@ class Structures:
 
     def __init__(self, model: nn.Module) -> None:
         self.template = eval_structure(model)
+        require_independent(self.template, model)
         self._idle: deque[nn.Module] = deque()  # append and pop are atomic
 
     @contextmanager
-    def borrowed(
-        self, hooks: Mapping[str, Hook], forwards: Mapping[str, Forward]
-    ) -> Iterator[nn.Module]:
-        """Take a copy from the pool, with these hooks and forward functions by module name."""
+    def borrowed(self, changes: Changes) -> Iterator[nn.Module]:
+        """Take a copy from the pool, with these changes."""
         try:
             structure = self._idle.pop()
         except IndexError:
             structure = eval_structure(self.template)
-        handles = [
-            structure.get_submodule(name).register_forward_hook(
-                partial(_run_hook, hook), with_kwargs=True
-            )
-            for name, hook in hooks.items()
-        ]
-        replaced = [(structure.get_submodule(name), run) for name, run in forwards.items()]
+        handles = []
+        for name in changes.sealed:  # before the hooks, which then see the module as it was
+            seal = _Seal()
+            module = structure.get_submodule(name)
+            handles.append(module.register_forward_pre_hook(seal.close))
+            handles.append(module.register_forward_hook(seal.open))
+        for name, hook in changes.hooks.items():
+            module, run_hook = structure.get_submodule(name), partial(_run_hook, hook)
+            handles.append(module.register_forward_hook(run_hook, with_kwargs=True))
+        replaced = [(structure.get_submodule(name), run) for name, run in changes.forwards.items()]
+        own = [vars(module).get("forward") for module, _ in replaced]
         for module, run in replaced:
             module.forward = partial(_run_forward, run, module)
         try:
@@ -78,9 +82,42 @@ class Structures:
         finally:
             for handle in handles:
                 handle.remove()
-            for module, _ in replaced:
+            for (module, _), forward in zip(replaced, own, strict=True):
                 del module.forward  # the method of the class is visible again
+                if forward is not None:
+                    module.forward = forward
             self._idle.append(structure)
+
+
+@final
+@dataclass(frozen=True)
+class Changes:
+    """What differs from a plain run, by the names of modules; see `Classifier.hooked`."""
+
+    hooks: Mapping[str, Hook] = field(default_factory=dict)
+    forwards: Mapping[str, Forward] = field(default_factory=dict)
+    sealed: Collection[str] = ()
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is changed."""
+        return bool(self.hooks or self.forwards or self.sealed)
+
+
+@final
+class _Seal:
+    """Detaches a module's parameters from the autograd graph while the module itself runs."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, nn.Parameter | None] = {}
+
+    def close(self, module: nn.Module, _: tuple[Any, ...]) -> None:
+        self._held = dict(module._parameters)
+        detached = {n: None if p is None else p.detach() for n, p in self._held.items()}
+        module._parameters.update(detached)  # type: ignore[arg-type]
+
+    def open(self, module: nn.Module, _: tuple[Any, ...], __: Tensor) -> None:
+        module._parameters.update(self._held)
 
 
 def _run_hook(
@@ -96,16 +133,23 @@ def _run_forward(run: Forward, module: nn.Module, *args: Tensor, **kwargs: Tenso
     return run(module, x)
 
 
+# A model is checked on the first batch, and again on batch 16, 256, 4096, ...
+CHECK_AGAIN = 16
+
+
 @final
 @dataclass
 class Findings:
     """A cache of facts about a model's structure, so that each is computed only once.
 
-    All views of a model share it.
+    All views of a model share it. Every entry may be written by several threads at once: they write
+    the same, and at worst a check is done twice.
     """
 
-    # Names of parameters whose use has been checked, see `_engine/gradients.py`.
-    understood: set[str] = field(default_factory=set)
+    # Names of covered parameters -> the number of batches seen with them; see `is_due`.
+    seen: dict[frozenset[str], int] = field(default_factory=dict)
+    # Names of covered parameters with which the rows of a batch were found not to touch each other.
+    apart: set[frozenset[str]] = field(default_factory=set)
     # Names of the layers that a posterior covers -> whether the batch may be expanded into one row
     # per label at the first of them (instead of at the model's input), see `_engine/rows.py`.
     parting: dict[frozenset[str], bool] = field(default_factory=dict)
@@ -113,6 +157,22 @@ class Findings:
     only_linear: dict[frozenset[str], Any] = field(default_factory=dict)
     # Name of a Linear layer -> whether the logits are its outputs, see `head/features.py`.
     last_layers: dict[str, bool] = field(default_factory=dict)
+
+    def is_due(self, covered: Iterable[str], x: Inputs) -> bool:
+        """Count a batch, and return whether `_engine/trust.py` should check the model on it.
+
+        The first batch with several rows is due, and batches 16, 256, 4096, ..., in case that later
+        data take another way through the model. If parameters are covered, the first batch is due
+        even if it is a single row. If none are, any check with covered parameters counts.
+        """
+        names = frozenset(covered)
+        seen = self.seen[names] = self.seen.get(names, 0) + 1
+        are_apart = names in self.apart or bool(self.apart and not names)
+        if not are_apart and batches.size(x) > 1:
+            return True
+        while seen > 1 and seen % CHECK_AGAIN == 0:
+            seen //= CHECK_AGAIN
+        return seen == 1 and (bool(names) or self.seen[names] > 1)
 
 
 @final
@@ -127,7 +187,8 @@ class Classifier:
         model: the trained network. Inputs may be a tensor, a tuple (positional arguments) or a
             mapping (keyword arguments).
         get_logits: extracts the logits if the model's output is not a tensor, e.g.
-            `lambda output: output.logits` for `transformers` models.
+            `operator.attrgetter("logits")` for `transformers` models. A lambda works too, but a
+            Classifier that has one cannot be pickled, e.g. sent to another process.
 
     >>> classifier = Classifier(nn.Linear(4, 3))
     >>> classifier.log_probs(torch.zeros(2, 4)).shape
@@ -140,10 +201,9 @@ class Classifier:
         model = unwrapped(model)
         require_viewable(model)
         self.model = model
-        self._get_logits = get_logits
+        self._get_logits = None if get_logits is None else _Extractor(get_logits)
         self._structures = Structures(model)
-        self._hooks: Mapping[str, Hook] = {}
-        self._forwards: Mapping[str, Forward] = {}
+        self._changes = Changes()
         self.overrides: Params = {}
         self.temperature = 1.0
         self.findings = Findings()
@@ -188,7 +248,7 @@ class Classifier:
         """Return whether `other` is a view of the same model that computes the same logits."""
         if self._structures is not other._structures or self.temperature != other.temperature:
             return False
-        if self._hooks or other._hooks or self._forwards or other._forwards:
+        if self._changes.any or other._changes.any:
             return False
         mine, its = self.tensors, other.tensors
         changed = {*self.overrides, *other.overrides}
@@ -245,7 +305,7 @@ class Classifier:
         buffers = {name for name, _ in self.model.named_buffers()}
         named = {n: t.clone() if n in buffers else t for n, t in named.items()}
         values = {**named, **_in_types_of(named, tensors or {})}
-        with self._structures.borrowed(self._hooks, self._forwards) as structure:
+        with self._structures.borrowed(self._changes) as structure:
             run = partial(functional_call, structure, values)
             return self._logits(x, run, batches.size(x) * rows)
 
@@ -260,15 +320,20 @@ class Classifier:
         return torch.log_softmax(logits.to(wide), dim=-1)
 
     def hooked(
-        self, hooks: Mapping[str, Hook], forwards: Mapping[str, Forward] | None = None
+        self,
+        hooks: Mapping[str, Hook],
+        forwards: Mapping[str, Forward] | None = None,
+        sealed: Collection[str] = (),
     ) -> Classifier:
         """View the same model with forward hooks on some of its modules, by name.
 
         `forwards` replaces the forward pass of modules, also by name. Each function receives the
-        module, with the tensors of the current run, and its input. The user's module is unchanged.
+        module, with the tensors of the current run, and its input. Modules named in `sealed` use
+        their own parameters detached from the autograd graph: logits that still depend on them do
+        so in another way than through a call of the module. The user's module is unchanged.
         """
         other = copy.copy(self)
-        other._hooks, other._forwards = hooks, forwards or {}
+        other._changes = Changes(hooks, forwards or {}, sealed)
         return other
 
     def gradient(self, x: Inputs, params: Params, cotangent: Tensor | None = None) -> Params:
@@ -287,6 +352,11 @@ class Classifier:
             grads = torch.autograd.grad(logits, list(leaves.values()), weights, allow_unused=True)
         return {name: g for name, g in zip(leaves, grads, strict=True) if g is not None}
 
+    def leaves(self, names: Iterable[str], tensors: Params | None = None) -> Params:
+        """Return the named parameters, or `tensors` in their place, as leaves of a graph."""
+        own = {**self.parameters, **(tensors or {})}
+        return {name: own[name].detach().requires_grad_() for name in names}
+
     def require_used(self, x: Inputs, params: Params) -> None:
         """Raise an error if the logits depend on none of the parameters."""
         if not self.gradient(batches.take(x, slice(0, 1)), params):
@@ -302,16 +372,80 @@ class Classifier:
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            self._require_batch_dimension(x, run)
             shapes = {name: tuple(t.shape) for name, t in batches.named_tensors(x).items()}
             remedies = (f"; {do}" for said, do in REMEDIES.items() if said in str(error))
             what = f"the model failed on inputs of shape {shapes}: {error}{''.join(remedies)}"
             raise ValueError(what) from error
         picked = self._get_logits(output) if self._get_logits else output
-        return _checked_logits(picked, size) / self.temperature
+        try:
+            return _checked_logits(picked, size) / self.temperature
+        except ValueError:
+            self._require_batch_dimension(x, run)
+            raise
+
+    def _require_batch_dimension(self, x: Inputs, run: Callable[..., Any]) -> None:
+        """After a failure: raise an error if the model runs once a batch dimension is added."""
+        one = batches.map_inputs(x, lambda tensor: tensor.clone().unsqueeze(0))
+        try:
+            output = run(*batches.as_arguments(one))
+            _checked_logits(self._get_logits(output) if self._get_logits else output, 1)
+        except Exception:  # it fails for another reason, which the first error names
+            return
+        shapes = {name: tuple(t.shape) for name, t in batches.named_tensors(x).items()}
+        raise ValueError(
+            f"the batch dimension is missing: inputs of shape {shapes} are one input to this "
+            "model; pass x[None] or x.unsqueeze(0) instead of x"
+        )
 
     def __repr__(self) -> str:
         tempered = "" if self.temperature == 1 else f", temperature={self.temperature:g}"
         return f"Classifier({type(self.model).__name__}{tempered})"
+
+
+@final
+@dataclass(frozen=True)
+class _Extractor:
+    """A user's function from the model's output to the logits; pickled if the function can be."""
+
+    function: Callable[[Any], Tensor]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            kind = type(self.function).__name__
+            raise TypeError(f"get_logits must be a function of the model's output, got {kind}")
+
+    def __call__(self, output: Any) -> Tensor:
+        return self.function(output)
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> _Extractor:
+        return self  # functions are not copied
+
+    def __reduce__(self) -> tuple[type[_Extractor], tuple[Callable[[Any], Tensor]]]:
+        function = self.function
+        if isinstance(function, FunctionType) and "<" in function.__qualname__:
+            raise TypeError(
+                "this Classifier cannot be pickled, because its get_logits is a lambda or a local "
+                'function; use operator.attrgetter("logits") or operator.itemgetter(0), or define '
+                "the function with `def` at the top level of a module"
+            )
+        return _Extractor, (function,)
+
+
+def strays(logits: Tensor, leaves: Params) -> list[str]:
+    """Return the parameters that the logits of a run with sealed layers still depend on.
+
+    A model may use a layer's weight without calling the layer, perhaps only for some inputs. What
+    is found is in the graph and not in the values: zero gradients do not hide it, and if there is
+    nothing to find, there is nothing to compute.
+    """
+    if not logits.requires_grad:
+        return []
+    with naming_checkpoints():
+        grads = torch.autograd.grad(
+            logits, list(leaves.values()), logits.detach(), retain_graph=True, allow_unused=True
+        )
+    return [name for name, grad in zip(leaves, grads, strict=True) if grad is not None]
 
 
 def require_classifier(value: object) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from acnml._algebra.actions import TILE
 from acnml._algebra.kernels import DIRECT
-from acnml._engine.gradients import require_understood
 from acnml._engine.rows import Path, Rows
+from acnml._engine.trust import require_understood
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.memory import budget
@@ -94,7 +94,7 @@ def row_chunks(
 ) -> Iterator[tuple[Rows, int]]:
     """Yield chunks of inputs, run at the mean, each with the number of labels to take at a time."""
     first = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), n_gradients)
-    if not classifier.findings.understood.issuperset(posterior.mean):
+    if classifier.findings.is_due(posterior.mean, x):
         require_understood(classifier.at(posterior.mean), first.sites, x)
     logits = first.start.logits
     row_bytes = posterior.dtype.itemsize * _scalars_per_row(first, n_gradients)

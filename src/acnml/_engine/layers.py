@@ -54,6 +54,18 @@ class Site:
         kinds = (*AFFINE, *SCALING)
         return next(kind.__name__ for kind in kinds if isinstance(self.module, kind)).lstrip("_")
 
+    def multiplied(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Return what the weight is multiplied with, given the module's input.
+
+        `module` is the copy that is running: only then does it hold the right statistics.
+        """
+        return x if self.is_affine else normalised(module, x)
+
+
+def names_of(sites: Iterable[Site]) -> list[str]:
+    """Return the names of the parameters that sites own."""
+    return [name for site in sites for name in site.layer.names]
+
 
 # Finding the layers ------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 Forward hooks on the private copy of the model's structure keep the input and output of every site.
 Outputs become nodes of the autograd graph, so that gradients of the logits can be pulled back to
-them; the weights are not part of the graph. A hook may also change an output on the way: that is
-how rows get weights of their own (see `rows.py`).
+them; the weights are not part of the graph where their layers use them. A hook may also change an
+output on the way: that is how rows get weights of their own (see `rows.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from acnml._algebra.dual import LayerInputs
-from acnml._engine.layers import Site, normalised
+from acnml._engine.layers import Site, names_of
 from acnml._util.batches import Inputs, size
 from acnml._util.params import Params
-from acnml.classifier import Classifier, Forward, Hook, naming_checkpoints
+from acnml.classifier import Classifier, Forward, Hook, naming_checkpoints, strays
+
+WAY_OUT = "leave it out of the posterior, or solve with acnml.Reference"
 
 # What a hook does to an output: (site, module, index of the passage, input, output) -> the new
 # output and, where it needed them, the layer inputs as vectors.
@@ -76,8 +78,11 @@ def record(
     change: Change | None = None,
     forwards: Mapping[str, Forward] | None = None,
     rows: int = 1,
+    sealed: bool = True,
 ) -> Tape:
     """Run a batch and record what passes through the sites.
+
+    Parameters of the sites that reach the logits in another way are refused, see `classifier.strays`.
 
     Args:
         classifier: the model.
@@ -87,6 +92,8 @@ def record(
         change: changes the output of every passage, see `Change`.
         forwards: functions that replace the forward pass of modules, by name.
         rows: number of rows that `change` makes of every input.
+        sealed: whether the sites' parameters are left out of the graph; otherwise they are part of
+            it if `tensors` require gradients.
     """
     passed: dict[Site, list[Passage]] = {site: [] for site in sites}
 
@@ -94,13 +101,11 @@ def record(
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             received, inputs = args[0], None
             if change is None:
-                _require_batch(site, received, size(x))
+                require_batch_first(site, received, size(x))
             else:
                 output, inputs = change(site, module, len(passed[site]), received, output)
             output = output if output.requires_grad else output.detach().requires_grad_()
-            kept = received.detach()
-            # Normalise here: only during the run does the module hold the right statistics.
-            kept = kept if site.is_affine else normalised(module, kept)
+            kept = site.multiplied(module, received.detach())
             tracked, shared = torch.is_grad_enabled(), not received.requires_grad
             passed[site].append(Passage(kept, output, tracked, shared, inputs))
             return output.clone()  # an in-place activation may follow and must not touch ours
@@ -109,8 +114,23 @@ def record(
 
     hooks = {site.name: keeping(site) for site in sites}
     with torch.inference_mode(False), torch.enable_grad():
-        logits = classifier.hooked(hooks, forwards).logits(x, tensors, rows)
+        if sealed:
+            leaves = classifier.leaves(names_of(sites), tensors)
+            view = classifier.hooked(hooks, forwards, hooks)
+            logits = view.logits(x, {**(tensors or {}), **leaves}, rows)
+            _require_no_strays(sites, logits, leaves)
+        else:
+            logits = classifier.hooked(hooks, forwards).logits(x, tensors, rows)
     return Tape(logits, {site: passages for site, passages in passed.items() if passages})
+
+
+def _require_no_strays(sites: Sequence[Site], logits: Tensor, leaves: Params) -> None:
+    for name in strays(logits, leaves):
+        site = next(site for site in sites if name in site.layer.names)
+        raise ValueError(
+            f"the model uses {name!r} without calling layer {site.name!r}, so differently from a "
+            f"plain {site.kind}; {WAY_OUT}"
+        )
 
 
 def run_changed(
@@ -150,7 +170,8 @@ def require_tracked(tape: Tape) -> None:
         raise ValueError("the model's logits use none of `parameters`; name some that they use")
 
 
-def _require_batch(site: Site, received: Tensor, batch: int) -> None:
+def require_batch_first(site: Site, received: Tensor, batch: int) -> None:
+    """Raise an error if a layer's input does not have one row per input."""
     if len(received) != batch:
         raise ValueError(
             f"layer {site.name!r} received a tensor of shape {tuple(received.shape)} for a "

@@ -23,7 +23,6 @@ from torch.nn import functional
 from acnml._algebra.actions import Action, Displacement, MatrixAction
 from acnml._algebra.dual import Affine, Dual, LayerInputs, Outers
 from acnml._algebra.kernels import DenseKernel
-from acnml._engine.gradients import WAY_OUT
 from acnml._engine.layers import (
     AFFINE,
     SCALING,
@@ -36,7 +35,7 @@ from acnml._engine.layers import (
     output_positions,
     scaling_gradients,
 )
-from acnml._engine.recorder import Passage, Tape, record, run_changed
+from acnml._engine.recorder import WAY_OUT, Passage, Tape, record, run_changed
 from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, add

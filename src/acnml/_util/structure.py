@@ -35,8 +35,10 @@ def require_viewable(model: nn.Module) -> None:
                 f"{name!r} was created in torch.inference_mode and has no gradients; "
                 "pass copy.deepcopy(model), copied outside of that mode"
             )
-    # Attributes of every nn.Module, such as its hooks, are internal and not checked.
-    modules, internal = set(model.modules()), set(vars(nn.Module()))
+        if parameter.is_meta:
+            raise ValueError(
+                f"{name!r} is on the meta device and has no values; load the model's weights first"
+            )
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ValueError(
@@ -44,8 +46,19 @@ def require_viewable(model: nn.Module) -> None:
                 "output for an input would depend on the rest of the batch; "
                 "train it with track_running_stats=True"
             )
+
+
+def require_independent(structure: nn.Module, model: nn.Module) -> None:
+    """Raise an error if a function in a copied structure still refers to the original model.
+
+    `copy.deepcopy` does not copy functions, so a closure over the model refers to the original. A
+    module may renew its functions when it is copied, as the metrics of torchmetrics do.
+    """
+    # Attributes of every nn.Module, such as its hooks, are internal and not checked.
+    originals, internal = set(model.modules()), set(vars(nn.Module()))
+    for name, module in structure.named_modules():
         for key, value in vars(module).items():
-            if key not in internal and _holds_on_to(value, modules):
+            if key not in internal and _holds_on_to(value, originals):
                 raise TypeError(
                     f"attribute {key!r} of module {name!r} is or contains a function whose closure "
                     "refers to the model, so a copy would run the original; make it a method"

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml._engine.gradients import require_understood
 from acnml._engine.layers import AFFINE, SCALING, Site, find_sites
 from acnml._engine.recorder import record, require_tracked
+from acnml._engine.trust import require_understood
 from acnml._util import checks
 from acnml._util.batches import Inputs, take
 from acnml._util.params import Params, normal_like, widened, zip_with
@@ -143,7 +143,7 @@ class BayesByBackprop:
         self._classifier, self._sites = classifier, sites
         self._field = _MeanField(mean, prior_std, data, learning_rate, variance_rate)
         self._generator = torch.Generator().manual_seed(seed)
-        self._check_once = once(lambda x: _require_trainable(classifier, sites, x))
+        self._check_once = once(lambda x: _require_tracked(classifier, sites, x))
 
     @property
     def steps(self) -> int:
@@ -188,6 +188,8 @@ class BayesByBackprop:
 
     def _step(self, x: Inputs, labels: Tensor | None) -> None:
         """Take one step on inputs and labels that are already checked."""
+        if self._classifier.findings.is_due(self._field.mean, x):
+            require_understood(self._classifier, self._sites, x)
         self._check_once(x)
         field, var = self._field, self._field.variances()
         logits = local_reparameterised(
@@ -213,9 +215,8 @@ def _require_settings(
             raise ValueError(f"{name} must be finite and not negative, got {rate}")
 
 
-def _require_trainable(classifier: Classifier, sites: list[Site], x: Inputs) -> None:
-    """Raise an error if a layer has no gradient or uses its weights in an unsupported way."""
-    require_understood(classifier, sites, x)
+def _require_tracked(classifier: Classifier, sites: list[Site], x: Inputs) -> None:
+    """Raise an error if no gradient reaches a layer."""
     require_tracked(record(classifier, sites, take(x, slice(0, 1))))
 
 

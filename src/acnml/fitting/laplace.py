@@ -23,17 +23,17 @@ from torch import Tensor
 from acnml._engine.gradients import (
     joined_deltas,
     joined_inputs,
-    require_understood,
     summed_scaling_gradients,
 )
-from acnml._engine.layers import AFFINE, SCALING, Site, find_sites, is_plain
+from acnml._engine.layers import AFFINE, SCALING, Site, find_sites, is_plain, names_of
 from acnml._engine.recorder import Tape, record, require_tracked
+from acnml._engine.trust import require_understood
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, count, flatten, widened
 from acnml._util.selection import Parameters, last_linear, parameter_names
 from acnml.classifier import Classifier, require_classifier
-from acnml.fitting.batches import once, over_batches, require_classes
+from acnml.fitting.batches import over_batches, require_classes
 from acnml.fitting.curvature import DiagonalCurvature, Factors, FullCurvature, KroneckerCurvature
 from acnml.fitting.fisher import ExactFisher, Fisher, MonteCarloFisher
 from acnml.head.features import Features, features, only_linear
@@ -283,7 +283,7 @@ def _over_data(
     """
     seed = fisher.seed if isinstance(fisher, MonteCarloFisher) else 0
     generator = torch.Generator().manual_seed(seed)
-    names = [name for site in sites for name in site.layer.names]
+    names = names_of(sites)
     layer = only_linear(classifier, names)
 
     def step_last_layer(found: Features, labels: Tensor | None) -> None:
@@ -305,10 +305,9 @@ def _over_data(
             cotangents = fisher.cotangents(_wide(logits.detach()).softmax(-1), labels, generator)
             add_tape(tape, (tape.pulled_back(cotangent) for cotangent in cotangents))
 
-    check_once = once(lambda x: require_understood(classifier, sites, x))
-
     def step(x: Inputs, labels: Tensor | None) -> None:
-        check_once(x)
+        if layer is None and classifier.findings.is_due(names, x):
+            require_understood(classifier, sites, x)
         found = None if layer is None else features(classifier, layer, x)
         if found is not None:
             step_last_layer(found, labels)

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.nn import functional
 
+from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.memory import budget
@@ -115,6 +116,8 @@ def refit_each(
         progress: whether to show progress bars; by default only in a terminal.
     """
     queries = classifier.prepare(x)
+    if classifier.findings.is_due((), queries):
+        require_apart(classifier, queries)
     log_probs = _finite_log_probs(classifier, queries)
     names = parameter_names(classifier.model, parameters)
     with seeded(refit.seed):

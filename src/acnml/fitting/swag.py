@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from acnml._engine.trust import require_apart
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, add, scale, subtract, widened, zip_with
@@ -260,6 +261,8 @@ def collect_swag(
     swag = Swag(rank, sorted(names))
 
     def step(x: Inputs, labels: Tensor | None) -> None:
+        if classifier.findings.is_due((), x):
+            require_apart(classifier, x)
         loss = cross_entropy(classifier.logits_of(module, x), labels)
         optimizer.zero_grad()
         loss.backward()

@@ -13,16 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml._engine.gradients import require_understood
 from acnml._engine.layers import AFFINE, Site, find_sites, unsupported
-from acnml._engine.recorder import record
-from acnml._util import batches, checks
+from acnml._engine.recorder import Tape
+from acnml._engine.trust import require_understood
+from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
-from acnml.classifier import Classifier
-
-# Inputs on which a model is checked to be linear in its last layer.
-CHECKED = 4
+from acnml.classifier import Classifier, strays
 
 # What may lie between a last layer's output and the logits of a model that is linear in it: our own
 # clone, the division by a temperature and changes of shape.
@@ -67,8 +64,15 @@ def features(
         passed.append((args[0].detach(), output.detach()))
         return output
 
-    with torch.inference_mode(False), torch.no_grad():
-        logits = classifier.hooked({site.name: keep}).logits(x, tensors)
+    # With gradients, and without a graph: nothing depends on the leaves, unless the model uses the
+    # layer's weight without calling the layer.
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = classifier.leaves(_names(site), tensors)
+        view = classifier.hooked({site.name: keep}, sealed=[site.name])
+        logits = view.logits(x, {**(tensors or {}), **leaves})
+    if strays(logits, leaves):
+        return None
+    logits = logits.detach()
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
     assert isinstance(site.module, nn.Linear)
     if len(passed) != 1 or passed[0][0].numel() != len(logits) * site.module.in_features:
@@ -100,19 +104,22 @@ def _is_last_layer(classifier: Classifier, site: Site, x: Inputs, tensors: Param
     """Whether the logits are the outputs of the layer, reshaped and tempered at most.
 
     Whatever else a model does with the outputs (dividing them, scoring several items by one layer)
-    would be missing in the kernel. Found out once for every model, from the autograd graph.
+    would be missing in the kernel. Found out from the autograd graph of a few inputs, when the
+    model is checked.
     """
-    known = classifier.findings.last_layers
-    if site.name not in known:
+    findings = classifier.findings
+    if findings.is_due(_names(site), x) or site.name not in findings.last_layers:
         own = classifier if tensors is None else classifier.at(tensors)
-        known[site.name] = _graph_is_plain(own, site, batches.take(x, slice(0, CHECKED)))
-        if known[site.name]:
-            require_understood(own, [site], x)
-    return known[site.name]
+        tape = require_understood(own, [site], x)
+        findings.last_layers[site.name] = _graph_is_plain(tape, site, classifier.temperature)
+    return findings.last_layers[site.name]
 
 
-def _graph_is_plain(classifier: Classifier, site: Site, x: Inputs) -> bool:
-    tape = record(classifier, [site], x)
+def _names(site: Site) -> list[str]:
+    return [name for name in (site.layer.weight, site.layer.bias) if name is not None]
+
+
+def _graph_is_plain(tape: Tape, site: Site, temperature: float) -> bool:
     passages = tape.passages.get(site, [])
     if len(passages) != 1:
         return False
@@ -120,10 +127,10 @@ def _graph_is_plain(classifier: Classifier, site: Site, x: Inputs) -> bool:
     assert isinstance(site.module, nn.Linear)
     if one.received.numel() != len(one.received) * site.module.in_features:
         return False  # several positions: the kernel of the logits is not that of one vector
-    outputs = (one.output.detach() / classifier.temperature).flatten()
+    outputs = (one.output.detach() / temperature).flatten()
     if not one.is_shared or not torch.equal(outputs, tape.logits.detach().flatten()):
         return False
-    node = tape.logits.grad_fn
-    while node is not None and type(node).__name__ in PLAIN:
+    node, last = tape.logits.grad_fn, one.output.grad_fn
+    while node is not None and node is not last and type(node).__name__ in PLAIN:
         node = node.next_functions[0][0]
-    return node is not None and getattr(node, "variable", None) is one.output
+    return node is not None and node is last

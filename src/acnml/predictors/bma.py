@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from acnml._engine.trust import require_apart
 from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
@@ -77,6 +78,8 @@ class Bma(Predictor):
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the averaged probabilities."""
         prepared = self.classifier.prepare(x)
+        if self.classifier.findings.is_due((), prepared):
+            require_apart(self.classifier, prepared)
         averages = [self._average(block) for block in batches.chunks(prepared)]
         self.classifier.require_used(prepared, self.posterior.mean)
         return torch.cat(averages)

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
@@ -33,6 +34,8 @@ class Map(Predictor):
     def __call__(self, x: Inputs) -> Tensor:
         """Return log p_θ(y|x)."""
         prepared = self.classifier.prepare(x)
+        if self.classifier.findings.is_due((), prepared):
+            require_apart(self.classifier, prepared)
         parts = [finite_log_probs(self.classifier, block) for block in batches.chunks(prepared)]
         return torch.cat(parts)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from acnml._engine.trust import require_apart
 from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml._util.seeding import seeded
@@ -59,6 +60,8 @@ class McDropout(Predictor):
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the averaged probabilities."""
         prepared = self.classifier.prepare(x)
+        if self.classifier.findings.is_due((), prepared):
+            require_apart(self.classifier, prepared)
         hooks = {name: _drop(layer) for name, layer in _dropout_layers(self.classifier).items()}
         dropping = self.classifier.hooked(hooks)
         with seeded(self.seed):

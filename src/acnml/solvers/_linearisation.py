@@ -14,6 +14,7 @@ from torch.func import jacrev, vmap
 
 from acnml._engine.chunks import row_chunks
 from acnml._engine.layers import unsupported
+from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, count
@@ -70,6 +71,8 @@ def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[T
 
 def _by_jacobians(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
     """Compute the kernel from full Jacobians, for layers that the engine does not support."""
+    if classifier.findings.is_due((), x):
+        require_apart(classifier, x)
     logits = classifier.logits(x, posterior.mean)
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
     at_once = _inputs_at_once(posterior.mean, classes=logits.shape[1])
