@@ -221,7 +221,9 @@ def _where_rows_touch(classifier: Classifier, some: Inputs, sample: _Sample) -> 
 
         def keeping(name: str) -> Hook:
             def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-                passed.append((name, args[0] if args else None, output))
+                # Recurrent layers and attention return tuples.
+                first = output[0] if isinstance(output, tuple) and output else output
+                passed.append((name, args[0] if args else None, first))
                 return output
 
             return hook

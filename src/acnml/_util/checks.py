@@ -45,6 +45,25 @@ def require_positive(value: float, what: str) -> float:
     return value
 
 
+def settle_integers(settings: object, **least: int) -> None:
+    """Make fields of a frozen dataclass plain integers, each at least the number given for it.
+
+    NumPy integers become Python's, because some functions of torch take only those.
+    """
+    for name, smallest in least.items():
+        value = require_integer(getattr(settings, name), name, smallest)
+        object.__setattr__(settings, name, value)
+
+
+def require_integer(value: object, what: str, least: int | None = None) -> int:
+    """Return an integer of any kind as a plain one, or raise an error."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{what} must be an integer, got {value!r} ({type(value).__name__})")
+    if least is not None and value < least:
+        raise ValueError(f"{what} must be at least {least}, got {value}")
+    return int(value)
+
+
 def require_mean(mean: Params) -> None:
     """Raise an error if a mean is empty, not floating point or not finite."""
     if not mean:

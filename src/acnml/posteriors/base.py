@@ -95,10 +95,20 @@ class Posterior(ABC):
 
     @final
     @torch.inference_mode(False)
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
-        """Move to a device and, if `dtype` is given, convert to a floating point type."""
+    def to(
+        self,
+        device: torch.device | str | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Move to a device, convert to a floating point type, or both, as `Tensor.to` does."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"a posterior needs a floating point type, got {dtype}")
         # Autograd cannot use tensors created in inference mode, but it can use their clones.
-        return map_tensors(self, lambda t: (t.clone() if t.is_inference() else t).to(device, dtype))
+        return map_tensors(
+            self, lambda t: (t.clone() if t.is_inference() else t).to(device=device, dtype=dtype)
+        )
 
     def __repr__(self) -> str:
         names = list(self.mean)
