@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import metrics
+from acnml._engine.trust import require_logits
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.selection import last_linear, parameter_names
@@ -346,14 +347,7 @@ def _require_usable(logits: Tensor, labels: Tensor) -> None:
             f"{n} validation data are too few to choose a temperature and a price by; give at "
             f"least {LEAST_DATA}, better some thousand"
         )
-    sums = logits.double().sum(-1)
-    tolerance = 1e-3
-    if bool((logits >= 0).all()) and bool(((sums - 1).abs() < tolerance).all()):
-        raise ValueError(
-            "the model's outputs are probabilities: they are not negative and sum to one. Remove "
-            "the softmax at its end, or wrap it as "
-            "Classifier(model, get_logits=lambda output: output.log())"
-        )
+    require_logits(logits)
     missing = sorted(set(range(classes)) - set(labels.unique().tolist()))
     if missing:
         shown = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")

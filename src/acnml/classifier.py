@@ -165,10 +165,10 @@ class Findings:
         data take another way through the model. If parameters are covered, the first batch is due
         even if it is a single row. If none are, any check with covered parameters counts.
         """
-        names = frozenset(covered)
+        names, size = frozenset(covered), batches.size(x)
         seen = self.seen[names] = self.seen.get(names, 0) + 1
         are_apart = names in self.apart or bool(self.apart and not names)
-        if not are_apart and batches.size(x) > 1:
+        if not are_apart and size > 1:
             return True
         while seen > 1 and seen % CHECK_AGAIN == 0:
             seen //= CHECK_AGAIN
@@ -312,6 +312,19 @@ class Classifier:
     def logits_of(self, module: nn.Module, x: Inputs) -> Tensor:
         """Return the logits (B, K) of `module`, a copy of the model, e.g. one in training."""
         return self._logits(x, lambda args, kwargs: module(*args, **kwargs), batches.size(x))
+
+    @contextmanager
+    def naming_batch(self, x: Inputs) -> Iterator[None]:
+        """If a run of some rows of a batch fails, fail with the error of the whole batch, if any.
+
+        Its shapes are those that the user knows, and a missing batch dimension can be named.
+        """
+        try:
+            yield
+        except ValueError:
+            with torch.no_grad():
+                self.logits(x)
+            raise
 
     def log_probs(self, x: Inputs, tensors: Params | None = None) -> Tensor:
         """Return log p(y|x) as (B, K), in at least single precision."""

@@ -93,12 +93,14 @@ def row_chunks(
     classifier: Classifier, posterior: Posterior, x: Inputs, n_gradients: int, memory: int | None
 ) -> Iterator[tuple[Rows, int]]:
     """Yield chunks of inputs, run at the mean, each with the number of labels to take at a time."""
-    first = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), n_gradients)
-    if classifier.findings.is_due(posterior.mean, x):
+    due = classifier.findings.is_due(posterior.mean, x)
+    with classifier.naming_batch(x):
+        first = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), n_gradients)
+    if due:
         require_understood(classifier.at(posterior.mean), first.sites, x)
     logits = first.start.logits
     row_bytes = posterior.dtype.itemsize * _scalars_per_row(first, n_gradients)
-    affordable = budget(logits.device, memory) // row_bytes
+    affordable = int(budget(logits.device, memory)) // row_bytes
     n_inputs, n_labels = max(1, affordable // logits.shape[-1]), max(1, affordable)
     for chunk in batches.chunks(x, n_inputs):
         rows = Rows.at_mean(classifier, posterior, chunk, n_gradients)

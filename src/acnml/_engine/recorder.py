@@ -82,7 +82,7 @@ def record(
 ) -> Tape:
     """Run a batch and record what passes through the sites.
 
-    Parameters of the sites that reach the logits in another way are refused, see `classifier.strays`.
+    Parameters of the sites that reach the logits in another way are refused; see `strays`.
 
     Args:
         classifier: the model.

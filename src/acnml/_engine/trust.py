@@ -43,8 +43,9 @@ def require_apart(classifier: Classifier, x: Inputs) -> None:
     sample = _Sample.of(x)
     if sample is None:
         return
-    run = _run(classifier, [], batches.take(x, sample.rows))
-    _require_apart(classifier, [], x, sample, run)
+    with classifier.naming_batch(x):
+        run = _run(classifier, [], batches.take(x, sample.rows))
+        _require_apart(classifier, [], x, sample, run)
 
 
 def require_understood(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Tape:
@@ -60,7 +61,8 @@ def require_understood(classifier: Classifier, sites: Sequence[Site], x: Inputs)
     sample = _Sample.of(x)
     some = batches.take(x, slice(0, 1) if sample is None else sample.rows)
     leaves = classifier.leaves(names_of(sites))
-    tape = record(classifier, sites, some, leaves, sealed=False)
+    with classifier.naming_batch(x):
+        tape = record(classifier, sites, some, leaves, sealed=False)
     if not torch.isfinite(tape.logits).all():
         return tape  # the caller names the rows
     _require_equal_gradients(classifier, sites, some, tape, leaves)

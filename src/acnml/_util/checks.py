@@ -45,7 +45,7 @@ def require_positive(value: float, what: str) -> float:
     return value
 
 
-def settle_integers(settings: object, **least: int) -> None:
+def settle_integers(settings: object, **least: int | None) -> None:
     """Make fields of a frozen dataclass plain integers, each at least the number given for it.
 
     NumPy integers become Python's, because some functions of torch take only those.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import checks
-from acnml._util.batches import Inputs, size, split_labels
+from acnml._util.batches import Inputs, require_plain, size, split_labels
 from acnml._util.progress import track
 from acnml.classifier import Classifier
 
@@ -86,6 +86,8 @@ def require_classes(labels: Tensor, logits: Tensor) -> None:
 
 def checked_labels(labels: Any, x: Inputs) -> Tensor:
     """Check labels and return them as int64 (B,)."""
+    if isinstance(labels, Tensor):
+        require_plain(labels, "the tensor of labels")
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"labels must be a tensor of integers, got {kind}")

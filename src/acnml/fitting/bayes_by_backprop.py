@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml._engine.layers import AFFINE, SCALING, Site, find_sites
+from acnml._engine.layers import AFFINE, OTHER_WAYS, SCALING, Site, find_sites
 from acnml._engine.recorder import record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks
@@ -142,7 +142,7 @@ class BayesByBackprop:
         mean = widened(classifier.copy_parameters(names))
         self._classifier, self._sites = classifier, sites
         self._field = _MeanField(mean, prior_std, data, learning_rate, variance_rate)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(checks.require_integer(seed, "seed"))
         self._check_once = once(lambda x: _require_tracked(classifier, sites, x))
 
     @property
@@ -202,7 +202,7 @@ def _covered_sites(classifier: Classifier, parameters: Parameters) -> list[Site]
     """Return the modules whose parameters are trained, or raise an error if one is unsupported."""
     require_classifier(classifier)
     names = parameter_names(classifier.model, parameters)
-    return find_sites(classifier.model, names, AFFINE + SCALING, "leave it out of `parameters`")
+    return find_sites(classifier.model, names, AFFINE + SCALING, OTHER_WAYS)
 
 
 def _require_settings(

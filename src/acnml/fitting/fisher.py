@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from acnml._util import checks
+
 
 class Fisher(ABC):
     """A decomposition of the curvature at the logits into a sum of outer products."""
@@ -88,8 +90,7 @@ class MonteCarloFisher(Fisher):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ValueError(f"samples must be at least 1, got {self.samples}")
+        checks.settle_integers(self, samples=1, seed=None)
 
     def cotangents(
         self, probs: Tensor, labels: Tensor | None, generator: torch.Generator

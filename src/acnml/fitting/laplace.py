@@ -25,7 +25,7 @@ from acnml._engine.gradients import (
     joined_inputs,
     summed_scaling_gradients,
 )
-from acnml._engine.layers import AFFINE, SCALING, Site, find_sites, is_plain, names_of
+from acnml._engine.layers import AFFINE, OTHER_WAYS, SCALING, Site, find_sites, is_plain, names_of
 from acnml._engine.recorder import Tape, record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks
@@ -129,7 +129,7 @@ def diagonal_curvature(
     """Sum the squared gradients of every parameter over the data; see `fit_laplace_diagonal`."""
     require_classifier(classifier)
     names = parameter_names(classifier.model, parameters)
-    sites = find_sites(classifier.model, names, AFFINE + SCALING, "leave it out of `parameters`")
+    sites = find_sites(classifier.model, names, AFFINE + SCALING, OTHER_WAYS)
     mean = widened(classifier.copy_parameters(names))
     sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in mean.items()}
 
@@ -169,7 +169,7 @@ def kronecker_curvature(
     require_classifier(classifier)
     chosen = _affine_names(classifier) if parameters is None else parameters
     names = parameter_names(classifier.model, chosen)
-    way_out = "KFAC covers Linear and Conv2d: leave it out of `parameters`"
+    way_out = f"KFAC covers Linear and Conv2d: {OTHER_WAYS}"
     sites = find_sites(classifier.model, names, AFFINE, way_out)
     mean = widened(classifier.copy_parameters(names))
     sums = {site: _FactorSums(site, mean) for site in sites}

@@ -75,8 +75,7 @@ class Refit:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ValueError(f"epochs must be at least 1, got {self.epochs}")
+        checks.settle_integers(self, epochs=1, seed=None)
         checks.require_positive(self.learning_rate, "learning_rate")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")

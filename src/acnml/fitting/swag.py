@@ -57,6 +57,7 @@ class Swag:
     """
 
     def __init__(self, rank: int = 20, parameters: Parameters = None) -> None:
+        rank = checks.require_integer(rank, "rank")
         if rank < 2:
             raise ValueError(
                 f"rank must be at least 2, got {rank}; for a diagonal covariance, use `diagonal()`"
@@ -250,7 +251,8 @@ def collect_swag(
 ) -> Swag:
     """Run SGD on a copy of the model and collect its weights after every epoch; see `fit_swag`."""
     require_classifier(classifier)
-    if epochs < 2:
+    seed = checks.require_integer(seed, "seed")
+    if checks.require_integer(epochs, "epochs") < 2:
         raise ValueError(f"SWAG needs at least 2 epochs to estimate a variance, got {epochs}")
     module = classifier.copy_module()
     names = set(parameter_names(classifier.model, parameters))

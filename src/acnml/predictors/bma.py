@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from acnml._engine.trust import require_apart
-from acnml._util import batches
+from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
 from acnml._util.progress import track
@@ -47,8 +47,7 @@ class Bma(Predictor):
 
     @torch.inference_mode(False)
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ValueError(f"samples must be at least 1, got {self.samples}")
+        checks.settle_integers(self, samples=1, seed=None)
         if self.statistics and len(self.statistics) != self.samples:
             raise ValueError(
                 f"got {len(self.statistics)} statistics for {self.samples} samples: "

@@ -58,8 +58,7 @@ class LogitSampling:
 
     @torch.inference_mode(False)
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ValueError(f"samples must be at least 1, got {self.samples}")
+        checks.settle_integers(self, samples=1, seed=None)
 
     def __call__(self, moments: LogitMoments) -> Tensor:
         """Return log-probabilities (B, K)."""

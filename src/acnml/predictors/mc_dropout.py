@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from acnml._engine.trust import require_apart
-from acnml._util import batches
+from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.seeding import seeded
 from acnml.classifier import Classifier, Hook, require_classifier
@@ -47,8 +47,7 @@ class McDropout(Predictor):
 
     def __post_init__(self) -> None:
         require_classifier(self.classifier)
-        if self.samples < 1:
-            raise ValueError(f"samples must be at least 1, got {self.samples}")
+        checks.settle_integers(self, samples=1, seed=None)
         if not _dropout_layers(self.classifier):
             raise ValueError(
                 f"{type(self.classifier.model).__name__} has no dropout layers; "

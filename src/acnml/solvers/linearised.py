@@ -52,6 +52,7 @@ class Linearised:
     memory: int | None = None
 
     def __post_init__(self) -> None:
+        checks.settle_integers(self, polish=None, newton_steps=None)
         if self.polish < 0 or self.newton_steps < 1:
             raise ValueError(f"polish must be ≥ 0 and newton_steps ≥ 1, got {self}")
         checks.require_positive(self.step_size, "step_size")

@@ -1,0 +1,266 @@
+"""Inputs, settings and models of unusual kinds: accepted, or refused with a sentence of advice."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Acnml, Classifier, Map
+from cases import CONV, MLP, diagonal, last_layer
+
+X, Y = MLP.x(60), torch.arange(60) % 3
+DATA = [(X, Y)]
+
+
+def _nested(x):
+    return torch.nested.nested_tensor(list(x))
+
+
+KINDS = {
+    "sparse": (lambda x: x.to_sparse(), r"x is sparse \(torch.sparse_coo\).* pass x.to_dense\(\)"),
+    "csr": (lambda x: x.to_sparse_csr(), r"x is sparse \(torch.sparse_csr\).* pass x.to_dense\(\)"),
+    "nested": (_nested, r"x is nested, .*torch.nested.to_padded_tensor"),
+    "jagged": (
+        lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),
+        r"x is nested, .*torch.nested.to_padded_tensor",
+    ),
+    "meta": (lambda x: x.to("meta"), "x is on the meta device and has no values.* pass the data"),
+    "quantised": (
+        lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
+        r"x is quantised \(torch.qint8\).* pass x.dequantize\(\)",
+    ),
+    "float8": (lambda x: x.to(torch.float8_e4m3fn), r"type torch.float8_e4m3fn.* pass x.float\(\)"),
+    "float8 e5m2": (lambda x: x.to(torch.float8_e5m2), r"torch.float8_e5m2.* pass x.float\(\)"),
+}
+
+SOLVERS = {
+    "linearised": acnml.Linearised(),
+    "gradient": acnml.Gradient(1, 0.3),
+    "reference": acnml.Reference(1),
+}
+
+
+def _acnml(c: Classifier, solver: str = "linearised") -> Acnml:
+    return Acnml(c, last_layer(c.model), SOLVERS[solver], alpha=0.1)
+
+
+ENTRIES = {
+    "logits": lambda c, x: c.logits(x),
+    "log_probs": lambda c, x: c.log_probs(x),
+    "map": lambda c, x: Map(c)(x),
+    "bma": lambda c, x: acnml.Bma(c, diagonal(c.model), samples=1)(x),
+    "glm": lambda c, x: acnml.Glm(c, diagonal(c.model))(x),
+    "ensemble": lambda c, x: acnml.Ensemble((Map(c),))(x),
+    "naive": lambda c, x: acnml.NaiveCnml(c, DATA, acnml.Refit(1))(x),
+    "acnml": lambda c, x: _acnml(c)(x),
+    "regret": lambda c, x: _acnml(c).regret(x),
+    "features": lambda c, x: _acnml(c).features(x),
+    **{f"solve {s}": lambda c, x, s=s: _acnml(c, s).solve(x) for s in SOLVERS},
+    **{s: lambda c, x, s=s: SOLVERS[s](c, diagonal(c.model), x) for s in SOLVERS},
+    "kfac": lambda c, x: acnml.fit_kfac_laplace(c, [(x, Y)]),
+    "diagonal": lambda c, x: acnml.fit_laplace_diagonal(c, [(x, Y)]),
+    "full": lambda c, x: acnml.fit_full_laplace(c, [(x, Y)]),
+    "swag": lambda c, x: acnml.fit_swag(c, [(x, Y)], epochs=2),
+    "bayes by backprop": lambda c, x: acnml.fit_bayes_by_backprop(c, [(x, Y)], epochs=1),
+    "temperature": lambda c, x: acnml.tuning.temperature_by_nll(Map(c), [(x, Y)]),
+    "alpha": lambda c, x: acnml.tuning.alpha_by_nll(_acnml(c), [(x, Y)], [0.1]),
+    "calibrate on": lambda c, x: acnml.calibrate(c, [X], [(x, Y)]),
+    "calibrate from": lambda c, x: acnml.calibrate(c, [x], DATA),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.filterwarnings("ignore:.*quantize.*")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_other_kinds_of_tensors_get_a_sentence(entry, kind):
+    convert, message = KINDS[kind]
+    x = convert(X)
+    with pytest.raises(TypeError, match=message):
+        ENTRIES[entry](Classifier(MLP.model()), x)
+
+
+@pytest.mark.filterwarnings("ignore:The price of")
+@pytest.mark.parametrize("entry", sorted(set(ENTRIES) - {"naive"}))
+def test_the_same_entries_accept_plain_tensors(entry):
+    ENTRIES[entry](Classifier(MLP.model()), X)
+
+
+def test_tensors_in_tuples_and_mappings_are_named():
+    classifier = Classifier(MLP.model())
+    with pytest.raises(TypeError, match=r"input x\[1\] is sparse"):
+        Map(classifier)((X, X.to_sparse()))
+    with pytest.raises(TypeError, match="input mask is on the meta device"):
+        Map(classifier)({"mask": X.to("meta")})
+    with pytest.raises(TypeError, match="inputs must be a tensor, a tuple or a mapping"):
+        Map(classifier)(X.numpy())
+
+
+def test_labels_of_other_kinds_get_a_sentence():
+    with pytest.raises(TypeError, match="batch 0: the tensor of labels is sparse"):
+        acnml.fit_kfac_laplace(Classifier(MLP.model()), [(X, Y.to_sparse())])
+
+
+def test_a_model_without_values_is_refused():
+    with pytest.raises(ValueError, match=r"'weight' is on the meta device .* load the model's"):
+        Classifier(nn.Linear(3, 2, device="meta"))
+
+
+# A missing batch dimension -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (MLP.model(), X[0]),
+        (nn.Linear(4, 4).double(), X[0]),  # the logits seem to have one row per entry
+        (CONV.model(), CONV.x(3)[0]),
+        (nn.Sequential(nn.Flatten(), nn.Linear(50, 3)).double(), CONV.x(3)[0]),
+    ],
+)
+def test_one_input_without_a_batch_dimension_is_explained(model, x):
+    classifier = Classifier(model)
+    for predict in (Map(classifier), Acnml(classifier, diagonal(model), alpha=0.1)):
+        for _ in range(2):  # on first sight and later
+            with pytest.raises(ValueError, match=r"batch dimension is missing: .* pass x\[None\]"):
+                predict(x)
+            assert predict(x[None]).shape[0] == 1
+
+
+def test_several_inputs_without_a_batch_dimension_are_explained():
+    class Two(nn.Module):
+        def forward(self, left, right):
+            return left @ torch.ones(4, 3).double() + right @ torch.ones(4, 3).double()
+
+    with pytest.raises(ValueError, match="the batch dimension is missing"):
+        Map(Classifier(Two()))((X[0], X[1]))
+
+
+# NumPy numbers -----------------------------------------------------------------------------------
+
+TWO = np.int64(2)
+ALL_LAYERS = MLP.model()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda c, q: acnml.NaiveCnml(c, DATA, acnml.Refit(TWO, seed=TWO))(X[:1]),
+        lambda c, q: acnml.fit_swag(c, DATA, epochs=TWO, rank=TWO, seed=TWO),
+        lambda c, q: acnml.Swag(rank=np.int32(3)),
+        lambda c, q: acnml.fit_bayes_by_backprop(c, DATA, epochs=TWO, seed=TWO),
+        lambda c, q: acnml.fit_kfac_laplace(c, DATA, fisher=acnml.MonteCarloFisher(TWO, TWO)),
+        lambda c, q: acnml.Bma(c, q, samples=TWO, seed=TWO)(X),
+        lambda c, q: acnml.Glm(c, q, acnml.LogitSampling(TWO, TWO))(X),
+        lambda c, q: Acnml(c, q, acnml.Reference(TWO, 0.3, np.int64(8)), alpha=np.float32(0.1))(X),
+        lambda c, q: Acnml(c, q, acnml.Gradient(TWO, 0.3, np.int64(10**7)), alpha=0.1)(X),
+        lambda c, q: Acnml(c, q, acnml.Linearised(np.uint8(1), memory=np.int64(10**7)), 0.1)(X),
+        lambda c, q: acnml.McDropout(_dropping(), samples=TWO, seed=TWO)(X),
+    ],
+)
+def test_numpy_integers_are_integers(use):
+    use(Classifier(ALL_LAYERS), diagonal(ALL_LAYERS))
+
+
+def _dropping() -> Classifier:
+    return Classifier(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)).double())
+
+
+@pytest.mark.parametrize("value", [2.0, "2", None, True, torch.tensor(2)])
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda v: acnml.Refit(v), "epochs"),
+        (lambda v: acnml.Gradient(steps=v), "steps"),
+        (lambda v: acnml.Linearised(polish=v), "polish"),
+        (lambda v: acnml.MonteCarloFisher(seed=v), "seed"),
+        (lambda v: acnml.Swag(rank=v), "rank"),
+    ],
+)
+def test_other_kinds_of_numbers_are_refused_where_integers_belong(make, what, value):
+    with pytest.raises(TypeError, match=f"{what} must be an integer, got"):
+        make(value)
+
+
+# Posteriors --------------------------------------------------------------------------------------
+
+
+def test_posteriors_are_converted_as_tensors_are():
+    posterior = diagonal(MLP.model())
+    for single in (
+        posterior.to(dtype=torch.float32),
+        posterior.to(torch.float32),
+        posterior.to("cpu", torch.float32),
+        posterior.to(device="cpu", dtype=torch.float32),
+    ):
+        assert {t.dtype for t in (*single.mean.values(), *single.var.values())} == {torch.float32}
+    assert posterior.to("cpu").dtype == torch.float64
+    with pytest.raises(TypeError, match=r"needs a floating point type, got torch.int64"):
+        posterior.to(dtype=torch.int64)
+
+
+# Pickling ----------------------------------------------------------------------------------------
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = MLP.model()
+
+    def forward(self, x):
+        return {"logits": self.net(x)}
+
+
+def test_a_classifier_with_a_lambda_says_how_to_pickle_it():
+    model = Wrapped()
+    predict = Map(Classifier(model, get_logits=lambda output: output["logits"]))
+    predict(X)
+    with pytest.raises(TypeError, match=r"get_logits is a lambda .*operator.itemgetter.*`def`"):
+        pickle.dumps(predict)
+
+    def local(output):
+        return output["logits"]
+
+    with pytest.raises(TypeError, match=r"get_logits is a lambda or a local function"):
+        pickle.dumps(Classifier(model, local))
+
+
+def test_a_classifier_with_a_function_of_the_standard_library_can_be_pickled():
+    predict = Map(Classifier(Wrapped(), operator.itemgetter("logits")).tempered(2.0))
+    expected = predict(X)
+    again = pickle.loads(pickle.dumps(predict))
+    assert torch.equal(again(X), expected)
+
+
+def test_get_logits_must_be_a_function():
+    with pytest.raises(TypeError, match="get_logits must be a function of the model's output"):
+        Classifier(Wrapped(), get_logits="logits")
+
+
+# Names of modules --------------------------------------------------------------------------------
+
+PACKAGE = Path(acnml.__file__).parent
+
+
+def test_no_module_has_the_name_of_another_library():
+    """A script that is run inside a folder sees the modules there before all others."""
+    known = {*sys.stdlib_module_names, "torch", "numpy", "tqdm", "safetensors"}
+    files = [*PACKAGE.rglob("*.py"), *(PACKAGE.parents[1] / "studies").rglob("*.py")]
+    names = {file.stem if file.stem != "__init__" else file.parent.name for file in files}
+    assert not names & known
+
+
+def test_torch_can_be_imported_inside_every_folder_of_the_package():
+    folders = [str(p.parent) for p in PACKAGE.rglob("__init__.py")]
+    code = f"import sys; sys.path[:0] = {folders}; import random, torch; random.random()"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,292 @@
+"""Covered layers use their parameters as their kind of layer does, or are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import acnml
+from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised
+from cases import MLP, diagonal, normal
+
+X, Y = normal(6, 4), torch.arange(6) % 3
+
+
+class CosineHead(nn.Module):
+    """Uses its last weight normalised, without calling the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3, bias=False)
+
+    def forward(self, x):
+        hidden = functional.normalize(torch.tanh(self.body(x)) + x.mean(1, keepdim=True))
+        return functional.linear(hidden, functional.normalize(self.head.weight))
+
+
+def unit_posterior(model: nn.Module) -> Diagonal:
+    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return Diagonal(mean, {name: torch.ones_like(t) for name, t in mean.items()})
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e8])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda c, x: acnml.fit_kfac_laplace(c, [x]),
+        lambda c, x: acnml.fit_laplace_diagonal(c, [x]),
+        lambda c, x: acnml.fit_laplace_diagonal(c, [x], parameters=[c.model.head]),
+        lambda c, x: Linearised()(c, unit_posterior(c.model), x),
+        lambda c, x: Acnml(c, unit_posterior(c.model), Gradient(1, 0.3))(x),
+    ],
+)
+def test_a_cosine_head_is_refused_whatever_the_scale_of_its_inputs(use, scale):
+    classifier, x = Classifier(CosineHead()), scale * X.float()
+    with pytest.raises(ValueError, match=r"uses 'head.weight' .*differently from a plain Linear"):
+        use(classifier, x)
+
+
+class Hooked(nn.Module):
+    """A hook of the user's changes the output of a layer whose gradient is tiny."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.large, self.tiny = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.factor = factor
+        self.tiny.register_forward_hook(_halved)
+
+    def forward(self, x):
+        return 1e4 * self.large(x) + self.factor * self.tiny(x)
+
+
+def _halved(module, args, output):
+    return output / 2
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-3, 1e-6])
+def test_every_gradient_is_compared_at_its_own_scale(factor):
+    model = Hooked(factor)
+    with pytest.raises(ValueError, match=r"layer 'tiny' \(Linear\) uses 'tiny.weight' differently"):
+        acnml.fit_laplace_diagonal(Classifier(model), [(X.float(), Y)])
+
+
+class Cancelling(nn.Module):
+    """Gradients that are sums of large terms of opposite sign: rounding is all that is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 64), nn.Linear(64, 3)
+
+    def forward(self, x):
+        once, again = self.body(x), self.body(x.clone())
+        return self.head(1e4 * (once - again) + 1e-3 * once)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rounding_at_the_scale_of_the_terms_is_no_difference(seed):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Cancelling()
+    acnml.fit_laplace_diagonal(Classifier(model), [(X.float(), Y)])
+
+
+class LaterBranch(nn.Module):
+    """Inputs beyond a threshold use the weight without calling the layer, or once more."""
+
+    def __init__(self, also: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.also = nn.Linear(4, 4), nn.Linear(4, 3), also
+
+    def forward(self, x):
+        hidden = torch.tanh(self.body(x))
+        if not (x > 10).any():
+            return self.head(hidden)
+        used = functional.linear(hidden, self.head.weight**2)
+        return self.head(hidden) + used if self.also else used
+
+
+@pytest.mark.parametrize("also", [False, True])
+@pytest.mark.parametrize("covered", ["head", "all"])
+def test_a_branch_that_is_taken_later_is_noticed_at_once(also, covered):
+    model = LaterBranch(also).double()
+    names = ["head.weight"] if covered == "head" else ["body.weight", "head.weight"]
+    classifier, posterior = Classifier(model), diagonal(model, names)
+    predict = Acnml(classifier, posterior, alpha=0.1)
+    for _ in range(3):
+        predict(X)
+    with pytest.raises(ValueError, match=r"uses 'head.weight' without calling layer 'head'"):
+        predict(X + 20)
+    with pytest.raises(ValueError, match=r"batch 1: .* uses 'head.weight' without calling"):
+        acnml.fit_laplace_diagonal(classifier, [X, X + 20], parameters=names)
+
+
+class MaskedUse(nn.Module):
+    """The other use is computed for all rows and selected for some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        far = (x > 10).any(1, keepdim=True)
+        return torch.where(far, functional.linear(x, self.head.weight**2), self.head(x))
+
+
+def test_a_use_that_no_value_shows_yet_is_noticed():
+    with pytest.raises(ValueError, match=r"uses 'head.weight' without calling layer 'head'"):
+        acnml.fit_kfac_laplace(Classifier(MaskedUse().double()), [(X, Y)])
+
+
+def test_a_forward_of_an_instance_survives_a_run():
+    """Rows of convolutions replace the forward function of a module for a while."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, 3)).double()
+    plain, x = type(model[0]).forward, normal(3, 1, 3, 3)
+    model[0].forward = lambda inputs: 2 * plain(model[0], inputs).detach() + 1
+    with pytest.raises(TypeError, match="a function whose closure refers to the model"):
+        Classifier(model)
+    del model[0].forward
+    model[0].forward = _Doubled(model[0])
+    classifier = Classifier(model)
+    before = classifier.logits(x)
+    run = {"0": lambda module, inputs: torch.zeros(len(inputs), 2, 2, 2).double()}
+    classifier.hooked({}, run).logits(x)
+    torch.testing.assert_close(classifier.logits(x), before)
+
+
+class _Doubled:
+    """A forward function of one module, as some libraries set it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, x):
+        return 2 * type(self.module).forward(self.module, x)
+
+
+# Custom layers -----------------------------------------------------------------------------------
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.eye(4))
+
+    def forward(self, x):
+        return x @ self.matrix
+
+
+@pytest.mark.parametrize("fit", [acnml.fit_laplace_diagonal, acnml.fit_kfac_laplace])
+def test_custom_layers_are_refused_with_other_ways(fit):
+    model = nn.Sequential(Custom(), nn.Tanh(), nn.Linear(4, 3))
+    classifier, data = Classifier(model), [(X.float(), Y)]
+    with pytest.raises(ValueError, match=r"layer '0' \(Custom\) with parameters \['matrix'\]") as e:
+        fit(classifier, data, parameters=[model])
+    for way in ("parameters=[acnml.last_linear(model)]", "acnml.fit_swag", "acnml.Reference"):
+        assert way in str(e.value)
+    # All of these ways are open.
+    fit(classifier, data, parameters=[acnml.last_linear(model)])
+    posterior = acnml.fit_swag(classifier, data, epochs=2)
+    predict = Acnml(classifier, posterior, acnml.Reference(1), alpha=0.1)
+    assert predict(X).shape == (6, 3)
+
+
+# Probabilities instead of logits -----------------------------------------------------------------
+
+
+def ends_in(last: nn.Module, classes: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, classes), last)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("classes", [2, 3, 1000])
+def test_a_softmax_at_the_end_is_noticed(dtype, classes):
+    model = ends_in(nn.Softmax(-1), classes).to(dtype)
+    data = [(X, torch.zeros(6, dtype=torch.long))]
+    for use in (
+        lambda c: acnml.Map(c)(X),
+        lambda c: acnml.Map(c.tempered(2.0))(X),
+        lambda c: acnml.fit_kfac_laplace(c, data),
+        lambda c: acnml.fit_swag(c, data, epochs=2),
+        lambda c: acnml.tuning.temperature_by_nll(acnml.Map(c), data),
+    ):
+        with pytest.raises(ValueError, match="the model's outputs are probabilities"):
+            use(Classifier(model))
+
+
+@pytest.mark.parametrize("last", [nn.LogSoftmax(-1), nn.ReLU(), nn.Identity(), nn.Sigmoid()])
+def test_other_ends_are_accepted(last):
+    acnml.Map(Classifier(ends_in(last)))(X)
+    acnml.Map(Classifier(ends_in(last, 2)))(X)
+
+
+def test_the_advice_on_a_softmax_helps():
+    model = ends_in(nn.Softmax(-1))
+    log_probs = acnml.Map(Classifier(model, get_logits=torch.log))(X)
+    torch.testing.assert_close(log_probs, model(X.float()).log())
+
+
+def test_a_few_outputs_that_happen_to_sum_to_one_are_accepted():
+    """Only the rows that are looked at first sum to one."""
+
+    class Lookup(nn.Module):
+        def forward(self, x):
+            return torch.stack([x[:, 0], x[:, 1]], 1)
+
+    x = torch.rand(50, 2).double() * 3
+    x[0], x[1], x[2] = (torch.tensor(row).double() for row in ([0, 1.0], [0.5, 0.5], [0.2, 0.8]))
+    acnml.Map(Classifier(Lookup()))(x)
+
+
+# Modules that renew their functions when they are copied, such as metrics -------------------------
+
+
+class Metric(nn.Module):
+    """Wraps its `update` in a closure over itself, as torchmetrics does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0.0
+        self.update = self._wrapped(self.update)
+
+    def update(self, value: float) -> None:
+        self.total += value
+
+    def _wrapped(self, function):
+        def wrapped(*args):
+            self.count = getattr(self, "count", 0) + 1
+            return function(*args)
+
+        return wrapped
+
+    def __getstate__(self):
+        return {key: value for key, value in self.__dict__.items() if key != "update"}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.update = self._wrapped(type(self).update.__get__(self))
+
+
+class Training(nn.Module):
+    """A network that holds a metric, as Lightning modules do."""
+
+    def __init__(self, metric: nn.Module) -> None:
+        super().__init__()
+        self.net, self.metric = MLP.model(), metric
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_a_module_that_holds_a_metric_is_accepted():
+    model = Training(Metric())
+    expected = model(X).log_softmax(-1)
+    torch.testing.assert_close(acnml.Map(Classifier(model))(X), expected)
+
+
+def test_a_module_that_holds_a_metric_of_torchmetrics_is_accepted():
+    torchmetrics = pytest.importorskip("torchmetrics")
+    model = Training(torchmetrics.Accuracy(task="multiclass", num_classes=3))
+    expected = model(X).log_softmax(-1)
+    torch.testing.assert_close(acnml.Map(Classifier(model))(X), expected)
