@@ -128,7 +128,8 @@ def _graph_is_plain(tape: Tape, site: Site, temperature: float) -> bool:
     if one.received.numel() != len(one.received) * site.module.in_features:
         return False  # several positions: the kernel of the logits is not that of one vector
     outputs = (one.output.detach() / temperature).flatten()
-    if not one.is_shared or not torch.equal(outputs, tape.logits.detach().flatten()):
+    logits = tape.logits.detach().flatten()
+    if not one.is_shared or not torch.allclose(outputs, logits, rtol=0, atol=0, equal_nan=True):
         return False
     node, last = tape.logits.grad_fn, one.output.grad_fn
     while node is not None and node is not last and type(node).__name__ in PLAIN:
