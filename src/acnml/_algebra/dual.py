@@ -96,9 +96,26 @@ class Outers(NamedTuple):
         """Write the sum out as matrices (*batch, out, in [+ 1])."""
         return (self.weight * self.deltas).transpose(-1, -2) @ self.inputs.vectors
 
-    def scaled(self, factor: float) -> Outers:
-        """Multiply by a number."""
+    def scaled(self, factor: float | Tensor) -> Outers:
+        """Multiply by a number, or by one per row (*batch)."""
+        if isinstance(factor, Tensor):
+            return self._replace(deltas=by_row(factor, self.deltas) * self.deltas)
         return self._replace(weight=factor * self.weight)
+
+    def take(self, where: tuple[Tensor, Tensor]) -> Outers:
+        """Return the rows (inputs, labels) (n,) of (B, L, ...) as (n, 1, ...)."""
+        vectors = self.inputs.vectors.expand(*self.deltas.shape[:2], -1, -1)
+        inputs = LayerInputs.new(vectors[where].unsqueeze(1))
+        return Outers(self.deltas[where].unsqueeze(1), inputs, self.weight)
+
+    def where(self, rows: Tensor, other: Outers) -> Outers:
+        """Take the chosen rows (*batch) from here, the others from `other`, term by term."""
+        mine, its = self.weight * self.deltas, other.weight * other.deltas
+        deltas = torch.where(by_row(rows, mine), mine, its)
+        if self.inputs.id == other.inputs.id:
+            return Outers(deltas, self.inputs)
+        mine, its = self.inputs.vectors, other.inputs.vectors
+        return Outers(deltas, LayerInputs.new(torch.where(by_row(rows, mine), mine, its)))
 
     def combined(self, weights: Tensor) -> Outers:
         """Return Σ_c w_c δ_c aᵀ, see `Dual.combined`."""
@@ -126,11 +143,26 @@ class Dual(NamedTuple):
     dense: Params
     outers: Mapping[Affine, Outers]
 
-    def scaled(self, factor: float) -> Dual:
-        """Multiply by a number."""
-        return Dual(
-            scale(self.dense, factor), {k: o.scaled(factor) for k, o in self.outers.items()}
-        )
+    def scaled(self, factor: float | Tensor) -> Dual:
+        """Multiply by a number, or by one per row (B, L)."""
+        if isinstance(factor, Tensor):
+            dense = {name: by_row(factor, v) * v for name, v in self.dense.items()}
+        else:
+            dense = dict(scale(self.dense, factor))
+        return Dual(dense, {k: o.scaled(factor) for k, o in self.outers.items()})
+
+    def take(self, where: tuple[Tensor, Tensor]) -> Dual:
+        """Return the rows (inputs, labels) (n,) of (B, L, ...) as (n, 1, ...)."""
+        dense = {name: v[where].unsqueeze(1) for name, v in self.dense.items()}
+        return Dual(dense, {k: o.take(where) for k, o in self.outers.items()})
+
+    def where(self, rows: Tensor, other: Dual) -> Dual:
+        """Take the chosen rows (B, L) from here and the others from `other`."""
+        dense = {
+            name: torch.where(by_row(rows, v), v, other.dense[name])
+            for name, v in self.dense.items()
+        }
+        return Dual(dense, {k: o.where(rows, other.outers[k]) for k, o in self.outers.items()})
 
     def plus(self, other: Dual) -> Dual:
         """Return v + other."""
@@ -149,6 +181,11 @@ class Dual(NamedTuple):
         """Write all of v out as named tensors."""
         factored = [layer.split(outers.dense(), like) for layer, outers in self.outers.items()]
         return {name: v for part in (self.dense, *factored) for name, v in part.items()}
+
+
+def by_row(values: Tensor, like: Tensor) -> Tensor:
+    """Give values (*batch) as many dimensions as a tensor (*batch, ...) has, to broadcast them."""
+    return values.reshape(*values.shape, *[1] * (like.ndim - values.ndim))
 
 
 def mix(weights: Tensor, values: Tensor) -> Tensor:

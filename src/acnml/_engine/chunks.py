@@ -18,7 +18,7 @@ from acnml._util.batches import Inputs
 from acnml._util.memory import budget
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
-from acnml.solvers.base import Solution, UnsolvedError
+from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
 
 # Copies of a row's activations that autograd, the factors and intermediate results hold at once.
 COPIES = 4
@@ -29,12 +29,6 @@ class Solved(NamedTuple):
 
     log_lik: Tensor  # (B, L)
     residual: Callable[[], Tensor]  # (B, L), at the cost of another gradient
-    omitted: Tensor  # (B, L)
-
-    @staticmethod
-    def every(log_lik: Tensor, residual: Callable[[], Tensor]) -> Solved:
-        """Every label was solved for."""
-        return Solved(log_lik, residual, torch.zeros_like(log_lik))
 
 
 class RowSolver(Protocol):
@@ -61,10 +55,10 @@ def solution(
     solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs
 ) -> Solution:
     """Solve for every label of every input, with residuals."""
-    tensors = _in_chunks(
-        solver, classifier, posterior, x, lambda s: (s.log_lik, s.residual(), s.omitted)
+    log_lik, residual = _in_chunks(
+        solver, classifier, posterior, x, lambda solved: (solved.log_lik, solved.residual())
     )
-    return Solution(*tensors)
+    return Solution(log_lik, residual, torch.zeros_like(log_lik), residual <= UNSOLVED)
 
 
 def log_lik(solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
@@ -120,7 +114,7 @@ def solved_at(rows: Rows, path: Path, labels: Tensor) -> Solved:
         gradient = rows.log_lik_gradient(rows.recorded(path, len(labels)), labels)
         return rows.residual(gradient.plus(path.v().scaled(-1)))
 
-    return Solved.every(rows.log_lik(rows.logits(path, len(labels)), labels), residual)
+    return Solved(rows.log_lik(rows.logits(path, len(labels)), labels), residual)
 
 
 def _scalars_per_row(rows: Rows, n_gradients: int) -> int:

@@ -21,6 +21,9 @@ from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 
+# Largest residual, in posterior standard deviations, of a solution that is called one.
+UNSOLVED = 0.1
+
 
 class Solution(NamedTuple):
     """The likelihood of every label y under the weights θ̂_y that are adapted to it.
@@ -34,11 +37,20 @@ class Solution(NamedTuple):
     `omitted` is zero for every label that was solved for. With many classes, labels with a
     negligible probability are not solved for. Their `log_lik` is the value at the posterior mean,
     and p_θ̂_y(y|x) exceeds exp(`log_lik`) by at most `omitted`.
+
+    `solved` is True where the residual is at most 0.1 (`UNSOLVED`), and where `omitted` bounds what
+    was left out. Elsewhere the answer is a rough one. Rows of `failed` inputs are NaN.
     """
 
     log_lik: Tensor  # (B, K)
     residual: Tensor  # (B, K)
     omitted: Tensor  # (B, K)
+    solved: Tensor  # (B, K), bool
+
+    @property
+    def failed(self) -> Tensor:
+        """The inputs without an answer, (B,): see `Acnml`'s `on_error`."""
+        return self.log_lik.isnan().any(-1)
 
     @property
     def log_probs(self) -> Tensor:

@@ -1,29 +1,51 @@
-"""Linearised: solve the problem with the logits linear in the weights, then look at the network."""
+"""Linearised: solve the problem with the logits linear in the weights, then look at the network.
+
+The linearised solution is where the ascent of the true objective log p_θ(y|x) + log q(θ) begins.
+Up to a constant, the objective is log p_θ(y|x) - ½ vᵀΣv at θ = μ + Σv. No point is kept where it is
+lower than at the mean, nor a step that lowers it. Hence p_θ̂_y(y|x) ≥ p_μ(y|x) for every label, and
+the regret lies between 0 and log K.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from functools import partial
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from acnml._algebra.dual import Affine
+from acnml._algebra.actions import Displacement
+from acnml._algebra.dual import Affine, Dual
+from acnml._algebra.kernels import Kernel
 from acnml._algebra.newton import solve_logits
 from acnml._engine import chunks
-from acnml._engine.chunks import Solved, label_chunks, solved_at
-from acnml._engine.rows import Path, Rows
+from acnml._engine.chunks import Solved, label_chunks
+from acnml._engine.recorder import Tape
+from acnml._engine.rows import Path, Rows, inner_product
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.head.features import Features, features, only_linear
 from acnml.head.solve import Precision, solve_head
 from acnml.posteriors import Posterior
-from acnml.solvers.base import Solution, UnsolvedError
+from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
 
-# A residual, in posterior standard deviations, with which no solution can be called one.
-UNSOLVED = 0.1
+# Where the linearised solution is worse than the mean, it is halved this often, then given up.
+HALVINGS = 6
+
+# With a smaller share of rows left to improve, only these are run.
+MANY = 0.5
+
+# A step must gain this share of what the slope promises.
+SHARE_OF_SLOPE = 0.1
+
+# Step sizes change by these factors at most, from one step to the next.
+SHRINK, GROW = 0.1, 2.0
+
+# Changes of the objective below this many units of rounding mean nothing.
+ROUNDING = 64
 
 
 @final
@@ -35,9 +57,11 @@ class Linearised:
     posterior covers only a last Linear layer, the network is linear in it and the solution exact.
 
     Args:
-        polish: gradient steps that start at the linearised solution; 0 takes it as it is.
-        step_size: of those steps.
-        tolerance: largest residual of the linearised problem, see `Solution`.
+        polish: gradient steps that start at the linearised solution; 0 takes it as it is. A step
+            that does not raise the objective is taken back, and a shorter one follows.
+        step_size: the first of those steps; later ones follow from how the objective changes.
+        tolerance: largest residual of the linearised problem, see `Solution`. Rows that reach it
+            are not polished any further.
         newton_steps: but never more Newton steps than this.
         negligible: with more than 64 classes and a last-layer posterior, labels are not solved for
             that add this much to C(x) at most, all together, by a bound that `Solution` reports.
@@ -84,12 +108,19 @@ class Linearised:
         logits = rows.start.logits[:, 0].detach().double()
         # In double precision: large kernels need more digits than single precision has.
         kernel = rows.kernel().double()
+        wide = torch.promote_types(rows.start.logits.dtype, torch.float32)
         for labels in label_chunks(rows, n_labels):
             found = solve_logits(logits, kernel, labels, self.tolerance, self.newton_steps)
-            self._require_solved(found.residual)
-            path = Path.along(rows.tangent, found.coefficients.to(rows.posterior.dtype))
-            path = rows.ascended(path, labels, self.polish, self.step_size)
-            yield solved_at(rows, path, labels)
+            at_mean = rows.log_lik(rows.start.logits, labels).double()
+            view = _start(rows, labels, found.coefficients, kernel, at_mean)
+            if self.polish == 0:
+                log_lik, residual = view.log_lik, partial(_residual, rows, view, labels, wide)
+            else:
+                point = _Point.at(rows, view, labels, torch.full_like(at_mean, self.step_size))
+                log_lik, known = _climbed(rows, point, labels, self.polish, self.tolerance)
+                residual = partial(known.to, wide)
+            # Rounding may leave the likelihood a little below that at the mean.
+            yield Solved(torch.maximum(log_lik, at_mean).to(wide), residual)
 
     def _last_layer(
         self, classifier: Classifier, posterior: Posterior, x: Inputs
@@ -113,7 +144,8 @@ class Linearised:
         solved = solve_head(found.logits.double(), kernel, precision, rows)
         self._require_solved(solved.residual[solved.omitted == 0])
         wide = torch.promote_types(found.logits.dtype, torch.float32)
-        return Solution(*(tensor.to(wide) for tensor in solved))
+        log_lik, residual, omitted = (tensor.to(wide) for tensor in solved)
+        return Solution(log_lik, residual, omitted, (residual <= UNSOLVED) | (omitted > 0))
 
     def _require_solved(self, residual: Tensor) -> None:
         """Refuse to go on from rows that Newton left far from the optimum."""
@@ -122,3 +154,168 @@ class Linearised:
                 f"the linearised problem is not solved after {self.newton_steps} Newton steps: a "
                 f"residual of {residual.max().item():.2g} is left; {self.remedy}"
             )
+
+
+# Ascent of the true objective --------------------------------------------------------------------
+
+
+class _View(NamedTuple):
+    """The true network at the end of a path, before any gradient."""
+
+    path: Path
+    squared: Tensor  # vᵀΣv (B, L)
+    tape: Tape
+    log_lik: Tensor  # (B, L)
+
+    @staticmethod
+    def at(rows: Rows, path: Path, squared: Tensor, labels: Tensor) -> _View:
+        """Run all rows at the end of a path."""
+        tape = rows.recorded(path, labels.shape[-1])
+        return _View(path, squared, tape, rows.log_lik(tape.logits, labels).double())
+
+    @property
+    def objective(self) -> Tensor:
+        """log p_θ(y|x) - ½ vᵀΣv."""
+        return self.log_lik - self.squared / 2
+
+
+class _Point(NamedTuple):
+    """Rows on their way up, all that the next step needs. Numbers are (B, L)."""
+
+    path: Path  # v and Σv
+    gradient: Dual  # g = ∇log p_θ(y|x)
+    moved: Displacement  # Σg
+    log_lik: Tensor
+    objective: Tensor
+    squared: Tensor  # vᵀΣv
+    cross: Tensor  # vᵀΣg
+    length: Tensor  # gᵀΣg
+    residual: Tensor  # √((g - v)ᵀΣ(g - v)); its square is the objective's slope along g - v
+    size: Tensor  # of the next step
+
+    @staticmethod
+    def at(rows: Rows, view: _View, labels: Tensor, size: Tensor) -> _Point:
+        """Compute the gradient from a run of the network."""
+        gradient = rows.log_lik_gradient(view.tape, labels)
+        moved = rows.posterior.displacement(gradient)
+        cross = inner_product(gradient, view.path.moved).double()
+        length = inner_product(gradient, moved).double()
+        slope = length - 2 * cross + view.squared
+        # What rounding leaves of the difference; a smaller residual cannot be told from it.
+        rounding = torch.finfo(rows.posterior.dtype).eps * (length + view.squared)
+        residual = torch.maximum(slope, rounding).sqrt()
+        numbers = view.log_lik, view.objective, view.squared, cross, length, residual, size
+        return _Point(view.path, gradient, moved, *numbers)
+
+    def stepped(self, size: Tensor) -> tuple[Path, Tensor]:
+        """Return the path to v + size · (g - v), and the squared norm of its end."""
+        kept = 1 - size
+        squared = kept**2 * self.squared + 2 * size * kept * self.cross + size**2 * self.length
+        return self.path.stepped(self.gradient, self.moved, size.to(self.path.dtype)), squared
+
+    def take(self, rows: Rows, where: tuple[Tensor, Tensor]) -> _Point:
+        """Return some rows (n,), with one label each."""
+        path = Path.to(rows.posterior, self.path.v().take(where))
+        gradient = self.gradient.take(where)
+        numbers = (number[where].unsqueeze(1) for number in self[3:])
+        return _Point(path, gradient, rows.posterior.displacement(gradient), *numbers)
+
+
+def _start(
+    rows: Rows, labels: Tensor, coefficients: Tensor, kernel: Kernel, at_mean: Tensor
+) -> _View:
+    """Run the network at θ = μ + ΣJᵀu, with u halved where the objective is below the mean's."""
+    u = torch.where(coefficients.isfinite().all(-1, keepdim=True), coefficients, 0.0)
+    squared = (kernel.mv(u) * u).sum(-1)
+    dtype = rows.posterior.dtype
+    view = _View.at(rows, Path.along(rows.tangent, u.to(dtype)), squared, labels)
+    worse = ~(view.objective >= at_mean)
+    if not bool(worse.any()):
+        return view
+    share = _best_share(rows, labels, view, worse, at_mean)
+    u, squared = share.unsqueeze(-1) * u, share**2 * squared
+    squared = torch.where(share > 0, squared, 0.0)  # it may be infinite
+    return _View.at(rows, Path.along(rows.tangent, u.to(dtype)), squared, labels)
+
+
+def _best_share(
+    rows: Rows, labels: Tensor, view: _View, worse: Tensor, at_mean: Tensor
+) -> Tensor:
+    """Return the share of the way from the mean, (B, L): 1, or less where that is worse.
+
+    Halves are tried, with the rows that need it alone; in the end a row stays at the mean.
+    """
+    where = worse.nonzero(as_tuple=True)
+    some, own = rows.take(where[0]), labels[where[1]].unsqueeze(1)
+    v, squared = view.path.v().take(where), view.squared[where].unsqueeze(1)
+    limit, share = at_mean[where].unsqueeze(1), torch.ones_like(squared)
+    worse_still = torch.ones_like(squared, dtype=torch.bool)
+    for _ in range(HALVINGS):
+        share = torch.where(worse_still, share / 2, share)
+        path = Path.to(rows.posterior, v.scaled(share.to(rows.posterior.dtype)))
+        log_lik = some.log_lik(some.logits(path, 1), own).double()
+        worse_still = ~(log_lik - share**2 * squared / 2 >= limit)
+        if not bool(worse_still.any()):
+            break
+    share = torch.where(worse_still, 0.0, share)
+    return torch.ones_like(at_mean).index_put(where, share.squeeze(1))
+
+
+def _residual(rows: Rows, view: _View, labels: Tensor, dtype: torch.dtype) -> Tensor:
+    return _Point.at(rows, view, labels, torch.ones_like(view.log_lik)).residual.to(dtype)
+
+
+def _climbed(
+    rows: Rows, point: _Point, labels: Tensor, steps: int, tolerance: float
+) -> tuple[Tensor, Tensor]:
+    """Take steps v ← v + ε(g - v); return log p_θ(y|x) and residuals (B, L) of where they end."""
+    for step in range(steps):
+        active = (point.residual > tolerance) & point.residual.isfinite()
+        if not bool(active.any()):
+            break
+        if active.double().mean() < MANY:
+            where = active.nonzero(as_tuple=True)
+            some, own = rows.take(where[0]), labels.expand_as(active)[where].unsqueeze(1)
+            left = _climbed(some, point.take(rows, where), own, steps - step, tolerance)
+            known = (point.log_lik, point.residual)
+            pairs = zip(known, left, strict=True)
+            log_lik, residual = (old.index_put(where, new.squeeze(1)) for old, new in pairs)
+            return log_lik, residual
+        point = _advanced(rows, point, labels, active)
+    return point.log_lik, point.residual
+
+
+def _advanced(rows: Rows, point: _Point, labels: Tensor, active: Tensor) -> _Point:
+    """Take one step with the active rows; those that it does not improve stay where they are."""
+    tried = torch.where(active, point.size, 0.0)
+    view = _View.at(rows, *point.stepped(tried), labels)
+    new = _Point.at(rows, view, labels, point.size)
+    better = active & _improved(new, point, SHARE_OF_SLOPE * tried * point.residual**2)
+    new = new._replace(size=_next_size(new, point, better))
+    if bool(better.all()):
+        return new
+    path, _ = point.stepped(torch.where(better, tried, 0.0))
+    gradient = new.gradient.where(better, point.gradient)
+    moved = rows.posterior.displacement(gradient)
+    pairs = zip(new[3:-1], point[3:-1], strict=True)
+    numbers = (torch.where(better, a, b) for a, b in pairs)
+    return _Point(path, gradient, moved, *numbers, new.size)
+
+
+def _improved(new: _Point, old: _Point, gain: Tensor) -> Tensor:
+    """Whether a row's objective rose enough or, where rounding hides that, its residual shrank."""
+    rounding = ROUNDING * torch.finfo(old.path.dtype).eps * (1 + old.objective.abs())
+    risen = new.objective >= old.objective + gain
+    return risen | ((new.objective >= old.objective - rounding) & (new.residual < old.residual))
+
+
+def _next_size(new: _Point, old: _Point, better: Tensor) -> Tensor:
+    """Return the step size at which a parabola through the objective's last values peaks.
+
+    The parabola has the slope r² at the old point, r being its residual.
+    """
+    slope, size = old.residual**2, old.size
+    bend = 2 * (old.objective + size * slope - new.objective) / size**2
+    peak = torch.where(bend > 0, slope / bend, torch.inf).nan_to_num(0.0)
+    most = torch.where(better, GROW * size, size / 2)
+    return torch.minimum(torch.maximum(peak, SHRINK * size), most).clamp(max=1.0)
