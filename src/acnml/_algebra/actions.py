@@ -243,7 +243,8 @@ def diagonal_prefers_factors(terms: int, positions: int, out_size: int) -> bool:
 
 def _blend(mine: Tensor, its: Tensor, kept: Weight, new: Weight) -> Tensor:
     if isinstance(kept, Tensor) and isinstance(new, Tensor):
-        return by_row(kept, mine) * mine + by_row(new, its) * its
+        return (by_row(kept, mine) * mine).addcmul_(by_row(new, its), its)
+    assert not isinstance(new, Tensor)
     return (kept * mine).add_(its, alpha=new)
 
 

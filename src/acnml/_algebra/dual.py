@@ -102,7 +102,7 @@ class Outers(NamedTuple):
             return self._replace(deltas=by_row(factor, self.deltas) * self.deltas)
         return self._replace(weight=factor * self.weight)
 
-    def take(self, where: tuple[Tensor, Tensor]) -> Outers:
+    def take(self, where: tuple[Tensor, ...]) -> Outers:
         """Return the rows (inputs, labels) (n,) of (B, L, ...) as (n, 1, ...)."""
         vectors = self.inputs.vectors.expand(*self.deltas.shape[:2], -1, -1)
         inputs = LayerInputs.new(vectors[where].unsqueeze(1))
@@ -151,7 +151,7 @@ class Dual(NamedTuple):
             dense = dict(scale(self.dense, factor))
         return Dual(dense, {k: o.scaled(factor) for k, o in self.outers.items()})
 
-    def take(self, where: tuple[Tensor, Tensor]) -> Dual:
+    def take(self, where: tuple[Tensor, ...]) -> Dual:
         """Return the rows (inputs, labels) (n,) of (B, L, ...) as (n, 1, ...)."""
         dense = {name: v[where].unsqueeze(1) for name, v in self.dense.items()}
         return Dual(dense, {k: o.take(where) for k, o in self.outers.items()})

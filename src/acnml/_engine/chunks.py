@@ -74,10 +74,12 @@ def _in_chunks(
     wanted: Callable[[Solved], tuple[Tensor, ...]],
 ) -> list[Tensor]:
     """Solve a chunk of inputs and labels at a time; return the wanted tensors, each (B, K)."""
-    parts = []
+    parts, done = [], 0
     for rows, n_labels in row_chunks(classifier, posterior, x, solver.n_gradients, solver.memory):
-        solved = [wanted(some) for some in solver.solve(rows, n_labels)]
+        with checks.counting_from(done, batches.size(x)):
+            solved = [wanted(some) for some in solver.solve(rows, n_labels)]
         parts.append([torch.cat(tensors, dim=1) for tensors in zip(*solved, strict=True)])
+        done += rows.size
     whole = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
     checks.require_finite(whole[0], "log-likelihoods are", solver.remedy, UnsolvedError)
     return whole
@@ -94,10 +96,11 @@ def row_chunks(
     row_bytes = posterior.dtype.itemsize * _scalars_per_row(first, n_gradients)
     affordable = budget(logits.device, memory) // row_bytes
     n_inputs, n_labels = max(1, affordable // logits.shape[-1]), max(1, affordable)
-    for chunk in batches.chunks(x, n_inputs):
+    for index, chunk in enumerate(batches.chunks(x, n_inputs)):
         rows = Rows.at_mean(classifier, posterior, chunk, n_gradients)
         remedy = "check the model and these inputs"
-        checks.require_finite(rows.start.logits[:, 0], "the model's logits are", remedy)
+        with checks.counting_from(index * n_inputs, batches.size(x)):
+            checks.require_finite(rows.start.logits[:, 0], "the model's logits are", remedy)
         yield rows, n_labels
 
 

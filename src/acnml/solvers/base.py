@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from acnml._util.batches import Inputs
+from acnml._util.checks import RowsError
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 
@@ -64,8 +65,13 @@ class Solution(NamedTuple):
 
 
 @final
-class UnsolvedError(ValueError):
+class UnsolvedError(RowsError):
     """Raised when a solver diverges or stops far from an optimum. The message says what to do."""
+
+
+@final
+class UnsolvedWarning(UserWarning):
+    """Some answers are rough: their solver stopped far from an optimum. See `Solution.solved`."""
 
 
 class Solver(Protocol):
@@ -80,5 +86,5 @@ class Solver(Protocol):
         ...
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
-        """Return only the log-likelihoods (B, K). Predictions use this; it skips residuals."""
+        """Return only the log-likelihoods (B, K). It may skip residuals."""
         ...

@@ -28,7 +28,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.head.features import Features, features, only_linear
-from acnml.head.solve import Precision, solve_head
+from acnml.head.solve import HeadSolution, Precision, solve_head
 from acnml.posteriors import Posterior
 from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
 
@@ -108,6 +108,8 @@ class Linearised:
         logits = rows.start.logits[:, 0].detach().double()
         # In double precision: large kernels need more digits than single precision has.
         kernel = rows.kernel().double()
+        what = "the covariances of the logits are"
+        checks.require_finite(kernel.diagonal(), what, self.remedy, UnsolvedError)
         wide = torch.promote_types(rows.start.logits.dtype, torch.float32)
         for labels in label_chunks(rows, n_labels):
             found = solve_logits(logits, kernel, labels, self.tolerance, self.newton_steps)
@@ -142,17 +144,23 @@ class Linearised:
         # A row needs some twenty vectors of K numbers in double precision.
         rows = None if self.memory is None else max(1, self.memory // (160 * found.logits.shape[1]))
         solved = solve_head(found.logits.double(), kernel, precision, rows)
-        self._require_solved(solved.residual[solved.omitted == 0])
+        self._require_solved(solved)
         wide = torch.promote_types(found.logits.dtype, torch.float32)
         log_lik, residual, omitted = (tensor.to(wide) for tensor in solved)
         return Solution(log_lik, residual, omitted, (residual <= UNSOLVED) | (omitted > 0))
 
-    def _require_solved(self, residual: Tensor) -> None:
-        """Refuse to go on from rows that Newton left far from the optimum."""
-        if bool((residual > max(UNSOLVED, self.tolerance)).any()):
+    def _require_solved(self, solution: HeadSolution) -> None:
+        """Refuse rows that Newton left far from the optimum of a problem that has one."""
+        limit = max(UNSOLVED, self.tolerance)
+        unsolved = ~((solution.residual <= limit) | (solution.omitted > 0))
+        rows = unsolved.any(1).nonzero().flatten().tolist()
+        if rows:
             raise UnsolvedError(
-                f"the linearised problem is not solved after {self.newton_steps} Newton steps: a "
-                f"residual of {residual.max().item():.2g} is left; {self.remedy}"
+                f"the linearised problem is not solved after {self.newton_steps} Newton steps (a "
+                f"residual of {solution.residual[unsolved].max().item():.2g} is left)",
+                rows,
+                len(unsolved),
+                self.remedy,
             )
 
 
@@ -213,7 +221,7 @@ class _Point(NamedTuple):
         squared = kept**2 * self.squared + 2 * size * kept * self.cross + size**2 * self.length
         return self.path.stepped(self.gradient, self.moved, size.to(self.path.dtype)), squared
 
-    def take(self, rows: Rows, where: tuple[Tensor, Tensor]) -> _Point:
+    def take(self, rows: Rows, where: tuple[Tensor, ...]) -> _Point:
         """Return some rows (n,), with one label each."""
         path = Path.to(rows.posterior, self.path.v().take(where))
         gradient = self.gradient.take(where)
@@ -238,9 +246,7 @@ def _start(
     return _View.at(rows, Path.along(rows.tangent, u.to(dtype)), squared, labels)
 
 
-def _best_share(
-    rows: Rows, labels: Tensor, view: _View, worse: Tensor, at_mean: Tensor
-) -> Tensor:
+def _best_share(rows: Rows, labels: Tensor, view: _View, worse: Tensor, at_mean: Tensor) -> Tensor:
     """Return the share of the way from the mean, (B, L): 1, or less where that is worse.
 
     Halves are tried, with the rows that need it alone; in the end a row stays at the mean.
@@ -297,9 +303,8 @@ def _advanced(rows: Rows, point: _Point, labels: Tensor, active: Tensor) -> _Poi
     path, _ = point.stepped(torch.where(better, tried, 0.0))
     gradient = new.gradient.where(better, point.gradient)
     moved = rows.posterior.displacement(gradient)
-    pairs = zip(new[3:-1], point[3:-1], strict=True)
-    numbers = (torch.where(better, a, b) for a, b in pairs)
-    return _Point(path, gradient, moved, *numbers, new.size)
+    numbers = (torch.where(better, a, b) for a, b in zip(new[3:], point[3:], strict=True))
+    return _Point(path, gradient, moved, *numbers)._replace(size=new.size)
 
 
 def _improved(new: _Point, old: _Point, gain: Tensor) -> Tensor:
