@@ -44,7 +44,7 @@ class Acnml(Predictor):
     Args:
         classifier: the model.
         posterior: q, fitted once on the training data.
-        solver: how θ̂_y is found; by default `Linearised(polish=2)`, see `default_solver`.
+        solver: how θ̂_y is found; by default `Linearised(polish=10)`, see `default_solver`.
         alpha: α, the weight of the query. Larger is more cautious, and α → 0 is the model at the
             mean. Always choose it on validation data (`acnml.calibrate`, `acnml.tuning`): at the
             default of 1 a Laplace posterior is often so wide that every label can be explained,
@@ -233,7 +233,7 @@ class Acnml(Predictor):
         )
         remedy = (
             "their probabilities are rough. Lower alpha, use a posterior over the last layer, take "
-            'more steps (Linearised(polish=20), or on_unsolved="fallback"), or accept this with '
+            'more steps (Linearised(polish=50), or on_unsolved="fallback"), or accept this with '
             'on_unsolved="ignore". `solve` says which labels are solved'
         )
         error = UnsolvedError(what, inputs.nonzero().flatten().tolist(), len(inputs), remedy)
@@ -247,7 +247,7 @@ def _fallbacks(solver: Solver, classifier: Classifier, posterior: Posterior) -> 
     literal = Reference(FALLBACK_STEPS, FALLBACK_STEP_SIZE)
     if unsupported(classifier.model, posterior.mean) is not None:
         return [literal]
-    longer = Linearised(polish=FALLBACK_STEPS, tolerance=UNSOLVED / 10)
+    longer = Linearised(polish=FALLBACK_STEPS)
     if isinstance(solver, (Linearised, Gradient)):
         longer = replace(longer, memory=solver.memory)
     return [longer, literal]
@@ -277,12 +277,12 @@ def default_solver(classifier: Classifier, posterior: Posterior) -> Solver:
     """Return the solver to use where the user names none.
 
     Linearise-then-evaluate wherever the fast engine knows all layers that the posterior covers,
-    with two gradient steps that bring it closer to the optimum than the paper's five or ten; a
-    last layer is exact and needs none. Else the paper's iteration, 10 steps of 0.25 for Kronecker
+    with up to ten gradient steps for the labels that need them; a last layer is exact and needs
+    none. Else the paper's iteration, 10 steps of 0.25 for Kronecker
     posteriors and 5 of 0.5 for others.
     """
     if unsupported(classifier.model, posterior.mean) is None:
-        return Linearised(polish=2)
+        return Linearised(polish=10)
     if isinstance(posterior, Kronecker):
         return Reference(steps=10, step_size=0.25)
     return Reference(steps=5, step_size=0.5)

@@ -57,11 +57,11 @@ class Linearised:
     posterior covers only a last Linear layer, the network is linear in it and the solution exact.
 
     Args:
-        polish: gradient steps that start at the linearised solution; 0 takes it as it is. A step
-            that does not raise the objective is taken back, and a shorter one follows.
+        polish: gradient steps at most that start at the linearised solution; 0 takes it as it is.
+            A step that does not raise the objective is taken back, and a shorter one follows.
         step_size: the first of those steps; later ones follow from how the objective changes.
-        tolerance: largest residual of the linearised problem, see `Solution`. Rows that reach it
-            are not polished any further.
+        polish_tolerance: rows with this residual, see `Solution`, are not polished any further.
+        tolerance: largest residual of the linearised problem.
         newton_steps: but never more Newton steps than this.
         negligible: with more than 64 classes and a last-layer posterior, labels are not solved for
             that add this much to C(x) at most, all together, by a bound that `Solution` reports.
@@ -70,6 +70,7 @@ class Linearised:
 
     polish: int = 0
     step_size: float = 0.5
+    polish_tolerance: float = UNSOLVED / 2
     tolerance: float = 1e-6
     newton_steps: int = 50
     negligible: float = 1e-3
@@ -79,6 +80,7 @@ class Linearised:
         if self.polish < 0 or self.newton_steps < 1:
             raise ValueError(f"polish must be ≥ 0 and newton_steps ≥ 1, got {self}")
         checks.require_positive(self.step_size, "step_size")
+        checks.require_positive(self.polish_tolerance, "polish_tolerance")
         checks.require_positive(self.tolerance, "tolerance")
         if self.negligible < 0:
             raise ValueError(f"negligible must be ≥ 0, got {self.negligible}")
@@ -119,7 +121,7 @@ class Linearised:
                 log_lik, residual = view.log_lik, partial(_residual, rows, view, labels, wide)
             else:
                 point = _Point.at(rows, view, labels, torch.full_like(at_mean, self.step_size))
-                log_lik, known = _climbed(rows, point, labels, self.polish, self.tolerance)
+                log_lik, known = _climbed(rows, point, labels, self.polish, self.polish_tolerance)
                 residual = partial(known.to, wide)
             # Rounding may leave the likelihood a little below that at the mean.
             yield Solved(torch.maximum(log_lik, at_mean).to(wide), residual)
@@ -309,9 +311,12 @@ def _advanced(rows: Rows, point: _Point, labels: Tensor, active: Tensor) -> _Poi
 
 def _improved(new: _Point, old: _Point, gain: Tensor) -> Tensor:
     """Whether a row's objective rose enough or, where rounding hides that, its residual shrank."""
-    rounding = ROUNDING * torch.finfo(old.path.dtype).eps * (1 + old.objective.abs())
-    risen = new.objective >= old.objective + gain
-    return risen | ((new.objective >= old.objective - rounding) & (new.residual < old.residual))
+    rounding = _rounding(old)
+    # A residual this small is rounding too: its square is a difference of larger numbers.
+    shrank = (new.residual < old.residual) | (new.residual**2 < rounding)
+    return (new.objective >= old.objective + gain) | (
+        (new.objective >= old.objective - rounding) & shrank
+    )
 
 
 def _next_size(new: _Point, old: _Point, better: Tensor) -> Tensor:
@@ -323,4 +328,11 @@ def _next_size(new: _Point, old: _Point, better: Tensor) -> Tensor:
     bend = 2 * (old.objective + size * slope - new.objective) / size**2
     peak = torch.where(bend > 0, slope / bend, torch.inf).nan_to_num(0.0)
     most = torch.where(better, GROW * size, size / 2)
-    return torch.minimum(torch.maximum(peak, SHRINK * size), most).clamp(max=1.0)
+    found = torch.minimum(torch.maximum(peak, SHRINK * size), most).clamp(max=1.0)
+    return torch.where(better & (slope < _rounding(old)), size, found)
+
+
+def _rounding(point: _Point) -> Tensor:
+    """Return the change of the objective that means nothing."""
+    eps = torch.finfo(point.path.dtype).eps
+    return ROUNDING * eps * (1 + point.objective.abs() + point.length + point.squared)
