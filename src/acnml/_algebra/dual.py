@@ -18,7 +18,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._util.params import Params, add, scale
+from acnml._util.params import Params
 
 
 @final
@@ -145,10 +145,10 @@ class Dual(NamedTuple):
 
     def scaled(self, factor: float | Tensor) -> Dual:
         """Multiply by a number, or by one per row (B, L)."""
-        if isinstance(factor, Tensor):
-            dense = {name: by_row(factor, v) * v for name, v in self.dense.items()}
-        else:
-            dense = dict(scale(self.dense, factor))
+        dense = {
+            name: (by_row(factor, v) if isinstance(factor, Tensor) else factor) * v
+            for name, v in self.dense.items()
+        }
         return Dual(dense, {k: o.scaled(factor) for k, o in self.outers.items()})
 
     def take(self, where: tuple[Tensor, ...]) -> Dual:
@@ -167,7 +167,7 @@ class Dual(NamedTuple):
     def plus(self, other: Dual) -> Dual:
         """Return v + other."""
         outers = {layer: own.plus(other.outers[layer]) for layer, own in self.outers.items()}
-        return Dual(add(self.dense, other.dense), outers)
+        return Dual({name: v + other.dense[name] for name, v in self.dense.items()}, outers)
 
     def combined(self, weights: Tensor) -> Dual:
         """Return Σ_c w_c v_c along the second batch dimension, for weights (B, L, C) and v (B, C).

@@ -142,7 +142,7 @@ class Acnml(Predictor):
         """Return `log_probs` and `regret` in one go, and how far they are from an optimum."""
         solution = self._in_chunks(x, self._solved)
         if self.on_unsolved != "ignore":
-            self._report(~solution.solved & ~solution.failed.unsqueeze(1), solution.residual)
+            self._report(~solution.solved & ~solution.log_lik.isnan(), solution.residual)
         return solution
 
     @torch.inference_mode(False)

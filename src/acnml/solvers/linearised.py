@@ -158,8 +158,8 @@ class Linearised:
         rows = unsolved.any(1).nonzero().flatten().tolist()
         if rows:
             raise UnsolvedError(
-                f"the linearised problem is not solved after {self.newton_steps} Newton steps (a "
-                f"residual of {solution.residual[unsolved].max().item():.2g} is left)",
+                f"the linearised problem is not solved after {self.newton_steps} Newton steps: a "
+                f"residual of {solution.residual[unsolved].max().item():.2g} is left",
                 rows,
                 len(unsolved),
                 self.remedy,
@@ -281,7 +281,7 @@ def _climbed(
         active = (point.residual > tolerance) & point.residual.isfinite()
         if not bool(active.any()):
             break
-        if active.double().mean() < MANY:
+        if active.double().mean() < MANY and active.numel() > active.sum():
             where = active.nonzero(as_tuple=True)
             some, own = rows.take(where[0]), labels.expand_as(active)[where].unsqueeze(1)
             left = _climbed(some, point.take(rows, where), own, steps - step, tolerance)
