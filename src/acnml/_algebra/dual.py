@@ -108,14 +108,14 @@ class Outers(NamedTuple):
         inputs = LayerInputs.new(vectors[where].unsqueeze(1))
         return Outers(self.deltas[where].unsqueeze(1), inputs, self.weight)
 
-    def where(self, rows: Tensor, other: Outers) -> Outers:
-        """Take the chosen rows (*batch) from here, the others from `other`, term by term."""
-        mine, its = self.weight * self.deltas, other.weight * other.deltas
-        deltas = torch.where(by_row(rows, mine), mine, its)
-        if self.inputs.id == other.inputs.id:
-            return Outers(deltas, self.inputs)
-        mine, its = self.inputs.vectors, other.inputs.vectors
-        return Outers(deltas, LayerInputs.new(torch.where(by_row(rows, mine), mine, its)))
+    def where(self, rows: Tensor) -> Outers:
+        """Set all rows but the chosen ones (*batch) to zero, even if they are not finite."""
+        deltas, vectors = self.deltas, self.inputs.vectors
+        deltas = torch.where(by_row(rows, deltas), deltas, 0.0)
+        if vectors.shape[: rows.ndim] != rows.shape:  # all rows of an input share them
+            return self._replace(deltas=deltas)
+        vectors = torch.where(by_row(rows, vectors), vectors, 0.0)
+        return self._replace(deltas=deltas, inputs=LayerInputs.new(vectors))
 
     def combined(self, weights: Tensor) -> Outers:
         """Return Σ_c w_c δ_c aᵀ, see `Dual.combined`."""
@@ -156,13 +156,10 @@ class Dual(NamedTuple):
         dense = {name: v[where].unsqueeze(1) for name, v in self.dense.items()}
         return Dual(dense, {k: o.take(where) for k, o in self.outers.items()})
 
-    def where(self, rows: Tensor, other: Dual) -> Dual:
-        """Take the chosen rows (B, L) from here and the others from `other`."""
-        dense = {
-            name: torch.where(by_row(rows, v), v, other.dense[name])
-            for name, v in self.dense.items()
-        }
-        return Dual(dense, {k: o.where(rows, other.outers[k]) for k, o in self.outers.items()})
+    def where(self, rows: Tensor) -> Dual:
+        """Set all rows but the chosen ones (B, L) to zero, even if they are not finite."""
+        dense = {n: torch.where(by_row(rows, v), v, 0.0) for n, v in self.dense.items()}
+        return Dual(dense, {k: o.where(rows) for k, o in self.outers.items()})
 
     def plus(self, other: Dual) -> Dual:
         """Return v + other."""

@@ -41,6 +41,11 @@ MANY = 0.5
 # A step must gain this share of what the slope promises.
 SHARE_OF_SLOPE = 0.1
 
+# A step at most this long, in posterior standard deviations, that does not improve a row has
+# crossed a kink. The residual of a solution is the least norm of a combination of gradients this
+# close to it.
+KINK = 0.1
+
 # Step sizes change by these factors at most, from one step to the next.
 SHRINK, GROW = 0.1, 2.0
 
@@ -294,19 +299,56 @@ def _climbed(
 
 
 def _advanced(rows: Rows, point: _Point, labels: Tensor, active: Tensor) -> _Point:
-    """Take one step with the active rows; those that it does not improve stay where they are."""
+    """Take one step with the active rows; those that it does not improve stay where they are.
+
+    Those that stay although the step was short are at a kink, as ReLU networks have them: the
+    gradients on its two sides differ, and neither leads up. They go on with a convex combination
+    of both, the one whose direction is steepest (an aggregate of a bundle method).
+    """
     tried = torch.where(active, point.size, 0.0)
     view = _View.at(rows, *point.stepped(tried), labels)
     new = _Point.at(rows, view, labels, point.size)
     better = active & _improved(new, point, SHARE_OF_SLOPE * tried * point.residual**2)
-    new = new._replace(size=_next_size(new, point, better))
     if bool(better.all()):
-        return new
-    path, _ = point.stepped(torch.where(better, tried, 0.0))
-    gradient = new.gradient.where(better, point.gradient)
+        return new._replace(size=_next_size(new, point, better))
+    usable = new.length.isfinite() & new.cross.isfinite()
+    short = active & ~better & usable & (tried * point.residual <= KINK)
+    return _mixed(rows, point, new, better, short)
+
+
+def _mixed(rows: Rows, old: _Point, new: _Point, better: Tensor, short: Tensor) -> _Point:
+    """Let the better rows go on from the new point, the others from the old one.
+
+    The share λ of the new gradient b in (1 - λ)a + λb minimises the distance to v.
+    """
+    both = inner_product(new.gradient.where(short), old.moved).double()  # aᵀΣb
+    cross = inner_product(new.gradient.where(short), old.path.moved).double()  # vᵀΣb
+    slope = old.residual**2
+    other_slope = both - old.cross - cross + old.squared  # (a - v)ᵀΣ(b - v)
+    apart = (old.length - 2 * both + new.length).clamp(min=torch.finfo(torch.float64).tiny)
+    share = torch.where(short, ((slope - other_slope) / apart).clamp(0, 1).nan_to_num(0.0), 0.0)
+    kept = 1 - share
+    length = kept**2 * old.length + 2 * kept * share * both + share**2 * new.length
+    cross = kept * old.cross + share * cross
+    floor = torch.finfo(rows.posterior.dtype).eps * (length + old.squared)
+    residual = torch.maximum(length - 2 * cross + old.squared, floor).sqrt()
+    at_kink = old._replace(length=length, cross=cross, residual=residual)
+    at_kink = at_kink._replace(
+        **{
+            name: torch.where(share > 0, getattr(at_kink, name), getattr(old, name))
+            for name in ("length", "cross", "residual")
+        }
+    )
+    size = _next_size(new, old, better)
+    size = torch.where((share > SHRINK) & ~better, old.size, size)
+    path, _ = old.stepped(torch.where(better, old.size, 0.0))
+    share = torch.where(better, 1.0, share)
+    dtype = rows.posterior.dtype
+    fresh = new.gradient.where(share > 0).scaled(share.to(dtype))
+    gradient = old.gradient.where(share < 1).scaled((1 - share).to(dtype)).plus(fresh)
     moved = rows.posterior.displacement(gradient)
-    numbers = (torch.where(better, a, b) for a, b in zip(new[3:], point[3:], strict=True))
-    return _Point(path, gradient, moved, *numbers)._replace(size=new.size)
+    numbers = (torch.where(better, a, b) for a, b in zip(new[3:], at_kink[3:], strict=True))
+    return _Point(path, gradient, moved, *numbers)._replace(size=size)
 
 
 def _improved(new: _Point, old: _Point, gain: Tensor) -> Tensor:
