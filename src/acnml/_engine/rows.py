@@ -56,18 +56,17 @@ class Path(NamedTuple):
 
     steps: tuple[tuple[Weight, Callable[[], Dual]], ...]  # written out only if v is needed
     moved: Displacement  # Σv
-    dtype: torch.dtype
 
     @staticmethod
     def along(tangent: Tangent, weights: Tensor) -> Path:
         """Begin with v = Jᵀw for weights (B, L, K) of the logits."""
         step = (1.0, lambda: tangent.jacobian.combined(weights))
-        return Path((step,), tangent.moved.combined(weights), weights.dtype)
+        return Path((step,), tangent.moved.combined(weights))
 
     @staticmethod
     def to(posterior: Posterior, v: Dual) -> Path:
         """Go straight to v."""
-        return Path(((1.0, lambda: v),), posterior.displacement(v), posterior.dtype)
+        return Path(((1.0, lambda: v),), posterior.displacement(v))
 
     def stepped(self, gradient: Dual, moved: Displacement, step_size: Weight) -> Path:
         """Return the path to (1 - ε)v + ε · gradient, where `moved` is Σ · gradient.
@@ -76,7 +75,7 @@ class Path(NamedTuple):
         """
         kept = 1 - step_size
         steps = *((weight * kept, one) for weight, one in self.steps), (step_size, lambda: gradient)
-        return Path(steps, self.moved.blended(moved, kept, step_size), self.dtype)
+        return Path(steps, self.moved.blended(moved, kept, step_size))
 
     def v(self) -> Dual:
         """Return v."""

@@ -33,7 +33,7 @@ from acnml.solvers import (
 T = TypeVar("T")
 
 # What "fallback" takes where the solver has not reached an optimum.
-FALLBACK_STEPS, FALLBACK_STEP_SIZE = 50, 0.1
+FALLBACK_STEPS, FALLBACK_STEP_SIZE = 100, 0.1
 
 
 @final

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from acnml._algebra.actions import Displacement
-from acnml._algebra.dual import Affine, Dual
+from acnml._algebra.dual import Affine, Dual, aligned, blended, taken
 from acnml._algebra.kernels import Kernel
 from acnml._algebra.newton import solve_logits
 from acnml._engine import chunks
@@ -126,7 +126,9 @@ class Linearised:
                 log_lik, residual = view.log_lik, partial(_residual, rows, view, labels, wide)
             else:
                 point = _Point.at(rows, view, labels, torch.full_like(at_mean, self.step_size))
-                log_lik, known = _climbed(rows, point, labels, self.polish, self.polish_tolerance)
+                log_lik, known = _climbed(
+                    rows, point.joined(), labels, self.polish, self.polish_tolerance
+                )
                 residual = partial(known.to, wide)
             # Rounding may leave the likelihood a little below that at the mean.
             yield Solved(torch.maximum(log_lik, at_mean).to(wide), residual)
@@ -197,9 +199,10 @@ class _View(NamedTuple):
 class _Point(NamedTuple):
     """Rows on their way up, all that the next step needs. Numbers are (B, L)."""
 
-    path: Path  # v and Σv
-    gradient: Dual  # g = ∇log p_θ(y|x)
-    moved: Displacement  # Σg
+    v: Dual
+    moved: Displacement  # Σv
+    gradient: Dual  # g = ∇log p_θ(y|x), or a combination of gradients next to a kink
+    moved_gradient: Displacement  # Σg
     log_lik: Tensor
     objective: Tensor
     squared: Tensor  # vᵀΣv
@@ -215,25 +218,33 @@ class _Point(NamedTuple):
         moved = rows.posterior.displacement(gradient)
         cross = inner_product(gradient, view.path.moved).double()
         length = inner_product(gradient, moved).double()
-        slope = length - 2 * cross + view.squared
-        # What rounding leaves of the difference; a smaller residual cannot be told from it.
-        rounding = torch.finfo(rows.posterior.dtype).eps * (length + view.squared)
-        residual = torch.maximum(slope, rounding).sqrt()
+        residual = _norm(length, cross, view.squared, rows.posterior.dtype)
         numbers = view.log_lik, view.objective, view.squared, cross, length, residual, size
-        return _Point(view.path, gradient, moved, *numbers)
+        return _Point(view.path.v(), view.path.moved, gradient, moved, *numbers)
 
-    def stepped(self, size: Tensor) -> tuple[Path, Tensor]:
-        """Return the path to v + size · (g - v), and the squared norm of its end."""
+    def joined(self) -> _Point:
+        """Write v and g over the same outer products: a v that steps along g does not grow."""
+        v, gradient = aligned(self.v, self.gradient)
+        return self._replace(v=v, gradient=gradient)
+
+    def stepped(self, size: Tensor) -> tuple[Dual, Tensor]:
+        """Return v + size · (g - v) and its squared norm."""
         kept = 1 - size
         squared = kept**2 * self.squared + 2 * size * kept * self.cross + size**2 * self.length
-        return self.path.stepped(self.gradient, self.moved, size.to(self.path.dtype)), squared
+        return blended(self.v, self.gradient, size), squared
 
     def take(self, rows: Rows, where: tuple[Tensor, ...]) -> _Point:
         """Return some rows (n,), with one label each."""
-        path = Path.to(rows.posterior, self.path.v().take(where))
-        gradient = self.gradient.take(where)
-        numbers = (number[where].unsqueeze(1) for number in self[3:])
-        return _Point(path, gradient, rows.posterior.displacement(gradient), *numbers)
+        v, gradient = taken(where, self.v, self.gradient)
+        moved = (rows.posterior.displacement(each) for each in (v, gradient))
+        numbers = (number[where].unsqueeze(1) for number in self[4:])
+        return _Point(v, next(moved), gradient, next(moved), *numbers)
+
+
+def _norm(length: Tensor, cross: Tensor, squared: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return √((g - v)ᵀΣ(g - v)), or what rounding leaves of the difference if that is more."""
+    rounding = torch.finfo(dtype).eps * (length + squared)
+    return torch.maximum(length - 2 * cross + squared, rounding).sqrt()
 
 
 def _start(
@@ -260,7 +271,7 @@ def _best_share(rows: Rows, labels: Tensor, view: _View, worse: Tensor, at_mean:
     """
     where = worse.nonzero(as_tuple=True)
     some, own = rows.take(where[0]), labels[where[1]].unsqueeze(1)
-    v, squared = view.path.v().take(where), view.squared[where].unsqueeze(1)
+    v, squared = taken(where, view.path.v())[0], view.squared[where].unsqueeze(1)
     limit, share = at_mean[where].unsqueeze(1), torch.ones_like(squared)
     worse_still = torch.ones_like(squared, dtype=torch.bool)
     for _ in range(HALVINGS):
@@ -306,54 +317,54 @@ def _advanced(rows: Rows, point: _Point, labels: Tensor, active: Tensor) -> _Poi
     of both, the one whose direction is steepest (an aggregate of a bundle method).
     """
     tried = torch.where(active, point.size, 0.0)
-    view = _View.at(rows, *point.stepped(tried), labels)
+    v, squared = point.stepped(tried)
+    view = _View.at(rows, Path.to(rows.posterior, v), squared, labels)
     new = _Point.at(rows, view, labels, point.size)
-    better = active & _improved(new, point, SHARE_OF_SLOPE * tried * point.residual**2)
+    rounding = _rounding(point, rows.posterior.dtype)
+    better = active & _improved(new, point, SHARE_OF_SLOPE * tried * point.residual**2, rounding)
+    new = new._replace(size=_next_size(new, point, better, rounding))
     if bool(better.all()):
-        return new._replace(size=_next_size(new, point, better))
+        return new.joined()
     usable = new.length.isfinite() & new.cross.isfinite()
     short = active & ~better & usable & (tried * point.residual <= KINK)
-    return _mixed(rows, point, new, better, short)
+    return _mixed(rows, point, new, tried, better, short)
 
 
-def _mixed(rows: Rows, old: _Point, new: _Point, better: Tensor, short: Tensor) -> _Point:
+def _mixed(
+    rows: Rows, old: _Point, new: _Point, tried: Tensor, better: Tensor, short: Tensor
+) -> _Point:
     """Let the better rows go on from the new point, the others from the old one.
 
-    The share λ of the new gradient b in (1 - λ)a + λb minimises the distance to v.
+    After a short step the gradient a of the old point and b of the new one are combined. The share
+    λ for which (1 - λ)a + λb is closest to v minimises a parabola.
     """
-    both = inner_product(new.gradient.where(short), old.moved).double()  # aᵀΣb
-    cross = inner_product(new.gradient.where(short), old.path.moved).double()  # vᵀΣb
-    slope = old.residual**2
-    other_slope = both - old.cross - cross + old.squared  # (a - v)ᵀΣ(b - v)
-    apart = (old.length - 2 * both + new.length).clamp(min=torch.finfo(torch.float64).tiny)
-    share = torch.where(short, ((slope - other_slope) / apart).clamp(0, 1).nan_to_num(0.0), 0.0)
+    fresh = new.gradient.where(better | short)
+    both = inner_product(fresh, old.moved_gradient).double()  # aᵀΣb
+    other = inner_product(fresh, old.moved).double()  # vᵀΣb
+    apart = old.length - 2 * both + new.length
+    share = (old.length - old.cross - both + other) / apart
+    share = torch.where(short, share.nan_to_num(0.0).clamp(0, 1), 0.0)
     kept = 1 - share
     length = kept**2 * old.length + 2 * kept * share * both + share**2 * new.length
-    cross = kept * old.cross + share * cross
-    floor = torch.finfo(rows.posterior.dtype).eps * (length + old.squared)
-    residual = torch.maximum(length - 2 * cross + old.squared, floor).sqrt()
-    at_kink = old._replace(length=length, cross=cross, residual=residual)
-    at_kink = at_kink._replace(
-        **{
-            name: torch.where(share > 0, getattr(at_kink, name), getattr(old, name))
-            for name in ("length", "cross", "residual")
-        }
+    cross = kept * old.cross + share * other
+    combined = old._replace(
+        length=torch.where(share > 0, length, old.length),
+        cross=torch.where(share > 0, cross, old.cross),
+        # With a new direction the old step size is worth another try.
+        size=torch.where(share > SHRINK, old.size, new.size),
     )
-    size = _next_size(new, old, better)
-    size = torch.where((share > SHRINK) & ~better, old.size, size)
-    path, _ = old.stepped(torch.where(better, old.size, 0.0))
-    share = torch.where(better, 1.0, share)
-    dtype = rows.posterior.dtype
-    fresh = new.gradient.where(share > 0).scaled(share.to(dtype))
-    gradient = old.gradient.where(share < 1).scaled((1 - share).to(dtype)).plus(fresh)
-    moved = rows.posterior.displacement(gradient)
-    numbers = (torch.where(better, a, b) for a, b in zip(new[3:], at_kink[3:], strict=True))
-    return _Point(path, gradient, moved, *numbers)._replace(size=size)
+    residual = _norm(combined.length, combined.cross, combined.squared, rows.posterior.dtype)
+    combined = combined._replace(residual=torch.where(share > 0, residual, old.residual))
+    numbers = (torch.where(better, a, b) for a, b in zip(new[4:], combined[4:], strict=True))
+    v, _ = old.stepped(torch.where(better, tried, 0.0))
+    v, gradient, fresh = aligned(v, old.gradient, fresh)
+    gradient = blended(gradient, fresh, torch.where(better, 1.0, share))
+    moved = (rows.posterior.displacement(each) for each in (v, gradient))
+    return _Point(v, next(moved), gradient, next(moved), *numbers)
 
 
-def _improved(new: _Point, old: _Point, gain: Tensor) -> Tensor:
+def _improved(new: _Point, old: _Point, gain: Tensor, rounding: Tensor) -> Tensor:
     """Whether a row's objective rose enough or, where rounding hides that, its residual shrank."""
-    rounding = _rounding(old)
     # A residual this small is rounding too: its square is a difference of larger numbers.
     shrank = (new.residual < old.residual) | (new.residual**2 < rounding)
     return (new.objective >= old.objective + gain) | (
@@ -361,7 +372,7 @@ def _improved(new: _Point, old: _Point, gain: Tensor) -> Tensor:
     )
 
 
-def _next_size(new: _Point, old: _Point, better: Tensor) -> Tensor:
+def _next_size(new: _Point, old: _Point, better: Tensor, rounding: Tensor) -> Tensor:
     """Return the step size at which a parabola through the objective's last values peaks.
 
     The parabola has the slope r² at the old point, r being its residual.
@@ -371,10 +382,10 @@ def _next_size(new: _Point, old: _Point, better: Tensor) -> Tensor:
     peak = torch.where(bend > 0, slope / bend, torch.inf).nan_to_num(0.0)
     most = torch.where(better, GROW * size, size / 2)
     found = torch.minimum(torch.maximum(peak, SHRINK * size), most).clamp(max=1.0)
-    return torch.where(better & (slope < _rounding(old)), size, found)
+    return torch.where(better & (slope < rounding), size, found)
 
 
-def _rounding(point: _Point) -> Tensor:
+def _rounding(point: _Point, dtype: torch.dtype) -> Tensor:
     """Return the change of the objective that means nothing."""
-    eps = torch.finfo(point.path.dtype).eps
+    eps = torch.finfo(dtype).eps
     return ROUNDING * eps * (1 + point.objective.abs() + point.length + point.squared)
