@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from acnml import Bma, Gradient, Linearised, Posterior, Reference
 from acnml._algebra.newton import solve_logits
 from acnml._engine.chunks import label_chunks, row_chunks
-from acnml._engine.rows import Path, Rows, squared_norm
+from acnml._engine.rows import Path, Rows, inner_product
 from benchmarks.subjects import TRAINING_IMAGES, Subject
 from benchmarks.timing import fastest
 
@@ -78,7 +78,7 @@ def _paths(rows: Rows, labels: Tensor, steps: int, size: float) -> dict[str, Pat
 
 def _objective(rows: Rows, path: Path, labels: Tensor) -> Tensor:
     log_lik = rows.log_lik(rows.logits(path, len(labels)), labels)
-    return log_lik - squared_norm(path.v(), path.moved) / 2
+    return log_lik - inner_product(path.v(), path.moved) / 2
 
 
 def _forward(subject: Subject) -> Run:

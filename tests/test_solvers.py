@@ -156,7 +156,8 @@ def test_polishing_converges_to_the_reference(case, name):
     model, x = case.model(), case.x(2)
     posterior = POSTERIORS[name](model).scaled(0.1)
     expected = Reference(100, 0.5)(Classifier(model), posterior, x)
-    solution = Linearised(polish=100, tolerance=1e-11)(Classifier(model), posterior, x)
+    solver = Linearised(polish=100, polish_tolerance=1e-11, tolerance=1e-11)
+    solution = solver(Classifier(model), posterior, x)
     torch.testing.assert_close(solution.log_lik, expected.log_lik, rtol=0, atol=1e-9)
     assert max(expected.residual.max(), solution.residual.max()) < 1e-7  # √ of rounding errors
 
@@ -200,7 +201,9 @@ def test_newton_reports_what_it_could_not_solve():
     )
 
 
-@pytest.mark.parametrize("solver", [Gradient(3, 0.4), Linearised(), Linearised(polish=2)])
+@pytest.mark.parametrize(
+    "solver", [Gradient(3, 0.4), Linearised(), Linearised(polish=2, polish_tolerance=1e-9)]
+)
 @pytest.mark.parametrize("memory", [1, 20_000, 10**9])
 def test_the_memory_budget_changes_nothing_but_the_blocks(solver, memory):
     from dataclasses import replace
@@ -225,7 +228,9 @@ def test_a_batch_is_its_inputs_one_by_one(solver):
         )
 
 
-@pytest.mark.parametrize("solver", [Gradient(3, 0.4), Linearised(), Linearised(polish=2)])
+@pytest.mark.parametrize(
+    "solver", [Gradient(3, 0.4), Linearised(), Linearised(polish=2, polish_tolerance=1e-9)]
+)
 def test_works_under_no_grad_and_leaves_no_graph(solver):
     case = MODELS[2]
     model = case.model()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -19,9 +20,11 @@ MAKERS = {
     "bma": lambda c, m: Bma(c, eigen_kronecker(m), samples=3),
     "glm": lambda c, m: Glm(c, eigen_kronecker(m)),
     "last layer": lambda c, m: Acnml(c.tempered(1.3), last_layer(m), alpha=0.3),
-    "linearised": lambda c, m: Acnml(c, eigen_kronecker(m), Linearised(polish=1), alpha=0.2),
-    "gradient": lambda c, m: Acnml(c, eigen_kronecker(m), Gradient(2, 0.3), alpha=0.2),
-    "reference": lambda c, m: Acnml(c, eigen_kronecker(m), Reference(2, 0.3), alpha=0.2),
+    "linearised": lambda c, m: Acnml(
+        c, eigen_kronecker(m), Linearised(polish=3, polish_tolerance=1e-9), alpha=0.2
+    ),
+    "gradient": lambda c, m: Acnml(c, eigen_kronecker(m), Gradient(2, 0.3), 0.2, "ignore"),
+    "reference": lambda c, m: Acnml(c, eigen_kronecker(m), Reference(2, 0.3), 0.2, "ignore"),
 }
 
 
@@ -51,13 +54,21 @@ def test_a_thousand_calls_of_every_thread_on_a_last_layer():
         assert sum(pool.map(differing, range(THREADS))) == 0
 
 
-def test_threads_may_start_with_a_new_classifier():
-    """Several threads fill the cache of facts about a model at the same time."""
-    model = MLP.model()
-    expected = Acnml(Classifier(model), eigen_kronecker(model), alpha=0.2)(MLP.x())
-    predict = Acnml(Classifier(model), eigen_kronecker(model), alpha=0.2)
+@pytest.mark.parametrize("case", [MLP, CONV], ids=lambda case: case.name)
+@pytest.mark.parametrize("name", MAKERS)
+def test_threads_may_start_with_a_new_classifier(name, case):
+    """Several threads check a model for the first time, and cache facts about it, at once."""
+    model, x = case.model(), case.x()
+    expected = MAKERS[name](Classifier(model), model)(x)
+    predict = MAKERS[name](Classifier(model), model)
+    barrier = Barrier(THREADS)
+
+    def together(_: int) -> torch.Tensor:
+        barrier.wait()
+        return predict(x)
+
     with ThreadPoolExecutor(THREADS) as pool:
-        found = list(pool.map(lambda _: predict(MLP.x()), range(THREADS)))
+        found = list(pool.map(together, range(THREADS)))
     assert all(torch.equal(each, expected) for each in found)
 
 

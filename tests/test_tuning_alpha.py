@@ -52,10 +52,10 @@ def test_both_tolerances_count(tolerance, expected):
 
 def test_alphas_without_a_solution_are_not_harmless():
     class Stops(FakeSolver):
-        def log_lik(self, classifier, posterior, x):
+        def __call__(self, classifier, posterior, x):
             if posterior.var["weight"][0, 0] >= 1:
                 raise UnsolvedError("too cautious")
-            return super().log_lik(classifier, posterior, x)
+            return super().__call__(classifier, posterior, x)
 
     predictor = replace(fake_acnml(), solver=Stops())
     choice = tuning.largest_harmless_alpha(predictor, FOUR, GRID, Tolerance(1.0, 10.0))

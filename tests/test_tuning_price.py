@@ -183,10 +183,10 @@ class TestWithinPrice:
 
     def test_values_without_a_solution_are_passed_over(self):
         class Stops(FakeSolver):
-            def log_lik(self, classifier, posterior, x):
+            def __call__(self, classifier, posterior, x):
                 if posterior.var["weight"][0, 0] > 0.5:
                     raise UnsolvedError("too cautious")
-                return super().log_lik(classifier, posterior, x)
+                return super().__call__(classifier, posterior, x)
 
         predictor = replace(fake_acnml(), solver=Stops())
 

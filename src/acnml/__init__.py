@@ -67,7 +67,15 @@ from acnml.predictors import (
     Probit,
     Tempered,
 )
-from acnml.solvers import Gradient, Linearised, Reference, Solution, Solver, UnsolvedError
+from acnml.solvers import (
+    Gradient,
+    Linearised,
+    Reference,
+    Solution,
+    Solver,
+    UnsolvedError,
+    UnsolvedWarning,
+)
 from acnml.storage import StorageError, load, save
 
 __all__ = [
@@ -113,6 +121,7 @@ __all__ = [
     "Swag",
     "Tempered",
     "UnsolvedError",
+    "UnsolvedWarning",
     "batch_norm_statistics",
     "calibrate",
     "collect_swag",

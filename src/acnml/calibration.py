@@ -149,8 +149,9 @@ class Calibrated(Predictor):
         return self.predictor(x).exp()
 
     def predict(self, x: Inputs) -> Tensor:
-        """Return the likeliest class of every input (B,)."""
-        return self.predictor(x).argmax(-1)
+        """Return the likeliest class of every input (B,), or -1 for one without an answer."""
+        log_probs = self.predictor(x)
+        return log_probs.argmax(-1).where(~log_probs.isnan().any(-1), -1)
 
     def regret(self, x: Inputs) -> Tensor:
         """Return log C(x) (B,): higher is more out of distribution."""
@@ -183,12 +184,14 @@ class Calibrated(Predictor):
     def abstains(self, x: Inputs, share: float = 0.05, score: Score = Score.CONFIDENCE) -> Tensor:
         """Return which inputs (B,) are less certain than the least certain `share` in validation.
 
+        Inputs without an answer are among them (see `on_error` of `Acnml`).
+
         >>> # answers = calibrated.predict(x)[~calibrated.abstains(x, share=0.05)]
         """
         solved, limit = self.predictor.solve(x), self.threshold(share, score)
         if score is Score.CONFIDENCE:
-            return solved.log_probs.amax(-1).exp() < limit
-        return solved.regret > limit
+            return ~(solved.log_probs.amax(-1).exp() >= limit)
+        return ~(solved.regret <= limit)
 
     def __str__(self) -> str:
         head = ["method", "T", "alpha", "accuracy", "NLL", "Brier", "ECE", "confidence", "regret"]

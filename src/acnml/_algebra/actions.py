@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from acnml._algebra.dual import Affine, LayerInputs, Outers, mix
+from acnml._algebra.dual import Affine, LayerInputs, Outers, by_row, mix
 from acnml._util.params import Params
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 # Sums of outer products that are added up. They share a layer and a basis.
 Terms: TypeAlias = tuple[Outers, ...]
+
+# A number, or one per row (*batch).
+Weight: TypeAlias = float | Tensor
 
 # Costs of handling a matrix (out, in), in products of such a matrix with one vector.
 TILING = 40  # write it out tile by tile, so that it stays in the cache
@@ -53,7 +56,7 @@ class Action(ABC):
         """Return the action of Σ_c w_c v_c, see `Dual.combined`."""
 
     @abstractmethod
-    def blended(self, other: Self, kept: float, new: float) -> Self:
+    def blended(self, other: Self, kept: Weight, new: Weight) -> Self:
         """Return the action of kept · v + new · v', where `other` is the action of v'."""
 
 
@@ -68,10 +71,10 @@ class Displacement(NamedTuple):
         dense = {name: mix(weights, moved) for name, moved in self.dense.items()}
         return Displacement(dense, {k: a.combined(weights) for k, a in self.actions.items()})
 
-    def blended(self, other: Displacement, kept: float, new: float) -> Displacement:
+    def blended(self, other: Displacement, kept: Weight, new: Weight) -> Displacement:
         """Return kept · Σv + new · Σv', where `other` is Σv'."""
         return Displacement(
-            {n: (kept * d).add_(other.dense[n], alpha=new) for n, d in self.dense.items()},
+            {n: _blend(d, other.dense[n], kept, new) for n, d in self.dense.items()},
             {k: a.blended(other.actions[k], kept, new) for k, a in self.actions.items()},
         )
 
@@ -91,9 +94,9 @@ class MatrixAction(Action):
         """Combine the matrices."""
         return MatrixAction(mix(weights, self.matrix))
 
-    def blended(self, other: MatrixAction, kept: float, new: float) -> MatrixAction:
+    def blended(self, other: MatrixAction, kept: Weight, new: Weight) -> MatrixAction:
         """Blend the matrices."""
-        return MatrixAction(kept * self.matrix + new * other.matrix)
+        return MatrixAction(_blend(self.matrix, other.matrix, kept, new))
 
 
 @final
@@ -111,7 +114,7 @@ class KeyAction(Action):
         """Combine the d."""
         return KeyAction(_combined(self.terms, weights))
 
-    def blended(self, other: KeyAction, kept: float, new: float) -> KeyAction:
+    def blended(self, other: KeyAction, kept: Weight, new: Weight) -> KeyAction:
         """Join the terms."""
         return KeyAction(_blended(self.terms, other.terms, kept, new))
 
@@ -151,7 +154,7 @@ class DiagonalAction(Action):
         """Combine the δ."""
         return replace(self, terms=_combined(self.terms, weights))
 
-    def blended(self, other: DiagonalAction, kept: float, new: float) -> DiagonalAction:
+    def blended(self, other: DiagonalAction, kept: Weight, new: Weight) -> DiagonalAction:
         """Join the terms."""
         return replace(self, terms=_blended(self.terms, other.terms, kept, new))
 
@@ -193,7 +196,7 @@ class RotatedAction(Action):
         """Combine in the rotated basis."""
         return replace(self, rotated=self.rotated.combined(weights))
 
-    def blended(self, other: RotatedAction, kept: float, new: float) -> RotatedAction:
+    def blended(self, other: RotatedAction, kept: Weight, new: Weight) -> RotatedAction:
         """Join the terms in the rotated basis."""
         return replace(self, rotated=self.rotated.blended(other.rotated, kept, new))
 
@@ -217,10 +220,10 @@ class LowRankAction(Action):
         diagonal = self.diagonal.combined(weights)
         return replace(self, diagonal=diagonal, coefficients=mix(weights, self.coefficients))
 
-    def blended(self, other: LowRankAction, kept: float, new: float) -> LowRankAction:
+    def blended(self, other: LowRankAction, kept: Weight, new: Weight) -> LowRankAction:
         """Blend both parts."""
         diagonal = self.diagonal.blended(other.diagonal, kept, new)
-        coefficients = kept * self.coefficients + new * other.coefficients
+        coefficients = _blend(self.coefficients, other.coefficients, kept, new)
         return replace(self, diagonal=diagonal, coefficients=coefficients)
 
 
@@ -238,11 +241,18 @@ def diagonal_prefers_factors(terms: int, positions: int, out_size: int) -> bool:
     return in_factors <= 2 * positions + KEEPING
 
 
+def _blend(mine: Tensor, its: Tensor, kept: Weight, new: Weight) -> Tensor:
+    if isinstance(kept, Tensor) and isinstance(new, Tensor):
+        return (by_row(kept, mine) * mine).addcmul_(by_row(new, its), its)
+    assert not isinstance(new, Tensor)
+    return (kept * mine).add_(its, alpha=new)
+
+
 def _combined(terms: Terms, weights: Tensor) -> Terms:
     return tuple(one.combined(weights) for one in terms)
 
 
-def _blended(mine: Terms, its: Terms, kept: float, new: float) -> Terms:
+def _blended(mine: Terms, its: Terms, kept: Weight, new: Weight) -> Terms:
     """Return kept · mine + new · its; two single terms with the same inputs become one."""
     faded = tuple(one.scaled(kept) for one in mine)
     added = tuple(one.scaled(new) for one in its)

@@ -17,8 +17,9 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from acnml._util.params import Params, add, scale
+from acnml._util.params import Params
 
 
 @final
@@ -96,9 +97,20 @@ class Outers(NamedTuple):
         """Write the sum out as matrices (*batch, out, in [+ 1])."""
         return (self.weight * self.deltas).transpose(-1, -2) @ self.inputs.vectors
 
-    def scaled(self, factor: float) -> Outers:
-        """Multiply by a number."""
+    def scaled(self, factor: float | Tensor) -> Outers:
+        """Multiply by a number, or by one per row (*batch)."""
+        if isinstance(factor, Tensor):
+            return self._replace(deltas=by_row(factor, self.deltas) * self.deltas)
         return self._replace(weight=factor * self.weight)
+
+    def where(self, rows: Tensor) -> Outers:
+        """Set all rows but the chosen ones (*batch) to zero, even if they are not finite."""
+        deltas, vectors = self.deltas, self.inputs.vectors
+        deltas = torch.where(by_row(rows, deltas), deltas, 0.0)
+        if vectors.shape[: rows.ndim] != rows.shape:  # all rows of an input share them
+            return self._replace(deltas=deltas)
+        vectors = torch.where(by_row(rows, vectors), vectors, 0.0)
+        return self._replace(deltas=deltas, inputs=LayerInputs.new(vectors))
 
     def combined(self, weights: Tensor) -> Outers:
         """Return Σ_c w_c δ_c aᵀ, see `Dual.combined`."""
@@ -126,16 +138,23 @@ class Dual(NamedTuple):
     dense: Params
     outers: Mapping[Affine, Outers]
 
-    def scaled(self, factor: float) -> Dual:
-        """Multiply by a number."""
-        return Dual(
-            scale(self.dense, factor), {k: o.scaled(factor) for k, o in self.outers.items()}
-        )
+    def scaled(self, factor: float | Tensor) -> Dual:
+        """Multiply by a number, or by one per row (B, L)."""
+        dense = {
+            name: (by_row(factor, v) if isinstance(factor, Tensor) else factor) * v
+            for name, v in self.dense.items()
+        }
+        return Dual(dense, {k: o.scaled(factor) for k, o in self.outers.items()})
+
+    def where(self, rows: Tensor) -> Dual:
+        """Set all rows but the chosen ones (B, L) to zero, even if they are not finite."""
+        dense = {n: torch.where(by_row(rows, v), v, 0.0) for n, v in self.dense.items()}
+        return Dual(dense, {k: o.where(rows) for k, o in self.outers.items()})
 
     def plus(self, other: Dual) -> Dual:
         """Return v + other."""
         outers = {layer: own.plus(other.outers[layer]) for layer, own in self.outers.items()}
-        return Dual(add(self.dense, other.dense), outers)
+        return Dual({name: v + other.dense[name] for name, v in self.dense.items()}, outers)
 
     def combined(self, weights: Tensor) -> Dual:
         """Return Σ_c w_c v_c along the second batch dimension, for weights (B, L, C) and v (B, C).
@@ -149,6 +168,67 @@ class Dual(NamedTuple):
         """Write all of v out as named tensors."""
         factored = [layer.split(outers.dense(), like) for layer, outers in self.outers.items()]
         return {name: v for part in (self.dense, *factored) for name, v in part.items()}
+
+
+def blended(mine: Dual, its: Dual, share: Tensor) -> Dual:
+    """Return (1 - share) · mine + share · its, for a share per row (B, L)."""
+    tensors = (*mine.dense.values(), *(outers.deltas for outers in mine.outers.values()))
+    share = share.to(tensors[0].dtype)
+    return mine.scaled(1 - share).plus(its.scaled(share))
+
+
+def taken(where: tuple[Tensor, ...], *duals: Dual) -> list[Dual]:
+    """Return the rows (inputs, labels) (n,) of points (B, L, ...) as (n, 1, ...).
+
+    Points that share inputs still do so afterwards.
+    """
+    known: dict[int, LayerInputs] = {}
+
+    def rows(one: Outers) -> Outers:
+        if one.inputs.id not in known:
+            vectors = one.inputs.vectors.expand(*one.deltas.shape[:2], -1, -1)
+            known[one.inputs.id] = LayerInputs.new(vectors[where].unsqueeze(1))
+        return Outers(one.deltas[where].unsqueeze(1), known[one.inputs.id], one.weight)
+
+    return [
+        Dual(
+            {name: v[where].unsqueeze(1) for name, v in dual.dense.items()},
+            {layer: rows(one) for layer, one in dual.outers.items()},
+        )
+        for dual in duals
+    ]
+
+
+def aligned(*duals: Dual) -> list[Dual]:
+    """Write several dual points over the same outer products, so that sums of them do not grow.
+
+    What is added are zeros. Points with the same inputs stay as they are.
+    """
+    outers: list[dict[Affine, Outers]] = [{} for _ in duals]
+    for layer in duals[0].outers:
+        own = [dual.outers[layer] for dual in duals]
+        inputs = {one.inputs.id: one.inputs for one in own}
+        shared = next(iter(inputs.values()))
+        spans, width = {}, 0
+        for key, each in inputs.items():
+            spans[key] = slice(width, width + each.vectors.shape[-2])
+            width = spans[key].stop
+        if len(inputs) > 1:
+            batch = torch.broadcast_shapes(*(one.deltas.shape[:-2] for one in own))
+            vectors = [each.vectors.expand(*batch, -1, -1) for each in inputs.values()]
+            shared = LayerInputs.new(torch.cat(vectors, dim=-2))
+        for one, result in zip(own, outers, strict=True):
+            deltas = one.weight * one.deltas
+            if len(inputs) > 1:
+                padding = spans[one.inputs.id].start, width - spans[one.inputs.id].stop
+                deltas = functional.pad(deltas, (0, 0, *padding))
+            result[layer] = Outers(deltas, shared)
+    return [Dual(dual.dense, own) for dual, own in zip(duals, outers, strict=True)]
+
+
+def by_row(values: Tensor, like: Tensor) -> Tensor:
+    """Give values (*batch) as many dimensions as a tensor (*batch, ...) has, to broadcast them."""
+    return values.reshape(*values.shape, *[1] * (like.ndim - values.ndim))
 
 
 def mix(weights: Tensor, values: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from acnml._util.batches import Inputs
 from acnml._util.memory import budget
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
-from acnml.solvers.base import Solution, UnsolvedError
+from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
 
 # Copies of a row's activations that autograd, the factors and intermediate results hold at once.
 COPIES = 4
@@ -29,12 +29,6 @@ class Solved(NamedTuple):
 
     log_lik: Tensor  # (B, L)
     residual: Callable[[], Tensor]  # (B, L), at the cost of another gradient
-    omitted: Tensor  # (B, L)
-
-    @staticmethod
-    def every(log_lik: Tensor, residual: Callable[[], Tensor]) -> Solved:
-        """Every label was solved for."""
-        return Solved(log_lik, residual, torch.zeros_like(log_lik))
 
 
 class RowSolver(Protocol):
@@ -61,10 +55,10 @@ def solution(
     solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs
 ) -> Solution:
     """Solve for every label of every input, with residuals."""
-    tensors = _in_chunks(
-        solver, classifier, posterior, x, lambda s: (s.log_lik, s.residual(), s.omitted)
+    log_lik, residual = _in_chunks(
+        solver, classifier, posterior, x, lambda solved: (solved.log_lik, solved.residual())
     )
-    return Solution(*tensors)
+    return Solution(log_lik, residual, torch.zeros_like(log_lik), residual <= UNSOLVED)
 
 
 def log_lik(solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
@@ -80,10 +74,12 @@ def _in_chunks(
     wanted: Callable[[Solved], tuple[Tensor, ...]],
 ) -> list[Tensor]:
     """Solve a chunk of inputs and labels at a time; return the wanted tensors, each (B, K)."""
-    parts = []
+    parts, done = [], 0
     for rows, n_labels in row_chunks(classifier, posterior, x, solver.n_gradients, solver.memory):
-        solved = [wanted(some) for some in solver.solve(rows, n_labels)]
+        with checks.counting_from(done, batches.size(x)):
+            solved = [wanted(some) for some in solver.solve(rows, n_labels)]
         parts.append([torch.cat(tensors, dim=1) for tensors in zip(*solved, strict=True)])
+        done += rows.size
     whole = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
     checks.require_finite(whole[0], "log-likelihoods are", solver.remedy, UnsolvedError)
     return whole
@@ -102,10 +98,11 @@ def row_chunks(
     row_bytes = posterior.dtype.itemsize * _scalars_per_row(first, n_gradients)
     affordable = int(budget(logits.device, memory)) // row_bytes
     n_inputs, n_labels = max(1, affordable // logits.shape[-1]), max(1, affordable)
-    for chunk in batches.chunks(x, n_inputs):
+    for index, chunk in enumerate(batches.chunks(x, n_inputs)):
         rows = Rows.at_mean(classifier, posterior, chunk, n_gradients)
         remedy = "check the model and these inputs"
-        checks.require_finite(rows.start.logits[:, 0], "the model's logits are", remedy)
+        with checks.counting_from(index * n_inputs, batches.size(x)):
+            checks.require_finite(rows.start.logits[:, 0], "the model's logits are", remedy)
         yield rows, n_labels
 
 
@@ -122,7 +119,7 @@ def solved_at(rows: Rows, path: Path, labels: Tensor) -> Solved:
         gradient = rows.log_lik_gradient(rows.recorded(path, len(labels)), labels)
         return rows.residual(gradient.plus(path.v().scaled(-1)))
 
-    return Solved.every(rows.log_lik(rows.logits(path, len(labels)), labels), residual)
+    return Solved(rows.log_lik(rows.logits(path, len(labels)), labels), residual)
 
 
 def _scalars_per_row(rows: Rows, n_gradients: int) -> int:

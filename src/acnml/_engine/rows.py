@@ -12,7 +12,7 @@ rows part at their output.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import NamedTuple, final
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml._algebra.actions import Action, Displacement, MatrixAction
+from acnml._algebra.actions import Action, Displacement, MatrixAction, Weight
 from acnml._algebra.dual import Affine, Dual, LayerInputs, Outers
 from acnml._algebra.kernels import DenseKernel
 from acnml._engine.layers import (
@@ -53,7 +53,7 @@ class Tangent(NamedTuple):
 class Path(NamedTuple):
     """v = Σ_s c_s g_s for gradients g_s, and Σv, to which Σ was applied gradient by gradient."""
 
-    steps: tuple[tuple[float, Callable[[], Dual]], ...]  # written out only if v is needed
+    steps: tuple[tuple[Weight, Callable[[], Dual]], ...]  # written out only if v is needed
     moved: Displacement  # Σv
 
     @staticmethod
@@ -62,11 +62,19 @@ class Path(NamedTuple):
         step = (1.0, lambda: tangent.jacobian.combined(weights))
         return Path((step,), tangent.moved.combined(weights))
 
-    def stepped(self, posterior: Posterior, gradient: Dual, step_size: float) -> Path:
-        """Return the path to (1 - ε)v + ε · gradient."""
+    @staticmethod
+    def to(posterior: Posterior, v: Dual) -> Path:
+        """Go straight to v."""
+        return Path(((1.0, lambda: v),), posterior.displacement(v))
+
+    def stepped(self, gradient: Dual, moved: Displacement, step_size: Weight) -> Path:
+        """Return the path to (1 - ε)v + ε · gradient, where `moved` is Σ · gradient.
+
+        The step size ε is the same for all rows, or (B, L).
+        """
         kept = 1 - step_size
         steps = *((weight * kept, one) for weight, one in self.steps), (step_size, lambda: gradient)
-        return Path(steps, self.moved.blended(posterior.displacement(gradient), kept, step_size))
+        return Path(steps, self.moved.blended(moved, kept, step_size))
 
     def v(self) -> Dual:
         """Return v."""
@@ -111,6 +119,20 @@ class Rows:
             passages[site] = passed
         start = Tape(tape.logits, passages).by_input(size)
         return Rows(classifier, posterior, sites, x, start, frozenset(factored))
+
+    def take(self, inputs: Tensor) -> Rows:
+        """Return rows of some inputs (n,), which may repeat."""
+
+        def taken(one: Passage) -> Passage:
+            vectors = None if one.inputs is None else LayerInputs.new(one.inputs.vectors[inputs])
+            received, output = one.received[inputs], one.output.detach()[inputs]
+            return one._replace(received=received, output=output, inputs=vectors)
+
+        start = Tape(
+            self.start.logits.detach()[inputs],
+            {site: [taken(one) for one in passed] for site, passed in self.start.passages.items()},
+        )
+        return replace(self, x=batches.take(self.x, inputs), start=start)
 
     # Running the rows ----------------------------------------------------------------------------
 
@@ -222,7 +244,7 @@ class Rows:
         """Take steps of the paper's iteration, θ ← θ + ε Σ(∇log p_θ(y|x) + ∇log q(θ))."""
         for _ in range(steps):
             gradient = self.log_lik_gradient(self.recorded(path, len(labels)), labels)
-            path = path.stepped(self.posterior, gradient, step_size)
+            path = path.stepped(gradient, self.posterior.displacement(gradient), step_size)
         return path
 
     # Evaluating ----------------------------------------------------------------------------------
@@ -236,7 +258,7 @@ class Rows:
 
     def residual(self, gradient: Dual) -> Tensor:
         """Return √(gᵀΣg) of every row for the gradient g of the objective, (B, L)."""
-        squared = squared_norm(gradient, self.posterior.displacement(gradient))
+        squared = inner_product(gradient, self.posterior.displacement(gradient))
         return squared.clamp(min=0).sqrt().to(torch.promote_types(squared.dtype, torch.float32))
 
     def kernel(self) -> DenseKernel:
@@ -360,8 +382,8 @@ def _with_inputs(site: Site, one: Passage, size: int, dtype: torch.dtype) -> Pas
     return one._replace(inputs=LayerInputs.new(vectors.to(dtype)))
 
 
-def squared_norm(dual: Dual, moved: Displacement) -> Tensor:
-    """Return vᵀΣv of every row, (B, L), where `moved` is Σv."""
+def inner_product(dual: Dual, moved: Displacement) -> Tensor:
+    """Return vᵀΣw of every row, (B, L), where `moved` is Σw."""
     pairs = _inner_product_pairs(dual, moved)
     return torch.stack([(a * b).flatten(2).sum(-1) for a, b in pairs]).sum(0)
 

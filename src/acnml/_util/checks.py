@@ -4,18 +4,57 @@ from __future__ import annotations
 
 import difflib
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from acnml._util.params import Params
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+# An error message lists this many rows; the error itself knows them all.
+LISTED = 10
+
+
+class RowsError(ValueError):
+    """Raised for some inputs of a batch. The message names the first of them.
+
+    Attributes:
+        rows: indices of all these inputs in the batch.
+    """
+
+    def __init__(
+        self, what: str, rows: Sequence[int] = (), total: int = 0, remedy: str = ""
+    ) -> None:
+        self.what, self.rows, self.total, self.remedy = what, tuple(rows), total, remedy
+        listed = ", ".join(map(str, self.rows[:LISTED]))
+        listed += ", ..." if len(self.rows) > LISTED else ""
+        where = f" for {len(self.rows)} of {total} inputs, first at index {listed}; {remedy}"
+        super().__init__(what + where if self.rows else what)
+
+    def moved(self, start: int, total: int) -> Self:
+        """Return the error for a batch of `total` inputs of which this one begins at `start`."""
+        return type(self)(self.what, [start + row for row in self.rows], total, self.remedy)
+
+
+@contextmanager
+def counting_from(start: int, total: int) -> Iterator[None]:
+    """Let errors in a part of a batch name the rows by their index in the whole batch."""
+    try:
+        yield
+    except RowsError as error:
+        raise error.moved(start, total) from error
+
 
 def require_finite(
-    values: Tensor, what: str, remedy: str, error: type[ValueError] = ValueError
+    values: Tensor, what: str, remedy: str, error: type[RowsError] = RowsError
 ) -> Tensor:
-    """Return the values, or raise an error that names the first input that is not finite.
+    """Return the values, or raise an error that names the inputs that are not finite.
 
     Args:
         values: a tensor whose first dimension counts inputs.
@@ -28,11 +67,7 @@ def require_finite(
     bad = (
         (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
     )
-    rows = bad.nonzero().flatten().tolist()
-    raise error(
-        f"{what} NaN or infinite for {len(rows)} of {len(bad)} inputs, first at index {rows[0]}; "
-        f"{remedy}"
-    )
+    raise error(f"{what} NaN or infinite", bad.nonzero().flatten().tolist(), len(bad), remedy)
 
 
 def require_positive(value: float, what: str) -> float:

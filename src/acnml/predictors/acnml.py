@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import final
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar, final, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -11,12 +13,27 @@ from torch import Tensor
 from acnml._engine.layers import Site, unsupported
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
+from acnml._util.checks import RowsError
 from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features, only_linear
 from acnml.head.network import AcnmlModule, network_module
 from acnml.posteriors import Kronecker, Posterior
 from acnml.predictors.base import Predictor, matched
-from acnml.solvers import Linearised, Reference, Solution, Solver
+from acnml.solvers import (
+    UNSOLVED,
+    Gradient,
+    Linearised,
+    Reference,
+    Solution,
+    Solver,
+    UnsolvedError,
+    UnsolvedWarning,
+)
+
+T = TypeVar("T")
+
+# What "fallback" takes where the solver has not reached an optimum.
+FALLBACK_STEPS, FALLBACK_STEP_SIZE = 100, 0.1
 
 
 @final
@@ -27,22 +44,38 @@ class Acnml(Predictor):
     Args:
         classifier: the model.
         posterior: q, fitted once on the training data.
-        solver: how θ̂_y is found; by default `Linearised(polish=2)`, see `default_solver`.
+        solver: how θ̂_y is found; by default `Linearised(polish=10)`, see `default_solver`.
         alpha: α, the weight of the query. Larger is more cautious, and α → 0 is the model at the
             mean. Always choose it on validation data (`acnml.calibrate`, `acnml.tuning`): at the
             default of 1 a Laplace posterior is often so wide that every label can be explained,
             and the predictions are useless.
+        on_unsolved: what to do about labels whose solution is not close to an optimum (`solved` of
+            a `Solution` is False). "warn" answers with an `UnsolvedWarning` that counts them.
+            "raise" raises an `UnsolvedError` that names the inputs. "fallback" takes more steps
+            for these inputs, first with the solver's own method and then with `Reference`, and
+            warns of what is left. "ignore" answers; predictions then skip the last gradient,
+            which is what tells how good a solution is. A last layer has a convex problem: it is
+            solved, or an error.
+        on_error: what to do about inputs without an answer: they or their logits are not finite,
+            or the solver diverges. "raise" raises an error that names them. "flag" answers for
+            the others and returns NaN for these, see `Solution.failed`.
     """
 
     classifier: Classifier
     posterior: Posterior
     solver: Solver | None = None
     alpha: float = 1.0
+    on_unsolved: Literal["warn", "raise", "fallback", "ignore"] = "warn"
+    on_error: Literal["raise", "flag"] = "raise"
     _scaled: Posterior = field(init=False, repr=False)
 
     @torch.inference_mode(False)
     def __post_init__(self) -> None:
         checks.require_positive(self.alpha, "alpha")
+        for name in ("on_unsolved", "on_error"):
+            allowed = get_args(get_type_hints(Acnml)[name])
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
         if self.solver is not None and (isinstance(self.solver, type) or not callable(self.solver)):
             raise TypeError(f"solver must be a solver such as Linearised(), got {self.solver!r}")
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
@@ -106,32 +139,150 @@ class Acnml(Predictor):
     @torch.inference_mode(False)
     @torch.no_grad()
     def solve(self, x: Inputs) -> Solution:
-        """Return `log_probs` and `regret` in one go, and `residual` for one gradient more."""
-        assert self.solver is not None  # __post_init__ has chosen one
-        chunks = batches.chunks(self.classifier.prepare(x))
-        parts = [self.solver(self.classifier, self._scaled, chunk) for chunk in chunks]
-        return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        """Return `log_probs` and `regret` in one go, and how far they are from an optimum."""
+        solution = self._in_chunks(x, self._solved)
+        if self.on_unsolved != "ignore":
+            self._report(~solution.solved & ~solution.log_lik.isnan(), solution.residual)
+        return solution
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def log_lik(self, x: Inputs) -> Tensor:
         """Return log p_θ̂_y(y|x) before it is normalised (B, K): how well each y is explained."""
+        if self.on_unsolved != "ignore":
+            return self.solve(x).log_lik
+        return self._in_chunks(x, self._unchecked).log_lik
+
+    def _in_chunks(self, x: Inputs, solve: Callable[[Inputs], Solution]) -> Solution:
+        """Solve for a chunk of inputs at a time; failed inputs raise an error or become NaN."""
+        size, done = batches.size(x), 0
+        prepared, usable = self._without_failures(x, torch.arange(size), self.classifier.prepare)
+        parts, rows = [], []
+        for chunk in () if prepared is None else batches.chunks(prepared):
+            own = usable[done : done + batches.size(chunk)]
+            with checks.counting_from(done, size):
+                found, kept = self._without_failures(chunk, own, solve)
+            done += len(own)
+            if found is not None:
+                parts.append(found)
+                rows.append(kept)
+        if not parts:
+            return _nowhere(self.classifier, x)
+        whole = Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        return whole if len(whole.log_lik) == size else _spread(whole, torch.cat(rows), size)
+
+    def _without_failures(
+        self, x: Inputs, index: Tensor, use: Callable[[Inputs], T]
+    ) -> tuple[T | None, Tensor]:
+        """Use a batch, without its inputs that raise an error if these are to be flagged.
+
+        Return the result, and which entries of `index` it is about.
+        """
+        kept = torch.arange(len(index))
+        while len(kept):
+            try:
+                return use(x if len(kept) == len(index) else batches.take(x, kept)), index[kept]
+            except RowsError as error:
+                if self.on_error == "raise" or not error.rows:
+                    raise
+                good = torch.ones(len(kept), dtype=torch.bool)
+                good[list(error.rows)] = False
+                kept = kept[good]
+        return None, index[kept]
+
+    def _unchecked(self, x: Inputs) -> Solution:
+        """Solve for a prepared batch without looking at residuals."""
         assert self.solver is not None  # __post_init__ has chosen one
-        chunks = batches.chunks(self.classifier.prepare(x))
-        solve = self.solver.log_lik
-        return torch.cat([solve(self.classifier, self._scaled, chunk) for chunk in chunks])
+        log_lik = self.solver.log_lik(self.classifier, self._scaled, x)
+        unknown = torch.full_like(log_lik, torch.nan)
+        return Solution(log_lik, unknown, unknown, torch.zeros_like(log_lik, dtype=torch.bool))
+
+    def _solved(self, x: Inputs) -> Solution:
+        """Solve for a prepared batch, with other solvers where the first one does not succeed."""
+        assert self.solver is not None  # __post_init__ has chosen one
+        solution = self.solver(self.classifier, self._scaled, x)
+        if self.on_unsolved != "fallback":
+            return solution
+        at_mean = self.classifier.log_probs(x, self._scaled.mean)
+        for solver in _fallbacks(self.solver, self.classifier, self._scaled):
+            rows = (~solution.solved).any(1).nonzero().flatten()
+            if not len(rows):
+                break
+            try:
+                again = solver(self.classifier, self._scaled, batches.take(x, rows))
+            except UnsolvedError:  # it diverged: the next one may not
+                continue
+            closer = again.solved | (again.residual < solution.residual[rows])
+            better = ~solution.solved[rows] & closer & (again.log_lik >= at_mean[rows])
+            solution = Solution(
+                *(
+                    old.index_put((rows,), torch.where(better, new, old[rows]))
+                    for old, new in zip(solution, again, strict=True)
+                )
+            )
+        return solution
+
+    def _report(self, unsolved: Tensor, residual: Tensor) -> None:
+        """Warn of unsolved labels (B, K), or raise an error."""
+        inputs = unsolved.any(1)
+        if not bool(inputs.any()):
+            return
+        what = (
+            f"{int(unsolved.sum())} of {unsolved.numel()} labels are not solved (the largest "
+            f"residual is {residual[unsolved].max().item():.2g}, the limit {UNSOLVED})"
+        )
+        remedy = (
+            "their probabilities are rough. Lower alpha, use a posterior over the last layer, take "
+            'more steps (Linearised(polish=50), or on_unsolved="fallback"), or accept this with '
+            'on_unsolved="ignore". `solve` says which labels are solved'
+        )
+        error = UnsolvedError(what, inputs.nonzero().flatten().tolist(), len(inputs), remedy)
+        if self.on_unsolved == "raise":
+            raise error
+        warnings.warn(str(error), UnsolvedWarning, stacklevel=3)
+
+
+def _fallbacks(solver: Solver, classifier: Classifier, posterior: Posterior) -> list[Solver]:
+    """Return solvers to try in turn where one has not reached an optimum."""
+    literal = Reference(FALLBACK_STEPS, FALLBACK_STEP_SIZE)
+    if unsupported(classifier.model, posterior.mean) is not None:
+        return [literal]
+    longer = Linearised(polish=FALLBACK_STEPS)
+    if isinstance(solver, (Linearised, Gradient)):
+        longer = replace(longer, memory=solver.memory)
+    return [longer, literal]
+
+
+def _spread(some: Solution, rows: Tensor, size: int) -> Solution:
+    """Return a solution of `size` rows that holds the given ones, with NaN (or False) elsewhere."""
+    whole = []
+    for tensor in some:
+        nothing = False if tensor.dtype == torch.bool else torch.nan
+        empty = tensor.new_full((size, *tensor.shape[1:]), nothing)
+        whole.append(empty.index_put((rows.to(tensor.device),), tensor))
+    return Solution(*whole)
+
+
+def _nowhere(classifier: Classifier, x: Inputs) -> Solution:
+    """Return the solution of a batch without any input that has one."""
+    harmless = batches.map_inputs(x, lambda tensor: torch.zeros_like(tensor[:1]))
+    logits = classifier.logits(classifier.prepare(harmless))
+    unknown = torch.full_like(logits, torch.nan).to(torch.promote_types(logits.dtype, torch.float))
+    solved = torch.zeros_like(unknown, dtype=torch.bool)
+    none = Solution(unknown, unknown, unknown, solved)
+    return Solution(*(tensor.expand(batches.size(x), -1) for tensor in none))
 
 
 def default_solver(classifier: Classifier, posterior: Posterior) -> Solver:
     """Return the solver to use where the user names none.
 
     Linearise-then-evaluate wherever the fast engine knows all layers that the posterior covers,
-    with two gradient steps that bring it closer to the optimum than the paper's five or ten; a
-    last layer is exact and needs none. Else the paper's iteration, 10 steps of 0.25 for Kronecker
+    with up to ten gradient steps for the labels that need them; a last layer is exact and needs
+    none. Else the paper's iteration, 10 steps of 0.25 for Kronecker
     posteriors and 5 of 0.5 for others.
     """
     if unsupported(classifier.model, posterior.mean) is None:
-        return Linearised(polish=2)
+        return Linearised(polish=10)
     if isinstance(posterior, Kronecker):
         return Reference(steps=10, step_size=0.25)
     return Reference(steps=5, step_size=0.5)

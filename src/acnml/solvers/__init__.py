@@ -1,8 +1,17 @@
 """Finding, for every label of every input, the weights that explain it best."""
 
-from acnml.solvers.base import Solution, Solver, UnsolvedError
+from acnml.solvers.base import UNSOLVED, Solution, Solver, UnsolvedError, UnsolvedWarning
 from acnml.solvers.gradient import Gradient
 from acnml.solvers.linearised import Linearised
 from acnml.solvers.reference import Reference
 
-__all__ = ["Gradient", "Linearised", "Reference", "Solution", "Solver", "UnsolvedError"]
+__all__ = [
+    "UNSOLVED",
+    "Gradient",
+    "Linearised",
+    "Reference",
+    "Solution",
+    "Solver",
+    "UnsolvedError",
+    "UnsolvedWarning",
+]

@@ -18,8 +18,12 @@ import torch
 from torch import Tensor
 
 from acnml._util.batches import Inputs
+from acnml._util.checks import RowsError
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
+
+# Largest residual, in posterior standard deviations, of a solution that is called one.
+UNSOLVED = 0.1
 
 
 class Solution(NamedTuple):
@@ -34,11 +38,20 @@ class Solution(NamedTuple):
     `omitted` is zero for every label that was solved for. With many classes, labels with a
     negligible probability are not solved for. Their `log_lik` is the value at the posterior mean,
     and p_θ̂_y(y|x) exceeds exp(`log_lik`) by at most `omitted`.
+
+    `solved` is True where the residual is at most 0.1 (`UNSOLVED`), and where `omitted` bounds what
+    was left out. Elsewhere the answer is a rough one. Rows of `failed` inputs are NaN.
     """
 
     log_lik: Tensor  # (B, K)
     residual: Tensor  # (B, K)
     omitted: Tensor  # (B, K)
+    solved: Tensor  # (B, K), bool
+
+    @property
+    def failed(self) -> Tensor:
+        """The inputs without an answer, (B,): see `Acnml`'s `on_error`."""
+        return self.log_lik.isnan().any(-1)
 
     @property
     def log_probs(self) -> Tensor:
@@ -52,8 +65,13 @@ class Solution(NamedTuple):
 
 
 @final
-class UnsolvedError(ValueError):
+class UnsolvedError(RowsError):
     """Raised when a solver diverges or stops far from an optimum. The message says what to do."""
+
+
+@final
+class UnsolvedWarning(UserWarning):
+    """Some answers are rough: their solver stopped far from an optimum. See `Solution.solved`."""
 
 
 class Solver(Protocol):
@@ -68,5 +86,5 @@ class Solver(Protocol):
         ...
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
-        """Return only the log-likelihoods (B, K). Predictions use this; it skips residuals."""
+        """Return only the log-likelihoods (B, K). It may skip residuals."""
         ...

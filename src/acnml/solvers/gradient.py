@@ -70,7 +70,7 @@ class Gradient:
                 path = rows.ascended(first, labels, self.steps - 1, self.step_size)
                 yield solved_at(rows, path, labels)
             else:
-                yield Solved.every(
+                yield Solved(
                     rows.log_lik(rows.start.logits, labels),
                     partial(rows.residual, rows.tangent.jacobian.combined(weights)),
                 )

@@ -1,0 +1,390 @@
+"""Every answer is solved or flagged: no ascent ends below the mean, and no bad row harms others."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import (
+    Acnml,
+    Classifier,
+    Gradient,
+    Linearised,
+    Reference,
+    Solution,
+    UnsolvedError,
+    UnsolvedWarning,
+    metrics,
+)
+from acnml._util.batches import take
+from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, low_rank, normal
+
+WIDE = [
+    pytest.param(case, build, id=f"{case.name}-{name}")
+    for case in MODELS[1:4]
+    for name, build in POSTERIORS.items()
+]
+
+
+def relu_network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)).double()
+
+
+# No ascent ends below the mean -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("case", "build"), WIDE)
+@pytest.mark.parametrize("polish", [0, 3])
+@pytest.mark.parametrize("alpha", [1.0, 100.0])
+def test_no_label_is_explained_worse_than_at_the_mean(case, build, polish, alpha):
+    model, x = case.model(), case.x(4)
+    posterior, classifier = build(model).scaled(alpha), Classifier(model)
+    solution = Linearised(polish=polish)(classifier, posterior, x)
+    assert (solution.log_lik >= classifier.log_probs(x, posterior.mean) - 1e-12).all()
+    assert (solution.regret >= -1e-12).all()
+    assert (solution.regret <= math.log(3) + 1e-12).all()
+
+
+def test_a_wide_low_rank_posterior_never_explains_a_label_worse():
+    model, x = relu_network(), normal(50, 4)
+    posterior, classifier = low_rank(model).scaled(30.0), Classifier(model)
+    for polish in (0, 2):
+        solution = Linearised(polish=polish)(classifier, posterior, x)
+        assert (solution.log_lik >= classifier.log_probs(x) - 1e-12).all()
+        assert (solution.regret >= -1e-12).all()
+
+
+def objective(classifier, posterior, x, polish):
+    """The objective at the end of the ascent, from the density of the weights themselves."""
+    from acnml._engine.chunks import row_chunks
+    from acnml.solvers import linearised
+
+    seen = []
+    original = linearised._climbed
+
+    def spy(rows, point, labels, steps, tolerance):
+        for _ in range(steps):
+            point = linearised._advanced(rows, point, labels, torch.ones_like(point.size) > 0)
+            v = point.path.v()
+            theta = {
+                n: posterior.mean[n] + moved
+                for n, moved in posterior.cov_mv(v.materialised(posterior.mean)).items()
+            }
+            prior = posterior.log_prob(theta) - posterior.log_prob(posterior.mean)
+            seen.append((point.objective, point.log_lik + prior))
+        return original(rows, point, labels, 0, tolerance)
+
+    linearised._climbed = spy
+    try:
+        for rows, n_labels in row_chunks(classifier, posterior, x, 1 + polish, None):
+            list(Linearised(polish=polish).solve(rows, n_labels))
+    finally:
+        linearised._climbed = original
+    return seen
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize("alpha", [0.3, 30.0])
+def test_no_step_lowers_the_objective(name, alpha):
+    """The objective that the ascent keeps track of is log p + log q, and it never falls."""
+    model, x = MLP.model(), MLP.x(3)
+    seen = objective(Classifier(model), POSTERIORS[name](model).scaled(alpha), x, 6)
+    for known, literal in seen:
+        torch.testing.assert_close(known, literal, rtol=1e-9, atol=1e-9)
+    values = torch.stack([known for known, _ in seen])
+    assert (values.diff(dim=0) >= -1e-10).all()
+    if name != "last_layer":  # which is solved before the first step
+        assert (values[-1] > values[0] + 1e-6).any()
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize("alpha", [1.0, 10.0])
+def test_polishing_converges_with_wide_posteriors(name, alpha):
+    model, x = MLP.model(), MLP.x(5)
+    posterior, classifier = POSTERIORS[name](model).scaled(alpha), Classifier(model)
+    solution = Linearised(polish=60)(classifier, posterior, x)
+    assert (solution.residual <= 0.05).all()
+    assert solution.solved.all()
+
+
+@pytest.mark.parametrize("case", [MLP, CONV], ids=lambda case: case.name)
+def test_rows_that_are_run_alone_equal_those_of_the_whole_grid(case, monkeypatch):
+    model, x = case.model(), case.x(4)
+    posterior, classifier = diagonal(model).scaled(3.0), Classifier(model)
+    solver = Linearised(polish=8, polish_tolerance=1e-3)
+    expected = solver(classifier, posterior, x)
+    for many in (0.0, 1.1):  # never alone, always alone
+        monkeypatch.setattr("acnml.solvers.linearised.MANY", many)
+        found = solver(classifier, posterior, x)
+        torch.testing.assert_close(found.log_lik, expected.log_lik, rtol=0, atol=1e-9)
+        torch.testing.assert_close(found.residual, expected.residual, rtol=0, atol=1e-7)
+
+
+# Unsolved labels ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", [Gradient(1, 0.1), Reference(1, 0.1), Linearised()])
+def test_solved_is_a_small_residual(solver):
+    model, x = MLP.model(), MLP.x(5)
+    solution = solver(Classifier(model), diagonal(model).scaled(3.0), x)
+    assert solution.solved.dtype == torch.bool
+    assert torch.equal(solution.solved, solution.residual <= 0.1)
+    assert not solution.solved.all()
+
+
+@dataclass(frozen=True)
+class Known:
+    """A solver whose residuals are known."""
+
+    residual: tuple[float, ...]
+
+    def __call__(self, classifier, posterior, x):
+        residual = torch.tensor(self.residual, dtype=torch.float64)[:, None].expand(-1, 3)
+        log_lik = classifier.log_probs(x)
+        return Solution(log_lik, residual, 0 * log_lik, residual <= 0.1)
+
+    def log_lik(self, classifier, posterior, x):
+        return self(classifier, posterior, x).log_lik
+
+
+def known(*residual: float, **settings) -> Acnml:
+    model = MLP.model()
+    return Acnml(Classifier(model), diagonal(model), Known(residual), **settings)
+
+
+USES = [Acnml.__call__, Acnml.regret, Acnml.log_lik, Acnml.solve]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_one_warning_per_call_counts_the_unsolved_labels(use):
+    with pytest.warns(UnsolvedWarning) as caught:
+        use(known(0.0, 0.3, 0.1), MLP.x(3))
+    assert len(caught) == 1
+    message = str(caught[0].message)
+    assert "3 of 9 labels are not solved (the largest residual is 0.3" in message
+    assert "for 1 of 3 inputs, first at index 1;" in message
+    assert "fallback" in message
+
+
+@pytest.mark.parametrize("use", USES)
+def test_unsolved_labels_may_be_errors_that_name_the_inputs(use):
+    with pytest.raises(UnsolvedError, match="for 2 of 3 inputs, first at index 0, 2;") as refused:
+        use(known(0.3, 0.0, math.nan, on_unsolved="raise"), MLP.x(3))
+    assert refused.value.rows == (0, 2)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_solved_or_ignored_labels_are_silent(use):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        use(known(0.0, 0.0, 0.1), MLP.x(3))
+        use(known(0.0, 1.0, math.nan, on_unsolved="ignore"), MLP.x(3))
+
+
+@pytest.mark.parametrize("solver", [Linearised(), Gradient(1, 0.1), Reference(1, 0.1)])
+def test_the_fallback_solves_what_the_solver_does_not(solver):
+    model, x = MLP.model(), MLP.x(5)
+    ignoring = Acnml(Classifier(model), diagonal(model), solver, 3.0, "ignore")
+    first = ignoring.solve(x)
+    assert not first.solved.all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = replace(ignoring, on_unsolved="fallback").solve(x)
+    assert found.solved.all()
+    assert torch.equal(found.log_lik[first.solved], first.log_lik[first.solved])
+    assert (found.log_lik >= Classifier(model).log_probs(x) - 1e-12)[~first.solved].all()
+
+
+def test_the_fallback_falls_back_to_the_literal_iteration():
+    """A parameter that belongs to no layer: the engine cannot run this model."""
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.head = nn.Parameter(torch.ones(4)), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.scale * x)
+
+    model = Scale().double()
+    predict = Acnml(Classifier(model), diagonal(model), Reference(1, 0.1), on_unsolved="fallback")
+    assert predict.solve(normal(4, 4)).solved.all()
+
+
+def test_what_no_fallback_solves_stays_flagged(monkeypatch):
+    monkeypatch.setattr("acnml.predictors.acnml.FALLBACK_STEPS", 1)
+    model = MLP.model()
+    predict = Acnml(
+        Classifier(model), diagonal(model), Gradient(1, 0.01), 30.0, on_unsolved="fallback"
+    )
+    with pytest.warns(UnsolvedWarning):
+        solution = predict.solve(MLP.x(5))
+    assert not solution.solved.all()
+
+
+# Inputs without an answer ------------------------------------------------------------------------
+
+
+class Undefined(nn.Module):
+    """A network whose logits are NaN if the first feature is negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        logits = self.head(torch.tanh(self.body(x)))
+        return logits * torch.where(x[:, :1] > 0, 1.0, math.nan)
+
+
+def nan_input() -> tuple[nn.Module, torch.Tensor]:
+    x = normal(6, 4)
+    x[2, 1] = math.nan
+    return MLP.model(), x
+
+
+def nan_logits() -> tuple[nn.Module, torch.Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Undefined().double()
+    x = normal(6, 4).abs()
+    x[2, 0] = -1
+    return model, x
+
+
+def huge_input() -> tuple[nn.Module, torch.Tensor]:
+    """Finite logits, but covariances that overflow, or an iteration that diverges."""
+    x = normal(6, 4)
+    x[2] = 1e160
+    return relu_network(), x
+
+
+SOLVERS = {
+    "default": None,
+    "linearised": Linearised(),
+    "gradient": Gradient(3, 0.3),
+    "reference": Reference(3, 0.3),
+}
+BAD = pytest.mark.parametrize("make", [nan_input, nan_logits, huge_input])
+
+
+@BAD
+@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
+def test_a_bad_row_is_flagged_and_touches_no_other(make, solver):
+    model, x = make()
+    predict = Acnml(Classifier(model), diagonal(model), solver, 0.1, "ignore", "flag")
+    good = torch.tensor([0, 1, 3, 4, 5])
+    solution, alone = predict.solve(x), predict.solve(take(x, good))
+    assert solution.failed.tolist() == [False, False, True, False, False, False]
+    for found, expected in zip(solution, alone, strict=True):
+        assert torch.equal(found[good], expected)
+    assert not solution.solved[2].any()
+    assert solution.log_probs[2].isnan().all()
+    assert solution.regret[2].isnan()
+    log_probs = predict(x)
+    assert torch.equal(log_probs[good], predict(take(x, good)))
+    assert log_probs[2].isnan().all()
+    with pytest.raises(ValueError, match=r"log_probs\[2\] contains NaN"):
+        metrics.accuracy(log_probs, torch.zeros(6, dtype=torch.int64))
+
+
+@BAD
+@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
+def test_errors_name_the_bad_rows(make, solver):
+    model, x = make()
+    predict = Acnml(Classifier(model), diagonal(model), solver, 0.1, "ignore")
+    with pytest.raises(ValueError, match="for 1 of 6 inputs, first at index 2; ") as refused:
+        predict(x)
+    assert refused.value.rows == (2,)
+
+
+@BAD
+def test_a_bad_row_of_a_last_layer_is_flagged(make):
+    model, x = make()
+    predict = Acnml(Classifier(model), last_layer(model), alpha=0.1, on_error="flag")
+    solution = predict.solve(x)
+    if make is huge_input:  # a convex problem: it may have an answer
+        assert solution.failed[2] or solution.solved[2].all()
+    else:
+        assert solution.failed.tolist() == [False, False, True, False, False, False]
+    assert solution.solved[[0, 1, 3, 4, 5]].all()
+
+
+def test_rows_are_named_by_their_index_in_the_whole_batch():
+    model, x = relu_network(), normal(600, 4)
+    x[[290, 555]] = 1e160
+    small = Linearised(memory=100_000)  # several chunks within the first 256 inputs too
+    predict = Acnml(Classifier(model), diagonal(model).scaled(1e-4), small)
+    with pytest.raises(UnsolvedError, match="for 1 of 600 inputs, first at index 290; "):
+        predict(x)
+    solution = replace(predict, on_error="flag").solve(x)
+    assert solution.failed.nonzero().flatten().tolist() == [290, 555]
+
+
+def test_a_batch_without_any_answer_is_all_flagged():
+    model = MLP.model()
+    predict = Acnml(Classifier(model), diagonal(model), alpha=0.1, on_error="flag")
+    solution = predict.solve(torch.full((2, 4), math.nan))
+    assert solution.failed.all()
+    assert solution.log_lik.shape == (2, 3)
+    assert not solution.solved.any()
+
+
+def test_calibrated_abstains_from_flagged_inputs():
+    x = normal(400, 4)
+    model = LINEAR.model()
+    labels = torch.distributions.Categorical(logits=model(x).detach())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        y = labels.sample()
+    calibrated = acnml.calibrate(model, [(x[:200], y[:200])], [(x[200:], y[200:])], price=0.1)
+    flagging = replace(calibrated, predictor=replace(calibrated.predictor, on_error="flag"))
+    query = x[:3].clone()
+    query[1] = math.nan
+    assert flagging.predict(query).tolist() == [
+        *calibrated.predict(x[:1]).tolist(),
+        -1,
+        *calibrated.predict(x[2:3]).tolist(),
+    ]
+    for score in acnml.Score:
+        abstained = flagging.abstains(query, share=0.0, score=score)
+        assert abstained.tolist() == [False, True, False]
+    with pytest.raises(ValueError, match="first at index 1"):
+        calibrated.predict(query)
+
+
+# Settings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["on_unsolved", "on_error"])
+def test_unknown_settings_are_refused(name):
+    model = MLP.model()
+    with pytest.raises(ValueError, match=rf"{name} must be one of \(.*'raise'.*\), got 'shout'"):
+        Acnml(Classifier(model), diagonal(model), **{name: "shout"})
+
+
+def test_the_settings_are_stored(tmp_path):
+    model = MLP.model()
+    predict = Acnml(Classifier(model), diagonal(model), None, 0.1, "fallback", "flag")
+    acnml.save(predict, tmp_path / "a")
+    loaded = acnml.load(tmp_path / "a", Classifier(model))
+    assert (loaded.on_unsolved, loaded.on_error) == ("fallback", "flag")
+
+
+def test_a_polish_tolerance_must_be_positive():
+    with pytest.raises(ValueError, match="polish_tolerance must be a positive"):
+        Linearised(polish_tolerance=0.0)
+
+
+def test_a_kernel_that_overflows_is_refused():
+    model, x = huge_input()
+    with pytest.raises(UnsolvedError, match=r"covariances of the logits are .* first at index 2"):
+        Linearised()(Classifier(model), diagonal(model), x)
