@@ -234,10 +234,11 @@ def start(code: str, path: Path) -> subprocess.Popen[str]:
 
 def test_drafts_of_killed_writers_are_removed_and_those_of_living_ones_not(tmp_path):
     path, other = tmp_path / "file", tmp_path / "file.2"
-    slow, killed, elsewhere = start(SLOW, path), start(KILLED, path), start(KILLED, other)
-    with slow, killed, elsewhere:
-        assert slow.stdout.readline() == "written\n"
-        assert killed.wait(60) == elsewhere.wait(60) == -signal.SIGKILL
+    with start(SLOW, path) as slow:
+        assert slow.stdout.readline() == "written\n"  # its draft is there
+        with start(KILLED, path) as killed, start(KILLED, other) as elsewhere:
+            pass
+        assert killed.returncode == elsewhere.returncode == -signal.SIGKILL
         assert len(list(tmp_path.glob(".*.tmp"))) == 3
         acnml.save(posterior(), path)
         assert mean(path) == 1

@@ -16,6 +16,7 @@ from acnml._engine.chunks import Solved, label_chunks, solved_at
 from acnml._engine.rows import Path, Rows
 from acnml._util import checks
 from acnml._util.batches import Inputs
+from acnml._util.memory import require_memory
 from acnml.classifier import Classifier
 from acnml.head.features import Features, features, only_linear
 from acnml.head.solve import Precision, solve_head
@@ -56,6 +57,7 @@ class Linearised:
             raise ValueError(f"polish must be ≥ 0 and newton_steps ≥ 1, got {self}")
         checks.require_positive(self.step_size, "step_size")
         checks.require_positive(self.tolerance, "tolerance")
+        require_memory(self.memory)
         if self.negligible < 0:
             raise ValueError(f"negligible must be ≥ 0, got {self.negligible}")
 
