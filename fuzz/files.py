@@ -29,12 +29,12 @@ def _stored(number: int) -> tuple[bytes, Any, Classifier | None]:
     net = network(rng)
     _, q = posterior(rng, net.model)
     classifier = Classifier(net.model)
-    value, given = [
-        (q, None),
-        (Map(classifier), classifier),
-        (Acnml(classifier, q, alpha=0.5), classifier),
-        (Tempered(Map(classifier), 2.0), classifier),
-    ][number % 4]
+    values: list[Any] = [
+        *(q, Map(classifier)),
+        *(Acnml(classifier, q, alpha=0.5), Tempered(Map(classifier), 2.0)),
+    ]
+    value = values[number % 4]
+    given = None if value is q else classifier
     with tempfile.TemporaryDirectory() as folder:
         acnml.save(value, Path(folder) / "file")
         return (Path(folder) / "file").read_bytes(), value, given

@@ -33,10 +33,15 @@ from acnml import (
 )
 from fuzz.outcome import Outcome, refused_or, require
 
+
+def _constant(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
 VALUES: dict[str, Callable[[], Any]] = {
-    **{repr(v): lambda v=v: v for v in (None, "1", "", -1, 0, 1, 2, 7, 0.5, -0.5, 1e-300, 1e300)},
-    **{repr(v): lambda v=v: v for v in (True, False, 1j, b"x", -(2**70))},
-    **{str(v): lambda v=v: v for v in (float("nan"), float("inf"), float("-inf"))},
+    **{repr(v): _constant(v) for v in (None, "1", "", b"x", True, False, 1j, -1, 0, 1, 2, 7)},
+    **{repr(v): _constant(v) for v in (0.5, -0.5, 1e-30, 1e30, -(2**40))},
+    **{repr(v): _constant(v) for v in (float("nan"), float("inf"), float("-inf"))},
     "[]": list,
     "{}": dict,
     "object()": object,

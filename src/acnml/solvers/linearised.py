@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -58,8 +59,8 @@ class Linearised:
         checks.require_positive(self.step_size, "step_size")
         checks.require_positive(self.tolerance, "tolerance")
         require_memory(self.memory)
-        if self.negligible < 0:
-            raise ValueError(f"negligible must be ≥ 0, got {self.negligible}")
+        if not isinstance(self.negligible, numbers.Real) or not self.negligible >= 0:
+            raise ValueError(f"negligible must be a number ≥ 0, got {self.negligible!r}")
 
     @property
     def n_gradients(self) -> int:

@@ -75,7 +75,7 @@ def load(
     """
     if classifier is not None:
         require_classifier(classifier)
-    if weights not in (EXACT, ROUNDED):
+    if not isinstance(weights, str) or weights not in (EXACT, ROUNDED):
         raise ValueError(f"weights must be 'exact' or 'rounded', got {weights!r}")
     stored = disk.read(Path(path))
     kind = str(stored.value.get("kind"))
