@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce test lint types check bench format clean
+.PHONY: help setup demo reproduce test fuzz lint types check bench format clean
 
 help:  # list the targets
 	@grep -hE '^[a-z]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -27,6 +27,10 @@ reproduce: setup  # run a study: make reproduce STUDY=rotated-mnist ARGS="--pres
 
 test: setup  # run the test suite and the doctests
 	$(BIN)/python -m pytest
+
+N ?= 10000
+fuzz: setup  # generated networks, files, inputs and settings: make fuzz N=10000 ARGS="--first 5000"
+	$(BIN)/python -m fuzz --cases $(N) $(ARGS)
 
 lint: setup  # check format and lint
 	$(BIN)/ruff format --check .

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import safetensors.torch
 import torch
@@ -20,10 +18,10 @@ from acnml import (
     Swag,
     diagonal_curvature,
     kronecker_curvature,
-    storage,
 )
 from acnml.fitting import Factors
 from cases import MODELS, normal, small_network
+from stored import rewrite
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 
@@ -107,12 +105,8 @@ def test_a_curvature_needs_no_classifier(tmp_path):
 
 
 def rewritten(path, change) -> None:
-    """Change the JSON header of a stored file."""
-    with safetensors.safe_open(path, "pt") as file:
-        header = json.loads(file.metadata()[storage.HEADER])
-    change(header["value"])
-    metadata = {storage.HEADER: json.dumps(header)}
-    safetensors.torch.save_file(safetensors.torch.load_file(path), path, metadata)
+    """Change the stored value of a file."""
+    rewrite(path, lambda header: change(header["value"]))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml.calibration import Calibrated
 from acnml.predictors import Acnml
+from acnml.storage.disk import require_target, write_file
 
 # Differences in probability above this are worth an error: the model would give other answers.
 LARGEST_DIFFERENCE = 1e-3
@@ -55,6 +55,7 @@ def export_onnx(
         raise ImportError("ONNX export needs more packages: pip install 'acnml[onnx]'") from error
     if batches.size(example) < 2:
         raise ValueError("give an example of at least two inputs, so that their number is dynamic")
+    require_target(Path(path))
     acnml = predictor.predictor if isinstance(predictor, Calibrated) else predictor
     module = acnml.as_module(steps)
     prepared = acnml.classifier.prepare(example)
@@ -63,33 +64,28 @@ def export_onnx(
     shapes: dict[str, Any] = {"args": tuple({0: batch} for _ in args)}
     shapes = shapes if args else {"kwargs": {name: {0: batch} for name in kwargs}}
     names = list(kwargs) or [f"input_{i}" if i else "input" for i in range(len(args))]
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's exporter, about torch itself
-            program = torch.onnx.export(
-                module,
-                args,
-                kwargs=kwargs,
-                dynamo=True,
-                dynamic_shapes=shapes,
-                input_names=names,
-                output_names=["log_probs", "regret"],
-                verbose=False,
-            )
-        assert program is not None
-        program.save(draft, external_data=False)
-        session = onnxruntime.InferenceSession(os.fspath(draft), providers=["CPUExecutionProvider"])
-        difference = max(_difference(session, acnml, x) for x in (prepared, _first(prepared)))
-        if not difference <= LARGEST_DIFFERENCE:
-            raise ValueError(
-                f"the exported model differs by {difference:.2g} in probability on the example; "
-                "take more steps, or a lower alpha"
-            )
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
+    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's exporter, about torch itself
+        program = torch.onnx.export(
+            module,
+            args,
+            kwargs=kwargs,
+            dynamo=True,
+            dynamic_shapes=shapes,
+            input_names=names,
+            output_names=["log_probs", "regret"],
+            verbose=False,
+        )
+    assert program is not None
+    content = program.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    difference = max(_difference(session, acnml, x) for x in (prepared, _first(prepared)))
+    if not difference <= LARGEST_DIFFERENCE:
+        raise ValueError(
+            f"the exported model differs by {difference:.2g} in probability on the example; "
+            "take more steps, or a lower alpha"
+        )
+    target = write_file(Path(path), content)
     with torch.no_grad():
         residual = float(module.residual(*args, **kwargs).max())
     return Exported(target, difference, residual)

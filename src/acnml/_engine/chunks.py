@@ -20,8 +20,10 @@ from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
 
-# Copies of a row's activations that autograd, the factors and intermediate results hold at once.
-COPIES = 4
+# Copies of a row's activations that autograd, the factors and intermediate results hold at once,
+# and copies of a row's gradients. Measured as peaks of processes, see docs/reliability.md.
+COPIES = 6
+COPIES_OF_GRADIENTS = 2
 
 
 class Solved(NamedTuple):
@@ -132,7 +134,7 @@ def _scalars_per_row(rows: Rows, n_gradients: int) -> int:
         total += COPIES * (ins + outs)
         if site in rows.factored:
             positions = sum(t.shape[-2] for t in sizes)
-            total += n_gradients * (ins + outs)
+            total += COPIES_OF_GRADIENTS * n_gradients * (ins + outs)
             total += positions * outs // classes + TILE if positions > 1 else 0
         else:
             shapes = (rows.posterior.mean[name].shape for name in site.layer.names)

@@ -1,1 +1,1 @@
-"""Private helpers: named parameters, batches, checks, seeding, progress bars."""
+"""Private helpers: named parameters, batches, checks, files, memory, seeding, progress bars."""

@@ -2,26 +2,94 @@
 
 from __future__ import annotations
 
+import numbers
 import os
+from pathlib import Path, PurePosixPath
 
 import torch
 
 SHARE = 0.25  # fraction of the free memory to use by default
 MOST = 2**30  # default maximum in bytes: larger chunks are not faster
 
+CGROUPS = Path("/sys/fs/cgroup")  # where Linux shows the limits of containers
+OWN_CGROUPS = Path("/proc/self/cgroup")  # which of them this process is in
+
+
+def require_memory(memory: int | None) -> None:
+    """Raise an error unless `memory` is None or a positive number of bytes."""
+    if memory is None:
+        return
+    if isinstance(memory, bool) or not isinstance(memory, numbers.Integral):
+        kind = type(memory).__name__
+        raise TypeError(f"memory must be a whole number of bytes, such as 2**30, got a {kind}")
+    if memory < 1:
+        raise ValueError(f"memory must be at least 1 byte, got {memory}")
+
 
 def budget(device: torch.device, given: int | None) -> int:
     """Return the given number of bytes, or by default a fraction of the device's free memory."""
     if given is not None:
-        return given
+        return int(given)
     return min(int(SHARE * free_bytes(device)), MOST)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory in bytes: that of a CUDA device, or else the main memory."""
+    """Return the free memory in bytes: that of a CUDA device, or else the main memory.
+
+    In a container, free is what its limit leaves.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not available on every system
-        return MOST
+        free = MOST
+    return max(0, min([free, *_left_in_cgroups()]))
+
+
+def _left_in_cgroups() -> list[int]:
+    """Return what the limits of this process's control groups leave, of versions 1 and 2."""
+    try:
+        lines = OWN_CGROUPS.read_text().splitlines()
+    except (OSError, ValueError):  # not on Linux
+        return []
+    left = []
+    for _, controllers, group in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if controllers == "":
+            left += _left(CGROUPS, group, "memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            left += _left(CGROUPS / "memory", group, *names)
+    return left
+
+
+def _left(root: Path, group: str, limit: str, usage: str) -> list[int]:
+    """Return what the limits of a group and of the groups around it leave.
+
+    Inside a container the group's path often does not exist: the root is then the container's own.
+    """
+    path = PurePosixPath(group.lstrip("/"))
+    left = []
+    for part in dict.fromkeys((path, *path.parents)):
+        folder = root / part
+        most, used = _number(folder / limit), _number(folder / usage)
+        if most is not None and used is not None:
+            left.append(max(0, most - used + _reclaimable(folder / "memory.stat")))
+    return left
+
+
+def _number(file: Path) -> int | None:
+    """Return the number in a file; None if there is none, or for "max", which is no limit."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _reclaimable(file: Path) -> int:
+    """Return the bytes of cached files in a group, which the system frees when it needs to."""
+    try:
+        pairs = dict(line.split() for line in file.read_text().splitlines())
+        return int(pairs.get("total_inactive_file", pairs.get("inactive_file", 0)))
+    except (OSError, ValueError):
+        return 0

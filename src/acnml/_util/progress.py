@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from tqdm import TqdmExperimentalWarning
 
+from acnml._util import checks
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", TqdmExperimentalWarning)
     # Not tqdm.auto: it calls iter() twice, which starts the workers of a DataLoader twice.
@@ -27,5 +29,6 @@ def track(
         progress: whether to show the bar; None shows it only in a terminal.
         total: number of items, if `items` has no length.
     """
+    checks.require_iterable(items, "a loader: something that yields batches")
     disable = None if progress is None else not progress
     return iter(tqdm(items, desc=description, total=total, disable=disable, leave=False))

@@ -34,6 +34,7 @@ def listed(parameters: Parameters) -> list[str | nn.Module | nn.Parameter] | Non
         return None
     if isinstance(parameters, (str, nn.Module, Tensor)):
         raise TypeError("parameters must be a list, e.g. [model.fc] or ['fc.weight']")
+    checks.require_iterable(parameters, "a list of parameters")
     items = list(parameters)
     for item in items:
         if not isinstance(item, (str, nn.Module, nn.Parameter)):

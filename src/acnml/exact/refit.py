@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acnml._util.memory import budget
+from acnml._util.memory import budget, require_memory
 from acnml.exact.design import Design
 from acnml.exact.newton import Optimum, maximise
 from acnml.exact.problem import LogisticProblem, require_features
@@ -83,6 +83,7 @@ def cnml(problem: LogisticProblem, queries: Tensor, memory: int | None = None) -
         memory: maximum memory in bytes for one batch of refits; by default a fraction of the free
             memory.
     """
+    require_memory(memory)
     require_features(queries, "queries")
     if queries.shape[1] != problem.features.shape[1]:
         raise ValueError(

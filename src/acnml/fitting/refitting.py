@@ -28,7 +28,7 @@ from torch.nn import functional
 from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
-from acnml._util.memory import budget
+from acnml._util.memory import budget, require_memory
 from acnml._util.params import Params, map_tensors, zip_with
 from acnml._util.progress import track
 from acnml._util.seeding import seeded
@@ -77,6 +77,7 @@ class Refit:
     def __post_init__(self) -> None:
         checks.settle_integers(self, epochs=1, seed=None)
         checks.require_positive(self.learning_rate, "learning_rate")
+        require_memory(self.memory)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
         if not 0 <= self.weight_decay < float("inf"):

@@ -14,6 +14,7 @@ from acnml._engine.chunks import Solved, label_chunks, solved_at
 from acnml._engine.rows import Path, Rows
 from acnml._util import checks
 from acnml._util.batches import Inputs
+from acnml._util.memory import require_memory
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.solvers.base import Solution
@@ -42,6 +43,7 @@ class Gradient:
         if self.steps < 0:
             raise ValueError(f"steps must be ≥ 0, got {self.steps}")
         checks.require_positive(self.step_size, "step_size")
+        require_memory(self.memory)
 
     @property
     def n_gradients(self) -> int:

@@ -8,6 +8,7 @@ the regret lies between 0 and log K.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from acnml._engine.recorder import Tape
 from acnml._engine.rows import Path, Rows, inner_product
 from acnml._util import checks
 from acnml._util.batches import Inputs
+from acnml._util.memory import require_memory
 from acnml.classifier import Classifier
 from acnml.head.features import Features, features, only_linear
 from acnml.head.solve import HeadSolution, Precision, solve_head
@@ -88,8 +90,9 @@ class Linearised:
         checks.require_positive(self.step_size, "step_size")
         checks.require_positive(self.polish_tolerance, "polish_tolerance")
         checks.require_positive(self.tolerance, "tolerance")
-        if self.negligible < 0:
-            raise ValueError(f"negligible must be ≥ 0, got {self.negligible}")
+        require_memory(self.memory)
+        if not isinstance(self.negligible, numbers.Real) or not self.negligible >= 0:
+            raise ValueError(f"negligible must be a number ≥ 0, got {self.negligible!r}")
 
     @property
     def n_gradients(self) -> int:

@@ -1,24 +1,14 @@
-"""Atomic writes: a file is complete or absent. Errors say what to do."""
+"""Files of the commands: errors while writing say what to do, drafts of killed runs are removed."""
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
-REMEDIES = {
-    errno.ENOSPC: "free some space on the disk",
-    errno.EDQUOT: "free some space, your quota is used up",
-    errno.EFBIG: "allow larger files (`ulimit -f`)",
-    errno.EACCES: "make it writable, or choose another folder",
-    errno.EPERM: "make it writable, or choose another folder",
-    errno.EROFS: "make the disk writable, or choose another folder",
-}
+from acnml._util import files
 
 
 @final
@@ -32,28 +22,16 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0, "remove the cause")
         raise CannotWriteError(
             f"Cannot write {path}: {error.strerror or error}. Nothing that was finished is lost: "
-            f"{remedy}, and run the same command again."
+            f"{files.remedy_for(error)}, and run the same command again."
         ) from error
 
 
 def write_file(path: Path, content: bytes) -> Path:
-    """Write a file atomically, through a draft in the same folder, and return its path."""
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    """Write a file atomically and return its path."""
     with writing(path):
-        try:
-            with draft.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            with suppress(OSError):  # the first error is the one to report
-                draft.unlink(missing_ok=True)
-            raise
-    return path
+        return files.write_file(path, content)
 
 
 def remove_drafts(folder: Path) -> None:

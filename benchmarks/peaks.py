@@ -1,0 +1,91 @@
+"""Measure the peak memory of predictions against the budget given (`python -m benchmarks.peaks`).
+
+Every peak is that of a process of its own, above what the process held after a first prediction of
+two inputs. It therefore includes the buffers of torch's matrix products. Linux only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised, fit_kfac_laplace
+
+INPUTS = 256
+
+
+def mlp() -> tuple[nn.Module, Tensor]:
+    """A multilayer perceptron with 10 classes."""
+    layers = (nn.Linear(100, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
+    return nn.Sequential(*layers), torch.randn(INPUTS, 100)
+
+
+def cnn() -> tuple[nn.Module, Tensor]:
+    """A small convolutional network."""
+    body = (nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU())
+    head = (nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10))
+    return nn.Sequential(*body, *head), torch.randn(INPUTS, 3, 32, 32)
+
+
+def many_classes() -> tuple[nn.Module, Tensor]:
+    """A multilayer perceptron with 200 classes."""
+    layers = (nn.Linear(50, 100), nn.Tanh(), nn.Linear(100, 200))
+    return nn.Sequential(*layers), torch.randn(INPUTS, 50)
+
+
+NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "many classes": many_classes,
+}
+SOLVERS = {"Linearised": Linearised(polish=2), "Gradient": Gradient()}
+POSTERIORS = ("diagonal", "kronecker")
+BUDGETS = (100, 400)  # MB
+
+
+def main() -> None:
+    """Start a process for every combination, or with arguments measure one in this process."""
+    if sys.argv[1:]:
+        measure(*sys.argv[1:])
+        return
+    for each in itertools.product(NETWORKS, SOLVERS, POSTERIORS, map(str, BUDGETS)):
+        command = [sys.executable, "-m", "benchmarks.peaks", *each]
+        subprocess.run(command, check=True)
+
+
+def measure(network: str, solver: str, kind: str, megabytes: str) -> None:
+    """Print the peak of one combination."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, x = NETWORKS[network]()
+    classifier, memory = Classifier(model), int(float(megabytes) * 1e6)
+    mean = classifier.copy_parameters([name for name, _ in model.named_parameters()])
+    q = (
+        Diagonal(mean, {name: torch.full_like(tensor, 1e-3) for name, tensor in mean.items()})
+        if kind == "diagonal"
+        else fit_kfac_laplace(classifier, [(x[:64], torch.zeros(64, dtype=torch.long))], 1.0)
+    )
+    first = Acnml(classifier, q, replace(SOLVERS[solver], memory=1), alpha=0.1)
+    first.solve(x[:2])
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    start = _status("VmRSS")
+    Acnml(classifier, q, replace(SOLVERS[solver], memory=memory), alpha=0.1).solve(x)
+    peak = (_status("VmHWM") - start) / 1e6
+    print(f"{network:13} {solver:10} {kind:9} budget {megabytes:>4} MB, peak {peak:4.0f} MB")
+
+
+def _status(name: str) -> int:
+    """Return a number of bytes from the status of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Mutated files: flipped, cut, spliced and rewritten ones are refused, or hold what was stored."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import acnml
+from acnml import Acnml, Classifier, Map, Tempered
+from acnml._util.params import map_tensors
+from fuzz.networks import network
+from fuzz.outcome import Outcome, refused_or, require
+from fuzz.posteriors import posterior
+
+STORED = 12  # different files, so that most of the time is spent on mutations
+
+
+@lru_cache(maxsize=STORED)
+def _stored(number: int) -> tuple[bytes, Any, Classifier | None]:
+    """Return the bytes of a file, the value in it, and its network."""
+    rng = random.Random(number)
+    net = network(rng)
+    _, q = posterior(rng, net.model)
+    classifier = Classifier(net.model)
+    values: list[Any] = [
+        *(q, Map(classifier)),
+        *(Acnml(classifier, q, alpha=0.5), Tempered(Map(classifier), 2.0)),
+    ]
+    value = values[number % 4]
+    given = None if value is q else classifier
+    with tempfile.TemporaryDirectory() as folder:
+        acnml.save(value, Path(folder) / "file")
+        return (Path(folder) / "file").read_bytes(), value, given
+
+
+def _flip(rng: random.Random, content: bytearray) -> None:
+    for _ in range(rng.choice([1, 1, 1, 2, 8])):
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+
+
+def _set_bytes(rng: random.Random, content: bytearray) -> None:
+    place = rng.randrange(len(content))
+    content[place : place + rng.randrange(1, 9)] = rng.randbytes(rng.randrange(9))
+
+
+def _cut(rng: random.Random, content: bytearray) -> None:
+    del content[rng.randrange(len(content)) :]
+
+
+def _extend(rng: random.Random, content: bytearray) -> None:
+    content += rng.choice([b"\0", b" ", b"}", rng.randbytes(100)])
+
+
+def _splice(rng: random.Random, content: bytearray) -> None:
+    other, place = _stored(rng.randrange(STORED))[0], rng.randrange(len(content))
+    content[place:] = other[place:]
+
+
+def _swap_blocks(rng: random.Random, content: bytearray) -> None:
+    a, b = (8 * rng.randrange(max(1, len(content) // 8)) for _ in range(2))
+    content[a : a + 8], content[b : b + 8] = content[b : b + 8], content[a : a + 8]
+
+
+def _header_length(rng: random.Random, content: bytearray) -> None:
+    content[:8] = rng.choice([0, 1, len(content), 2**40, 2**63 - 1, 2**64 - 1]).to_bytes(
+        8, "little"
+    )
+
+
+def _replace_word(rng: random.Random, content: bytearray) -> None:
+    """Change a word of the header and keep its length, as only a person would."""
+    words = [(b"F32", b"I32"), (b"F64", b"I64"), (b"mean", b"mear"), (b"acnml", b"acnmk")]
+    words += [(b"format_version", b"format_versioN"), (b"kind", b"find"), (b"alpha", b"alphb")]
+    words += [(b": 2,", b": 1,"), (b": 2,", b": 3,"), (b"checksum", b"checksun"), (b"0.5", b"0.6")]
+    old, new = rng.choice(words)
+    content[:] = bytes(content).replace(old, new, rng.choice([1, -1]))
+
+
+def _nothing(rng: random.Random, content: bytearray) -> None:
+    """Leave the file as it is: it must load."""
+
+
+MUTATIONS: list[Callable[[random.Random, bytearray], None]] = [
+    *(_flip, _flip, _flip, _set_bytes, _cut, _extend),
+    *(_splice, _swap_blocks, _header_length, _replace_word, _nothing),
+]
+
+
+def mutated_file(seed: int) -> tuple[str, Outcome]:
+    """Mutate a stored file and load it."""
+    rng = random.Random(seed)
+    number, mutate = rng.randrange(STORED), rng.choice(MUTATIONS)
+    original, value, classifier = _stored(number)
+    content = bytearray(original)
+    mutate(rng, content)
+    name = f"file {number} ({type(value).__name__}), {mutate.__name__[1:]}"
+
+    def run() -> Outcome:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("error")
+            path = Path(folder) / "file"
+            path.write_bytes(content)
+            loaded = acnml.load(path) if classifier is None else acnml.load(path, classifier)
+        require(bytes(content) == original, f"{name}: a changed file was loaded")
+        require(_tensors(loaded) == _tensors(value), f"{name}: not what was stored")
+        return Outcome.EQUAL
+
+    outcome = refused_or(run)
+    require(outcome is Outcome.REFUSED or bytes(content) == original, name)
+    require(outcome is Outcome.EQUAL or bytes(content) != original, f"{name}: refused")
+    return name, outcome
+
+
+def _tensors(value: Any) -> list[bytes]:
+    """Return the bytes of all tensors in a value, in a fixed order."""
+    found: list[bytes] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return tensor
+
+    if isinstance(value, acnml.Posterior):
+        map_tensors(value, note)
+    elif isinstance(value, Acnml):
+        map_tensors(value.posterior, note)
+    return found

@@ -1,0 +1,311 @@
+"""Writing files: complete or absent, only regular files, and one clear error each."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import acnml
+from acnml import Diagonal, StorageError
+from acnml._util import files
+from acnml.storage import disk
+
+
+def posterior(size: int = 3, value: float = 1.0) -> Diagonal:
+    return Diagonal({"w": torch.full((size,), value)}, {"w": torch.ones(size)})
+
+
+def mean(path: Path) -> float:
+    return float(acnml.load(path).mean["w"][0])
+
+
+@pytest.fixture
+def umask():
+    """Set the umask, and restore it."""
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize(("mask", "expected"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_mode_follows_the_umask(tmp_path, umask, mask, expected):
+    umask(mask)
+    acnml.save(posterior(), tmp_path / "new")
+    assert mode(tmp_path / "new") == expected
+
+
+def test_a_private_file_stays_private(tmp_path, umask):
+    acnml.save(posterior(), tmp_path / "file")
+    (tmp_path / "file").chmod(0o600)
+    acnml.save(posterior(value=2.0), tmp_path / "file")
+    assert mode(tmp_path / "file") == 0o600
+    umask(0o077)
+    (tmp_path / "file").chmod(0o644)
+    acnml.save(posterior(value=2.0), tmp_path / "file")
+    assert mode(tmp_path / "file") == 0o600
+
+
+# Places that are not files ---------------------------------------------------------------------
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def make_pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def make_link_to_pipe(path: Path) -> Path:
+    os.mkfifo(path.with_name("pipe"))
+    path.symlink_to("pipe")
+    return path
+
+
+def make_loop(path: Path) -> Path:
+    path.symlink_to(path.name)
+    return path
+
+
+def inside_a_file(path: Path) -> Path:
+    path.write_text("text")
+    return path / "file"
+
+
+PLACES = {
+    "folder": (make_folder, "it is a folder, not a file; choose the name of a file"),
+    "pipe": (make_pipe, "it is a pipe, not a file"),
+    "link to a pipe": (make_link_to_pipe, "it is a pipe, not a file"),
+    "device": (lambda _: Path("/dev/null"), "it is a device, not a file; choose"),
+    "loop": (make_loop, "symbolic link"),
+    "long name": (lambda path: path.with_name("n" * 300), "name too long; choose a shorter"),
+    "null": (lambda path: path.with_name("a\0b"), "null"),
+    "inside a file": (inside_a_file, "[Nn]ot a directory"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("do", ["save", "load", "export"])
+def test_places_that_are_not_files_are_refused(make, message, do, tmp_path):
+    """None of them waits, and none of them is replaced."""
+    path = make(tmp_path / "place")
+    before = sorted(tmp_path.rglob("*"))
+    actions = {
+        "save": lambda: acnml.save(posterior(), path),
+        "load": lambda: acnml.load(path),
+        "export": lambda: disk.write_file(path, b"onnx"),  # what export_onnx calls
+    }
+    with pytest.raises(StorageError, match=f"(?i){message}"):
+        actions[do]()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"the folder .*nowhere does not exist: create it"):
+        acnml.save(posterior(), tmp_path / "nowhere" / "file")
+    with pytest.raises(FileNotFoundError):
+        acnml.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_is_followed_and_stays_a_link(tmp_path, exists):
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    if exists:
+        acnml.save(posterior(), target)
+    link.symlink_to("folder/target")
+    acnml.save(posterior(value=5.0), link)
+    assert link.is_symlink()
+    assert not target.is_symlink()
+    assert mean(target) == mean(link) == 5
+
+
+def test_the_longest_possible_name_works(tmp_path):
+    path = tmp_path / ("n" * 255)
+    acnml.save(posterior(), path)
+    acnml.save(posterior(value=2.0), path)
+    assert mean(path) == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# Disks that do not take the file ---------------------------------------------------------------
+
+
+def test_a_limit_for_files_leaves_the_old_one(tmp_path):
+    path = tmp_path / "file"
+    acnml.save(posterior(), path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(StorageError, match="File too large; allow larger files"):
+            acnml.save(posterior(10_000), path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert mean(path) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (errno.ENOSPC, "No space left on device; free some space"),
+        (errno.EDQUOT, "quota is used up"),
+        (errno.EROFS, "Read-only file system; make the disk writable"),
+        (errno.EIO, "Input/output error; remove the cause"),
+    ],
+)
+def test_errors_of_the_disk_leave_the_old_file_and_no_drafts(tmp_path, monkeypatch, code, message):
+    path = tmp_path / "file"
+    acnml.save(posterior(), path)
+
+    def fail(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StorageError, match=f"{path} cannot be written: .*{message}"):
+        acnml.save(posterior(value=2.0), path)
+    assert mean(path) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(StorageError, match="Permission denied; make it writable"):
+            acnml.save(posterior(), tmp_path / "file")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+@pytest.mark.skipif(not os.access("/proc/self", os.R_OK), reason="needs /proc")
+def test_a_file_system_that_takes_no_files():
+    with pytest.raises((StorageError, FileNotFoundError)):
+        acnml.save(posterior(), "/proc/self/posterior.safetensors")
+
+
+# Drafts ------------------------------------------------------------------------------------------
+
+# Writes until it is killed in the middle: the draft exists, and the file is not yet replaced.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from acnml._util import files
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+files.write_file(Path(sys.argv[1]), b"half")
+"""
+
+# Writes slowly: says when its draft is there, and goes on when it is told to.
+SLOW = """
+import os, sys
+from pathlib import Path
+from acnml._util import files
+def wait(_):
+    print("written", flush=True)
+    sys.stdin.readline()
+os.fsync = wait
+files.write_file(Path(sys.argv[1]), b"slow")
+"""
+
+
+def start(code: str, path: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_drafts_of_killed_writers_are_removed_and_those_of_living_ones_not(tmp_path):
+    path, other = tmp_path / "file", tmp_path / "file.2"
+    with start(SLOW, path) as slow:
+        assert slow.stdout.readline() == "written\n"  # its draft is there
+        with start(KILLED, path) as killed, start(KILLED, other) as elsewhere:
+            pass
+        assert killed.returncode == elsewhere.returncode == -signal.SIGKILL
+        assert len(list(tmp_path.glob(".*.tmp"))) == 3
+        acnml.save(posterior(), path)
+        assert mean(path) == 1
+        # That of the living writer, and that of another file.
+        left = sorted(draft.name.startswith(".file.2.") for draft in tmp_path.glob(".*.tmp"))
+        assert left == [False, True]
+        slow.stdin.write("\n")
+        slow.stdin.flush()
+        assert slow.wait(60) == 0
+        assert path.read_bytes() == b"slow"
+    files.write_file(other, b"other")
+    assert sorted(tmp_path.iterdir()) == [path, other]
+
+
+def test_files_that_look_like_drafts_stay(tmp_path):
+    others = [".file.tmp", ".file.abc.tmp", f"file.{'0' * 32}.tmp", f".other.{'0' * 32}.tmp"]
+    for name in others:
+        (tmp_path / name).touch()
+    files.write_file(tmp_path / "file", b"content")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, "file"])
+
+
+def test_a_draft_that_was_taken_for_abandoned_is_written_again(tmp_path, monkeypatch):
+    """Another writer removes the draft between its creation and its lock."""
+    removed, lock = [], files._lock
+
+    def remove_first(file, *, wait):
+        if wait and not removed:
+            removed.append(Path(file.name))
+            removed[0].unlink()
+        return lock(file, wait=wait)
+
+    monkeypatch.setattr(files, "_lock", remove_first)
+    files.write_file(tmp_path / "file", b"content")
+    assert removed
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+def test_without_locks_no_draft_is_removed(tmp_path, monkeypatch):
+    """Some network disks have no locks: nobody can tell whether a draft is abandoned."""
+
+    def fail(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    draft = tmp_path / f".file.{'0' * 32}.tmp"
+    draft.touch()
+    monkeypatch.setattr(fcntl, "flock", fail)
+    files.write_file(tmp_path / "file", b"content")
+    assert draft.exists()
+    monkeypatch.undo()
+    files.write_file(tmp_path / "file", b"content")
+    assert not draft.exists()
+
+
+def test_two_writers_at_once_both_finish(tmp_path):
+    """Neither removes the other's draft; the file is one of theirs, complete."""
+    path = tmp_path / "file"
+    code = "\n".join(
+        [
+            "import sys; from pathlib import Path; from acnml._util import files",
+            "for _ in range(200): files.write_file(Path(sys.argv[1]), sys.argv[1].encode() * 100)",
+        ]
+    )
+    writers = [start(code, path) for _ in range(2)]
+    assert [writer.wait(120) for writer in writers] == [0, 0]
+    for writer in writers:
+        writer.stdin.close()
+        writer.stdout.close()
+    assert path.read_bytes() == str(path).encode() * 100
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,86 @@
+"""Memory: budgets that are no numbers of bytes are refused, and limits of containers count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from acnml import Gradient, Linearised
+from acnml._util import memory
+from acnml._util.memory import free_bytes
+from acnml.fitting.refitting import Refit
+
+WITH_MEMORY = [Gradient, Linearised, Refit]
+CPU = torch.device("cpu")
+GB = 2**30
+
+
+@pytest.mark.parametrize("solver", WITH_MEMORY)
+@pytest.mark.parametrize("wrong", ["1", float("-inf"), float("nan"), 1e9, True, [1], -1, 0])
+def test_a_budget_is_a_positive_number_of_bytes(solver, wrong):
+    with pytest.raises((TypeError, ValueError), match="memory must be"):
+        solver(memory=wrong)
+
+
+@pytest.mark.parametrize("solver", WITH_MEMORY)
+@pytest.mark.parametrize("right", [None, 1, 2**40, np.int64(2**20), np.int32(5)])
+def test_integers_of_every_kind_are_budgets(solver, right):
+    assert solver(memory=right).memory == right
+
+
+def write(folder, **numbers) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in numbers.items():
+        (folder / name.replace("__", ".")).write_text(f"{value}\n")
+
+
+@pytest.fixture
+def cgroups(tmp_path, monkeypatch):
+    """A machine with 100 GB of free memory and control groups of its own."""
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+    sizes = {"SC_AVPHYS_PAGES": 100 * GB // 4096, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(memory.os, "sysconf", sizes.__getitem__)
+    return tmp_path / "cgroup"
+
+
+def test_without_limits_the_free_memory_counts(cgroups):
+    assert free_bytes(CPU) == 100 * GB  # no /proc: not on Linux
+    memory.OWN_CGROUPS.write_text("0::/user\n")
+    assert free_bytes(CPU) == 100 * GB
+    write(cgroups / "user", memory__max="max", memory__current=GB)
+    assert free_bytes(CPU) == 100 * GB
+
+
+@pytest.mark.parametrize("place", ["", "pod", "pod/container"])
+def test_limits_of_version_2(cgroups, place):
+    """The limit of the group itself, or of one around it."""
+    memory.OWN_CGROUPS.write_text("0::/pod/container\n")
+    write(cgroups / "pod/container", memory__max="max", memory__current=GB)
+    write(cgroups / place, memory__max=4 * GB, memory__current=3 * GB)
+    assert free_bytes(CPU) == GB
+    (cgroups / place / "memory.stat").write_text(f"anon 5\ninactive_file {GB}\n")
+    assert free_bytes(CPU) == 2 * GB
+
+
+def test_limits_of_version_1(cgroups):
+    memory.OWN_CGROUPS.write_text("5:cpu:/x\n4:hugetlb,memory:/docker/abc\n0::/\n")
+    files = {"memory__limit_in_bytes": 8 * GB, "memory__usage_in_bytes": 5 * GB}
+    write(cgroups / "memory", **files)  # in the container it is the root
+    assert free_bytes(CPU) == 3 * GB
+    (cgroups / "memory" / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GB}\n")
+    assert free_bytes(CPU) == 4 * GB
+
+
+def test_a_group_that_is_used_up_leaves_nothing(cgroups):
+    memory.OWN_CGROUPS.write_text("0::/\n")
+    write(cgroups, memory__max=GB, memory__current=2 * GB)
+    assert free_bytes(CPU) == 0
+    assert memory.budget(CPU, None) == 0
+
+
+def test_files_that_make_no_sense_are_no_limits(cgroups):
+    memory.OWN_CGROUPS.write_text("nonsense\n0::/\n")
+    write(cgroups, memory__max="many", memory__current="", memory__stat="x")
+    assert free_bytes(CPU) == 100 * GB

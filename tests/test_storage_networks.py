@@ -1,0 +1,252 @@
+"""A stored predictor loads for its own network, and for no other."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Acnml, Classifier, Diagonal, Map, StorageError
+from cases import CONV, MLP, normal
+
+
+def head_posterior(classifier: Classifier) -> Diagonal:
+    """A diagonal posterior over the last layer alone."""
+    mean = classifier.copy_parameters(["2.weight", "2.bias"])
+    return Diagonal(mean, {name: torch.full_like(t, 0.1) for name, t in mean.items()})
+
+
+def network() -> nn.Module:
+    """A network in single precision, as users have."""
+    return MLP.model().float()
+
+
+@pytest.fixture(params=["map", "acnml"])
+def path(request, tmp_path):
+    classifier = Classifier(network())
+    is_map = request.param == "map"
+    value = Map(classifier) if is_map else Acnml(classifier, head_posterior(classifier))
+    acnml.save(value, tmp_path / "predictor")
+    return tmp_path / "predictor"
+
+
+def trained(model: nn.Module, steps: int, rate: float = 1e-3) -> nn.Module:
+    """The same network after a few more steps of SGD."""
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    x, labels = normal(20, 4).to(next(model.parameters()).dtype), torch.arange(20) % 3
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), labels).backward()
+        optimizer.step()
+    return model
+
+
+def shifted(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        model[0].weight.add_(0.01)
+    return model
+
+
+def nudged(model: nn.Module) -> nn.Module:
+    """One weight changed in its last digit."""
+    with torch.no_grad():
+        model[0].weight[2, 1] = torch.nextafter(model[0].weight[2, 1], torch.tensor(9.0))
+    return model
+
+
+OTHERS = {"5 steps of SGD": lambda m: trained(m, 5), "shifted": shifted, "nudged": nudged}
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("weights", ["exact", "rounded"])
+def test_other_weights_are_refused(path, change, weights):
+    with pytest.raises(StorageError, match=r"'0\.weight' of the given network differs from when"):
+        acnml.load(path, Classifier(change(network())), weights=weights)
+
+
+# Conversions of a network, and of a network that is not the same one any more.
+HALVES = {
+    "float16": lambda m: m.half(),
+    "bfloat16": lambda m: m.bfloat16(),
+    "float64": lambda m: m.double(),
+    "float16 and back": lambda m: m.half().float(),
+    "bfloat16 and back": lambda m: m.bfloat16().float(),
+    "bfloat16, then float16": lambda m: m.bfloat16().half(),
+}
+
+
+@pytest.mark.parametrize("convert", HALVES.values(), ids=HALVES)
+def test_rounded_copies_are_accepted_only_explicitly(path, convert):
+    with pytest.raises(StorageError, match=r"use load\(\.\.\., weights='rounded'\)"):
+        acnml.load(path, Classifier(convert(network())))
+    loaded = acnml.load(path, Classifier(convert(network())), weights="rounded")
+    x = MLP.x(3).float()
+    expected = acnml.load(path, Classifier(network()))(x)
+    torch.testing.assert_close(loaded(x).float(), expected, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("change", [lambda m: trained(m, 5, 0.01), shifted])
+@pytest.mark.parametrize("convert", HALVES.values(), ids=HALVES)
+def test_rounded_copies_of_other_weights_are_refused(path, convert, change):
+    with pytest.raises(StorageError, match=r"'0\.weight' of the given network differs"):
+        acnml.load(path, Classifier(convert(change(network()))), weights="rounded")
+
+
+def test_a_network_stored_in_half_precision_loads_for_the_original(tmp_path):
+    acnml.save(Map(Classifier(network().half())), tmp_path / "map")
+    acnml.load(tmp_path / "map", Classifier(network()), weights="rounded")
+    acnml.load(tmp_path / "map", Classifier(network().half().double()), weights="rounded")
+    with pytest.raises(StorageError, match=r"\(torch.float32 instead of torch.float16\)"):
+        acnml.load(tmp_path / "map", Classifier(network()))
+    with pytest.raises(StorageError, match="differs"):
+        acnml.load(tmp_path / "map", Classifier(shifted(network())), weights="rounded")
+
+
+def test_unknown_words_for_weights_are_refused(path):
+    with pytest.raises(ValueError, match="weights must be 'exact' or 'rounded', got 'about'"):
+        acnml.load(path, Classifier(network()), weights="about")
+
+
+# The same network in another dress -----------------------------------------------------------
+
+
+def negative_zeros(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        model.stem.bias.copy_(torch.tensor([0.0, -0.0, 1.0, 2.0]).neg())
+    return model
+
+
+def zeros(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        model.stem.bias.copy_(torch.tensor([0.0, 0.0, -1.0, -2.0]))
+    return model
+
+
+def counted(model: nn.Module) -> nn.Module:
+    model.norm.num_batches_tracked += 7
+    return model
+
+
+def in_other_memory(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                wide = torch.zeros(*parameter.shape, 2, dtype=parameter.dtype)
+                wide[..., 1] = parameter.detach()
+                module._parameters[name] = nn.Parameter(wide[..., 1])
+    return model
+
+
+SAME = {
+    "channels last": lambda m: m.to(memory_format=torch.channels_last),
+    "strided": in_other_memory,
+    "negative zeros": negative_zeros,
+    "batches counted": counted,
+    "in training": lambda m: m.train(),
+    "frozen": lambda m: m.requires_grad_(False),
+    "data parallel": nn.DataParallel,
+}
+
+
+@pytest.mark.parametrize("change", SAME.values(), ids=SAME)
+def test_the_same_network_in_another_form_is_accepted(change, tmp_path):
+    acnml.save(Map(Classifier(zeros(CONV.model()))), tmp_path / "map")
+    acnml.load(tmp_path / "map", Classifier(change(zeros(CONV.model()))))
+
+
+def moved_statistics(model: nn.Module) -> nn.Module:
+    model.norm.running_mean += 1e-9
+    return model
+
+
+def test_buffers_count(tmp_path):
+    acnml.save(Map(Classifier(CONV.model())), tmp_path / "map")
+    with pytest.raises(StorageError, match=r"'norm\.running_mean' of the given network differs"):
+        acnml.load(tmp_path / "map", Classifier(moved_statistics(CONV.model())))
+
+
+# The structure -------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A layer with settings of its own."""
+
+    def __init__(self, scale: float = 0.5, activation=torch.tanh, tied: bool = False) -> None:
+        super().__init__()
+        self.scale, self.activation = scale, activation
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.arange(parameter.numel()).view(parameter.shape) / 10)
+        if tied:
+            self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.activation(self.scale * self.first(x)))
+
+
+def sequential(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Identity(), *layers)
+
+
+STRUCTURES = [
+    (lambda: Block(), lambda: Block(scale=0.25), r"scale of 'the model' \(Block\) is 0\.25.*0\.5"),
+    (lambda: Block(), lambda: Block(activation=torch.relu), "activation .* is relu .* was tanh"),
+    (lambda: Block(tied=True), Block, "has 'second.weight', but had no such tensor"),
+    (Block, lambda: Block(tied=True), "has no 'second.weight', but had such tensor"),
+    (
+        lambda: sequential(nn.ReLU(), Block()),
+        lambda: sequential(nn.GELU(), Block()),
+        "no ReLU at '1'",
+    ),
+    (
+        lambda: sequential(nn.LeakyReLU(0.1), Block()),
+        lambda: sequential(nn.LeakyReLU(0.3), Block()),
+        r"negative_slope of '1' \(LeakyReLU\) is 0\.3",
+    ),
+    (
+        lambda: sequential(Block(), nn.ReLU()),
+        lambda: sequential(Block(), nn.ReLU(), nn.ReLU()),
+        "more modules",
+    ),
+    (
+        lambda: sequential(nn.LayerNorm(3, eps=1e-5), Block()),
+        lambda: sequential(nn.LayerNorm(3, eps=1e-3), Block()),
+        r"eps of '1' \(LayerNorm\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("saved", "given", "message"), STRUCTURES)
+def test_another_structure_is_refused(saved, given, message, tmp_path):
+    acnml.save(Map(Classifier(saved())), tmp_path / "map")
+    acnml.load(tmp_path / "map", Classifier(saved()))
+    with pytest.raises(StorageError, match=message):
+        acnml.load(tmp_path / "map", Classifier(given()))
+
+
+def test_settings_without_effect_do_not_count(tmp_path):
+    acnml.save(Map(Classifier(sequential(nn.ReLU(), Block()))), tmp_path / "map")
+    acnml.load(tmp_path / "map", Classifier(sequential(nn.ReLU(inplace=True), Block())))
+
+
+def test_weights_in_the_file_may_be_others_in_the_network_but_not_of_another_shape(tmp_path):
+    classifier = Classifier(network())
+    acnml.save(Acnml(classifier, head_posterior(classifier)), tmp_path / "acnml")
+    other = copy.deepcopy(network())
+    with torch.no_grad():
+        other[2].weight.zero_()
+    expected = acnml.load(tmp_path / "acnml", Classifier(network()))(MLP.x(3))
+    loaded = acnml.load(tmp_path / "acnml", Classifier(other))
+    torch.testing.assert_close(loaded(MLP.x(3)), expected, rtol=0, atol=0)
+    other[2] = nn.Linear(5, 4)
+    with pytest.raises(StorageError, match=r"out_features of '2' \(Linear\) is 4"):
+        acnml.load(tmp_path / "acnml", Classifier(other))
+
+
+def test_a_network_without_weights_is_said_to_be_one(path):
+    with pytest.raises(StorageError, match="on the meta device and has no weights"):
+        acnml.load(path, Classifier(network().to("meta")))
