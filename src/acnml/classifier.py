@@ -83,6 +83,11 @@ class Structures:
             self._idle.append(structure)
 
 
+def _chained(first: Hook, second: Hook) -> Hook:
+    """Return a hook that runs two, one after the other."""
+    return lambda module, args, output: second(module, args, first(module, args, output))
+
+
 def _run_hook(
     hook: Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
 ) -> Tensor:
@@ -264,11 +269,13 @@ class Classifier:
     ) -> Classifier:
         """View the same model with forward hooks on some of its modules, by name.
 
-        `forwards` replaces the forward pass of modules, also by name. Each function receives the
+        Hooks of this view come first. `forwards` replaces the forward pass of modules, also by name. Each function receives the
         module, with the tensors of the current run, and its input. The user's module is unchanged.
         """
         other = copy.copy(self)
-        other._hooks, other._forwards = hooks, forwards or {}
+        both = {n: _chained(self._hooks[n], hooks[n]) for n in hooks if n in self._hooks}
+        other._hooks = {**self._hooks, **hooks, **both}
+        other._forwards = {**self._forwards, **(forwards or {})}
         return other
 
     def gradient(self, x: Inputs, params: Params, cotangent: Tensor | None = None) -> Params:

@@ -1,0 +1,152 @@
+"""How typical an input is: what all scores share, from the network's tensors to a number.
+
+A `Reader` turns a network's run into one standardised vector of features. A `Density` maps this
+vector to s(x): a squared distance from the training data, divided by its mean on held-out data. So
+s(x) is 1 for an average input like the held-out data, and larger for an atypical one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs, split_labels
+from acnml._util.progress import track
+from acnml.classifier import Classifier
+from acnml.typicality.places import Place, Taps, find_places
+
+# Features beyond this number are folded: covariances and distances cost its square.
+MOST_FEATURES = 4096
+
+# A feature whose deviation is below this share of its size varies by rounding only.
+CONSTANT = 1e-5
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Features of an input: pooled at some places, on a common scale, and folded if too many.
+
+    Folding adds up features that are `MOST_FEATURES` apart, with random signs: a sparse random
+    projection, which keeps inner products in expectation (Weinberger et al. 2009).
+
+    Args:
+        places: where the features are taken.
+        shift: is subtracted from the features (p,).
+        scale: divides them (p,).
+        signs: ±1 (p,), by which features are multiplied before they are folded.
+    """
+
+    places: tuple[Place, ...]
+    shift: Tensor
+    scale: Tensor
+    signs: Tensor | None = None
+
+    @staticmethod
+    def of(places: tuple[Place, ...], features: Tensor) -> Reader:
+        """Return a reader on the scale of a first batch of features (B, p)."""
+        shift, scale = features.mean(0), features.std(0, correction=0)
+        size = torch.where(shift == 0, torch.ones_like(shift), shift.abs())
+        scale = torch.where(scale > CONSTANT * shift.abs(), scale, size)
+        if features.shape[1] <= MOST_FEATURES:
+            return Reader(places, shift, scale)
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(2, shift.shape, generator=generator)
+        return Reader(places, shift, scale, (2 * drawn - 1).to(shift))
+
+    def taps(self, classifier: Classifier) -> Taps:
+        """View a classifier so that its runs can be read."""
+        return Taps(classifier, self.places)
+
+    def read(self, features: Tensor) -> Tensor:
+        """Return pooled features (B, p) on the common scale, at most `MOST_FEATURES` of them."""
+        if features.shape[1] != len(self.shift):
+            raise ValueError(
+                f"the model has {features.shape[1]} features at these places, but had "
+                f"{len(self.shift)} when the typicality was fitted: use the same model"
+            )
+        scaled = (features - self.shift) / self.scale
+        if self.signs is None:
+            return scaled
+        missing = -len(self.signs) % MOST_FEATURES
+        folded = functional.pad(scaled * self.signs, (0, missing))
+        return folded.unflatten(1, (-1, MOST_FEATURES)).sum(1)
+
+
+class Density(ABC):
+    """A score s(x) of how atypical an input is among the training data; 1 on average on held-out data.
+
+    It is also a score for the detection of inputs that are out of distribution.
+    """
+
+    classifier: Classifier
+    reader: Reader
+
+    @abstractmethod
+    def score(self, features: Tensor) -> Tensor:
+        """Return s (B,) for features (B, q) as the reader gives them, without checks."""
+
+    @final
+    def of_run(self, taps: Taps) -> Tensor:
+        """Return s (B,) of the inputs that a tapped classifier has just seen."""
+        score = self.score(self.reader.read(taps.features()))
+        return checks.require_finite(score, "the typicality is", "check the model and these inputs")
+
+    @final
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return s(x) (B,): about 1 for data like the training data, higher for atypical inputs."""
+        taps, parts = self.reader.taps(self.classifier), []
+        for chunk in batches.chunks(self.classifier.prepare(x)):
+            taps.classifier.logits(chunk)
+            parts.append(self.of_run(taps))
+        return torch.cat(parts)
+
+    @final
+    def require_view_of(self, classifier: Classifier) -> None:
+        """Raise an error unless a classifier is a view of the model that this was fitted on."""
+        if classifier.model is not self.classifier.model:
+            raise ValueError(
+                "the typicality was fitted on another model than the predictor's; fit it on the "
+                "same model"
+            )
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def over_data(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    use: Callable[[Tensor], None],
+    reader: Reader | None,
+    places: tuple[Place, ...] | None,
+    progress: bool | None,
+) -> Reader:
+    """Call a function with the features (B, q) of every batch; return the reader.
+
+    Without a reader, the first batch makes one, at the given places or at those that are found.
+    """
+    for index, batch in enumerate(track(loader, "typicality", progress)):
+        try:
+            for x in batches.chunks(classifier.prepare(split_labels(batch)[0])):
+                taps = Taps(classifier, reader.places if reader else places or find_places(classifier, x))
+                taps.classifier.logits(x)
+                reader = reader or Reader.of(taps.places, taps.features())
+                use(reader.read(taps.features()))
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"batch {index}: {error}") from error
+    if reader is None:
+        raise ValueError(
+            "the loader gave no batch: it is empty, or it is an iterator that was used before; "
+            "pass a loader that can be iterated again"
+        )
+    return reader
