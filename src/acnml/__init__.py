@@ -56,6 +56,7 @@ from acnml.posteriors import (
 from acnml.predictors import (
     Acnml,
     Bma,
+    DensityTempered,
     Ensemble,
     Glm,
     LogitSampling,
@@ -69,6 +70,14 @@ from acnml.predictors import (
 )
 from acnml.solvers import Gradient, Linearised, Reference, Solution, Solver, UnsolvedError
 from acnml.storage import StorageError, load, save
+from acnml.typicality import (
+    Density,
+    NearestNeighbours,
+    Place,
+    Typicality,
+    fit_neighbours,
+    fit_typicality,
+)
 
 __all__ = [
     "Acnml",
@@ -79,6 +88,8 @@ __all__ = [
     "CalibrationRow",
     "Classifier",
     "Curvature",
+    "Density",
+    "DensityTempered",
     "Diagonal",
     "DiagonalCurvature",
     "EigenBlock",
@@ -101,6 +112,8 @@ __all__ = [
     "MonteCarloFisher",
     "NaiveCnml",
     "NaiveCnmlMax",
+    "NearestNeighbours",
+    "Place",
     "Posterior",
     "Predictor",
     "Probit",
@@ -112,6 +125,7 @@ __all__ = [
     "StorageError",
     "Swag",
     "Tempered",
+    "Typicality",
     "UnsolvedError",
     "batch_norm_statistics",
     "calibrate",
@@ -122,7 +136,9 @@ __all__ = [
     "fit_full_laplace",
     "fit_kfac_laplace",
     "fit_laplace_diagonal",
+    "fit_neighbours",
     "fit_swag",
+    "fit_typicality",
     "full_curvature",
     "kronecker_curvature",
     "last_linear",

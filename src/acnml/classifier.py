@@ -269,8 +269,9 @@ class Classifier:
     ) -> Classifier:
         """View the same model with forward hooks on some of its modules, by name.
 
-        Hooks of this view come first. `forwards` replaces the forward pass of modules, also by name. Each function receives the
-        module, with the tensors of the current run, and its input. The user's module is unchanged.
+        Hooks that this view has already run before them. `forwards` replaces the forward pass of
+        modules, also by name. Each function receives the module, with the tensors of the current
+        run, and its input. The user's module is unchanged.
         """
         other = copy.copy(self)
         both = {n: _chained(self._hooks[n], hooks[n]) for n in hooks if n in self._hooks}

@@ -40,6 +40,7 @@ from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Full, Kronecker,
 from acnml.predictors import (
     Acnml,
     Bma,
+    DensityTempered,
     Ensemble,
     Glm,
     LogitSampling,
@@ -50,6 +51,7 @@ from acnml.predictors import (
     Tempered,
 )
 from acnml.solvers import Gradient, Linearised, Reference
+from acnml.typicality import Density, NearestNeighbours, Place, Reader, Typicality
 
 FORMAT_VERSION = 1
 PRINTED = 10_000  # approximate number of a tensor's entries that its fingerprint uses
@@ -60,6 +62,9 @@ HEADER = "acnml"  # the key of the JSON header in the safetensors metadata
 Standalone: TypeAlias = Posterior | Curvature | Swag
 STANDALONE = (Posterior, Curvature, Swag)
 
+# Values that are stored without their network.
+NEEDS_NETWORK = (Predictor, Density)
+
 # The only classes that a file may contain. Loading constructs no others.
 KINDS = {
     kind.__name__: kind
@@ -67,9 +72,10 @@ KINDS = {
         *(Diagonal, Full, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
         *(DiagonalCurvature, FullCurvature, KroneckerCurvature, Factors, Swag),
         *(Reference, Gradient, Linearised),
-        *(Map, Bma, Acnml, Ensemble, Tempered, McDropout),
+        *(Map, Bma, Acnml, Ensemble, Tempered, DensityTempered, McDropout),
         *(Glm, Probit, LogitSampling),
         *(Calibrated, CalibrationRow),
+        *(Typicality, NearestNeighbours, Reader, Place),
     )
 }
 
@@ -82,12 +88,12 @@ class StorageError(ValueError):
     """Raised when `load` cannot restore a file. The message gives the reason."""
 
 
-def save(value: Standalone | Predictor, path: str | os.PathLike[str]) -> None:
+def save(value: Standalone | Predictor | Density, path: str | os.PathLike[str]) -> None:
     """Store a posterior, a curvature, a `Swag`, or a predictor without its network.
 
     The write is atomic: if it fails, no partial file is left and an existing file is unchanged.
     """
-    if not isinstance(value, (*STANDALONE, Predictor)):
+    if not isinstance(value, (*STANDALONE, *NEEDS_NETWORK)):
         kind = type(value).__name__
         raise TypeError(
             f"only posteriors, curvatures, Swag and predictors can be stored, got a {kind}"
@@ -135,12 +141,12 @@ def load(path: str | os.PathLike[str], classifier: Classifier | None = None) -> 
         value = _decode(tree, tensors, classifier)
     except DAMAGE as error:
         raise StorageError(f"{path} cannot be restored: {error}") from error
-    if not isinstance(value, (*STANDALONE, Predictor)):
+    if not isinstance(value, (*STANDALONE, *NEEDS_NETWORK)):
         raise StorageError(f"{path} holds only a {kind}, which acnml.save cannot have written")
     return value
 
 
-def _require_one_network(value: Standalone | Predictor) -> None:
+def _require_one_network(value: Standalone | Predictor | Density) -> None:
     """Raise an error if a predictor has several networks, because `load` takes only one."""
     # Two heads of one module with different get_logits count as two networks.
     networks = {(id(c.model), c._get_logits) for c in _classifiers(value)}
@@ -156,7 +162,7 @@ def _classifiers(value: Any) -> list[Classifier]:
     if isinstance(value, Classifier):
         return [value]
     parts = value if isinstance(value, tuple) else ()
-    if isinstance(value, Predictor) and dataclasses.is_dataclass(value):
+    if isinstance(value, NEEDS_NETWORK) and dataclasses.is_dataclass(value):
         parts = tuple(_fields(value).values())
     return [classifier for part in parts for classifier in _classifiers(part)]
 
@@ -196,7 +202,7 @@ def _encode(value: Any, path: str, tensors: Params) -> Any:
         return {"kind": "Classifier", "overrides": overrides, "temperature": value.temperature}
     if KINDS.get(type(value).__name__) is type(value):  # not another class of that name
         tree = {"kind": type(value).__name__, **_encode_items(_fields(value), path, tensors)}
-        if isinstance(value, Predictor) and "classifier" in tree:
+        if isinstance(value, NEEDS_NETWORK) and "classifier" in tree:
             tree["classifier"]["fingerprints"] = {"map": _fingerprints(value)}
         return tree
     if isinstance(value, Mapping):

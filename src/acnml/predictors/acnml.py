@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
@@ -12,11 +13,12 @@ from acnml._engine.layers import Site, unsupported
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
-from acnml.head.features import Features, all_features, only_linear
+from acnml.head.features import Features, all_features, features, only_linear
 from acnml.head.network import AcnmlModule, network_module
 from acnml.posteriors import Kronecker, Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.solvers import Linearised, Reference, Solution, Solver
+from acnml.typicality import Density
 
 
 @final
@@ -32,12 +34,16 @@ class Acnml(Predictor):
             mean. Always choose it on validation data (`acnml.calibrate`, `acnml.tuning`): at the
             default of 1 a Laplace posterior is often so wide that every label can be explained,
             and the predictions are useless.
+        typicality: scales α for every input: α(x) = α s(x), where s(x) says how atypical the
+            input's features are. With a posterior over the last layer this needs no further pass.
+            With other posteriors, the network runs once more, and inputs are solved one by one.
     """
 
     classifier: Classifier
     posterior: Posterior
     solver: Solver | None = None
     alpha: float = 1.0
+    typicality: Density | None = None
     _scaled: Posterior = field(init=False, repr=False)
 
     @torch.inference_mode(False)
@@ -45,6 +51,11 @@ class Acnml(Predictor):
         checks.require_positive(self.alpha, "alpha")
         if self.solver is not None and (isinstance(self.solver, type) or not callable(self.solver)):
             raise TypeError(f"solver must be a solver such as Linearised(), got {self.solver!r}")
+        if self.typicality is not None:
+            if not isinstance(self.typicality, Density):
+                kind = type(self.typicality).__name__
+                raise TypeError(f"typicality must come from fit_typicality, got a {kind}")
+            self.typicality.require_view_of(self.classifier)
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
         object.__setattr__(
             self, "solver", self.solver or default_solver(self.classifier, self.posterior)
@@ -73,7 +84,7 @@ class Acnml(Predictor):
         if layer is None:
             return None
         chunks = batches.chunks(self.classifier.prepare(x))
-        return all_features(self.classifier, layer, chunks, self.posterior.mean)
+        return all_features(self.classifier, layer, chunks, self.posterior.mean, self.typicality)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -82,7 +93,8 @@ class Acnml(Predictor):
         assert isinstance(self.solver, Linearised)
         assert self.last_layer is not None
         layer, temperature = self.last_layer.layer, self.classifier.temperature
-        return self.solver.solve_features(features, self._scaled, layer, temperature)
+        scale = None if self.typicality is None else features.observed
+        return self.solver.solve_features(features, self._scaled, layer, temperature, scale)
 
     @torch.inference_mode(False)
     def as_module(self, steps: int | None = None) -> AcnmlModule:
@@ -101,7 +113,7 @@ class Acnml(Predictor):
                 "only ACNML with a posterior over the last Linear layer can become a module; "
                 "fit it with parameters=[acnml.last_linear(model)], or use acnml.calibrate"
             )
-        return network_module(self.classifier, layer, self._scaled, steps)
+        return network_module(self.classifier, layer, self._scaled, steps, self.typicality)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -109,7 +121,10 @@ class Acnml(Predictor):
         """Return `log_probs` and `regret` in one go, and `residual` for one gradient more."""
         assert self.solver is not None  # __post_init__ has chosen one
         chunks = batches.chunks(self.classifier.prepare(x))
-        parts = [self.solver(self.classifier, self._scaled, chunk) for chunk in chunks]
+        if self.typicality is None:
+            parts = [self.solver(self.classifier, self._scaled, chunk) for chunk in chunks]
+        else:
+            parts = [part for chunk in chunks for part in self._weighed(chunk, self.typicality)]
         return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     @torch.inference_mode(False)
@@ -117,9 +132,24 @@ class Acnml(Predictor):
     def log_lik(self, x: Inputs) -> Tensor:
         """Return log p_θ̂_y(y|x) before it is normalised (B, K): how well each y is explained."""
         assert self.solver is not None  # __post_init__ has chosen one
+        if self.typicality is not None:
+            return self.solve(x).log_lik
         chunks = batches.chunks(self.classifier.prepare(x))
         solve = self.solver.log_lik
         return torch.cat([solve(self.classifier, self._scaled, chunk) for chunk in chunks])
+
+    def _weighed(self, x: Inputs, typicality: Density) -> Iterator[Solution]:
+        """Solve a prepared chunk with α(x) = α s(x)."""
+        assert self.solver is not None
+        layer = self.last_layer
+        if layer is not None:
+            found = features(self.classifier, layer, x, self.posterior.mean, typicality)
+            if found is not None:
+                yield self.solve_features(found)
+                return
+        for index, scale in enumerate(typicality(x).tolist()):
+            one = batches.take(x, slice(index, index + 1))
+            yield self.solver(self.classifier, self._scaled.scaled(scale), one)
 
 
 def default_solver(classifier: Classifier, posterior: Posterior) -> Solver:

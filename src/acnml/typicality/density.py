@@ -8,9 +8,9 @@ s(x) is 1 for an average input like the held-out data, and larger for an atypica
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
@@ -25,8 +25,23 @@ from acnml.typicality.places import Place, Taps, find_places
 # Features beyond this number are folded: covariances and distances cost its square.
 MOST_FEATURES = 4096
 
+# Inputs with which places are looked for, and on whose scale features are read.
+PROBED = 16
+
 # A feature whose deviation is below this share of its size varies by rounding only.
 CONSTANT = 1e-5
+
+
+class Observer(Protocol):
+    """Sees features from several places of a network while it runs for another purpose."""
+
+    def taps(self, classifier: Classifier) -> Taps:
+        """View a classifier so that its runs can be read."""
+        ...
+
+    def read(self, features: Tensor) -> Tensor:
+        """Return what there is to know about pooled features (B, p): a vector or a number each."""
+        ...
 
 
 @final
@@ -50,8 +65,21 @@ class Reader:
     signs: Tensor | None = None
 
     @staticmethod
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def found(classifier: Classifier, x: Inputs, places: Sequence[Place] | None = None) -> Reader:
+        """Return a reader on the scale of the first inputs of a prepared batch.
+
+        Without places, it reads at those that `find_places` finds.
+        """
+        some = batches.take(x, slice(0, PROBED))
+        taps = Taps(classifier, find_places(classifier, some) if places is None else places)
+        taps.classifier.logits(some)
+        return Reader.of(taps.places, taps.features())
+
+    @staticmethod
     def of(places: tuple[Place, ...], features: Tensor) -> Reader:
-        """Return a reader on the scale of a first batch of features (B, p)."""
+        """Return a reader on the scale of some features (B, p)."""
         shift, scale = features.mean(0), features.std(0, correction=0)
         size = torch.where(shift == 0, torch.ones_like(shift), shift.abs())
         scale = torch.where(scale > CONSTANT * shift.abs(), scale, size)
@@ -72,18 +100,30 @@ class Reader:
                 f"the model has {features.shape[1]} features at these places, but had "
                 f"{len(self.shift)} when the typicality was fitted: use the same model"
             )
-        scaled = (features - self.shift) / self.scale
-        if self.signs is None:
-            return scaled
-        missing = -len(self.signs) % MOST_FEATURES
-        folded = functional.pad(scaled * self.signs, (0, missing))
-        return folded.unflatten(1, (-1, MOST_FEATURES)).sum(1)
+        return read(features, self.shift, self.scale, self.signs)
+
+
+def read(features: Tensor, shift: Tensor, scale: Tensor, signs: Tensor | None) -> Tensor:
+    """Return features (B, p) on a common scale, folded if there are signs; see `Reader`."""
+    scaled = (features - shift) / scale
+    if signs is None:
+        return scaled
+    padded = functional.pad(scaled * signs, (0, -len(signs) % MOST_FEATURES))
+    return padded.unflatten(1, (-1, MOST_FEATURES)).sum(1)
+
+
+class Watch(NamedTuple):
+    """Is told what an observer reads, batch by batch."""
+
+    observer: Observer
+    tell: Callable[[Tensor], None]
 
 
 class Density(ABC):
-    """A score s(x) of how atypical an input is among the training data; 1 on average on held-out data.
+    """A score s(x) of how atypical an input is among the training data.
 
-    It is also a score for the detection of inputs that are out of distribution.
+    It is 1 on average on held-out data. It is also a score for the detection of inputs that are out
+    of distribution.
     """
 
     classifier: Classifier
@@ -94,9 +134,14 @@ class Density(ABC):
         """Return s (B,) for features (B, q) as the reader gives them, without checks."""
 
     @final
-    def of_run(self, taps: Taps) -> Tensor:
-        """Return s (B,) of the inputs that a tapped classifier has just seen."""
-        score = self.score(self.reader.read(taps.features()))
+    def taps(self, classifier: Classifier) -> Taps:
+        """View a classifier so that its runs can be read."""
+        return self.reader.taps(classifier)
+
+    @final
+    def read(self, features: Tensor) -> Tensor:
+        """Return s (B,) for pooled features (B, p), or raise an error if it is not finite."""
+        score = self.score(self.reader.read(features))
         return checks.require_finite(score, "the typicality is", "check the model and these inputs")
 
     @final
@@ -104,10 +149,10 @@ class Density(ABC):
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return s(x) (B,): about 1 for data like the training data, higher for atypical inputs."""
-        taps, parts = self.reader.taps(self.classifier), []
+        taps, parts = self.taps(self.classifier), []
         for chunk in batches.chunks(self.classifier.prepare(x)):
             taps.classifier.logits(chunk)
-            parts.append(self.of_run(taps))
+            parts.append(self.read(taps.features()))
         return torch.cat(parts)
 
     @final
@@ -127,7 +172,7 @@ def over_data(
     loader: Iterable[Any],
     use: Callable[[Tensor], None],
     reader: Reader | None,
-    places: tuple[Place, ...] | None,
+    places: Sequence[Place] | None,
     progress: bool | None,
 ) -> Reader:
     """Call a function with the features (B, q) of every batch; return the reader.
@@ -136,10 +181,11 @@ def over_data(
     """
     for index, batch in enumerate(track(loader, "typicality", progress)):
         try:
-            for x in batches.chunks(classifier.prepare(split_labels(batch)[0])):
-                taps = Taps(classifier, reader.places if reader else places or find_places(classifier, x))
-                taps.classifier.logits(x)
-                reader = reader or Reader.of(taps.places, taps.features())
+            x = classifier.prepare(split_labels(batch)[0])
+            reader = reader or Reader.found(classifier, x, places)
+            taps = reader.taps(classifier)
+            for chunk in batches.chunks(x):
+                taps.classifier.logits(chunk)
                 use(reader.read(taps.features()))
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError

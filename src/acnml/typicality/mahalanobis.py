@@ -10,7 +10,7 @@ by once, and it makes Σ̂ invertible with fewer data than features.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -21,6 +21,7 @@ from acnml._util import checks
 from acnml.classifier import Classifier, require_classifier
 from acnml.typicality.density import CONSTANT, Density, Reader, over_data
 from acnml.typicality.places import Place
+
 
 @final
 class Moments:
@@ -138,8 +139,7 @@ class Typicality(Density):
 
     def score(self, features: Tensor) -> Tensor:
         """Return s (B,)."""
-        whitened = (features - self.mean) @ self.whitening.T
-        return whitened.square().sum(-1) / self.typical
+        return mahalanobis(features, self.mean, self.whitening) / self.typical
 
     def __repr__(self) -> str:
         places = ", ".join(str(place) for place in self.reader.places)
@@ -149,11 +149,16 @@ class Typicality(Density):
         )
 
 
+def mahalanobis(features: Tensor, mean: Tensor, whitening: Tensor) -> Tensor:
+    """Return the squared distances ‖W(φ - m)‖² (B,)."""
+    return ((features - mean) @ whitening.T).square().sum(-1)
+
+
 def fit_typicality(
     classifier: Classifier,
     train_loader: Iterable[Any],
     held_out_loader: Iterable[Any],
-    places: tuple[Place, ...] | None = None,
+    places: Sequence[Place] | None = None,
     progress: bool | None = None,
 ) -> Typicality:
     """Fit a `Typicality` in one pass over the training data and one over held-out data.

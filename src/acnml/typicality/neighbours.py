@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -67,7 +67,7 @@ def fit_neighbours(
     held_out_loader: Iterable[Any],
     k: int = 10,
     most: int = 10_000,
-    places: tuple[Place, ...] | None = None,
+    places: Sequence[Place] | None = None,
     progress: bool | None = None,
 ) -> NearestNeighbours:
     """Fit `NearestNeighbours` in one pass over the training data and one over held-out data.

@@ -32,9 +32,6 @@ from acnml.classifier import Classifier, Hook
 CHANNELS_SECOND = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.EmbeddingBag)
 
-# Inputs with which places are looked for.
-PROBED = 8
-
 
 @final
 @dataclass(frozen=True)
@@ -110,8 +107,8 @@ def joined(places: Sequence[Place], kept: Mapping[Place, Tensor]) -> Tensor:
     rows = {len(kept[place]) for place in places}
     if len(rows) > 1:
         raise ValueError(
-            f"the places have {sorted(rows)} rows for one batch: the first dimension of each must be "
-            "the batch"
+            f"the places have {sorted(rows)} rows for one batch: the first dimension of each must "
+            "be the batch"
         )
     return torch.cat([kept[place] for place in places], dim=1)
 
@@ -123,13 +120,11 @@ def find_places(classifier: Classifier, x: Inputs) -> tuple[Place, ...]:
 
     Args:
         classifier: the model.
-        x: a prepared batch; its first inputs are run.
+        x: a prepared batch, which is run once.
     """
-    some = batches.take(x, slice(0, PROBED))
-    search = _Search(batches.size(some))
-    modules = dict(classifier.model.named_modules())
-    hooks = {name: search.hook(name) for name in modules}
-    logits = classifier.hooked(hooks).logits(some)
+    search = _Search(batches.size(x))
+    hooks = {name: search.hook(name) for name, _ in classifier.model.named_modules()}
+    logits = classifier.hooked(hooks).logits(x)
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
     return search.places()
 
