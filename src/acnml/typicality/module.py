@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from acnml.typicality.density import Density, read
 from acnml.typicality.mahalanobis import Typicality, mahalanobis
-from acnml.typicality.places import Place, joined, pooled_at
+from acnml.typicality.places import Place, pooled_at
 
 
 @final
@@ -46,8 +47,8 @@ class TypicalityModule(nn.Module):
 
     def forward(self) -> Tensor:
         """Return s (B,)."""
-        kept = {place: getattr(self._kept, str(place)) for place in self._places}
-        features = read(joined(self._places, kept), self.shift, self.scale, self.signs)
+        kept = torch.cat([getattr(self._kept, str(place)) for place in self._places], dim=1)
+        features = read(kept, self.shift, self.scale, self.signs)
         return mahalanobis(features, self.mean, self.whitening) / self._typical
 
 

@@ -14,7 +14,7 @@ positions. The features of an input are all of this in one vector.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -87,7 +87,16 @@ class Taps:
 
     def features(self) -> Tensor:
         """Return the features (B, d) of the last run, all places in one vector."""
-        return joined(self.places, self._kept)
+        missing = [str(place) for place in self.places if place not in self._kept]
+        if missing:
+            raise ValueError(f"the model did not run {missing[0]}: take features at other places")
+        rows = {len(tensor) for tensor in self._kept.values()}
+        if len(rows) > 1:
+            raise ValueError(
+                f"the places have {sorted(rows)} rows for one batch: the first dimension of each "
+                "must be the batch"
+            )
+        return torch.cat([self._kept[place] for place in self.places], dim=1)
 
 
 def pooled_at(place: Place, args: tuple[Any, ...], output: Any) -> Tensor:
@@ -97,20 +106,6 @@ def pooled_at(place: Place, args: tuple[Any, ...], output: Any) -> Tensor:
         raise ValueError(f"the {place} is not a floating point tensor of features; name another")
     wide = torch.promote_types(tensor.dtype, torch.float32)
     return pooled(tensor.detach().to(wide), place.channels)
-
-
-def joined(places: Sequence[Place], kept: Mapping[Place, Tensor]) -> Tensor:
-    """Return the features at all places in one vector (B, d)."""
-    missing = [str(place) for place in places if place not in kept]
-    if missing:
-        raise ValueError(f"the model did not run {missing[0]}: take features at other places")
-    rows = {len(kept[place]) for place in places}
-    if len(rows) > 1:
-        raise ValueError(
-            f"the places have {sorted(rows)} rows for one batch: the first dimension of each must "
-            "be the batch"
-        )
-    return torch.cat([kept[place] for place in places], dim=1)
 
 
 @torch.inference_mode(False)
