@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Classifier, KroneckerCurvature, Posterior, kronecker_curvature, metrics
-from acnml._algebra.kernels import DenseKernel, Kernel
+from acnml._algebra.kernels import Kernel, SpectralKernel
 from acnml.calibration import RELATIVE_PRIOR
 from acnml.head.features import only_linear
 from acnml.head.solve import Precision, solve_head
@@ -51,6 +51,7 @@ METHODS = (
     *(PLAIN, TEMPERATURE, EQUAL, DENSITY, NEIGHBOURS, GLM),
     *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE),
 )
+WITH_REGRET = (ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE)
 OWN_CHOICE = 0.0  # stands for a price where the knob of least NLL is taken
 
 # Knobs are searched between exp of these; beyond them they make no difference.
@@ -66,7 +67,7 @@ class View:
     logits: Tensor  # z / T in double precision (N, K)
     kernel: Kernel  # V / T², covariance of the tempered logits
     unit_kernel: Kernel  # the same with a prior precision of 1
-    extension: Kernel  # G⁻¹ d² / n / T²
+    extended: Kernel  # the same of a head that is extended by the features of s
     score: Tensor  # s (N,)
     neighbours: Tensor  # s by nearest neighbours (N,)
     labels: Tensor
@@ -114,13 +115,6 @@ class Fitted:
         default = RELATIVE_PRIOR * self.curvature.mean_eigenvalue()
         return self.curvature.posterior(default), self.curvature.posterior(1.0)
 
-    @cached_property
-    def output_cov(self) -> Tensor:
-        """G⁻¹ without the √n that `KroneckerCurvature` has in both factors."""
-        G = self.curvature.factors[0].gradients.double() / math.sqrt(self.count)
-        damping = RELATIVE_PRIOR * G.diagonal().mean() * torch.eye(len(G), dtype=G.dtype)
-        return torch.linalg.inv(G + damping)
-
     def view(self, data: Recorded) -> View:
         """Return what the methods need to know."""
         site = only_linear(Classifier(self.layer), ["weight", "bias"])
@@ -130,16 +124,27 @@ class Fitted:
         read = self.typicality.reader.read(data.taps)
         score = self.typicality.score(read).double()
         square = self.temperature**-2
-        leverage = score * self.typicality.typical / self.count
+        assert isinstance(kernel, SpectralKernel)
         return View(
             data.logits.double() / self.temperature,
             kernel.scaled(square),
             unit.scaled(square),
-            DenseKernel(square * leverage[:, None, None] * self.output_cov),
+            self._extended(kernel, score).scaled(square),
             score,
             self.neighbours.score(read).double(),
             data.labels,
         )
+
+    def _extended(self, kernel: SpectralKernel, score: Tensor) -> SpectralKernel:
+        """Add (d²/n) G⁻¹ to V; both are diagonal in the eigenbasis of G.
+
+        Both factors of a `KroneckerCurvature` have √n in them. G has none here.
+        """
+        G = self.curvature.factors[0].gradients.double() / math.sqrt(self.count)
+        values = (kernel.basis.T @ G @ kernel.basis).diagonal()
+        leverage = score * self.typicality.typical / self.count
+        added = leverage.unsqueeze(1) / (values + RELATIVE_PRIOR * values.mean())
+        return SpectralKernel(kernel.basis, kernel.var + added)
 
 
 def solved(logits: Tensor, kernel: Kernel) -> Tensor:
@@ -175,9 +180,7 @@ FAMILIES: Mapping[str, Family] = {
     UNIT_PRIOR: lambda v, knob: solved(v.logits, v.unit_kernel.scaled(knob)),
     WEIGHED: lambda v, knob: solved(v.logits, v.kernel.scaled(knob * v.score)),
     SQUARED: lambda v, knob: solved(v.logits, v.kernel.scaled(knob * v.score**2)),
-    EXTENDED: lambda v, knob: solved(
-        v.logits, DenseKernel(v.kernel.dense() + v.extension.dense()).scaled(knob)
-    ),
+    EXTENDED: lambda v, knob: solved(v.logits, v.extended.scaled(knob)),
     LEVERAGE: lambda v, knob: leverage_nml(v.logits, knob * v.score**2),
 }
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from acnml import last_linear, metrics
 from studies.evidence.measures import COMPARED, Scored, detection, resampled, resamples
-from studies.evidence.methods import METHODS, OWN_CHOICE, Chosen, Fitted, View, choose
+from studies.evidence.methods import METHODS, OWN_CHOICE, WITH_REGRET, Chosen, Fitted, View, choose
 from studies.evidence.recorded import recorded
 from studies.evidence.settings import EvidenceStudy
 from studies.evidence.subjects import CLEAN, HELD_OUT, TRAIN, Subject, subject
@@ -24,32 +27,40 @@ VERSION = 1
 Resampled: TypeAlias = dict[tuple[str, str, float, str, str], Tensor]
 
 
-class Evidence(NamedTuple):
+@final
+@dataclass(frozen=True, eq=False)
+class Evidence:
     """All results."""
 
     rows: list[Scored]
     resampled: Resampled
+
+    @cached_property
+    def by_key(self) -> Mapping[tuple[str, str, float, str], Scored]:
+        """Rows by network, shift, price and method."""
+        return {(row.network, row.shift, row.price, row.method): row for row in self.rows}
 
 
 def collect(study: EvidenceStudy, out: Path, store: Store) -> Evidence:
     """Do everything that is missing, network by network."""
     found = Evidence([], {})
     for name in study.networks:
-        rows, draws = _of_network(subject(name, study, out / "corruptions", store), study, store)
-        found.rows.extend(rows)
-        found.resampled.update(draws)
+        own = _of_network(subject(name, study, out / "corruptions", store), study, store)
+        found.rows.extend(own.rows)
+        found.resampled.update(own.resampled)
     return found
 
 
 def _of_network(own: Subject, study: EvidenceStudy, store: Store) -> Evidence:
     """Return the results of a network, as an artefact."""
-    stage = Stage(f"compared {own.name}", study, study.seed, version=VERSION)
+    decided = replace(study, networks=())
+    stage = Stage(f"compared {own.name}", decided, study.seed, version=VERSION)
 
     def make(work: object) -> Content:
         del work
-        rows, draws = _measured(own, study, store)
-        tensors = {"\n".join(map(str, key)): values for key, values in draws.items()}
-        return Content(tensors, {"rows": [row._asdict() for row in rows]})
+        found = _measured(own, study, store)
+        tensors = {"\n".join(map(str, key)): values for key, values in found.resampled.items()}
+        return Content(tensors, {"rows": [row._asdict() for row in found.rows]})
 
     artefact = store.make(stage, make)
     draws: Resampled = {}
@@ -78,7 +89,7 @@ def _measured(own: Subject, study: EvidenceStudy, store: Store) -> Evidence:
         for one in chosen:
             log_lik = one.log_lik(view)
             at_clean = clean_lik[one.method, one.price]
-            scores = _scores(log_lik, view, at_clean, clean)
+            scores = _scores(one, log_lik, view, at_clean, clean)
             n = len(view.labels)
             row = Scored(own.name, shift, group, one.price, one.method, one.knob, n, **scores)
             found.rows.append(row)
@@ -89,7 +100,9 @@ def _measured(own: Subject, study: EvidenceStudy, store: Store) -> Evidence:
     return found
 
 
-def _scores(log_lik: Tensor, view: View, at_clean: Tensor, clean: View) -> Mapping[str, float]:
+def _scores(
+    chosen: Chosen, log_lik: Tensor, view: View, at_clean: Tensor, clean: View
+) -> Mapping[str, float]:
     log_probs, clean_probs = (torch.log_softmax(each, -1) for each in (log_lik, at_clean))
     by = {
         "confidence": (-clean_probs.amax(-1).exp(), -log_probs.amax(-1).exp()),
@@ -102,7 +115,6 @@ def _scores(log_lik: Tensor, view: View, at_clean: Tensor, clean: View) -> Mappi
     }
     for name, (inside, outside) in by.items():
         scores[f"auroc_{name}"], scores[f"fpr95_{name}"] = detection(inside, outside)
+    if not (chosen.method in WITH_REGRET and chosen.knob):
+        scores["auroc_regret"] = scores["fpr95_regret"] = math.nan
     return scores
-
-
-__all__ = ["Chosen", "Evidence", "collect"]
