@@ -3,8 +3,8 @@
 `calibrate` runs the network once over the validation data and once over the training data. It
 
 1. chooses the temperature T of least validation NLL (Guo et al. 2017),
-2. fits a Laplace posterior over the last layer to the tempered likelihood, and in the same pass, if
-   asked for, how typical an input's features are,
+2. fits a Laplace posterior over the last layer to the tempered likelihood, and in the same pass how
+   typical an input's features are (`acnml.Typicality`), which scales α,
 3. finds the largest α whose validation NLL is at most `price` nats above that of the tempered
    network, and whose accuracy is not lower beyond sampling error.
 
@@ -224,7 +224,7 @@ def calibrate(
     layer: nn.Module | str | None = None,
     curvature: Callable[..., Curvature] = kronecker_curvature,
     prior_precision: float | None = None,
-    typicality: bool | Sequence[Place] = False,
+    typicality: bool | Sequence[Place] = True,
     progress: bool | None = None,
 ) -> Calibrated:
     """Calibrate a trained network: temperature first, then ACNML on its last layer.
@@ -242,8 +242,8 @@ def calibrate(
         prior_precision: of the Gaussian prior of the last layer's weights. The default is a
             hundredth of the mean eigenvalue of the curvature.
         typicality: weigh every query by how atypical the input's features are, α(x) = α s(x); see
-            `acnml.Typicality`. True takes features at places that are found in the network, or
-            name the places.
+            `acnml.Typicality`. The features are taken at places that are found in the network, or
+            name the places. False leaves the weight at α for all inputs.
         progress: show progress bars; by default in a terminal only.
 
     Returns:

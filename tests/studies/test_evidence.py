@@ -33,7 +33,7 @@ from studies.evidence.subjects import Subject
 from studies.store import Reporter, Store
 
 PRICE = 0.02
-STUDY = EvidenceStudy(networks=("tiny",), test=200, prices=(0.01, PRICE, 0.05), resamples=50)
+STUDY = EvidenceStudy(networks=("tiny",), test=200, prices=(PRICE,), resamples=50)
 
 
 def subject() -> Subject:

@@ -19,14 +19,15 @@ from torch.nn import functional
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, split_labels
 from acnml._util.progress import track
-from acnml.classifier import Classifier
+from acnml.classifier import Classifier, require_classifier
 from acnml.typicality.places import Place, Taps, find_places
 
 # Features beyond this number are folded: covariances and distances cost its square.
 MOST_FEATURES = 4096
 
-# Inputs with which places are looked for, and on whose scale features are read.
-PROBED = 16
+# Inputs with which places are looked for, and on whose scale features are read. The number is odd,
+# so that a tensor that begins with positions is hardly taken for one that begins with the batch.
+PROBED = 13
 
 # A feature whose deviation is below this share of its size varies by rounding only.
 CONSTANT = 1e-5
@@ -88,6 +89,11 @@ class Reader:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randint(2, shift.shape, generator=generator)
         return Reader(places, shift, scale, (2 * drawn - 1).to(shift))
+
+    def to(self, device: torch.device) -> Reader:
+        """Return the reader on a device."""
+        signs = None if self.signs is None else self.signs.to(device)
+        return Reader(self.places, self.shift.to(device), self.scale.to(device), signs)
 
     def taps(self, classifier: Classifier) -> Taps:
         """View a classifier so that its runs can be read."""
@@ -154,6 +160,14 @@ class Density(ABC):
             taps.classifier.logits(chunk)
             parts.append(self.read(taps.features()))
         return torch.cat(parts)
+
+    @final
+    def _follow_model(self, *names: str) -> None:
+        """Move the reader and the named tensors to the model's device; for `__post_init__`."""
+        require_classifier(self.classifier)
+        device = self.classifier.device
+        for name in ("reader", *names):
+            object.__setattr__(self, name, getattr(self, name).to(device))
 
     @final
     def require_view_of(self, classifier: Classifier) -> None:

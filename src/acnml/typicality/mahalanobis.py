@@ -100,7 +100,7 @@ class Typicality(Density):
     shrinkage: float
 
     def __post_init__(self) -> None:
-        require_classifier(self.classifier)
+        self._follow_model("mean", "whitening")
         checks.require_positive(self.typical, "typical")
         if self.whitening.ndim != 2 or self.whitening.shape[1:] != self.mean.shape:
             raise ValueError(

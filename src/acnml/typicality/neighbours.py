@@ -46,7 +46,7 @@ class NearestNeighbours(Density):
     typical: float
 
     def __post_init__(self) -> None:
-        require_classifier(self.classifier)
+        self._follow_model("mean", "scale", "kept")
         checks.require_positive(self.typical, "typical")
         if not 1 <= self.k <= len(self.kept):
             raise ValueError(f"k must be between 1 and {len(self.kept)}, got {self.k}")
