@@ -64,23 +64,26 @@ def build_app() -> typer.Typer:
         run_short(TheoryStudy(seed=seed), run, report, results_table, closing_sentence)
 
     @app.command()
-    def calibrate(
-        out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("calibrate"),
+    def evidence(
+        out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("evidence"),
         preset: Annotated[str, typer.Option(help="quick or full.")] = "quick",
         settings: Settings = None,
     ) -> None:
-        """Compare acnml.calibrate with the temperature of equal price under shift.
+        """Compare methods of calibration under shift at equal price.
 
         Run the same command again to continue an interrupted run.
         """
-        from studies.calibrate import PRESETS, run
+        from studies.evidence.report import write_pages
+        from studies.evidence.settings import PRESETS
+        from studies.evidence.study import collect
 
         try:
             require_writable(out)
             study = override(choose_preset(PRESETS, preset), settings or [])
             console = Console()
             store = Store(out, study, Reporter(console, out / "run.log"))
-            console.print(f"Report: {run(study, out, store)}", soft_wrap=True, highlight=False)
+            page = write_pages(study, collect(study, out, store), out)
+            console.print(f"Report: {page}", soft_wrap=True, highlight=False)
         except EXPECTED as error:
             sys.exit(str(error))
 

@@ -26,13 +26,16 @@ MAY_KNOW = {
     "_algebra": {"_util", "_algebra"},
     "classifier": {"_util"},
     "posteriors": {"_util", "_algebra", "posteriors"},
-    "head": MODEL | {"_algebra", "_engine", "posteriors", "head"},
+    "typicality": MODEL | {"typicality"},
+    "head": MODEL | {"_algebra", "_engine", "posteriors", "typicality", "head"},
     "_engine": MODEL | {"_algebra", "posteriors", "solvers", "_engine"},
-    "fitting": MODEL | {"_algebra", "_engine", "head", "posteriors", "fitting"},
+    "fitting": MODEL | {"_algebra", "_engine", "head", "posteriors", "typicality", "fitting"},
     "solvers": MODEL | {"_algebra", "_engine", "head", "posteriors", "solvers"},
-    "predictors": MODEL | {"_engine", "fitting", "head", "posteriors", "solvers", "predictors"},
+    "predictors": MODEL
+    | {"_engine", "fitting", "head", "posteriors", "solvers", "typicality", "predictors"},
     "exact": {"_util", "classifier", "posteriors", "exact"},
-    "tuning": MODEL | {"_engine", "fitting", "head", "metrics", "predictors", "solvers", "tuning"},
+    "tuning": MODEL
+    | {"_engine", "fitting", "head", "metrics", "predictors", "solvers", "typicality", "tuning"},
 }
 NEVER_IN_THE_LIBRARY = {
     "PIL",

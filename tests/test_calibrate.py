@@ -208,7 +208,7 @@ class TestRefusals:
     def test_softmax_inside(self):
         model, train, validation, _ = problem()
         wrapped = nn.Sequential(model, nn.Softmax(-1))
-        with pytest.raises(ValueError, match="the logits are not the outputs of the layer"):
+        with pytest.raises(ValueError, match="the model's outputs are probabilities"):
             calibrate(wrapped, train, validation)
 
         class Probabilities(nn.Module):

@@ -56,6 +56,7 @@ from acnml.posteriors import (
 from acnml.predictors import (
     Acnml,
     Bma,
+    DensityTempered,
     Ensemble,
     Glm,
     LogitSampling,
@@ -77,6 +78,14 @@ from acnml.solvers import (
     UnsolvedWarning,
 )
 from acnml.storage import StorageError, load, save
+from acnml.typicality import (
+    Density,
+    NearestNeighbours,
+    Place,
+    Typicality,
+    fit_neighbours,
+    fit_typicality,
+)
 
 __all__ = [
     "Acnml",
@@ -87,6 +96,8 @@ __all__ = [
     "CalibrationRow",
     "Classifier",
     "Curvature",
+    "Density",
+    "DensityTempered",
     "Diagonal",
     "DiagonalCurvature",
     "EigenBlock",
@@ -109,6 +120,8 @@ __all__ = [
     "MonteCarloFisher",
     "NaiveCnml",
     "NaiveCnmlMax",
+    "NearestNeighbours",
+    "Place",
     "Posterior",
     "Predictor",
     "Probit",
@@ -120,6 +133,7 @@ __all__ = [
     "StorageError",
     "Swag",
     "Tempered",
+    "Typicality",
     "UnsolvedError",
     "UnsolvedWarning",
     "batch_norm_statistics",
@@ -131,7 +145,9 @@ __all__ = [
     "fit_full_laplace",
     "fit_kfac_laplace",
     "fit_laplace_diagonal",
+    "fit_neighbours",
     "fit_swag",
+    "fit_typicality",
     "full_curvature",
     "kronecker_curvature",
     "last_linear",

@@ -3,7 +3,8 @@
 `calibrate` runs the network once over the validation data and once over the training data. It
 
 1. chooses the temperature T of least validation NLL (Guo et al. 2017),
-2. fits a Laplace posterior over the last layer to the tempered likelihood,
+2. fits a Laplace posterior over the last layer to the tempered likelihood, and in the same pass how
+   typical an input's features are (`acnml.Typicality`), which scales α,
 3. finds the largest α whose validation NLL is at most `price` nats above that of the tempered
    network, and whose accuracy is not lower beyond sampling error.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import enum
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
@@ -26,16 +27,19 @@ from torch import Tensor, nn
 from acnml import metrics
 from acnml._engine.trust import require_logits
 from acnml._util import checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, chunks
 from acnml._util.selection import last_linear, parameter_names
 from acnml.classifier import Classifier
 from acnml.fitting import Curvature, kronecker_curvature
-from acnml.head.features import Features, only_linear
+from acnml.head.features import Features, all_features, only_linear
 from acnml.head.network import AcnmlModule
 from acnml.predictors import Acnml, Predictor
 from acnml.solvers import Solution, UnsolvedError
-from acnml.tuning._validation import Validation
+from acnml.tuning._validation import Validation, joined_features
 from acnml.tuning.temperature import least_nll_temperature
+from acnml.typicality import Density, Place, Reader, Typicality
+from acnml.typicality.density import Watch
+from acnml.typicality.mahalanobis import Moments
 
 # Fewer validation data than this say too little about an NLL to choose anything by it.
 LEAST_DATA = 50
@@ -132,6 +136,11 @@ class Calibrated(Predictor):
         return self.predictor.alpha
 
     @property
+    def typicality(self) -> Density | None:
+        """The scale s(x) of α, if there is one: also a score for inputs out of distribution."""
+        return self.predictor.typicality
+
+    @property
     def temperature_of_equal_price(self) -> float:
         """The plain temperature that costs as much as ACNML on the validation data."""
         return next(row.temperature for row in self.table if row.method.startswith(EQUAL_PRICE))
@@ -219,6 +228,7 @@ def calibrate(
     layer: nn.Module | str | None = None,
     curvature: Callable[..., Curvature] = kronecker_curvature,
     prior_precision: float | None = None,
+    typicality: bool | Sequence[Place] = True,
     progress: bool | None = None,
 ) -> Calibrated:
     """Calibrate a trained network: temperature first, then ACNML on its last layer.
@@ -235,6 +245,9 @@ def calibrate(
         curvature: `kronecker_curvature`, `diagonal_curvature` or `full_curvature`.
         prior_precision: of the Gaussian prior of the last layer's weights. The default is a
             hundredth of the mean eigenvalue of the curvature.
+        typicality: weigh every query by how atypical the input's features are, α(x) = α s(x); see
+            `acnml.Typicality`. The features are taken at places that are found in the network, or
+            name the places. False leaves the weight at α for all inputs.
         progress: show progress bars; by default in a terminal only.
 
     Returns:
@@ -257,13 +270,18 @@ def calibrate(
         )
     classifier = model if isinstance(model, Classifier) else Classifier(model)
     names = _layer_names(classifier, layer)
-    validation = _ValidationData.of(classifier, names, validation_loader, progress)
-    temperature = validation.temperature
-    fitted = curvature(classifier.tempered(temperature), train_loader, names, progress=progress)
+    places = typicality if isinstance(typicality, bool) else tuple(typicality)
+    validation = _ValidationData.of(classifier, names, validation_loader, places, progress)
+    tempered, moments = classifier.tempered(validation.temperature), Moments()
+    watch = None if validation.reader is None else Watch(validation.reader, moments.add)
+    watched = {} if watch is None else {"watch": watch}
+    fitted = curvature(tempered, train_loader, names, progress=progress, **watched)
     if prior_precision is None:
         prior_precision = RELATIVE_PRIOR * fitted.mean_eigenvalue()
     posterior = fitted.posterior(prior_precision)
-    search = _Search(Acnml(classifier.tempered(temperature), posterior), validation)
+    density = validation.density(classifier, moments)
+    predictor = Acnml(tempered, posterior, typicality=density)
+    search = _Search(predictor, validation.observed_by(density))
     prices = (price / 3, price, 3 * price)
     found = {each: search.largest_alpha(each) for each in prices}
     return _result(search, found, price)
@@ -280,23 +298,55 @@ class _ValidationData:
     features: Features  # without a temperature
     labels: Tensor
     temperature: float  # of least NLL
+    reader: Reader | None  # of features at other places
 
     @staticmethod
     def of(
-        classifier: Classifier, names: list[str], loader: Iterable[Any], progress: bool | None
+        classifier: Classifier,
+        names: list[str],
+        loader: Iterable[Any],
+        places: bool | tuple[Place, ...],
+        progress: bool | None,
     ) -> _ValidationData:
         layer = only_linear(classifier, names)
-        cached = None if layer is None else Validation(loader, progress).of_layer(classifier, layer)
-        if cached is None or cached.features is None:
+        reader: Reader | None = None
+
+        def compute(x: Inputs) -> Features | None:
+            nonlocal reader
+            assert layer is not None
+            x = classifier.prepare(x)
+            if places is not False and reader is None:
+                named = None if places is True else places
+                reader = Reader.found(classifier, x, named)
+            return all_features(classifier, layer, chunks(x), observer=reader)
+
+        features: Features | None = None
+        if layer is not None:
+            validation = Validation(loader, progress)
+            features, labels = validation.over_batches("features", compute, joined_features)
+        if features is None:
             raise ValueError(
                 f"the logits are not the outputs of the layer that owns {names}; name the last "
                 "Linear layer by `layer`, or use acnml.fit_kfac_laplace and acnml.Acnml with a "
                 "posterior over all layers"
             )
-        features, labels = cached.features, cached.labels
         _require_usable(features.logits, labels)
         log_probs = torch.log_softmax(features.logits.cpu().double(), dim=-1)
-        return _ValidationData(features, labels, least_nll_temperature(log_probs, labels))
+        temperature = least_nll_temperature(log_probs, labels)
+        return _ValidationData(features, labels, temperature, reader)
+
+    def density(self, classifier: Classifier, moments: Moments) -> Typicality | None:
+        """Return the typicality for moments of the training data, if features were read."""
+        if self.reader is None or self.features.observed is None:
+            return None
+        return Typicality.of_moments(classifier, self.reader, moments, self.features.observed)
+
+    def observed_by(self, density: Typicality | None) -> _ValidationData:
+        """Return the data with s(x) in place of the features that it is computed from."""
+        if density is None or self.features.observed is None:
+            return self
+        score = density.score(self.features.observed)
+        return replace(self, features=self.features._replace(observed=score))
 
     def tempered(self, temperature: float) -> Tensor:
         """Return the log-probabilities (N, K) of the network at a temperature."""
@@ -304,8 +354,7 @@ class _ValidationData:
 
     def take(self, rows: slice) -> _ValidationData:
         """Return some of the data."""
-        features = Features(*(tensor[rows] for tensor in self.features))
-        return replace(self, features=features, labels=self.labels[rows])
+        return replace(self, features=self.features.take(rows), labels=self.labels[rows])
 
     @cached_property
     def best_nll(self) -> float:
@@ -530,6 +579,13 @@ def _notes(
         f"{alpha:.4g}. On {len(added)} validation data this costs {added.mean():.4f} ± {error:.4f} "
         f"nats of NLL; a plain temperature of {equal:.3g} costs as much."
     ]
+    if search.predictor.typicality is not None:
+        reader = search.predictor.typicality.reader
+        where = ", ".join(map(str, reader.places))
+        notes.append(
+            f"Alpha is multiplied by how atypical an input's features are, 1 on average: "
+            f"{len(reader.shift)} features at these places: {where}."
+        )
     variation = (log_probs.exp() - validation.tempered(equal).exp()).abs().sum(-1).mean().item() / 2
     if variation < SAME_ANSWERS:
         notes.append(

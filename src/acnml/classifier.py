@@ -120,6 +120,11 @@ class _Seal:
         module._parameters.update(self._held)
 
 
+def _chained(first: Hook, second: Hook) -> Hook:
+    """Return a hook that runs two, one after the other."""
+    return lambda module, args, output: second(module, args, first(module, args, output))
+
+
 def _run_hook(
     hook: Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
 ) -> Tensor:
@@ -344,13 +349,19 @@ class Classifier:
     ) -> Classifier:
         """View the same model with forward hooks on some of its modules, by name.
 
-        `forwards` replaces the forward pass of modules, also by name. Each function receives the
-        module, with the tensors of the current run, and its input. Modules named in `sealed` use
-        their own parameters detached from the autograd graph: logits that still depend on them do
-        so in another way than through a call of the module. The user's module is unchanged.
+        Hooks that this view has already run before them. `forwards` replaces the forward pass of
+        modules, also by name. Each function receives the module, with the tensors of the current
+        run, and its input. Modules named in `sealed` use their own parameters detached from the
+        autograd graph: logits that still depend on them do so in another way than through a call
+        of the module. The user's module is unchanged.
         """
-        other = copy.copy(self)
-        other._changes = Changes(hooks, forwards or {}, sealed)
+        other, old = copy.copy(self), self._changes
+        both = {n: _chained(old.hooks[n], hooks[n]) for n in hooks if n in old.hooks}
+        other._changes = Changes(
+            {**old.hooks, **hooks, **both},
+            {**old.forwards, **(forwards or {})},
+            (*old.sealed, *sealed),
+        )
         return other
 
     def gradient(self, x: Inputs, params: Params, cotangent: Tensor | None = None) -> Params:

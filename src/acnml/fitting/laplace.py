@@ -38,6 +38,7 @@ from acnml.fitting.curvature import DiagonalCurvature, Factors, FullCurvature, K
 from acnml.fitting.fisher import ExactFisher, Fisher, MonteCarloFisher
 from acnml.head.features import Features, features, only_linear
 from acnml.posteriors import Diagonal, Full, Kronecker
+from acnml.typicality.density import Watch
 
 # The results of backward passes: gradients of a batch at the outputs of every layer. There is one
 # mapping for each vector that the Fisher estimator yields.
@@ -125,8 +126,12 @@ def diagonal_curvature(
     parameters: Parameters = None,
     fisher: Fisher = EXACT,
     progress: bool | None = None,
+    watch: Watch | None = None,
 ) -> DiagonalCurvature:
-    """Sum the squared gradients of every parameter over the data; see `fit_laplace_diagonal`."""
+    """Sum the squared gradients of every parameter over the data; see `fit_laplace_diagonal`.
+
+    `watch` sees features from other places of the network in the same pass; for a last layer only.
+    """
     require_classifier(classifier)
     names = parameter_names(classifier.model, parameters)
     sites = find_sites(classifier.model, names, AFFINE + SCALING, OTHER_WAYS)
@@ -153,7 +158,7 @@ def diagonal_curvature(
                 for name, square in squares.items():
                     sums[name] += square
 
-    _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress)
+    _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress, watch)
     return DiagonalCurvature(mean, {name: sums[name].to(mean[name].dtype) for name in names})
 
 
@@ -164,8 +169,12 @@ def kronecker_curvature(
     parameters: Parameters = None,
     fisher: Fisher = EXACT,
     progress: bool | None = None,
+    watch: Watch | None = None,
 ) -> KroneckerCurvature:
-    """Sum the two factors of every layer over the data; see `fit_kfac_laplace`."""
+    """Sum the two factors of every layer over the data; see `fit_kfac_laplace`.
+
+    `watch` sees features from other places of the network in the same pass; for a last layer only.
+    """
     require_classifier(classifier)
     chosen = _affine_names(classifier) if parameters is None else parameters
     names = parameter_names(classifier.model, chosen)
@@ -185,7 +194,7 @@ def kronecker_curvature(
             for site, deltas in pulled.items():
                 sums[site].add_gradients(_wide(joined_deltas(site, deltas)))
 
-    data = _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress)
+    data = _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress, watch)
     return KroneckerCurvature(mean, tuple(sums[site].factors(data) for site in sites))
 
 
@@ -196,6 +205,7 @@ def full_curvature(
     parameters: Parameters = None,
     fisher: Fisher = EXACT,
     progress: bool | None = None,
+    watch: Watch | None = None,
 ) -> FullCurvature:
     """Sum the full curvature of the last layer over the data.
 
@@ -209,6 +219,7 @@ def full_curvature(
         parameters: the last layer; by default `[acnml.last_linear(model)]`.
         fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
         progress: whether to show a progress bar; by default only in a terminal.
+        watch: sees features from other places of the network in the same pass.
     """
     require_classifier(classifier)
     chosen = [last_linear(classifier.model)] if parameters is None else parameters
@@ -230,7 +241,7 @@ def full_curvature(
     def add_tape(tape: Tape, pull_backs: PullBacks) -> None:
         raise ValueError(f"the logits are not the outputs of {sites[0].name!r} alone; {remedy}")
 
-    _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress)
+    _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress, watch)
     dtype = next(iter(mean.values())).dtype
     return FullCurvature(mean, ((total + total.T) / 2).to(dtype))
 
@@ -274,6 +285,7 @@ def _over_data(
     add_tape: Callable[[Tape, PullBacks], None],
     add_last_layer: Callable[[LastLayerBatch], None],
     progress: bool | None,
+    watch: Watch | None,
 ) -> int:
     """Call one of two functions for every batch; return the number of examples.
 
@@ -308,11 +320,16 @@ def _over_data(
     def step(x: Inputs, labels: Tensor | None) -> None:
         if layer is None and classifier.findings.is_due(names, x):
             require_understood(classifier, sites, x)
-        found = None if layer is None else features(classifier, layer, x)
+        observer = None if watch is None else watch.observer
+        found = None if layer is None else features(classifier, layer, x, observer=observer)
         if found is not None:
             step_last_layer(found, labels)
-        else:
+        elif watch is None:
             step_tape(x, labels)
+        else:
+            raise ValueError("only the fit of a last layer can be watched; leave out `watch`")
+        if watch is not None and found is not None and found.observed is not None:
+            watch.tell(found.observed)
 
     return over_batches(classifier, loader, step, "curvature", progress)
 

@@ -6,7 +6,7 @@ needs of an input is the layer's input a and the logits z. The network itself is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
 from acnml.classifier import Classifier, strays
+from acnml.typicality.density import Observer
 
 # What may lie between a last layer's output and the logits of a model that is linear in it: our own
 # clone, the division by a temperature and changes of shape.
@@ -31,6 +32,22 @@ class Features(NamedTuple):
 
     inputs: Tensor  # a (N, d [+ 1]), with a 1 appended if the posterior covers the bias
     logits: Tensor  # z (N, K), divided by the classifier's temperature
+    observed: Tensor | None = None  # (N, ...) what an observer read at other places
+
+    def take(self, rows: slice | Tensor) -> Features:
+        """Return the features of some inputs."""
+        observed = None if self.observed is None else self.observed[rows]
+        return Features(self.inputs[rows], self.logits[rows], observed)
+
+    @staticmethod
+    def joined(parts: Sequence[Features]) -> Features:
+        """Return the features of several batches as those of one."""
+        observed = [part.observed for part in parts if part.observed is not None]
+        return Features(
+            torch.cat([part.inputs for part in parts]),
+            torch.cat([part.logits for part in parts]),
+            torch.cat(observed) if observed else None,
+        )
 
 
 def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
@@ -46,7 +63,11 @@ def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
 
 
 def features(
-    classifier: Classifier, site: Site, x: Inputs, tensors: Params | None = None
+    classifier: Classifier,
+    site: Site,
+    x: Inputs,
+    tensors: Params | None = None,
+    observer: Observer | None = None,
 ) -> Features | None:
     """Run a prepared batch once; return None if its logits are not the outputs of the layer.
 
@@ -55,6 +76,7 @@ def features(
         site: a Linear layer, see `only_linear`.
         x: the inputs.
         tensors: used in place of the model's own.
+        observer: reads features from other places in the same run.
     """
     if not _is_last_layer(classifier, site, x, tensors):
         return None
@@ -64,12 +86,14 @@ def features(
         passed.append((args[0].detach(), output.detach()))
         return output
 
+    taps = None if observer is None else observer.taps(classifier)
+    view = classifier if taps is None else taps.classifier
     # With gradients, and without a graph: nothing depends on the leaves, unless the model uses the
     # layer's weight without calling the layer.
     with torch.inference_mode(False), torch.enable_grad():
         leaves = classifier.leaves(_names(site), tensors)
-        view = classifier.hooked({site.name: keep}, sealed=[site.name])
-        logits = view.logits(x, {**(tensors or {}), **leaves})
+        hooked = view.hooked({site.name: keep}, sealed=[site.name])
+        logits = hooked.logits(x, {**(tensors or {}), **leaves})
     if strays(logits, leaves):
         return None
     logits = logits.detach()
@@ -84,20 +108,26 @@ def features(
     inputs = received.reshape(len(logits), -1)
     if site.layer.bias is not None:
         inputs = functional.pad(inputs, (0, 1), value=1.0)
-    return Features(inputs, logits)
+    if observer is None or taps is None:
+        return Features(inputs, logits)
+    return Features(inputs, logits, observer.read(taps.features()))
 
 
 def all_features(
-    classifier: Classifier, site: Site, chunks: Iterable[Any], tensors: Params | None = None
+    classifier: Classifier,
+    site: Site,
+    chunks: Iterable[Any],
+    tensors: Params | None = None,
+    observer: Observer | None = None,
 ) -> Features | None:
     """Return the features of several prepared batches, or None if one has none."""
     parts = []
     for x in chunks:
-        part = features(classifier, site, x, tensors)
+        part = features(classifier, site, x, tensors, observer)
         if part is None:
             return None
         parts.append(part)
-    return Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+    return Features.joined(parts)
 
 
 def _is_last_layer(classifier: Classifier, site: Site, x: Inputs, tensors: Params | None) -> bool:

@@ -127,6 +127,8 @@ class FullKernel(KernelModule):
 class HeadModule(nn.Module):
     """ACNML for a last layer: (features (B, d), logits (B, K)) to (log_probs (B, K), regret (B,)).
 
+    A third argument, a scale (B,), multiplies α for every input.
+
     Args:
         kernel: the covariance of the logits as a function of the features.
         alpha: the weight α of the query; a scale of the covariance.
@@ -154,19 +156,24 @@ class HeadModule(nn.Module):
         self.kernel, self.steps, self.settling, self.labels = kernel, steps, settling, labels
         self.register_buffer("alpha", torch.tensor(alpha))
 
-    def forward(self, features: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, features: Tensor, logits: Tensor, scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and the regret log C(x)."""
-        log_lik, _ = self._solved(features, logits)
+        log_lik, _ = self._solved(features, logits, scale)
         return torch.log_softmax(log_lik, -1), torch.logsumexp(log_lik, -1).clamp(min=0)
 
-    def residual(self, features: Tensor, logits: Tensor) -> Tensor:
+    def residual(self, features: Tensor, logits: Tensor, scale: Tensor | None = None) -> Tensor:
         """Return √(FᵀVF) (B, L) of the labels solved for, as in `Solution.residual`."""
-        return self._solved(features, logits)[1]
+        return self._solved(features, logits, scale)[1]
 
-    def _solved(self, features: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _solved(
+        self, features: Tensor, logits: Tensor, scale: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return log-likelihoods (B, K) and residuals (B, L)."""
         kernel: Kernel = self.kernel(features)
-        kernel = kernel.scaled(self.alpha.to(logits.dtype).expand(logits.shape[0]))
+        alpha = self.alpha.to(logits.dtype).expand(logits.shape[0])
+        kernel = kernel.scaled(alpha if scale is None else alpha * scale.to(logits.dtype))
         logits = logits - logits.amax(-1, keepdim=True)
         at_mean = torch.log_softmax(logits, -1)
         var = centred_variances(kernel)

@@ -19,6 +19,8 @@ from acnml.head.module import (
     VarianceKernel,
 )
 from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Full, Kronecker, Posterior
+from acnml.typicality import Density
+from acnml.typicality.module import TypicalityModule
 
 # Solver steps of a module by default.
 STEPS = 5
@@ -38,6 +40,7 @@ class AcnmlModule(nn.Module):
         linear: the last layer.
         temperature: by which the logits are divided.
         head: the solver.
+        typicality: weighs the query by how atypical the input's features are.
     """
 
     def __init__(
@@ -47,9 +50,10 @@ class AcnmlModule(nn.Module):
         linear: nn.Linear,
         temperature: float,
         head: HeadModule,
+        typicality: TypicalityModule | None = None,
     ) -> None:
         super().__init__()
-        self.trunk, self.linear, self.head = trunk, linear, head
+        self.trunk, self.linear, self.head, self.typicality = trunk, linear, head, typicality
         self.register_buffer("temperature", torch.tensor(temperature, dtype=linear.weight.dtype))
         self._get_features = get_features
         self.eval()
@@ -63,14 +67,19 @@ class AcnmlModule(nn.Module):
         """Return the residuals of the labels solved for, see `Solution.residual`."""
         return self.head.residual(*self._features(*args, **kwargs))
 
-    def _features(self, *args: Tensor, **kwargs: Tensor) -> tuple[Tensor, Tensor]:
+    def _features(self, *args: Tensor, **kwargs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         output = self.trunk(*args, **kwargs)
         features = self._get_features(output) if self._get_features else output
-        return features, self.linear(features) / self.temperature
+        scale = None if self.typicality is None else self.typicality()
+        return features, self.linear(features) / self.temperature, scale
 
 
 def network_module(
-    classifier: Classifier, layer: Site, posterior: Posterior, steps: int | None = None
+    classifier: Classifier,
+    layer: Site,
+    posterior: Posterior,
+    steps: int | None = None,
+    typicality: Density | None = None,
 ) -> AcnmlModule:
     """Join a network and the head of a posterior over its last layer, with α in the posterior."""
     network = classifier.copy_module(posterior.mean)
@@ -85,7 +94,8 @@ def network_module(
     kernel = kernel_module(posterior, layer).to(linear.weight.dtype)
     head = HeadModule(kernel, temperature**-2, STEPS if steps is None else steps)
     get_features = classifier._get_logits if layer.name else None
-    return AcnmlModule(trunk, get_features, linear, temperature, head)
+    weigh = None if typicality is None else TypicalityModule(typicality, trunk)
+    return AcnmlModule(trunk, get_features, linear, temperature, head, weigh)
 
 
 def kernel_module(posterior: Posterior, layer: Site) -> KernelModule:

@@ -3,6 +3,7 @@
 from acnml.predictors.acnml import Acnml
 from acnml.predictors.base import Predictor
 from acnml.predictors.bma import Bma
+from acnml.predictors.density_tempered import DensityTempered
 from acnml.predictors.ensemble import Ensemble
 from acnml.predictors.glm import Glm, LogitSampling, Probit
 from acnml.predictors.map import Map
@@ -13,6 +14,7 @@ from acnml.predictors.tempered import Tempered
 __all__ = [
     "Acnml",
     "Bma",
+    "DensityTempered",
     "Ensemble",
     "Glm",
     "LogitSampling",

@@ -15,7 +15,7 @@ from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.checks import RowsError
 from acnml.classifier import Classifier
-from acnml.head.features import Features, all_features, only_linear
+from acnml.head.features import Features, all_features, features, only_linear
 from acnml.head.network import AcnmlModule, network_module
 from acnml.posteriors import Kronecker, Posterior
 from acnml.predictors.base import Predictor, matched
@@ -29,6 +29,7 @@ from acnml.solvers import (
     UnsolvedError,
     UnsolvedWarning,
 )
+from acnml.typicality import Density
 
 T = TypeVar("T")
 
@@ -59,6 +60,9 @@ class Acnml(Predictor):
         on_error: what to do about inputs without an answer: they or their logits are not finite,
             or the solver diverges. "raise" raises an error that names them. "flag" answers for
             the others and returns NaN for these, see `Solution.failed`.
+        typicality: scales α for every input: α(x) = α s(x), where s(x) says how atypical the
+            input's features are. With a posterior over the last layer this needs no further pass.
+            With other posteriors, the network runs once more, and inputs are solved one by one.
     """
 
     classifier: Classifier
@@ -67,6 +71,7 @@ class Acnml(Predictor):
     alpha: float = 1.0
     on_unsolved: Literal["warn", "raise", "fallback", "ignore"] = "warn"
     on_error: Literal["raise", "flag"] = "raise"
+    typicality: Density | None = None
     _scaled: Posterior = field(init=False, repr=False)
 
     @torch.inference_mode(False)
@@ -78,6 +83,11 @@ class Acnml(Predictor):
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
         if self.solver is not None and (isinstance(self.solver, type) or not callable(self.solver)):
             raise TypeError(f"solver must be a solver such as Linearised(), got {self.solver!r}")
+        if self.typicality is not None:
+            if not isinstance(self.typicality, Density):
+                kind = type(self.typicality).__name__
+                raise TypeError(f"typicality must come from fit_typicality, got a {kind}")
+            self.typicality.require_view_of(self.classifier)
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
         object.__setattr__(
             self, "solver", self.solver or default_solver(self.classifier, self.posterior)
@@ -106,7 +116,7 @@ class Acnml(Predictor):
         if layer is None:
             return None
         chunks = batches.chunks(self.classifier.prepare(x))
-        return all_features(self.classifier, layer, chunks, self.posterior.mean)
+        return all_features(self.classifier, layer, chunks, self.posterior.mean, self.typicality)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -115,7 +125,8 @@ class Acnml(Predictor):
         assert isinstance(self.solver, Linearised)
         assert self.last_layer is not None
         layer, temperature = self.last_layer.layer, self.classifier.temperature
-        return self.solver.solve_features(features, self._scaled, layer, temperature)
+        scale = None if self.typicality is None else features.observed
+        return self.solver.solve_features(features, self._scaled, layer, temperature, scale)
 
     @torch.inference_mode(False)
     def as_module(self, steps: int | None = None) -> AcnmlModule:
@@ -134,7 +145,7 @@ class Acnml(Predictor):
                 "only ACNML with a posterior over the last Linear layer can become a module; "
                 "fit it with parameters=[acnml.last_linear(model)], or use acnml.calibrate"
             )
-        return network_module(self.classifier, layer, self._scaled, steps)
+        return network_module(self.classifier, layer, self._scaled, steps, self.typicality)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -149,7 +160,7 @@ class Acnml(Predictor):
     @torch.no_grad()
     def log_lik(self, x: Inputs) -> Tensor:
         """Return log p_θ̂_y(y|x) before it is normalised (B, K): how well each y is explained."""
-        if self.on_unsolved != "ignore":
+        if self.on_unsolved != "ignore" or self.typicality is not None:
             return self.solve(x).log_lik
         return self._in_chunks(x, self._unchecked).log_lik
 
@@ -198,18 +209,33 @@ class Acnml(Predictor):
         return Solution(log_lik, unknown, unknown, torch.zeros_like(log_lik, dtype=torch.bool))
 
     def _solved(self, x: Inputs) -> Solution:
+        """Solve for a prepared batch, each input with its own α(x) if there is a typicality."""
+        if self.typicality is None:
+            return self._solved_within(x, self._scaled)
+        layer = self.last_layer
+        if layer is not None:
+            found = features(self.classifier, layer, x, self.posterior.mean, self.typicality)
+            if found is not None:
+                return self.solve_features(found)
+        parts = [
+            self._solved_within(batches.take(x, slice(i, i + 1)), self._scaled.scaled(scale))
+            for i, scale in enumerate(self.typicality(x).tolist())
+        ]
+        return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    def _solved_within(self, x: Inputs, posterior: Posterior) -> Solution:
         """Solve for a prepared batch, with other solvers where the first one does not succeed."""
         assert self.solver is not None  # __post_init__ has chosen one
-        solution = self.solver(self.classifier, self._scaled, x)
+        solution = self.solver(self.classifier, posterior, x)
         if self.on_unsolved != "fallback":
             return solution
-        at_mean = self.classifier.log_probs(x, self._scaled.mean)
-        for solver in _fallbacks(self.solver, self.classifier, self._scaled):
+        at_mean = self.classifier.log_probs(x, posterior.mean)
+        for solver in _fallbacks(self.solver, self.classifier, posterior):
             rows = (~solution.solved).any(1).nonzero().flatten()
             if not len(rows):
                 break
             try:
-                again = solver(self.classifier, self._scaled, batches.take(x, rows))
+                again = solver(self.classifier, posterior, batches.take(x, rows))
             except UnsolvedError:  # it diverged: the next one may not
                 continue
             closer = again.solved | (again.residual < solution.residual[rows])

@@ -148,11 +148,20 @@ class Linearised:
         return self.solve_features(found, posterior, layer.layer, classifier.temperature)
 
     def solve_features(
-        self, found: Features, posterior: Posterior, layer: Affine, temperature: float
+        self,
+        found: Features,
+        posterior: Posterior,
+        layer: Affine,
+        temperature: float,
+        scale: Tensor | None = None,
     ) -> Solution:
-        """Solve for every label of inputs with known features of the last layer."""
+        """Solve for every label of inputs with known features of the last layer.
+
+        The scale (B,) multiplies the posterior's covariance, for every input by its own number.
+        """
         kernel = posterior.output_kernel(layer, found.inputs.to(posterior.dtype))
         kernel = kernel.scaled(temperature**-2).double()
+        kernel = kernel if scale is None else kernel.scaled(scale.double())
         precision = Precision(self.tolerance, self.newton_steps, self.negligible)
         # A row needs some twenty vectors of K numbers in double precision.
         rows = None if self.memory is None else max(1, self.memory // (160 * found.logits.shape[1]))

@@ -22,19 +22,28 @@ from acnml.predictors import Predictor
 from acnml.storage import disk, sampled
 from acnml.storage.disk import CHECKSUM, FORMAT_VERSION, HEADER, StorageError
 from acnml.storage.network import EXACT, ROUNDED, Weights, require_same
-from acnml.storage.tree import KINDS, STANDALONE, Standalone, decode, encode, fields
+from acnml.storage.tree import (
+    KINDS,
+    NEEDS_NETWORK,
+    STANDALONE,
+    Standalone,
+    decode,
+    encode,
+    fields,
+)
+from acnml.typicality import Density
 
 __all__ = ["CHECKSUM", "FORMAT_VERSION", "HEADER", "KINDS", "StorageError", "load", "save"]
 
 
-def save(value: Standalone | Predictor, path: str | os.PathLike[str]) -> None:
+def save(value: Standalone | Predictor | Density, path: str | os.PathLike[str]) -> None:
     """Store a posterior, a curvature, a `Swag`, or a predictor without its network.
 
     The write is atomic: if it fails, no partial file is left and an existing file is unchanged. A
     file that cannot be written raises a `StorageError`. Only regular files are replaced; a symbolic
     link is followed. The mode of the file follows the umask.
     """
-    if not isinstance(value, (*STANDALONE, Predictor)):
+    if not isinstance(value, (*STANDALONE, *NEEDS_NETWORK)):
         kind = type(value).__name__
         raise TypeError(
             f"only posteriors, curvatures, Swag and predictors can be stored, got a {kind}"
@@ -88,7 +97,7 @@ def load(
         value = decode(stored.value, stored.tensors, partial(_restored, classifier, weights))
     except disk.DAMAGE as error:
         raise StorageError(f"{path} cannot be restored: {error}") from error
-    if not isinstance(value, (*STANDALONE, Predictor)):
+    if not isinstance(value, (*STANDALONE, *NEEDS_NETWORK)):
         raise StorageError(f"{path} holds only a {kind}, which acnml.save cannot have written")
     return value
 
@@ -124,7 +133,7 @@ def _restored(
     return viewed.tempered(temperature)
 
 
-def _require_one_network(value: Standalone | Predictor) -> None:
+def _require_one_network(value: Standalone | Predictor | Density) -> None:
     """Raise an error if a predictor has several networks, because `load` takes only one."""
     # Two heads of one module with different get_logits count as two networks.
     networks = {(id(c.model), c._get_logits) for c in _classifiers(value)}
@@ -140,6 +149,6 @@ def _classifiers(value: Any) -> list[Classifier]:
     if isinstance(value, Classifier):
         return [value]
     parts = value if isinstance(value, tuple) else ()
-    if isinstance(value, Predictor) and dataclasses.is_dataclass(value):
+    if isinstance(value, NEEDS_NETWORK) and dataclasses.is_dataclass(value):
         parts = tuple(fields(value).values())
     return [classifier for part in parts for classifier in _classifiers(part)]

@@ -29,20 +29,26 @@ from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Full, Kronecker,
 from acnml.predictors import (
     Acnml,
     Bma,
+    DensityTempered,
     Ensemble,
     Glm,
     LogitSampling,
     Map,
     McDropout,
+    Predictor,
     Probit,
     Tempered,
 )
 from acnml.solvers import Gradient, Linearised, Reference
 from acnml.storage import network
+from acnml.typicality import Density, NearestNeighbours, Place, Reader, Typicality
 
 # Values that can be loaded without a network.
 Standalone: TypeAlias = Posterior | Curvature | Swag
 STANDALONE = (Posterior, Curvature, Swag)
+
+# Values that are stored without their network.
+NEEDS_NETWORK = (Predictor, Density)
 
 # The only classes that a file may contain. Loading constructs no others.
 KINDS = {
@@ -51,9 +57,10 @@ KINDS = {
         *(Diagonal, Full, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
         *(DiagonalCurvature, FullCurvature, KroneckerCurvature, Factors, Swag),
         *(Reference, Gradient, Linearised),
-        *(Map, Bma, Acnml, Ensemble, Tempered, McDropout),
+        *(Map, Bma, Acnml, Ensemble, Tempered, DensityTempered, McDropout),
         *(Glm, Probit, LogitSampling),
         *(Calibrated, CalibrationRow),
+        *(Typicality, NearestNeighbours, Reader, Place),
     )
 }
 

@@ -19,6 +19,7 @@ from acnml.tuning.alpha import (
     largest_harmless_alpha,
 )
 from acnml.tuning.choice import Choice
+from acnml.tuning.density import density_temperature
 from acnml.tuning.price import most_cautious, within_price
 from acnml.tuning.prior_precision import (
     PRIOR_PRECISIONS,
@@ -42,6 +43,7 @@ __all__ = [
     "Tolerance",
     "alpha_by_nll",
     "alpha_matching_cnml",
+    "density_temperature",
     "largest_harmless_alpha",
     "most_cautious",
     "prior_precision_by_evidence",

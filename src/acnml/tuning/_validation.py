@@ -16,6 +16,7 @@ from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features
 from acnml.predictors import Acnml, Map, Predictor
 from acnml.solvers import UnsolvedError
+from acnml.typicality.density import Observer
 
 T = TypeVar("T")
 
@@ -25,6 +26,7 @@ class _Cached(NamedTuple):
 
     network: Classifier
     layer: str
+    observer: Observer | None  # of other places
     features: Features | None  # None if the logits are not the outputs of the layer
     labels: Tensor
 
@@ -57,29 +59,33 @@ class Validation:
             for known in self._cache:
                 if known.features is not None and known.network.agrees_with(predictor.classifier):
                     return _log_softmax(known.features.logits).cpu(), known.labels
-        return self._over_batches(description, lambda x: predictor(x), torch.cat)
+        return self.over_batches(description, lambda x: predictor(x), torch.cat)
 
     def prepared(self, predictor: Acnml) -> _Cached | None:
         """Return the features for a predictor, or None if it adapts more than the last layer."""
         layer = predictor.last_layer
         if layer is None:
             return None
-        return self.of_layer(predictor.classifier.at(predictor.posterior.mean), layer)
+        network = predictor.classifier.at(predictor.posterior.mean)
+        return self.of_layer(network, layer, predictor.typicality)
 
-    def of_layer(self, network: Classifier, layer: Site) -> _Cached:
+    def of_layer(
+        self, network: Classifier, layer: Site, observer: Observer | None = None
+    ) -> _Cached:
         """Return the features of a Linear layer, from one pass over the data or from the cache."""
         for known in self._cache:
-            if known.layer == layer.name and known.network.agrees_with(network):
+            is_same = known.layer == layer.name and known.observer is observer
+            if is_same and known.network.agrees_with(network):
                 return known
 
         def compute(x: Inputs) -> Features | None:
-            return all_features(network, layer, chunks(network.prepare(x)))
+            return all_features(network, layer, chunks(network.prepare(x)), observer=observer)
 
-        features, labels = self._over_batches("features", compute, _joined)
-        self._cache.append(_Cached(network, layer.name, features, labels))
+        features, labels = self.over_batches("features", compute, joined_features)
+        self._cache.append(_Cached(network, layer.name, observer, features, labels))
         return self._cache[-1]
 
-    def _over_batches(
+    def over_batches(
         self, description: str, compute: Callable[[Inputs], Any], join: Callable[[list[Any]], T]
     ) -> tuple[T, Tensor]:
         """Compute and join the results of all batches. Errors name the batch."""
@@ -115,11 +121,11 @@ def _checked_labels(labels: Any, result: Tensor | Features | None) -> Tensor:
     return labels.cpu().long()
 
 
-def _joined(parts: list[Features | None]) -> Features | None:
+def joined_features(parts: list[Features | None]) -> Features | None:
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return None
-    return Features(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
+    return Features.joined(found)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

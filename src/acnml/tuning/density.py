@@ -1,0 +1,135 @@
+"""Choose T and c of density-aware temperature scaling, T(x) = T (1 + c s(x)²)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acnml import metrics
+from acnml._util import checks
+from acnml._util.batches import Inputs, chunks
+from acnml.classifier import Classifier
+from acnml.head.features import Features
+from acnml.predictors import DensityTempered
+from acnml.predictors.density_tempered import density_tempered
+from acnml.tuning._validation import Validation, joined_features
+from acnml.tuning.temperature import least_nll_temperature
+from acnml.typicality import Density
+
+# Slopes are searched between these: below, T(x) is a constant, and above it is proportional to s².
+SMALLEST, LARGEST = 1e-4, 1e4
+
+# Values of the slope that are tried before the best of them is refined.
+GRID = 33
+
+# Steps of a bisection, and of a golden section.
+BISECTIONS, SECTIONS = 50, 40
+
+
+@torch.inference_mode(False)
+def density_temperature(
+    classifier: Classifier,
+    density: Density,
+    loader: Iterable[Any],
+    price: float | None = None,
+    progress: bool | None = None,
+) -> DensityTempered:
+    """Return density-aware temperature scaling, tuned on validation data in one pass.
+
+    Without a price, T and c are those of least validation NLL. With a price, T is the best plain
+    temperature, and c the largest slope whose NLL is at most `price` nats above that of T alone.
+
+    Args:
+        classifier: the model.
+        density: s(x), from `fit_typicality` or `fit_neighbours`.
+        loader: validation data, with labels.
+        price: nats of validation NLL that caution may cost, over the best temperature.
+        progress: whether to show a progress bar; by default only in a terminal.
+    """
+    plain = DensityTempered(classifier, density)
+
+    def compute(x: Inputs) -> Features:
+        parts, taps = [], density.taps(classifier)
+        for chunk in chunks(classifier.prepare(x)):
+            logits = taps.classifier.logits(chunk).detach()
+            parts.append(Features(logits[:, :0], logits, density.read(taps.features())))
+        return Features.joined(parts)
+
+    with torch.no_grad():
+        found, labels = Validation(loader, progress).over_batches(
+            "density", compute, joined_features
+        )
+    assert found is not None
+    assert found.observed is not None
+    logits, score = found.logits.cpu().double(), found.observed.cpu().double()
+    if price is None:
+        temperature, slope = slope_of_least_nll(logits, score, labels)
+    else:
+        checks.require_positive(price, "price")
+        temperature, slope = slope_of_price(logits, score, labels, price)
+    return DensityTempered(plain.classifier, density, temperature, slope)
+
+
+def slope_of_price(
+    logits: Tensor, score: Tensor, labels: Tensor, price: float
+) -> tuple[float, float]:
+    """Return the best temperature, and the largest slope within a price over it.
+
+    Args:
+        logits: (N, K), in double precision.
+        score: s (N,).
+        labels: (N,).
+        price: in nats.
+    """
+    temperature = least_nll_temperature(torch.log_softmax(logits, -1), labels)
+
+    def nll(slope: float) -> float:
+        return metrics.nll(density_tempered(logits, score, temperature, slope), labels)
+
+    limit, low, high = nll(0.0) + price, math.log(SMALLEST), math.log(LARGEST)
+    if nll(LARGEST) <= limit:
+        return temperature, LARGEST
+    if nll(SMALLEST) > limit:
+        return temperature, 0.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if nll(math.exp(middle)) <= limit else (low, middle)
+    return temperature, math.exp(low)
+
+
+def slope_of_least_nll(logits: Tensor, score: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Return the temperature and the slope of least NLL together; arguments as above."""
+
+    def best(slope: float) -> tuple[float, float]:
+        """Return the NLL for a slope with its best temperature, and that temperature."""
+        scaled = torch.log_softmax(logits, -1) / (1 + slope * score**2).unsqueeze(-1)
+        temperature = least_nll_temperature(scaled, labels)
+        return metrics.nll(torch.log_softmax(scaled / temperature, -1), labels), temperature
+
+    step = math.log(LARGEST / SMALLEST) / (GRID - 1)
+    grid = [math.log(SMALLEST) + step * i for i in range(GRID)]
+    start = min(grid, key=lambda at: best(math.exp(at))[0])
+    slope = math.exp(_golden(lambda at: best(math.exp(at))[0], start - step, start + step))
+    slope = min(0.0, slope, key=lambda each: best(each)[0])
+    return best(slope)[1], slope
+
+
+def _golden(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a function with one minimum between two points is least."""
+    ratio = (math.sqrt(5) - 1) / 2
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    at_a, at_b = function(a), function(b)
+    for _ in range(SECTIONS):
+        if at_a < at_b:
+            high, b, at_b = b, a, at_a
+            a = high - ratio * (high - low)
+            at_a = function(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + ratio * (high - low)
+            at_b = function(b)
+    return (low + high) / 2

@@ -1,0 +1,212 @@
+"""How typical an input is: what all scores share, from the network's tensors to a number.
+
+A `Reader` turns a network's run into one standardised vector of features. A `Density` maps this
+vector to s(x): a squared distance from the training data, divided by its mean on held-out data. So
+s(x) is 1 for an average input like the held-out data, and larger for an atypical one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs, split_labels
+from acnml._util.progress import track
+from acnml.classifier import Classifier, require_classifier
+from acnml.typicality.places import Place, Taps, find_places
+
+# Features beyond this number are folded: covariances and distances cost its square.
+MOST_FEATURES = 4096
+
+# Inputs with which places are looked for, and on whose scale features are read. The number is odd,
+# so that a tensor that begins with positions is hardly taken for one that begins with the batch.
+PROBED = 13
+
+# A feature whose deviation is below this share of its size varies by rounding only.
+CONSTANT = 1e-5
+
+
+class Observer(Protocol):
+    """Sees features from several places of a network while it runs for another purpose."""
+
+    def taps(self, classifier: Classifier) -> Taps:
+        """View a classifier so that its runs can be read."""
+        ...
+
+    def read(self, features: Tensor) -> Tensor:
+        """Return what there is to know about pooled features (B, p): a vector or a number each."""
+        ...
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Features of an input: pooled at some places, on a common scale, and folded if too many.
+
+    Folding adds up features that are `MOST_FEATURES` apart, with random signs: a sparse random
+    projection, which keeps inner products in expectation (Weinberger et al. 2009).
+
+    Args:
+        places: where the features are taken.
+        shift: is subtracted from the features (p,).
+        scale: divides them (p,).
+        signs: ±1 (p,), by which features are multiplied before they are folded.
+    """
+
+    places: tuple[Place, ...]
+    shift: Tensor
+    scale: Tensor
+    signs: Tensor | None = None
+
+    @staticmethod
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def found(classifier: Classifier, x: Inputs, places: Sequence[Place] | None = None) -> Reader:
+        """Return a reader on the scale of the first inputs of a prepared batch.
+
+        Without places, it reads at those that `find_places` finds.
+        """
+        some = batches.take(x, slice(0, PROBED))
+        taps = Taps(classifier, find_places(classifier, some) if places is None else places)
+        taps.classifier.logits(some)
+        return Reader.of(taps.places, taps.features())
+
+    @staticmethod
+    def of(places: tuple[Place, ...], features: Tensor) -> Reader:
+        """Return a reader on the scale of some features (B, p)."""
+        shift, scale = features.mean(0), features.std(0, correction=0)
+        size = torch.where(shift == 0, torch.ones_like(shift), shift.abs())
+        scale = torch.where(scale > CONSTANT * shift.abs(), scale, size)
+        if features.shape[1] <= MOST_FEATURES:
+            return Reader(places, shift, scale)
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(2, shift.shape, generator=generator)
+        return Reader(places, shift, scale, (2 * drawn - 1).to(shift))
+
+    def to(self, device: torch.device) -> Reader:
+        """Return the reader on a device."""
+        signs = None if self.signs is None else self.signs.to(device)
+        return Reader(self.places, self.shift.to(device), self.scale.to(device), signs)
+
+    def taps(self, classifier: Classifier) -> Taps:
+        """View a classifier so that its runs can be read."""
+        return Taps(classifier, self.places)
+
+    def read(self, features: Tensor) -> Tensor:
+        """Return pooled features (B, p) on the common scale, at most `MOST_FEATURES` of them."""
+        if features.shape[1] != len(self.shift):
+            raise ValueError(
+                f"the model has {features.shape[1]} features at these places, but had "
+                f"{len(self.shift)} when the typicality was fitted: use the same model"
+            )
+        return read(features, self.shift, self.scale, self.signs)
+
+
+def read(features: Tensor, shift: Tensor, scale: Tensor, signs: Tensor | None) -> Tensor:
+    """Return features (B, p) on a common scale, folded if there are signs; see `Reader`."""
+    scaled = (features - shift) / scale
+    if signs is None:
+        return scaled
+    padded = functional.pad(scaled * signs, (0, -len(signs) % MOST_FEATURES))
+    return padded.unflatten(1, (-1, MOST_FEATURES)).sum(1)
+
+
+class Watch(NamedTuple):
+    """Is told what an observer reads, batch by batch."""
+
+    observer: Observer
+    tell: Callable[[Tensor], None]
+
+
+class Density(ABC):
+    """A score s(x) of how atypical an input is among the training data.
+
+    It is 1 on average on held-out data. It is also a score for the detection of inputs that are out
+    of distribution.
+    """
+
+    classifier: Classifier
+    reader: Reader
+
+    @abstractmethod
+    def score(self, features: Tensor) -> Tensor:
+        """Return s (B,) for features (B, q) as the reader gives them, without checks."""
+
+    @final
+    def taps(self, classifier: Classifier) -> Taps:
+        """View a classifier so that its runs can be read."""
+        return self.reader.taps(classifier)
+
+    @final
+    def read(self, features: Tensor) -> Tensor:
+        """Return s (B,) for pooled features (B, p), or raise an error if it is not finite."""
+        score = self.score(self.reader.read(features))
+        return checks.require_finite(score, "the typicality is", "check the model and these inputs")
+
+    @final
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return s(x) (B,): about 1 for data like the training data, higher for atypical inputs."""
+        taps, parts = self.taps(self.classifier), []
+        for chunk in batches.chunks(self.classifier.prepare(x)):
+            taps.classifier.logits(chunk)
+            parts.append(self.read(taps.features()))
+        return torch.cat(parts)
+
+    @final
+    def _follow_model(self, *names: str) -> None:
+        """Move the reader and the named tensors to the model's device; for `__post_init__`."""
+        require_classifier(self.classifier)
+        device = self.classifier.device
+        for name in ("reader", *names):
+            object.__setattr__(self, name, getattr(self, name).to(device))
+
+    @final
+    def require_view_of(self, classifier: Classifier) -> None:
+        """Raise an error unless a classifier is a view of the model that this was fitted on."""
+        if classifier.model is not self.classifier.model:
+            raise ValueError(
+                "the typicality was fitted on another model than the predictor's; fit it on the "
+                "same model"
+            )
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def over_data(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    use: Callable[[Tensor], None],
+    reader: Reader | None,
+    places: Sequence[Place] | None,
+    progress: bool | None,
+) -> Reader:
+    """Call a function with the features (B, q) of every batch; return the reader.
+
+    Without a reader, the first batch makes one, at the given places or at those that are found.
+    """
+    for index, batch in enumerate(track(loader, "typicality", progress)):
+        try:
+            x = classifier.prepare(split_labels(batch)[0])
+            reader = reader or Reader.found(classifier, x, places)
+            taps = reader.taps(classifier)
+            for chunk in batches.chunks(x):
+                taps.classifier.logits(chunk)
+                use(reader.read(taps.features()))
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"batch {index}: {error}") from error
+    if reader is None:
+        raise ValueError(
+            "the loader gave no batch: it is empty, or it is an iterator that was used before; "
+            "pass a loader that can be iterated again"
+        )
+    return reader
