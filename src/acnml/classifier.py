@@ -126,8 +126,8 @@ class Classifier:
     Args:
         model: the trained network. Inputs may be a tensor, a tuple (positional arguments) or a
             mapping (keyword arguments).
-        get_logits: extracts the logits if the model's output is not a tensor, e.g.
-            `lambda output: output.logits` for `transformers` models.
+        get_logits: extracts the logits from the model's output. By default the output itself or,
+            if it is not a tensor, its attribute `logits`, as for `transformers` models.
 
     >>> classifier = Classifier(nn.Linear(4, 3))
     >>> classifier.log_probs(torch.zeros(2, 4)).shape
@@ -140,7 +140,7 @@ class Classifier:
         model = unwrapped(model)
         require_viewable(model)
         self.model = model
-        self._get_logits = get_logits
+        self._get_logits = get_logits or _own_logits
         self._structures = Structures(model)
         self._hooks: Mapping[str, Hook] = {}
         self._forwards: Mapping[str, Forward] = {}
@@ -218,7 +218,11 @@ class Classifier:
 
     @torch.inference_mode(False)
     def prepare(self, x: Inputs) -> Inputs:
-        """Check a batch and bring it to the model's device and floating point type."""
+        """Check a batch and bring it to the model's device and floating point type.
+
+        Labels in a mapping are left out, so that a model that takes them computes no loss.
+        """
+        x = batches.without_labels(x)
         if batches.size(x) == 0:
             raise ValueError("the batch is empty: pass at least one input")
         for name, tensor in batches.named_tensors(x).items():
@@ -306,8 +310,7 @@ class Classifier:
             remedies = (f"; {do}" for said, do in REMEDIES.items() if said in str(error))
             what = f"the model failed on inputs of shape {shapes}: {error}{''.join(remedies)}"
             raise ValueError(what) from error
-        picked = self._get_logits(output) if self._get_logits else output
-        return _checked_logits(picked, size) / self.temperature
+        return _checked_logits(self._get_logits(output), size) / self.temperature
 
     def __repr__(self) -> str:
         tempered = "" if self.temperature == 1 else f", temperature={self.temperature:g}"
@@ -341,6 +344,11 @@ def _follow(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> 
 def _in_types_of(own: Params, tensors: Params) -> Params:
     """Convert each tensor to the type of the tensor of the same name in `own`."""
     return {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
+
+
+def _own_logits(output: Any) -> Any:
+    """Return a tensor as it is, and the attribute `logits` of another output if it has one."""
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
 def _checked_logits(output: Any, size: int) -> Tensor:
