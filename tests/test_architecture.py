@@ -34,6 +34,10 @@ MAY_KNOW = {
     "predictors": MODEL
     | {"_engine", "fitting", "head", "posteriors", "solvers", "typicality", "predictors"},
     "exact": {"_util", "classifier", "posteriors", "exact"},
+    "laplace_torch": {"_util", "_algebra", "posteriors"},
+    "lightning": {"_util", "calibration", "fitting", "storage"},
+    "torchmetrics": {"metrics"},
+    "transformers": {"calibration", "classifier", "storage"},
     "tuning": MODEL
     | {"_engine", "fitting", "head", "metrics", "predictors", "solvers", "typicality", "tuning"},
 }
