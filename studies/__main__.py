@@ -22,9 +22,9 @@ from studies.store import Reporter, Store
 
 def kinds() -> dict[str, Kind[Any]]:
     """Return the studies that run on the engine, by name."""
-    from studies import cifar10_c, rotated_mnist
+    from studies import cifar10_c, paper_mnist, rotated_mnist
 
-    return {kind.name: kind for kind in (rotated_mnist.KIND, cifar10_c.KIND)}
+    return {kind.name: kind for kind in (paper_mnist.KIND, rotated_mnist.KIND, cifar10_c.KIND)}
 
 
 def build_app() -> typer.Typer:

@@ -58,10 +58,12 @@ def build(settings: RotatedMnist) -> Study:
     """Put the study together."""
     has_mnist = any(locate(file) for file in MNIST.files)
     letters = has_mnist and digits.has_letters()
-    model = mlp_model(settings, has_mnist, 0.0)
+    model = mlp_model(settings.hidden, has_mnist)
     networks = {
         ms.NETWORK: Network(model, settings.training),
-        ms.DROPOUT: Network(mlp_model(settings, has_mnist, settings.dropout), settings.training),
+        ms.DROPOUT: Network(
+            mlp_model(settings.hidden, has_mnist, settings.dropout), settings.training
+        ),
         AVERAGED: Network(model, settings.swag.schedule, average, start=ms.NETWORK),
         naive.FEW: Network(
             model, settings.naive_cnml.training, inputs=settings.naive_cnml.train_images
@@ -82,14 +84,14 @@ def build(settings: RotatedMnist) -> Study:
         name="rotated-mnist",
         title="Rotated MNIST",
         settings=settings,
-        load=lambda _: load_data(settings),
+        load=lambda _: load_data(settings.train_images, settings.choice.validation),
         networks=networks,
         grounds=grounds,
         methods=ms.METHODS,
         plain=ms.MAP,
         shifts=settings.shifts,
         share=lambda method, _: ms.share_of(method, settings),
-        plan=sizes(settings, has_mnist),
+        plan=sizes(settings.train_images, settings.choice.validation, has_mnist),
         seeds=settings.seeds,
         looks=ms.LOOKS,
         grids=settings.frontier.grids,
@@ -113,12 +115,12 @@ def build(settings: RotatedMnist) -> Study:
     return study.replaced(phases=order(study, letters))
 
 
-def mlp_model(settings: RotatedMnist, has_mnist: bool, dropout: float) -> Model:
+def mlp_model(hidden: tuple[int, ...], has_mnist: bool, dropout: float = 0.0) -> Model:
     """Return the multilayer perceptron, with dropout after every hidden layer where it is not 0."""
     pixels = 28 * 28 if has_mnist else SIDE * SIDE
 
     def make() -> nn.Module:
-        plain = mlp(CLASSES, settings.hidden, pixels)
+        plain = mlp(CLASSES, hidden, pixels)
         if not dropout:
             return plain
         layers: list[nn.Module] = []
@@ -126,7 +128,7 @@ def mlp_model(settings: RotatedMnist, has_mnist: bool, dropout: float) -> Model:
             layers += [layer, nn.Dropout(dropout)] if isinstance(layer, nn.ReLU) else [layer]
         return nn.Sequential(*layers)
 
-    return Model(("mlp", settings.hidden, pixels, dropout), make)
+    return Model(("mlp", hidden, pixels, dropout), make)
 
 
 def order(study: Study, letters: bool) -> tuple[Phase, ...]:
@@ -145,12 +147,15 @@ def order(study: Study, letters: bool) -> tuple[Phase, ...]:
 # Data ------------------------------------------------------------------------------------------
 
 
-def load_data(settings: RotatedMnist) -> StudyData:
-    """Return MNIST and notMNIST, or scikit-learn's digits where there is no MNIST."""
+def load_data(train_images: int | None, validation: int) -> StudyData:
+    """Return MNIST and notMNIST, or scikit-learn's digits where there is no MNIST.
+
+    Validation images are cut from the training set; None takes all others for training.
+    """
     found = digits.handwritten_digits()
     data = len(found.train.labels)
-    validation = min(settings.choice.validation, data // 4)
-    train = min(settings.train_images or data, data - validation)
+    validation = min(validation, data // 4)
+    train = min(train_images or data, data - validation)
     parts = split(found.train, (train, validation, data - train - validation), SPLIT_SEED)
     same_size = found.test.inputs.shape[1:] == (1, 28, 28)
     letters = _shuffled(digits.load_letters()) if same_size and digits.has_letters() else None
@@ -177,11 +182,11 @@ def _shuffled(data: Labelled) -> Labelled:
     return Labelled(data.inputs[shuffled], data.labels[shuffled])
 
 
-def sizes(settings: RotatedMnist, has_mnist: bool) -> Plan:
+def sizes(train_images: int | None, validation: int, has_mnist: bool) -> Plan:
     """Return the numbers of images, from the settings alone."""
     whole, test = (60_000, 10_000) if has_mnist else (1397, 400)
-    validation = min(settings.choice.validation, whole // 4)
-    return Plan(min(settings.train_images or whole, whole - validation), validation, test)
+    validation = min(validation, whole // 4)
+    return Plan(min(train_images or whole, whole - validation), validation, test)
 
 
 def brightness(images: Tensor) -> Tensor:
