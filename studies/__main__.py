@@ -54,7 +54,7 @@ def build_app() -> typer.Typer:
         out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("theory"),
         seed: Annotated[int, typer.Option(min=0, help="Random seed of the data.")] = 0,
     ) -> None:
-        """Section 3.3: errors and their bounds as the data grow from 100 to 100,000."""
+        """Section 3.2: errors and their bounds as the data grow from 100 to 100,000."""
         from studies.theory.report import write_report
         from studies.theory.study import TheoryStudy, run
         from studies.theory.summary import closing_sentence, results_table

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from studies.engine.grounds import MeanField, Networks
-from studies.engine.method import LINEARISED, PAPER_STEPS, Method, Share
+from studies.data.catalogue import MNIST
+from studies.data.folder import locate
+from studies.engine.grounds import MeanField
+from studies.engine.method import LINEARISED, PAPER_STEPS, Share
 from studies.engine.study import Network, Phase, Study, see
 from studies.paper_mnist.settings import PaperMnist
 from studies.rotated_mnist import methods as ms
 from studies.rotated_mnist.study import load_data, mlp_model, sizes
 from studies.training import Descent
-from studies.data.catalogue import MNIST
-from studies.data.folder import locate
 
 METHODS = (ms.MAP_BBP, ms.BMA_BBP, ms.ACNML_BBP_PAPER, ms.ACNML_BBP)
 BLOCKS = {PAPER_STEPS: 50, LINEARISED: 500}
