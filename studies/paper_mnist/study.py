@@ -29,7 +29,9 @@ def build(settings: PaperMnist) -> Study:
         methods=METHODS,
         plain=ms.MAP_BBP,
         shifts=settings.shifts,
-        share=lambda method, _: Share(settings.images, BLOCKS.get(method.solver, 1000)),
+        share=lambda method, _: Share(
+            settings.images, BLOCKS.get(method.solver, 1000), in_tranches=True
+        ),
         plan=sizes(settings.train_images, settings.validation, has_mnist),
         seeds=settings.seeds,
         looks=ms.LOOKS,
