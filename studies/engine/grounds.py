@@ -78,7 +78,7 @@ class MeanField(Ground):
     """The mean-field posterior of Bayes by Backprop, and the network at its mean.
 
     Attributes:
-        network: whose model is trained; its weights are not used.
+        network: whose model is trained, on the inputs it learns from; its weights are not used.
         training: the settings.
     """
 
@@ -86,8 +86,9 @@ class MeanField(Ground):
 
     def artefacts(self, method: Method, workshop: Workshop) -> tuple[Artefact, ...]:
         """Train the posterior."""
-        model, data = workshop.study.networks[self.network].model, workshop.data.train
-        settings = (model.settings, self.training, workshop.data.train_checksum)
+        model, data = workshop.study.networks[self.network].model, workshop.train_data(self.network)
+        few = () if len(data.labels) == len(workshop.data.train.labels) else (len(data.labels),)
+        settings = (model.settings, self.training, workshop.data.train_checksum, *few)
         stage = Stage("train Bayes by Backprop", settings, workshop.seed)
 
         def make(work: Work) -> Content:

@@ -202,7 +202,7 @@ class ShortReport:
 
     def html(self) -> str:
         """Return the page."""
-        return self._page({name: to_svg(figure) for name, figure in drawn(self.sections).items()})
+        return self._page(_documents(self.sections))
 
     def write(self, folder: Path) -> Path:
         """Write all files and return the path of the page."""
@@ -222,6 +222,16 @@ class ShortReport:
         sections = [section.html(documents) for section in self.sections]
         foot = footer(self.command, self.note)
         return page(self.title, self.finding, [*sections, verdicts_html(self.claims), foot])
+
+
+def short_report(title: str, finding: str, sections: Sequence[Section], foot: str) -> str:
+    """Return the page of a study that writes nothing else."""
+    documents = _documents(sections)
+    return page(title, finding, [*(section.html(documents) for section in sections), foot])
+
+
+def _documents(sections: Sequence[Section]) -> dict[str, str]:
+    return {name: to_svg(figure) for name, figure in drawn(sections).items()}
 
 
 def drawn(sections: Sequence[Section]) -> dict[str, Figure]:
