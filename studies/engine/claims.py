@@ -97,15 +97,14 @@ def _measured(
         f"{label(m)} {' / '.join(f'{v:.3f}' for v in values)}" for m, values in means.items()
     )
     text = f"{' / '.join(groups)}: {text}; {n:,} inputs of each shift"
-    if len(won) > 1:
-        return text
-    (other,) = won
-    wins = []
-    for shifts in groups.values():
-        a, b = (results.each(method, score, shifts, n) for method in (ours, other))
-        wins.append(sum(x < y for x, y in zip(a, b, strict=True)))
-    sizes = {len(shifts) for shifts in groups.values()}
-    return f"{text}, lower for {' / '.join(map(str, wins))} of {' / '.join(map(str, sizes))}"
+    sizes = " / ".join(str(size) for size in sorted({len(shifts) for shifts in groups.values()}))
+    for other in won:
+        wins = []
+        for shifts in groups.values():
+            a, b = (results.each(method, score, shifts, n) for method in (ours, other))
+            wins.append(sum(x < y for x, y in zip(a, b, strict=True)))
+        text += f", lower than {label(other)} for {' / '.join(map(str, wins))} of {sizes}"
+    return text
 
 
 def comparable(

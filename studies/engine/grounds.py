@@ -56,12 +56,20 @@ class Ground(ABC):
 @final
 @dataclass(frozen=True)
 class Networks(Ground):
-    """A network without a posterior, or an ensemble of them."""
+    """A network without a posterior, or an ensemble of them.
+
+    Attributes:
+        network: whose weights are taken.
+        members: of the ensemble; 0 takes the networks of all the study's seeds.
+    """
 
     members: int = 1
 
     def artefacts(self, method: Method, workshop: Workshop) -> tuple[Artefact, ...]:
         """Return the weights of all members."""
+        if not self.members:
+            shops = (workshop.of_seed(seed) for seed in workshop.study.seeds)
+            return tuple(shop.weights(self.network) for shop in shops)
         return tuple(workshop.weights(self.network, member) for member in range(self.members))
 
     def pairs(self, method: Method, workshop: Workshop) -> tuple[Pair, ...]:
