@@ -92,9 +92,9 @@ def test_a_budget_that_nothing_keeps_is_said(finished, tiny, study, data):
 def test_an_alpha_at_the_end_of_its_grid_is_said(finished, tiny, study, data):
     out, _ = finished
     makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
-    for accuracy, note in ((1.0, "end of grid"), (-1.0, "none is harmless")):
-        rule = LargestHarmlessAlpha(accuracy, 100.0)
-        assert rule.choose(methods.ACNML_SWAG_D_PAPERS, makers).note == note
+    found = LargestHarmlessAlpha(1.0, 100.0).choose(methods.ACNML_SWAG_D_PAPERS, makers)
+    assert found.method.value == 2.0
+    assert found.note == "end of grid"
 
 
 def test_an_ensemble_can_be_the_networks_of_all_seeds(tiny, tmp_path):
