@@ -42,7 +42,7 @@ def main() -> None:
     for name, (shape, images, affordable) in SUBJECTS.items():
         model = MODELS[name].untrained(seed=0).eval()
         classifier, x = Classifier(model), torch.rand(1, *shape)
-        mean = classifier.copy_parameters()
+        mean = classifier.copy_parameters(list(classifier.parameters))
         posterior = Diagonal(mean, {n: torch.full_like(t, 1e-5) for n, t in mean.items()})
 
         def step(model: torch.nn.Module = model, shape: tuple[int, ...] = shape) -> None:

@@ -93,7 +93,7 @@ def sections_of(results: Results) -> list[Section]:
     """Return the study's sections, or the standard ones; none while nothing is finished."""
     from studies.engine.sections import standard
 
-    if not results.rows:
+    if not (results.rows or results.extras):
         return []
     return (results.study.sections or standard)(results)
 

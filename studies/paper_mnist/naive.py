@@ -14,7 +14,6 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-import acnml
 from acnml import Acnml, Refit, tuning
 from acnml.fitting.refitting import refit_each
 from studies.engine.grounds import Batches, MeanField
@@ -134,7 +133,8 @@ def compare(
     def refitted() -> Compute:
         return _refitted(workshop, ground, settings, queries.inputs)
 
-    refit = (settings.epochs, settings.learning_rate, settings.batch_size, *what)
+    decay = () if settings.weight_decay is None else (settings.weight_decay,)
+    refit = (settings.epochs, settings.learning_rate, settings.batch_size, *what, *decay)
     stage = Stage(f"compare naive CNML {ground} {shift}", refit, workshop.seed, needs=needs)
     slow = workshop.artefacts.predict(stage, count, 1, refitted)
     last, best = (slow.load()[name] for name in ("last", "best"))
@@ -147,8 +147,10 @@ def _refitted(workshop: Workshop, ground: str, settings: NaiveCnml, queries: Ten
     mean_field = _mean_field(workshop, ground)
     ((classifier, _),) = mean_field.pairs(_plain(ground), workshop)
     train = workshop.train_data(mean_field.network)
-    prior = 1 / mean_field.training.prior_std**2
-    refit = Refit(settings.epochs, settings.learning_rate, MOMENTUM, prior / len(train.labels))
+    decay = settings.weight_decay
+    if decay is None:
+        decay = 1 / (len(train.labels) * mean_field.training.prior_std**2)
+    refit = Refit(settings.epochs, settings.learning_rate, MOMENTUM, decay)
     batches = Batches(train, workshop, mean_field.network, settings.batch_size)
 
     def compute(rows: slice) -> dict[str, Tensor]:
@@ -163,7 +165,7 @@ def match(workshop: Workshop, ground: str, upright: Comparison) -> tuple[Match, 
     """Measure for every α how close ACNML is to naive CNML: the paper's first way to choose it."""
     alphas, expected = workshop.study.settings.alphas, upright.log_lik[NAIVE]
     fitted = _mean_field(workshop, ground).artefacts(_plain(ground), workshop)
-    settings = (alphas, len(upright.labels), acnml.metrics.nll(expected, upright.labels))
+    settings = (alphas, len(upright.labels), upright.normaliser(NAIVE).mean().item())
     needs = tuple(artefact.stage for artefact in fitted)
     stage = Stage(f"match alpha {ground}", settings, workshop.seed, needs=needs)
 

@@ -20,8 +20,9 @@ PARTS = LINES, SUBSET, ONE_RATE, WHOLE = "lines", "naive-subset", "one-rate", "n
 class NaiveCnml:
     """A comparison with naive CNML, which trains again for every label of every query.
 
-    The weight decay of its SGD is that of the posterior's prior, 1 / (n σ₀²): naive CNML and ACNML
-    then have one objective. Both start from the posterior's mean.
+    Both start from the posterior's mean. With the weight decay of its prior, 1 / (n σ₀²), both have
+    one objective, and this is CNMAP. For few training images that prior is strong: SGD then moves
+    away from the mean whatever the query is. Without weight decay it is CNML.
 
     Attributes:
         points: queries of the scatter plots: upright ones, and as many at random angles.
@@ -33,6 +34,7 @@ class NaiveCnml:
         epochs: of naive CNML, for every label; the paper has 5.
         learning_rate: of its SGD, with momentum 0.9. The paper does not state it.
         batch_size: of its SGD.
+        weight_decay: of its SGD; None is that of the prior. The paper does not state it.
     """
 
     points: int = 200
@@ -43,6 +45,7 @@ class NaiveCnml:
     epochs: int = 5
     learning_rate: float = 0.01
     batch_size: int = 100
+    weight_decay: float | None = None
 
     def __post_init__(self) -> None:
         fields = ("points", "train_images", "epochs", "learning_rate", "batch_size")

@@ -38,7 +38,7 @@ TINY = PaperMnist(
     bins=4,
     bayes_by_backprop=TRAINING,
     one_rate=replace(TRAINING, variance_rate=1.0),
-    subset=NaiveSettings(4, 2, (0, 90), 60, replace(TRAINING, epochs=5), 2, batch_size=30),
+    subset=NaiveSettings(4, 2, (0, 90), 60, replace(TRAINING, epochs=5), 2, 0.1, 30),
     whole=NaiveSettings(2, 0, (), None, TRAINING, 1, batch_size=100),
     alphas=(0.1, 1.0),
 )
