@@ -88,7 +88,7 @@ def residual() -> Subject:
 
 def vgg() -> Subject:
     """Return an untrained VGG16 with batch norm on 32×32 images."""
-    network = MODELS["vgg16"].untrained(seed=0).eval()
+    network = MODELS["vgg16_bn"].untrained(seed=0).eval()
     return _convolutional("VGG16", network, _photographs(64), (2, 50, 3))
 
 

@@ -23,9 +23,9 @@ from studies.store import Reporter, Store
 
 def kinds() -> dict[str, Kind[Any]]:
     """Return the studies that run on the engine, by name."""
-    from studies import cifar10_c, rotated_mnist
+    from studies import cifar10_c, paper_mnist, rotated_mnist
 
-    return {kind.name: kind for kind in (rotated_mnist.KIND, cifar10_c.KIND)}
+    return {kind.name: kind for kind in (paper_mnist.KIND, rotated_mnist.KIND, cifar10_c.KIND)}
 
 
 def run_with_store(
@@ -73,7 +73,7 @@ def build_app() -> typer.Typer:
         out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("theory"),
         seed: Annotated[int, typer.Option(min=0, help="Random seed of the data.")] = 0,
     ) -> None:
-        """Section 3.3: errors and their bounds as the data grow from 100 to 100,000."""
+        """Section 3.2: errors and their bounds as the data grow from 100 to 100,000."""
         from studies.theory.report import write_report
         from studies.theory.study import TheoryStudy, run
         from studies.theory.summary import closing_sentence, results_table

@@ -25,7 +25,7 @@ from studies.engine.method import (
 
 # What rules stand on, beside HEAD: networks, then posteriors around SWA.
 SGD, SWA, ENSEMBLE, DROPOUT = "SGD", "SWA", "SWA ensemble", "SWA dropout"
-SWAG_D, SWAG, KFAC = "SWAG-D", "SWAG", "KFAC"
+SWAG_D, SWAG, KFAC, MADDOX = "SWAG-D", "SWAG", "KFAC", "KFAC of one batch"
 # How knobs are chosen; `settings.Choice` says what the rules are.
 LEAST_NLL, BUDGET, NEAR, PAPERS = "least NLL", "budget", "near", "paper's"
 
@@ -43,7 +43,11 @@ ACNML_HEAD_ALPHA, ACNML_HEAD_ALPHA_TEMPERED = (
 
 BMA_SWAG_D, BMA_SWAG = (Method(m.BMA, each, knob=SCALE) for each in (SWAG_D, SWAG))
 BMA_KFAC = Method(m.BMA, KFAC, "", SCALE, None, LEAST_NLL)
+BMA_KFAC_UNSCALED = replace(BMA_KFAC, value=1.0, choice=m.FIXED)
 GLM_KFAC = replace(BMA_KFAC, rule=m.GLM)
+# As in the code of Maddox et al., at scale 1 and α = 1.
+BMA_MADDOX = Method(m.BMA, MADDOX, knob=SCALE)
+ACNML_MADDOX = Method(m.ACNML, MADDOX, LINEARISED, ALPHA)
 ACNML_SWAG_D = Method(m.ACNML, SWAG_D, LINEARISED, ALPHA, None, BUDGET)
 # The scale is that with which BMA has the least NLL: BMA and ACNML then stand on one posterior.
 ACNML_KFAC = replace(ACNML_SWAG_D, posterior=KFAC, scale=None)
@@ -73,8 +77,11 @@ NETWORK_WIDE = (
     BMA_SWAG_D,
     BMA_SWAG,
     BMA_KFAC,
+    BMA_KFAC_UNSCALED,
+    BMA_MADDOX,
     ACNML_SWAG_D_PAPERS,
     ACNML_KFAC_PAPERS,
+    ACNML_MADDOX,
     ACNML_SWAG_D_TEMPERED,
     ACNML_SWAG_D,
     ACNML_KFAC,
@@ -94,16 +101,33 @@ FAMILIES = (
     ACNML_SWAG_D_TEMPERED,
     ACNML_KFAC,
 )
+# What the paper has, without methods and knobs beyond it.
+PAPERS_OWN = (
+    MAP_SWA,
+    TEMPERED,
+    SWA_ENSEMBLE,
+    SWA_DROPOUT,
+    BMA_SWAG_D,
+    BMA_SWAG,
+    BMA_KFAC,
+    BMA_KFAC_UNSCALED,
+    BMA_MADDOX,
+    ACNML_SWAG_D_PAPERS,
+    ACNML_KFAC_PAPERS,
+    ACNML_MADDOX,
+    *COSTLY,
+)
 # What sees fewer images, as do methods whose α is chosen by held-out NLL.
-SECONDARY = (GLM_KFAC.family, BMA_SWAG.family)
+SECONDARY = (GLM_KFAC.family,)
 CHEAP_BLOCK, NETWORK_WIDE_BLOCK, STEPS_BLOCK = 500, 50, 5  # images: what a killed run may lose
 
 
 def methods_of(settings: Cifar10CStudy) -> tuple[Method, ...]:
     """Return all methods of a study: an ensemble needs members, dropout a network that has it."""
-    left_out = [] if settings.members > 1 else [SWA_ENSEMBLE]
+    left_out = [SWA_ENSEMBLE] if settings.members == 1 else []
     left_out += [] if settings.dropout_model else [SWA_DROPOUT]
-    return tuple(each for each in (*CHEAP, *NETWORK_WIDE, *COSTLY) if each not in left_out)
+    there = PAPERS_OWN if settings.only_papers else (*CHEAP, *NETWORK_WIDE, *COSTLY)
+    return tuple(each for each in there if each not in left_out)
 
 
 def tried_values(method: Method, settings: Cifar10CStudy) -> tuple[float, ...]:
@@ -115,14 +139,15 @@ def tried_values(method: Method, settings: Cifar10CStudy) -> tuple[float, ...]:
 
 def is_network_wide(method: Method) -> bool:
     """Whether a prediction takes tens of forward passes or more."""
-    return method.rule != m.MAP and method.posterior in (SWAG_D, SWAG, KFAC, DROPOUT)
+    return method.rule != m.MAP and method.posterior in (SWAG_D, SWAG, KFAC, MADDOX, DROPOUT)
 
 
 def share_of(method: Method, shift: str, settings: Cifar10CStudy) -> Share:
     """Return how many images a method sees at a shift; costly methods predict in tranches."""
     images = settings.images
     if method.solver == PAPER_STEPS:
-        return Share(images.paper_steps, STEPS_BLOCK, in_tranches=True)
+        seen = images.paper_steps if not shift or shift in settings.steps_shifts else 0
+        return Share(seen, STEPS_BLOCK, in_tranches=True)
     if is_network_wide(method):
         fewer = method.choice in (BUDGET, NEAR) or method.family in SECONDARY
         count = images.beside if fewer else images.network_wide
@@ -152,12 +177,13 @@ def passes_per_image(method: Method, settings: Cifar10CStudy) -> float:
     if method.posterior == HEAD:
         return costs[LAST_LAYER]
     if method.rule == m.MAP:
-        return settings.members if method.posterior == ENSEMBLE else 1
+        ensemble = settings.members or len(settings.seeds)
+        return ensemble if method.posterior == ENSEMBLE else 1
     if method.rule == m.GLM:
         return costs[KFAC] / 2
     if method.solver == PAPER_STEPS:
         return (2 if method.posterior == KFAC else 1) * costs[PAPER_STEPS]
-    return costs[method.posterior]
+    return costs[KFAC if method.posterior == MADDOX else method.posterior]
 
 
 # Looks -----------------------------------------------------------------------------------------
@@ -175,6 +201,9 @@ LOOKS: Mapping[Method, Look] = {
     BMA_SWAG_D: Look("SWAG-D", PINK, "s"),
     BMA_SWAG: Look("SWAG", WINE, "P"),
     BMA_KFAC: Look("KFAC-Laplace", VIOLET, "<"),
+    BMA_KFAC_UNSCALED: Look("KFAC-Laplace, scale 1", VIOLET, "4"),
+    BMA_MADDOX: Look("KFAC of one batch", GREY, ">"),
+    ACNML_MADDOX: Look("ACNML, KFAC of one batch", GREY, "*"),
     ACNML_SWAG_D_PAPERS: Look("ACNML-SWAGD", BLUE, "^"),
     ACNML_KFAC_PAPERS: Look("ACNML-KFAC", SKY, "*"),
     ACNML_SWAG_D: Look("ACNML-SWAGD", BLUE, "^"),

@@ -65,13 +65,12 @@ class Recipe:
 
 
 # SWAG's commands state VGG16 for CIFAR-100; an earlier version says that CIFAR-10 has the same.
-VGG16 = Recipe("vgg16")
-# SWAG's code has this network. That it is trained like the one without dropout is a guess.
-VGG16_DROPOUT = Recipe("vgg16_dropout")
+VGG16 = Averaging()
 # SWAG's commands, which name CIFAR-10 and CIFAR-100.
-WIDE_RESNET = Recipe(
-    "wide_resnet28x10", training=Averaging(learning_rate=0.1, swa_learning_rate=0.05)
-)
+WIDE_RESNET = Averaging(learning_rate=0.1, swa_learning_rate=0.05)
+# A short schedule of ours for ResNet-20: 20 epochs, then 10 whose weights are collected. The rates
+# are those of SWAG's PreResNet-164 for CIFAR-10.
+RESNET_SCRATCH = Averaging(30, 20, learning_rate=0.1, swa_learning_rate=0.01, weight_decay=3e-4)
 
 
 def constant_rate(epochs: int) -> Averaging:
@@ -83,11 +82,22 @@ def constant_rate(epochs: int) -> Averaging:
     return Averaging(epochs, 1, learning_rate=0.01, swa_learning_rate=0.01, weight_decay=1e-4)
 
 
-# Within an hour on two cores: an epoch of ResNet-20 took 4.3 minutes on one. That ResNet-56 takes
-# three times as long is estimated from its depth.
-RESNET20 = Recipe("resnet20", "given", constant_rate(epochs=9))
-RESNET56 = Recipe("resnet56", "given", constant_rate(epochs=6))
-
+# Networks with dropout are trained like those without, which is a guess. Those with given weights
+# take less than an hour on two cores: an epoch of ResNet-20 took 4.3 minutes on one. That ResNet-56
+# takes three times as long is estimated from its depth.
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
-    {each.model: each for each in (VGG16, VGG16_DROPOUT, WIDE_RESNET, RESNET20, RESNET56)}
+    {
+        **{
+            name: Recipe(name, training=VGG16)
+            for name in ("vgg16", "vgg16_dropout", "vgg16_bn", "vgg16_bn_dropout")
+        },
+        **{
+            name: Recipe(name, training=WIDE_RESNET)
+            for name in ("wide_resnet28x10", "wide_resnet28x10_dropout")
+        },
+        "resnet20": Recipe("resnet20", "given", constant_rate(epochs=9)),
+        "resnet56": Recipe("resnet56", "given", constant_rate(epochs=6)),
+        "resnet20_scratch": Recipe("resnet20", training=RESNET_SCRATCH),
+        "resnet20_dropout": Recipe("resnet20_dropout", training=RESNET_SCRATCH),
+    }
 )

@@ -53,7 +53,7 @@ class Images:
     cheap: int = 1000  # a few forward passes
     network_wide: int = 1000  # 30 to 200 forward passes: BMA, ACNML over all weights
     beside: int = 100  # secondary methods: α chosen by held-out NLL; SWAG, GLM over all weights
-    paper_steps: int = 10  # the paper's 5 or 10 gradient steps: hundreds of forward passes
+    paper_steps: int = 50  # the paper's 5 or 10 gradient steps: hundreds of forward passes
 
     def __post_init__(self) -> None:
         counts = list(vars(self).values())
@@ -140,10 +140,12 @@ class Cifar10CStudy:
     Attributes:
         model: of `RECIPES`; its recipe says whether training starts from given weights.
         dropout_model: the network of SWA-Dropout; None leaves that method out.
-        members: of SWA-Ensemble; one leaves it out.
+        members: of SWA-Ensemble; 1 leaves it out, and 0 takes the networks of all seeds.
         samples: of posteriors and of dropout masks.
         batch_norm_images: with which batch norm is renewed for every sample; None takes all.
         severities: in the order in which the costly methods see them.
+        steps_severities: those at which the paper's gradient steps are taken.
+        only_papers: whether to leave out methods that the paper does not have, and the frontier.
         blurred: severities of Gaussian blur for reliability diagrams.
         resamples: of the bootstrap.
         device: "best" is a GPU where there is one.
@@ -158,6 +160,8 @@ class Cifar10CStudy:
     batch_norm_images: int | None = 1000
     corruptions: tuple[str, ...] = BENCHMARK
     severities: tuple[int, ...] = (5, 4, 3, 1, 2)
+    steps_severities: tuple[int, ...] = (5, 3)
+    only_papers: bool = False
     blurred: tuple[int, ...] = (5, 3)
     bins: int = 20
     resamples: int = 200
@@ -183,8 +187,8 @@ class Cifar10CStudy:
             )
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must differ, got {', '.join(map(str, self.seeds))}")
-        if not (self.seeds and self.corruptions and self.members >= 1):
-            raise ValueError("there must be at least one seed, one corruption and one member")
+        if not (self.seeds and self.corruptions and self.members >= 0):
+            raise ValueError("there must be a seed and a corruption, and no negative members")
         for name in self.corruptions:
             if name not in CORRUPTIONS:
                 raise ValueError(f"there is no corruption {name!r}, only {', '.join(CORRUPTIONS)}")
@@ -216,6 +220,12 @@ class Cifar10CStudy:
         return tuple(shift(name, severity) for name in self.corruptions) if severity else (CLEAN,)
 
     @property
+    def steps_shifts(self) -> tuple[str, ...]:
+        """Clean images, and the shifts at which the paper's gradient steps are taken."""
+        severities = [s for s in self.severities if s in self.steps_severities]
+        return (CLEAN, *(one for severity in severities for one in self.scored_at(severity)))
+
+    @property
     def blurred_shifts(self) -> tuple[str, ...]:
         """Clean images and those under Gaussian blur that the study sees, by severity."""
         severities = sorted({*self.blurred} & {*self.severities})
@@ -234,9 +244,37 @@ PAPER = Cifar10CStudy(
     batch_norm_images=None,
     device="best",
     milliseconds=0.05,  # a guess for VGG16 on a GPU
+    steps_severities=SEVERITIES,
     images=Images(TEST_IMAGES, TEST_IMAGES, TEST_IMAGES, TEST_IMAGES, TEST_IMAGES),
     choice=Choice(held_out=5000, source="train"),
     curvature=Curvature(images=None),
     frontier=Sweep(images=1000),
 )
-PRESETS: Mapping[str, Cifar10CStudy] = {"cpu": Cifar10CStudy(), "paper": PAPER}
+# Three networks from scratch: ± is over seeds, and SWA-Ensemble and SWA-Dropout have rows.
+SCRATCH = Cifar10CStudy(
+    model="resnet20_scratch",
+    dropout_model="resnet20_dropout",
+    seeds=(0, 1, 2),
+    members=0,
+    severities=(5, 3),
+    only_papers=True,
+    images=Images(in_distribution=TEST_IMAGES),
+    choice=Choice(held_out=1000, source="train"),
+)
+# The paper's network on a tenth of its schedule, with the paper's methods.
+VGG16_SHORT = Cifar10CStudy(
+    model="vgg16",
+    severities=(5, 3),
+    only_papers=True,
+    milliseconds=4.8,
+    schedule=Schedule(epochs=28, swa_start=20),
+    images=Images(TEST_IMAGES, 250, 250, 250, 10),
+    choice=Choice(held_out=500, source="train"),
+    curvature=Curvature(images=2000),
+)
+PRESETS: Mapping[str, Cifar10CStudy] = {
+    "cpu": Cifar10CStudy(),
+    "scratch": SCRATCH,
+    "vgg16-short": VGG16_SHORT,
+    "paper": PAPER,
+}

@@ -129,7 +129,8 @@ class LargestHarmlessAlpha(ChoiceRule):
         """Return the largest harmless α."""
         harmless = [a for a in tuning.PAPERS_ALPHAS if self.allows(method.at(a), workshop)]
         value = max(harmless, default=min(tuning.PAPERS_ALPHAS))
-        return Chosen(method.at(value), "" if harmless else "none is harmless")
+        end = END if value == max(tuning.PAPERS_ALPHAS) else ""
+        return Chosen(method.at(value), end if harmless else "none is harmless")
 
     def allows(self, method: Method, workshop: Workshop) -> bool:
         """Whether a method, its knob set, costs no more than the rule allows."""

@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
-import torch
-from torch import Tensor
-
 from studies.engine.choose import SweepPoint, interpolated, up_to_least
 from studies.engine.method import Method
 from studies.engine.results import Results
@@ -100,15 +97,14 @@ def _measured(
         f"{label(m)} {' / '.join(f'{v:.3f}' for v in values)}" for m, values in means.items()
     )
     text = f"{' / '.join(groups)}: {text}; {n:,} inputs of each shift"
-    if len(won) > 1:
-        return text
-    (other,) = won
-    wins = []
-    for shifts in groups.values():
-        a, b = (results.each(method, score, shifts, n) for method in (ours, other))
-        wins.append(sum(x < y for x, y in zip(a, b, strict=True)))
-    sizes = {len(shifts) for shifts in groups.values()}
-    return f"{text}, lower for {' / '.join(map(str, wins))} of {' / '.join(map(str, sizes))}"
+    sizes = " / ".join(str(size) for size in sorted({len(shifts) for shifts in groups.values()}))
+    for other in won:
+        wins = []
+        for shifts in groups.values():
+            a, b = (results.each(method, score, shifts, n) for method in (ours, other))
+            wins.append(sum(x < y for x, y in zip(a, b, strict=True)))
+        text += f", lower than {label(other)} for {' / '.join(map(str, wins))} of {sizes}"
+    return text
 
 
 def comparable(
@@ -201,15 +197,3 @@ def matched_gaps(
 def cautious_branch(path: Sequence[SweepPoint]) -> Sequence[SweepPoint]:
     """Return a sweep, the most cautious first, up to its least NLL."""
     return path[: up_to_least([point.held_out_nll for point in path])]
-
-
-def rank_correlation(x: Tensor, y: Tensor) -> float:
-    """Return Spearman's correlation; ties get their mean rank."""
-    ranks = torch.stack([_ranks(x), _ranks(y)])
-    return torch.corrcoef(ranks)[0, 1].item()
-
-
-def _ranks(x: Tensor) -> Tensor:
-    below = (x[:, None] > x).double().sum(1)
-    equal = (x[:, None] == x).double().sum(1)
-    return below + (equal - 1) / 2

@@ -15,7 +15,7 @@ from matplotlib.ticker import NullFormatter
 from acnml.cli._shared.drawing import FAINT, INK, THEME, panel, to_png, to_svg
 from acnml.cli._shared.files import write_file
 from acnml.cli._shared.page import inline_svg
-from studies.engine.method import Look, Method
+from studies.engine.method import ACNML, Look, Method
 from studies.engine.results import Results
 from studies.engine.tables import mean_std
 
@@ -120,7 +120,10 @@ def bootstrap_median(values: Sequence[float]) -> tuple[float, float, float]:
 def boxes(
     results: Results, methods: Sequence[Method], score: str, title: str, axis: Axis, n: int
 ) -> Figure:
-    """Draw a score over all shifts of a place as boxes, side by side."""
+    """Draw a score over all shifts of a place as boxes, side by side.
+
+    A circle is the mean, and the boxes of ACNML are striped.
+    """
     figure, axes = panel(title, (9.4, 3.6))
     scores = {
         method: {x: v for x, s in axis.places.items() if (v := results.each(method, score, s, n))}
@@ -129,7 +132,8 @@ def boxes(
     there = {method: found for method, found in scores.items() if found}
     for place, (method, found) in enumerate(there.items()):
         offset = BOXES * ((place + 0.5) / len(there) - 0.5)
-        _draw_boxes(axes, results.study.look(method), found, offset, 0.8 * BOXES / len(there))
+        look, width = results.study.look(method), 0.8 * BOXES / len(there)
+        _draw_boxes(axes, look, found, offset, width, striped=method.rule == ACNML)
     axis.dress(axes)
     axes.grid(axis="x", visible=False)
     legend_below(figure, columns=6)
@@ -137,8 +141,14 @@ def boxes(
 
 
 def _draw_boxes(
-    axes: Axes, look: Look, scores: Mapping[float, list[float]], offset: float, width: float
+    axes: Axes,
+    look: Look,
+    scores: Mapping[float, list[float]],
+    offset: float,
+    width: float,
+    striped: bool,
 ) -> None:
+    mean = {"marker": "o", "markersize": 3.2, "markeredgecolor": INK, "markerfacecolor": "white"}
     drawn = axes.boxplot(
         list(scores.values()),
         positions=[place + offset for place in scores],
@@ -147,11 +157,14 @@ def _draw_boxes(
         manage_ticks=False,
         flierprops={"marker": ".", "markersize": 3, "markeredgecolor": look.colour},
         medianprops={"color": INK, "linewidth": 1.2},
+        showmeans=True,
+        meanprops=mean,
     )
     for part in (*drawn["boxes"], *drawn["whiskers"], *drawn["caps"]):
         part.set(color=look.colour, linewidth=0.9)
     for box in drawn["boxes"]:
-        box.set(facecolor=look.colour, alpha=0.55)
+        box.set(facecolor="none" if striped else look.colour, alpha=1 if striped else 0.55)
+        box.set_hatch("//////" if striped else "")
     drawn["boxes"][0].set_label(look.label)
 
 

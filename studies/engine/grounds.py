@@ -56,12 +56,20 @@ class Ground(ABC):
 @final
 @dataclass(frozen=True)
 class Networks(Ground):
-    """A network without a posterior, or an ensemble of them."""
+    """A network without a posterior, or an ensemble of them.
+
+    Attributes:
+        network: whose weights are taken.
+        members: of the ensemble; 0 takes the networks of all the study's seeds.
+    """
 
     members: int = 1
 
     def artefacts(self, method: Method, workshop: Workshop) -> tuple[Artefact, ...]:
         """Return the weights of all members."""
+        if not self.members:
+            shops = (workshop.of_seed(seed) for seed in workshop.study.seeds)
+            return tuple(shop.weights(self.network) for shop in shops)
         return tuple(workshop.weights(self.network, member) for member in range(self.members))
 
     def pairs(self, method: Method, workshop: Workshop) -> tuple[Pair, ...]:
@@ -78,7 +86,7 @@ class MeanField(Ground):
     """The mean-field posterior of Bayes by Backprop, and the network at its mean.
 
     Attributes:
-        network: whose model is trained; its weights are not used.
+        network: whose model is trained, on the inputs it learns from; its weights are not used.
         training: the settings.
     """
 
@@ -86,8 +94,9 @@ class MeanField(Ground):
 
     def artefacts(self, method: Method, workshop: Workshop) -> tuple[Artefact, ...]:
         """Train the posterior."""
-        model, data = workshop.study.networks[self.network].model, workshop.data.train
-        settings = (model.settings, self.training, workshop.data.train_checksum)
+        model, data = workshop.study.networks[self.network].model, workshop.train_data(self.network)
+        few = () if len(data.labels) == len(workshop.data.train.labels) else (len(data.labels),)
+        settings = (model.settings, self.training, workshop.data.train_checksum, *few)
         stage = Stage("train Bayes by Backprop", settings, workshop.seed)
 
         def make(work: Work) -> Content:

@@ -110,7 +110,7 @@ class Share(NamedTuple):
     """What a method sees of a shift.
 
     Attributes:
-        inputs: how many, the first of one order.
+        inputs: how many, the first of one order; 0 if the method does not see the shift at all.
         block: how many are predicted at once: what a killed run may lose.
         in_tranches: whether predictions are cut at fixed numbers of inputs, so that a run for more
             inputs continues one for fewer.

@@ -21,7 +21,7 @@ from acnml.cli._shared.page import page
 from studies.engine.claims import Verdict, verdicts
 from studies.engine.figures import svg, write_figures
 from studies.engine.results import Results
-from studies.engine.tables import Table, write_tables
+from studies.engine.tables import Table, write_csv, write_tables
 from studies.store.store import versions
 
 OUTCOME = {True: "yes", False: "no", None: "–"}
@@ -54,10 +54,10 @@ class Section:
         """Return the section of the page; `documents` are the figures as SVG."""
         parts = [f"<h2>{escape(self.heading)}</h2>"]
         parts += [f"<p>{_inline(paragraph)}</p>" for paragraph in self.text]
-        for drawn in (each for each in self.panels if each.figures):
-            figures = "".join(svg(name, documents[name]) for name in drawn.figures)
-            caption = f"<figcaption>{_inline(drawn.caption)}</figcaption>"
-            parts.append(f'<figure><div class="{drawn.layout}">{figures}</div>\n{caption}</figure>')
+        for some in (each for each in self.panels if each.figures):
+            figures = "".join(svg(name, documents[name]) for name in some.figures)
+            caption = f"<figcaption>{_inline(some.caption)}</figcaption>"
+            parts.append(f'<figure><div class="{some.layout}">{figures}</div>\n{caption}</figure>')
         parts += [table.html() for table in self.tables if table.rows]
         return "\n".join(parts) if len(parts) > 1 else ""
 
@@ -73,10 +73,7 @@ def write_report(results: Results, folder: Path) -> Path:
     """Write all files of the report and return the path of the page."""
     sections = sections_of(results)
     write_tables(results, folder)
-    drawn = {
-        n: f for section in sections for some in section.panels for n, f in some.figures.items()
-    }
-    documents = write_figures(drawn, folder)
+    documents = write_figures(drawn(sections), folder)
     write_file(folder / "results.md", markdown(results, sections).encode())
     html = page(
         results.study.title,
@@ -96,7 +93,7 @@ def sections_of(results: Results) -> list[Section]:
     """Return the study's sections, or the standard ones; none while nothing is finished."""
     from studies.engine.sections import standard
 
-    if not results.rows:
+    if not (results.rows or results.extras):
         return []
     return (results.study.sections or standard)(results)
 
@@ -180,13 +177,68 @@ def footer(command: str, note: str = "") -> str:
     return f"<footer><p>{_inline(text)}</p></footer>"
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class ShortReport:
+    """The report of a study that runs in one go.
+
+    Attributes:
+        title: of the page.
+        finding: one sentence.
+        sections: in their order; claims follow.
+        claims: judged.
+        command: that wrote it, after `python -m studies`.
+        note: for the foot of the page.
+        numbers: the columns and the rows of results.csv.
+    """
+
+    title: str
+    finding: str
+    sections: Sequence[Section]
+    claims: Sequence[Verdict]
+    command: str
+    note: str
+    numbers: tuple[Sequence[str], Sequence[Sequence[object]]]
+
+    def html(self) -> str:
+        """Return the page."""
+        return self._page(_documents(self.sections))
+
+    def write(self, folder: Path) -> Path:
+        """Write all files and return the path of the page."""
+        documents = write_figures(drawn(self.sections), folder)
+        write_csv(folder / "results.csv", *self.numbers)
+        parts = [
+            f"# {self.title}: results",
+            f"Written by {written_by(self.command)}. {self.finding}",
+            "## Claims",
+            verdicts_table(self.claims).markdown(),
+            *(section.markdown() for section in self.sections),
+        ]
+        write_file(folder / "results.md", ("\n\n".join(filter(None, parts)) + "\n").encode())
+        return write_file(folder / "report.html", self._page(documents).encode())
+
+    def _page(self, documents: Mapping[str, str]) -> str:
+        sections = [section.html(documents) for section in self.sections]
+        foot = footer(self.command, self.note)
+        return page(self.title, self.finding, [*sections, verdicts_html(self.claims), foot])
+
+
 def short_report(title: str, finding: str, sections: Sequence[Section], foot: str) -> str:
-    """Return the page of a study that runs in one go."""
-    drawn = {
+    """Return the page of a study that writes nothing else."""
+    documents = _documents(sections)
+    return page(title, finding, [*(section.html(documents) for section in sections), foot])
+
+
+def _documents(sections: Sequence[Section]) -> dict[str, str]:
+    return {name: to_svg(figure) for name, figure in drawn(sections).items()}
+
+
+def drawn(sections: Sequence[Section]) -> dict[str, Figure]:
+    """Return all figures of some sections, by name."""
+    return {
         n: f for section in sections for some in section.panels for n, f in some.figures.items()
     }
-    documents = {name: to_svg(figure) for name, figure in drawn.items()}
-    return page(title, finding, [*(section.html(documents) for section in sections), foot])
 
 
 def _inline(text: str) -> str:

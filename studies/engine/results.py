@@ -118,8 +118,11 @@ class Results:
 
     def inputs(self, methods: Iterable[Method], shift: str | None = None) -> int:
         """Return how many inputs all these methods see, at one shift or at every one."""
-        shifts = self.study.shifts if shift is None else (shift,)
-        counts = (self.study.share(method, each).inputs for method in methods for each in shifts)
+        counts = (
+            self.study.share(method, each).inputs
+            for method in methods
+            for each in (self.study.seen_by(method) if shift is None else (shift,))
+        )
         return self.data.count(min(counts))
 
     def values(self, method: Method, score: str, shift: str, n: int | None = None) -> list[float]:
@@ -158,7 +161,8 @@ def collect(study: Study, data: StudyData, artefacts: Artefacts) -> Results:
     """Gather what is finished, and note what is not."""
     workshops = [Workshop(study, data, artefacts, seed) for seed in study.seeds]
     first, found = workshops[0], Gathering()
-    scored = found.each(_scored, product(workshops, study.methods, study.shifts))
+    seen = [(m, shift) for m in study.methods for shift in study.seen_by(m)]
+    scored = found.each(_scored, ((workshop, *each) for workshop in workshops for each in seen))
     swept = () if study.frontier is None else study.frontier.families
     sweep = ((f, value) for f in swept for value in cautious_first(f.knob, study.grids))
     bootstrapped = study.methods if study.resamples else ()
@@ -221,6 +225,8 @@ def _diagrams(workshops: list[Workshop], found: Gathering) -> dict[tuple[str, st
     """Return reliability diagrams over all seeds, by method's name and shift."""
     study, data, diagrams = workshops[0].study, workshops[0].data, {}
     for method, shift in product(study.methods, study.diagrams):
+        if shift not in study.seen_by(method):
+            continue
         parts = found.each(_log_probs, product(workshops, [method], [shift]))
         if parts:
             labels = data.labels(len(parts[0])).repeat(len(parts))
@@ -295,7 +301,7 @@ def entropy(log_probs: Tensor) -> Tensor:
 
 def _agreement(workshop: Workshop, method: Method, reference: Method) -> Agreement:
     distances, same, residuals = [], [], []
-    for shift in workshop.study.shifts:
+    for shift in workshop.study.seen_by(method):
         ours = _log_probs(workshop, method, shift).exp()
         saved = predict_shift(chosen(reference, workshop), shift, workshop).load()
         theirs = log_probs_of(saved).exp()
@@ -313,7 +319,7 @@ def _unsolved(workshops: list[Workshop], found: Gathering) -> Iterator[Unsolved]
     """Count the predictions without a solution, for methods that have some."""
     study = workshops[0].study
     for method in (method for method in study.methods if method.solver):
-        flags = found.each(_flags, product(workshops, [method], study.shifts))
+        flags = found.each(_flags, product(workshops, [method], study.seen_by(method)))
         if flags and (every := torch.cat(flags)).any():
             yield Unsolved(method, int(every.sum()), len(every))
 

@@ -118,7 +118,7 @@ def plan_table(study: Study) -> Table:
 
 def _members(study: Study, network: str) -> int:
     grounds = (g for g in study.grounds.values() if g.network == network)
-    return max((getattr(ground, "members", 1) for ground in grounds), default=1)
+    return max((getattr(ground, "members", 1) or 1 for ground in grounds), default=1)
 
 
 def _training(study: Study) -> list[Line]:

@@ -337,6 +337,10 @@ class Study:
             return self.tried(method)
         return cautious_first(method.knob, self.grids)
 
+    def seen_by(self, method: Method) -> tuple[str, ...]:
+        """Return the shifts that a method sees."""
+        return tuple(shift for shift in self.shifts if self.share(method, shift).inputs)
+
     def label(self, method: Method) -> str:
         """Name a method in a table."""
         return method.label({name: rule.label for name, rule in self.choices.items()})

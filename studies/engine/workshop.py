@@ -120,6 +120,10 @@ class Workshop:
         self._made: dict[str, Artefact] = {}
         self._classifiers: dict[str, Classifier] = {}
 
+    def of_seed(self, seed: int) -> Workshop:
+        """Return the workshop of another seed of the same study."""
+        return self if seed == self.seed else Workshop(self.study, self.data, self.artefacts, seed)
+
     def make(self, stage: Stage, function: Make) -> Artefact:
         """Return the artefact of a stage that is done in one go; the disk is asked once."""
         if stage.key not in self._made:

@@ -1,8 +1,8 @@
-"""VGG16 with batch norm for 32×32 images, and its sibling with dropout before each layer.
+"""VGG16 for 32×32 images, with and without batch norm, and its siblings with light dropout.
 
-The layers, their names and their initial weights are those of `VGG16BN` in the code of SWAG (Maddox
-et al. 2019): 13 convolutions with batch norm, five max-pools that leave one position, and three
-linear layers.
+The layers, their names and their initial weights are those of `VGG16`, `VGG16BN`, `VGG16Drop` and
+`VGG16BNDrop` in the code of SWAG (Maddox et al. 2019): 13 convolutions, five max-pools that leave
+one position, and three linear layers. The paper's commands use `VGG16`, which has no batch norm.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import final
 
 from torch import Tensor, nn
 
+LIGHT = 0.05  # the share of dropout in the networks that have it before every layer
 # Widths of the convolutions between one max-pool and the next.
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -35,42 +36,47 @@ class Vgg(nn.Module):
         return self.classifier(self.features(images).flatten(1))
 
 
-def vgg16(classes: int = 10, stages: Sequence[Sequence[int]] = STAGES) -> Vgg:
-    """Return VGG16 with batch norm, and dropout of ½ before the first two linear layers."""
+def vgg16(
+    classes: int = 10,
+    stages: Sequence[Sequence[int]] = STAGES,
+    batch_norm: bool = False,
+    dropout: float | None = None,
+) -> Vgg:
+    """Return VGG16, by default without batch norm.
+
+    Args:
+        classes: number of logits.
+        stages: widths of the convolutions between one max-pool and the next.
+        batch_norm: whether it stands behind every convolution.
+        dropout: None for ½ before the two hidden linear layers alone; otherwise the share before
+            every convolution and before these layers. There is none before the last layer.
+    """
     features: list[nn.Module] = []
     width_in = 3
     for stage in stages:
         for width in stage:
-            features += _convolution(width_in, width)
+            features += [] if dropout is None else [nn.Dropout(dropout)]
+            features.append(nn.Conv2d(width_in, width, 3, padding=1))
+            features += [nn.BatchNorm2d(width), nn.ReLU()] if batch_norm else [nn.ReLU()]
             width_in = width
         features.append(nn.MaxPool2d(2))
-    hidden = nn.Linear(width_in, width_in), nn.ReLU()
-    again = nn.Linear(width_in, width_in), nn.ReLU()
-    head = nn.Linear(width_in, classes)
-    return Vgg(features, [nn.Dropout(0.5), *hidden, nn.Dropout(0.5), *again, head])
+    share = 0.5 if dropout is None else dropout
+    classifier: list[nn.Module] = []
+    for _ in range(2):
+        classifier += [nn.Dropout(share), nn.Linear(width_in, width_in), nn.ReLU()]
+    return Vgg(features, [*classifier, nn.Linear(width_in, classes)])
 
 
-def vgg16_dropout(
-    classes: int = 10, stages: Sequence[Sequence[int]] = STAGES, dropout: float = 0.05
-) -> Vgg:
-    """Return VGG16 with batch norm, and light dropout before every layer with weights.
-
-    SWAG's code has none before the last linear layer; "before each layer" is what its text says.
-    """
-    plain = vgg16(classes, stages)
-    return Vgg(_with_dropout(plain.features, dropout), _with_dropout(plain.classifier, dropout))
+def vgg16_dropout(classes: int = 10, stages: Sequence[Sequence[int]] = STAGES) -> Vgg:
+    """Return SWAG's `VGG16Drop`."""
+    return vgg16(classes, stages, dropout=LIGHT)
 
 
-def _convolution(width_in: int, width: int) -> list[nn.Module]:
-    return [nn.Conv2d(width_in, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+def vgg16_bn(classes: int = 10, stages: Sequence[Sequence[int]] = STAGES) -> Vgg:
+    """Return SWAG's `VGG16BN`."""
+    return vgg16(classes, stages, batch_norm=True)
 
 
-def _with_dropout(layers: nn.Sequential, dropout: float) -> list[nn.Module]:
-    """Put dropout before each affine layer, in place of any there was."""
-    result: list[nn.Module] = []
-    for layer in layers:
-        if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            result.append(nn.Dropout(dropout))
-        if not isinstance(layer, nn.Dropout):
-            result.append(layer)
-    return result
+def vgg16_bn_dropout(classes: int = 10, stages: Sequence[Sequence[int]] = STAGES) -> Vgg:
+    """Return SWAG's `VGG16BNDrop`."""
+    return vgg16(classes, stages, batch_norm=True, dropout=LIGHT)

@@ -3,7 +3,6 @@
 settings.py   settings and presets
 methods.py    methods, and how they look in figures
 study.py      data, networks, posteriors, order of the work, claims
-naive.py      ACNML compared with naive CNML
 report.py     the sections of the report
 """
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
-import matplotlib as mpl
-import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
-from acnml.cli._shared.drawing import FAINT, STYLE
-from studies.engine.figures import BLUE, DASHES, ORANGE, Axis, frontier, lines
+from studies.engine.figures import Axis, frontier, lines
 from studies.engine.method import Method
 from studies.engine.report import Panels, Section
 from studies.engine.results import Results
 from studies.engine.sections import all_methods, detection, diagrams, knobs, solvers, timing
 from studies.engine.tables import TITLES
 from studies.rotated_mnist import methods as ms
-from studies.rotated_mnist.naive import Comparison
 from studies.rotated_mnist.settings import RANDOM, UPRIGHT, RotatedMnist
 
 FAR = 45  # degrees from which digits count as rotated
@@ -76,7 +69,6 @@ def sections(results: Results) -> list[Section]:
         ),
         all_methods(results, shown),
         detection(results, letters),
-        naive(results),
         knobs(results),
         solvers(results, converged),
         cost(results),
@@ -118,12 +110,13 @@ def what_was_done(results: Results) -> Section:
 
 def the_papers_comparison(results: Results, axis: Axis) -> Section:
     """Show the four scores for the paper's posterior."""
-    counts = {method: results.inputs([method]) for method in ms.PAPER}
+    n = results.inputs(ms.PAPER)
+    counts = dict.fromkeys(ms.PAPER, n)
     drawn = {f"paper-{s}": lines(results, counts, s, t, axis) for s, t in TITLES.items()}
     caption = (
         "Bayes by Backprop with prior standard deviation 0.1: its mean (MAP), the average over its "
-        "samples (BMA), and ACNML with α = 1, by the paper’s five steps (on fewer images) and "
-        "linearised."
+        "samples (BMA), and ACNML with α = 1, by the paper’s five steps and linearised, all on the "
+        f"first {n:,} images of every angle. The study paper-mnist has all images."
     )
     return Section(
         "The paper’s comparison: a mean-field posterior", panels=[Panels(drawn, caption)]
@@ -181,77 +174,7 @@ def cost(results: Results) -> Section:
         more.append((name, CLASSES * results.seconds_per_epoch))
     note = (
         "The time of naive CNML is that of training the plain network on "
-        f"{len(results.data.train.labels):,} images. The paper’s own times are not available."
+        f"{len(results.data.train.labels):,} images. The paper’s Table 1 has, unbatched on a GPU, "
+        "0.08 s for five steps and 13.83 s for one epoch of naive CNML, which is 173 times as long."
     )
     return timing(results, more, note)
-
-
-# Naive CNML ------------------------------------------------------------------------------------
-
-
-def naive(results: Results) -> Section:
-    """Show ACNML against naive CNML."""
-    comparisons: list[Comparison] = results.extras.get("naive CNML", [])
-    heading = "ACNML and naive CNML"
-    if not comparisons:
-        return Section(heading)
-    settings, count = results.study.settings.naive_cnml, len(comparisons[0].labels)
-    caption = (
-        f"{count} upright queries and {count} shifted ones. For naive CNML a network, trained on "
-        f"only {settings.train_images:,} images, is trained for {settings.refit_epochs} more "
-        "epochs with the query added, once for every label; the crosses take the highest "
-        "likelihood of its last epoch. ACNML has the same network’s KFAC posterior, whose prior is "
-        "the weight decay of that training. On the dashed diagonal both agree."
-    )
-    return Section(
-        heading, panels=[Panels({"naive-cnml": scatter(comparisons)}, caption, "scroll")]
-    )
-
-
-def scatter(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw ACNML against naive CNML: normaliser, NLL of the true label, and confidence."""
-    with mpl.rc_context(STYLE):
-        rows = len(comparisons)
-        figure = Figure(figsize=(9.4, 3.1 * rows), layout="constrained")
-        grid = figure.subplots(rows, 3, squeeze=False)
-        for line, comparison in zip(grid, comparisons, strict=True):
-            where = "upright" if comparison.shift == UPRIGHT else f"shift: {comparison.shift}"
-            for axes, (name, quantity) in zip(line, QUANTITIES.items(), strict=True):
-                axes.set_title(f"{name}, {where}")
-                _draw_pairs(axes, comparison, quantity)
-        grid[0][0].legend(fontsize=7.5, frameon=False)
-    return figure
-
-
-def _normaliser(log_lik: Tensor, _: Tensor) -> Tensor:
-    return log_lik.double().exp().sum(1)
-
-
-def _nll(log_lik: Tensor, labels: Tensor) -> Tensor:
-    return -torch.log_softmax(log_lik.double(), 1).gather(1, labels[:, None])[:, 0]
-
-
-def _confidence(log_lik: Tensor, _: Tensor) -> Tensor:
-    return torch.softmax(log_lik.double(), 1).amax(1)
-
-
-Quantity: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # log-likelihoods, labels -> (N,)
-QUANTITIES: Mapping[str, Quantity] = {
-    "Normaliser C(x)": _normaliser,
-    "NLL": _nll,
-    "Confidence": _confidence,
-}
-
-
-def _draw_pairs(axes: Axes, comparison: Comparison, quantity: Quantity) -> None:
-    ours = quantity(comparison.acnml, comparison.labels)
-    others = {
-        "naive CNML": (quantity(comparison.naive, comparison.labels), BLUE, "o"),
-        "its maximum": (quantity(comparison.naive_max, comparison.labels), ORANGE, "x"),
-    }
-    for name, (theirs, colour, marker) in others.items():
-        axes.scatter(theirs, ours, 18, color=colour, marker=marker, label=name, alpha=0.8)
-    every = torch.cat([ours, *(theirs for theirs, _, _ in others.values())])
-    ends = [every.min().item(), every.max().item()]
-    axes.plot(ends, ends, color=FAINT, linestyle=DASHES, linewidth=1)
-    axes.set(xlabel="naive CNML", ylabel="ACNML")

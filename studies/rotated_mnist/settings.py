@@ -102,24 +102,6 @@ class Choice:
 
 @final
 @dataclass(frozen=True)
-class NaiveCnml:
-    """The comparison with naive CNML: a smaller training set, few queries, few epochs."""
-
-    queries: int = 15  # of upright images, and as many of the shifted ones
-    shift: str = RANDOM
-    train_images: int = 2000
-    refit_epochs: int = 5
-    refit_learning_rate: float = 0.05
-    training: Descent = Descent(epochs=60, batch_size=100, learning_rate=0.1, weight_decay=1e-3)
-
-    def __post_init__(self) -> None:
-        require_positive_fields(
-            self, "queries", "train_images", "refit_epochs", "refit_learning_rate"
-        )
-
-
-@final
-@dataclass(frozen=True)
 class RotatedMnist:
     """All settings of the study."""
 
@@ -137,7 +119,6 @@ class RotatedMnist:
     images: Images = Images()
     choice: Choice = Choice()
     frontier: Sweep = Sweep()
-    naive_cnml: NaiveCnml = NaiveCnml()
 
     def __post_init__(self) -> None:
         require_positive_fields(self, "hidden", "train_images", "members", "samples", "bins")
@@ -147,7 +128,7 @@ class RotatedMnist:
             raise ValueError("there must be at least one seed")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-        for shift in (*self.frontier.shifts, self.naive_cnml.shift):
+        for shift in self.frontier.shifts:
             if shift != RANDOM:
                 degrees(shift)
 
@@ -166,6 +147,5 @@ QUICK = RotatedMnist(
     images=Images(cheap=500, paper_steps=100, converged=10),
     choice=Choice(validation=1000),
     frontier=Sweep(images=200),
-    naive_cnml=NaiveCnml(queries=3, train_images=1000, refit_epochs=3),
 )
 PRESETS: Mapping[str, RotatedMnist] = {"quick": QUICK, "full": RotatedMnist()}

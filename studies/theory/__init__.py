@@ -1,1 +1,1 @@
-"""`python -m studies theory`: section 3.3 of the paper, its errors and bounds measured."""
+"""`python -m studies theory`: section 3.2 of the paper, its errors and bounds measured."""

@@ -33,11 +33,13 @@ def parameters(findings: Findings, title: str) -> Figure:
 
 
 def log_probs(findings: Findings, title: str) -> Figure:
-    """Draw the errors of the log-probabilities, and Proposition 3.2's bound of ACNML's."""
+    """Draw the errors of the log-probabilities, and Proposition 3.2's bounds."""
     measured = findings.measured
     lines = _errors([m.log_prob_errors for m in measured], findings.log_prob_slope)
-    bound = [m.log_prob_bound.largest for m in measured]
-    lines.append(Line("Proposition 3.2", COLOURS[ACNML], "", bound))
+    lines += [
+        Line("Proposition 3.2", INK, "", [m.proposition_bound.largest for m in measured]),
+        Line("sharper bound", COLOURS[ACNML], "", [m.log_prob_bound.largest for m in measured]),
+    ]
     return _figure(findings, lines, title, "difference to log p of CNMAP")
 
 

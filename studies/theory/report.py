@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from acnml.cli._shared.files import write_file
-from studies.engine.report import Panels, Section, footer, short_report
+from studies.engine.report import Panels, Section, ShortReport
 from studies.engine.tables import Table
 from studies.theory import figures
-from studies.theory.study import ACNML, INFLUENCE, MAP, METHODS, Findings
-from studies.theory.summary import (
-    COLUMNS,
-    STEEP,
-    bounds_verdict,
-    closing_sentence,
-    number,
-    power,
-    table,
-)
+from studies.theory.study import ACNML, INFLUENCE, MAP, Findings
+from studies.theory.summary import COLUMNS, claims, closing_sentence, number, table, values
 
 TITLE = "Errors of ACNML and their bounds"
+CSV_COLUMNS = (
+    "n",
+    "map_error",
+    "influence_error",
+    "theorem_3_1_bound",
+    "influence_sharper_bound",
+    "acnml_error",
+    "acnml_sharper_bound",
+    "influence_log_prob_error",
+    "proposition_3_2_bound",
+    "acnml_log_prob_error",
+    "acnml_log_prob_sharper_bound",
+)
 MEANING = {
     MAP: "the trained weights, without adaptation.",
     INFLUENCE: "one Newton step from the trained weights, with the Hessian of the training loss "
@@ -30,25 +34,28 @@ MEANING = {
 
 
 def write_report(findings: Findings, folder: Path) -> Path:
-    """Write report.html into a folder and return its path."""
-    return write_file(folder / "report.html", report(findings).encode())
+    """Write the report into a folder and return the path of its page."""
+    return report(findings).write(folder)
 
 
-def report(findings: Findings) -> str:
-    """Return the page."""
+def report(findings: Findings) -> ShortReport:
+    """Put the report together."""
     sections = [
         what_was_done(findings),
         weights(findings),
         predictions(findings),
         numbers(findings),
-        Section("Which claims hold", verdicts(findings)),
+        Section("Where the theory ends", [limits(findings)]),
     ]
     note = (
-        "Derivations: `acnml.exact.theory`, after section 3.3 of the paper and Giordano et al., "
-        "*A Swiss Army Infinitesimal Jackknife*, AISTATS 2019."
+        "Derivations: `acnml.exact.theory`, after section 3.2 and appendix E of the paper and "
+        "Giordano et al., *A Swiss Army Infinitesimal Jackknife*, AISTATS 2019."
     )
-    foot = footer(f"theory --seed {findings.study.seed}", note)
-    return short_report(TITLE, closing_sentence(findings), sections, foot)
+    command = f"theory --seed {findings.study.seed}"
+    rows = [[m.n, *values(m)] for m in findings.measured]
+    claimed = claims(findings)
+    sentence = closing_sentence(findings)
+    return ShortReport(TITLE, sentence, sections, claimed, command, note, (CSV_COLUMNS, rows))
 
 
 def what_was_done(findings: Findings) -> Section:
@@ -58,7 +65,7 @@ def what_was_done(findings: Findings) -> Section:
         "What was done",
         [
             "CNMAP refits the model for every label of every query. With n training points, one "
-            "more point changes the weights by about 1/n. Section 3.3 of the paper shows that "
+            "more point changes the weights by about 1/n. Section 3.2 of the paper shows that "
             "ACNML predicts this change up to an error of order 1/n². Here the error is measured "
             f"for logistic regression with {len(study.weights)} weights and the penalty "
             f"{study.l2:g}·‖w‖², where refits are exact: {study.queries} queries, each with both "
@@ -76,8 +83,9 @@ def weights(findings: Findings) -> Section:
     caption = (
         "Solid lines are the largest errors over all queries and labels. Dashed lines are the "
         "largest bounds, in the colour of the error they bound. The powers of n are fitted to the "
-        "errors. Theorem 3.1 bounds the influence function; its line starts where its condition "
-        "holds for every query. The sharper bounds are for the influence function and for ACNML."
+        "errors. Theorem 3.1, in the paper’s form, bounds the influence function; its line starts "
+        "where its condition holds for every query. The sharper bounds are for the influence "
+        "function and for ACNML."
     )
     panels = [Panels({"errors-of-the-weights": drawn}, caption, "scroll")]
     return Section("Errors of the weights", panels=panels)
@@ -88,7 +96,8 @@ def predictions(findings: Findings) -> Section:
     drawn = figures.log_probs(findings, "Largest error of the log-probabilities")
     caption = (
         "The difference between the normalised log-probabilities and those of exact CNMAP. "
-        "Proposition 3.2 turns the bound of ACNML’s weights into a bound of its predictions."
+        "Proposition 3.2 turns bounds of the weights into bounds of the predictions: Theorem 3.1’s "
+        "for the influence function, as in the paper, and the sharper one for ACNML."
     )
     panels = [Panels({"errors-of-log-probabilities": drawn}, caption, "scroll")]
     return Section("Errors of the predictions", panels=panels)
@@ -98,80 +107,33 @@ def numbers(findings: Findings) -> Section:
     """Show the table of errors and bounds, and that of the constants."""
     errors = (
         f"Largest errors over {findings.study.queries} queries with both labels, each followed by "
-        "its bound: first of the weights, then of ACNML’s log-probabilities. “none” means that a "
-        "condition fails for some query."
+        "its bounds: first of the weights, then of the log-probabilities, ACNML’s last. “none” "
+        "means that a condition fails for some query."
     )
     constants = (
         "The constants: r is the radius of the ball around the trained weights on which they hold, "
         "C_op bounds the inverse Hessian, L is the Hessian’s Lipschitz constant, and s bounds the "
-        "shift of a refit; L_h, C_IJ and δ are those of Theorem 3.1, and “holds” is the share of "
-        "queries and labels that meet its condition."
+        "shift of a refit; L_h, C_w, C_IJ and δ are those of Theorem 3.1 with N = n + 2, the "
+        "largest over queries. “holds” is the share of queries and labels that meet its condition, "
+        "“as printed” with 1/n instead of ½ in Δ_δ."
     )
-    head = ("n", "r", "C_op", "L", "s", "L_h", "C_IJ", "δ", "holds")
+    head = ("n", "r", "C_op", "L", "s", "L_h", "C_w", "C_IJ", "δ", "holds", "as printed")
     tables = [Table(errors, COLUMNS, table(findings)), Table(constants, head, _constants(findings))]
     return Section("Numbers", tables=tables)
 
 
-def verdicts(findings: Findings) -> list[str]:
-    """Say which claims hold."""
+def limits(findings: Findings) -> str:
+    """Say where the bounds are of no use."""
     first = findings.measured[0]
-    return [
-        _rate_claim(findings),
-        _bounds_claim(findings),
-        _theorem_claim(findings),
-        _sharper_claim(findings),
-        f"The theory is about many data and few weights. At n = {first.n:,} ACNML’s "
-        f"log-probabilities are still off by up to {number(first.log_prob_errors[ACNML])}. For "
-        "networks, where n is not large compared with the number of weights, the bounds do not "
-        "apply.",
-    ]
-
-
-# Claims ----------------------------------------------------------------------------------------
-
-
-def _rate_claim(findings: Findings) -> str:
-    weights, log_probs = (
-        ", ".join(f"{method} {power(slope(method))}" for method in METHODS)
-        for slope in (findings.parameter_slope, findings.log_prob_slope)
-    )
-    steep = all(findings.parameter_slope(m) <= STEEP for m in (INFLUENCE, ACNML))
-    start = "Errors fall like n⁻²" if steep else "Errors do not fall like n⁻² everywhere"
-    return f"{start}. Of the weights: {weights}. Of the log-probabilities: {log_probs}."
-
-
-def _bounds_claim(findings: Findings) -> str:
     exact = all(m.converged for m in findings.measured)
     refits = 2 * findings.study.queries * len(findings.measured)
-    solved = f"All {refits:,} refits converged" if exact else "Not all refits converged"
-    return f"{solved}, and {bounds_verdict(findings)}."
-
-
-def _theorem_claim(findings: Findings) -> str:
-    start = findings.theorem_from
-    if start is None:
-        return "Theorem 3.1’s condition fails for some query at every n: it does not apply here."
+    solved = f"All {refits:,} refits converged." if exact else "Not all refits converged."
     return (
-        f"Theorem 3.1’s condition holds for every query from n = {start:,} on. At n = "
-        f"{findings.measured[-1].n:,} its bound is at least "
-        f"{findings.measured[-1].theorem_bound.tightest:,.0f} times the error."
-    )
-
-
-def _sharper_claim(findings: Findings) -> str:
-    last = findings.measured[-1]
-    where = "at every n" if _always_proven(findings) else "where a ball contains all refits"
-    return (
-        f"Because the loss is convex, sharper bounds hold under weaker conditions, {where}; at "
-        f"n = {last.n:,} one is as close as {last.influence_bound.tightest:.1f} (influence "
-        f"function) and {last.acnml_bound.tightest:.1f} (ACNML) times its error. ACNML’s bound "
-        "lacks the term of the query’s own curvature, which the influence function ignores."
-    )
-
-
-def _always_proven(findings: Findings) -> bool:
-    return all(
-        bound.proven == 1 for m in findings.measured for bound in (m.influence_bound, m.acnml_bound)
+        f"{solved} The theory is about many data and few weights. At n = {first.n:,} ACNML’s "
+        f"log-probabilities are still off by up to {number(first.log_prob_errors[ACNML])}. For "
+        "networks, where n is not large compared with the number of weights, the bounds do not "
+        "apply. ACNML’s sharper bound lacks the term of the query’s own curvature, which the "
+        "influence function ignores."
     )
 
 
@@ -183,10 +145,12 @@ def _constants(findings: Findings) -> list[list[str]]:
             number(m.convex.inverse_hessian),
             number(m.convex.mean_lipschitz),
             number(m.convex.shift.max().item()),
-            number(m.theorem.rms_lipschitz),
-            number(m.theorem.complexity),
+            number(m.theorem.rms_lipschitz.max().item()),
+            f"{m.theorem.weight_norm:.4f}",
+            number(m.theorem.complexity.max().item()),
             number(m.theorem.delta.max().item()),
             f"{m.theorem_bound.proven:.0%}",
+            f"{m.printed_bound.proven:.0%}",
         ]
         for m in findings.measured
     ]

@@ -21,11 +21,13 @@ from acnml.cli._shared.terminal import Progress, one_thread
 from acnml.exact import Laplace, LogisticProblem, Refits, cnml, laplace, with_intercept
 from acnml.exact.theory import (
     Constants,
+    Theorem,
     acnml_estimate,
     convex_bounds,
     convex_constants,
     influence_estimate,
     log_prob_bound,
+    proposition_bound,
     theorem_bound,
     theorem_constants,
 )
@@ -82,20 +84,23 @@ class Measured(NamedTuple):
     """What was found for one size. Errors are the largest over queries and labels."""
 
     n: int
-    theorem: Constants  # on the ball that Giordano's theorem needs
+    theorem: Theorem  # on the ball that Giordano's theorem needs
     convex: Constants  # on the ball that convexity needs
     parameter_errors: Mapping[str, float]  # method -> ‖θ - θ̂_y‖
     log_prob_errors: Mapping[str, float]  # method -> |log p(y|x) - log p_CNMAP(y|x)|
     theorem_bound: Bound  # (2), of the influence function
+    printed_bound: Bound  # the same with the condition as the paper prints it
     influence_bound: Bound  # (3), of the influence function
     acnml_bound: Bound  # (4), of ACNML
-    log_prob_bound: Bound  # (5) with (4), of ACNML
+    proposition_bound: Bound  # (5) with (2), of the influence function
+    log_prob_bound: Bound  # (6) with (4), of ACNML
     converged: bool  # of all exact refits
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
-        """All four."""
-        return self.theorem_bound, self.influence_bound, self.acnml_bound, self.log_prob_bound
+        """All of them."""
+        weights = (self.theorem_bound, self.printed_bound, self.influence_bound, self.acnml_bound)
+        return (*weights, self.proposition_bound, self.log_prob_bound)
 
 
 @final
@@ -166,7 +171,8 @@ def measure(problem: LogisticProblem, queries: Tensor) -> Measured:
     fitted, refits = laplace(problem), cnml(problem, queries)
     theorem = theorem_constants(problem, fitted.fit, queries)
     convex = convex_constants(problem, fitted.fit, queries)
-    proven = convex_bounds(convex)
+    papers, proven = theorem_bound(theorem), convex_bounds(convex)
+    printed = theorem_bound(theorem, share=1 / len(problem.features))
     parameters = parameter_errors(problem, fitted, queries, refits)
     log_probs = log_prob_errors(fitted, queries, refits)
     return Measured(
@@ -175,9 +181,11 @@ def measure(problem: LogisticProblem, queries: Tensor) -> Measured:
         convex=convex,
         parameter_errors={method: error.max().item() for method, error in parameters.items()},
         log_prob_errors={method: error.max().item() for method, error in log_probs.items()},
-        theorem_bound=compare(theorem_bound(theorem), parameters[INFLUENCE]),
+        theorem_bound=compare(papers, parameters[INFLUENCE]),
+        printed_bound=compare(printed, parameters[INFLUENCE]),
         influence_bound=compare(proven.influence, parameters[INFLUENCE]),
         acnml_bound=compare(proven.acnml, parameters[ACNML]),
+        proposition_bound=compare(proposition_bound(queries, papers), log_probs[INFLUENCE]),
         log_prob_bound=compare(log_prob_bound(convex, proven.acnml), log_probs[ACNML]),
         converged=bool(refits.converged.all()),
     )

@@ -41,18 +41,16 @@ MAP_SIZE = (2.7, 2.95)  # inches, a square and its title
 
 def probability_map(findings: Findings, probability: Tensor, title: str) -> Figure:
     """Draw the probability of class 1 as colours, with levels and the training points on it."""
-    figure, axes = panel(title, MAP_SIZE)
-    draw_map(axes, findings, probability, CLASSES, (0, 1))
-    draw_levels(axes, findings, probability)
-    draw_points(axes, findings.sample)
+    figure = cnml_map(findings, probability, findings.sample, title)
+    draw_levels(figure.axes[0], findings, probability)
     return figure
 
 
-def apart_map(findings: Findings, title: str) -> Figure:
-    """Draw CNML on the other sample; without levels, as large parts of it are exactly one half."""
+def cnml_map(findings: Findings, probability: Tensor, sample: Sample, title: str) -> Figure:
+    """Draw the same of any sample without levels: large parts of CNML are exactly one half."""
     figure, axes = panel(title, MAP_SIZE)
-    draw_map(axes, findings, findings.apart.probability, CLASSES, (0, 1))
-    draw_points(axes, findings.apart_sample)
+    draw_map(axes, findings, probability, CLASSES, (0, 1))
+    draw_points(axes, sample)
     return figure
 
 

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from acnml.cli._shared.files import write_file
-from studies.engine.report import Panels, Section, footer, short_report
+from studies.engine.report import Panels, Section, ShortReport
 from studies.engine.tables import Table
 from studies.toy import figures
-from studies.toy.study import ACNML, BMA, CNMAP, MAP, METHODS, Findings
-from studies.toy.summary import closing_sentence, grows_bolder, listed, penalty_name, tables
+from studies.toy.study import (
+    ACNML,
+    BMA,
+    CNMAP,
+    CNML,
+    MAP,
+    METHODS,
+    VANISHING,
+    WHITE,
+    ExactMaps,
+    Findings,
+    Sample,
+    confidence,
+)
+from studies.toy.summary import claims, closing_sentence, listed, penalty_name, tables
 
 TITLE = "Exact CNML and CNMAP in the plane"
 MEANING = {
@@ -25,22 +38,47 @@ MEANING = {
 
 
 def write_report(findings: Findings, folder: Path) -> Path:
-    """Write report.html into a folder and return its path."""
-    return write_file(folder / "report.html", report(findings).encode())
+    """Write the report into a folder and return the path of its page."""
+    return report(findings).write(folder)
 
 
-def report(findings: Findings) -> str:
-    """Return the page."""
+def report(findings: Findings) -> ShortReport:
+    """Put the report together."""
     sections = [
         question(findings),
         one_query(findings),
         everywhere(findings),
+        regularised(findings),
+        overlapping(findings),
         far_away(findings),
         comparison(findings),
         Section("Conclusions", conclusions(findings)),
     ]
-    foot = footer(f"toy --seed {findings.study.seed}", "After section 2 of the paper.")
-    return short_report(TITLE, closing_sentence(findings), sections, foot)
+    return ShortReport(
+        TITLE,
+        closing_sentence(findings),
+        sections,
+        claims(findings),
+        f"toy --seed {findings.study.seed}",
+        "After section 2 of the paper.",
+        numbers(findings),
+    )
+
+
+def numbers(findings: Findings) -> tuple[Sequence[str], list[Sequence[object]]]:
+    """Return columns and rows: every method on every sample, with every penalty."""
+    columns = ("sample", "method", "lambda", "confidence", "white_share", "normaliser")
+    rows: list[Sequence[object]] = []
+    for sample, maps in (("separable", findings.exact), ("overlapping", findings.overlapping)):
+        for l2, found in maps.items():
+            scores = (found.confidence, found.white, found.mean_normaliser)
+            rows.append((sample, CNMAP if l2 else CNML, l2, *scores))
+    for method in METHODS[1:]:
+        for l2, probability in findings.maps[method].items():
+            sure = confidence(probability)
+            white = (sure < WHITE).double().mean().item()
+            rows.append(("separable", method, l2, sure.mean().item(), white, ""))
+    return columns, rows
 
 
 def question(findings: Findings) -> Section:
@@ -62,7 +100,7 @@ def question(findings: Findings) -> Section:
 
 
 def one_query(findings: Findings) -> Section:
-    """Show the fit to the data and the two refits."""
+    """Show the fit to the data and the two refits: the paper's figure 2."""
     orange, blue = (f"{p:.0%}" for p in findings.cnml_at_query)
     first, second = findings.refits
     drawn = {
@@ -72,32 +110,86 @@ def one_query(findings: Findings) -> Section:
         "colours-of-classes": _class_bar(),
     }
     caption = (
-        "The solid line separates the classes; at the dashed lines a class has 90%. The fit to the "
-        f"data gives the star a probability of {_percent(findings.trained.at_query[1])} for blue. "
-        "If the point is added as orange, the line rotates to explain it as well as the data "
-        f"allow, and orange gets {_percent(first.at_query[0])}. Added as blue, blue gets "
-        f"{_percent(second.at_query[1])}. Divided by their sum, CNML gives orange {orange} and "
-        f"blue {blue}."
+        "The paper’s figure 2. The solid line separates the classes; at the dashed lines a class "
+        f"has 90%. The fit to the data gives the star {_percent(findings.trained.at_query[1])} for "
+        "blue. If the point is added as orange, the line rotates and passes on its other side; "
+        "added as blue, it stays. Either fit explains the query and all the data, so that CNML "
+        f"gives orange {orange} and blue {blue}. (A line that separates all points has no "
+        "likeliest slope: the maps show fits with the small penalty "
+        f"λ = {VANISHING:g}; CNML has none.)"
     )
     return Section("One new point", panels=[Panels(drawn, caption, "small panels")])
 
 
 def everywhere(findings: Findings) -> Section:
-    """Show CNML and its normaliser on the map, and CNML on separable data."""
+    """Show CNML and its normaliser on the map: the paper's figure 1."""
     ends = ("C = 1: one label", "1.5", "C = 2: either")
+    exact, sample = findings.exact[0.0], findings.sample
     drawn = {
-        "cnml-map": figures.probability_map(findings, findings.exact[0.0].probability, "CNML"),
+        "cnml-map": figures.cnml_map(findings, exact.probability, sample, "CNML"),
         "normaliser-map": figures.normaliser_map(findings, "Its normaliser C(x)"),
-        "cnml-map-of-separable-classes": figures.apart_map(findings, "CNML, separable classes"),
         "colours-of-the-normaliser": figures.colour_bar(figures.NORMALISER, ends),
     }
     side = findings.study.resolution
     caption = (
-        f"CNML on a grid of {side}×{side} points, solved exactly, and its normaliser: where C is "
-        "large, either label can be explained, and neither is preferred (white). In the third map "
-        f"the classes are separable. {_limits(findings)}"
+        f"The paper’s figure 1: CNML on a grid of {side}×{side} points, solved exactly, and its "
+        "normaliser: where C is large, either label can be explained, and neither is preferred "
+        f"(white). {_limits(findings)}"
     )
     return Section("The whole plane", panels=[Panels(drawn, caption, "small panels")])
+
+
+def regularised(findings: Findings) -> Section:
+    """Show CNMAP for every penalty: the paper's figure 3."""
+    drawn = _cnmap_maps("cnmap", findings, findings.exact, findings.sample)
+    caption = (
+        "The paper’s figure 3: CNMAP with the penalty λ‖w‖². With a larger λ fewer models can "
+        f"explain both labels: {_trend(findings.exact)}."
+    )
+    return Section("A prior", panels=[Panels(drawn, caption, "small panels")])
+
+
+def overlapping(findings: Findings) -> Section:
+    """Show the same for classes that overlap."""
+    found, sample = findings.overlapping, findings.overlapping_sample
+    cnml = figures.cnml_map(findings, found[0.0].probability, sample, "CNML")
+    maps = _cnmap_maps("overlapping-cnmap", findings, found, sample)
+    drawn = {"overlapping-cnml-map": cnml, **maps}
+    caption = (
+        "The same points moved together until no line separates them, which the paper does not "
+        "show. Every refit now has a finite maximum, and fewer points of the map are white. A "
+        f"larger λ acts in two ways here: {_trend(found)}. The normaliser falls, because labels "
+        "can be explained less well. The trained model becomes less confident too, because the "
+        "prior makes its weights smaller; where this effect is the larger one, CNMAP’s confidence "
+        "falls as well."
+    )
+    return Section("Classes that overlap", panels=[Panels(drawn, caption, "small panels")])
+
+
+def _cnmap_maps(
+    prefix: str, findings: Findings, maps: ExactMaps, sample: Sample
+) -> dict[str, Figure]:
+    return {
+        f"{prefix}-{str(l2).replace('.', '-')}": figures.cnml_map(
+            findings, maps[l2].probability, sample, f"CNMAP, {penalty_name(l2)}"
+        )
+        for l2 in findings.study.penalties
+    }
+
+
+def _trend(maps: ExactMaps) -> str:
+    """Say what happens from the least to the largest penalty, CNML first."""
+    each = [maps[l2] for l2 in sorted(maps)]
+
+    def path(values: list[float]) -> str:
+        return ", ".join(f"{value:.3f}" for value in values)
+
+    return (
+        f"from λ = 0 to {max(maps):g} the mean normaliser is "
+        f"{path([found.mean_normaliser for found in each])}, the mean confidence "
+        f"{path([found.confidence for found in each])}, and the white share (confidence below "
+        f"{WHITE:.0%}) {path([found.white for found in each])}"
+    )
 
 
 def far_away(findings: Findings) -> Section:
@@ -142,7 +234,6 @@ def comparison(findings: Findings) -> Section:
 def conclusions(findings: Findings) -> list[str]:
     """Say what follows from the numbers, and what does not."""
     return [
-        _prior_claim(findings),
         _approximation_claim(findings),
         _solved_claim(findings),
         f"This is one sample of {findings.study.points} points: an example, not a measurement. "
@@ -153,27 +244,13 @@ def conclusions(findings: Findings) -> list[str]:
 
 def _limits(findings: Findings) -> str:
     """Say what separable data mean, if this sample is separable."""
-    share = findings.apart.limits
+    share = findings.exact[0.0].limits
     if share == 0:
-        return "In this sample no line separates them, so every refit has a finite maximum."
+        return "In this sample no line separates the classes: every refit has a finite maximum."
     return (
-        f"A line separates them, and the likelihood has no maximum: in {share:.0%} of the refits "
-        "the weights diverge. The probabilities converge, and the map shows their limit. Where the "
-        "line can pass on either side of the new point, both labels get exactly one half."
-    )
-
-
-def _prior_claim(findings: Findings) -> str:
-    means = listed([f"{findings.normaliser(p):.3f} (λ = {p:g})" for p in sorted(findings.exact)])
-    verdict = (
-        "CNMAP is less conservative the larger λ is, as the paper says"
-        if grows_bolder(findings)
-        else "In this sample CNMAP is not always less conservative for a larger λ"
-    )
-    gaps = listed([f"{findings.distance(MAP, p):.3f}" for p in findings.study.penalties])
-    return (
-        f"{verdict}: the mean normaliser on the map is {means}. The trained model itself changes "
-        f"with λ, so it is the reference: the mean distance between MAP and CNMAP is {gaps}."
+        f"A line separates the classes, and the likelihood has no maximum: in {share:.0%} of the "
+        "refits the weights diverge. The probabilities converge, and the map shows their limit. "
+        "Where the line can pass on either side of the new point, both labels get exactly one half."
     )
 
 
@@ -195,7 +272,7 @@ def _closest(findings: Findings, l2: float) -> str:
 
 
 def _solved_claim(findings: Findings) -> str:
-    maps = [*findings.exact.values(), findings.apart]
+    maps = [*findings.exact.values(), *findings.overlapping.values()]
     open_rows = sum(found.unconverged for found in maps)
     refits = 2 * findings.study.resolution**2 * len(maps)
     if open_rows:

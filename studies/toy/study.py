@@ -1,7 +1,9 @@
 """The toy study: exact CNML and CNMAP on points in the plane, and what approximates them.
 
-Every map is the probability of class 1 on a square grid around the data. What comes out,
-`Findings`, is numbers; figures and the report are made from it elsewhere.
+The paper's figures 1 to 3 are about classes that a line can part. Everything is shown for such a
+sample; exact CNML and CNMAP also for a second one, whose classes overlap, where they behave
+differently. Every map is the probability of class 1 on a square grid around the data. What comes
+out, `Findings`, is numbers; figures and the report are made from it elsewhere.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ METHODS = CNMAP, ACNML, BMA, MAP = "CNMAP", "ACNML", "BMA", "MAP"
 CNML = "CNML"  # CNMAP without a penalty
 # Exact for a logistic regression, whose logits are linear; a few points take many Newton steps.
 SOLVER = Linearised(tolerance=1e-6)
+VANISHING = 1e-4  # λ where a fit is shown that has no finite maximum without a penalty
+WHITE = 0.6  # below this confidence a point of a map looks white
 
 
 @final
@@ -32,9 +36,9 @@ class ToyStudy:
     Args:
         seed: of the points and of BMA's samples.
         points: training points, half of each class.
-        overlapping: distance of the classes' centres, in standard deviations, for the sample that
-            no line should part.
-        apart: the same, for the sample that many lines should part.
+        apart: distance of the classes' centres, in standard deviations, for the main sample, which
+            many lines should part.
+        overlapping: the same, for the second sample, which no line should part.
         extent: the maps reach from -extent to extent in both directions.
         resolution: of the maps, in points along a side.
         query: where the two refits are shown.
@@ -45,8 +49,8 @@ class ToyStudy:
 
     seed: int = 0
     points: int = 40
-    overlapping: float = 2.2
     apart: float = 6.0
+    overlapping: float = 2.2
     extent: float = 8.0
     resolution: int = 100
     query: tuple[float, float] = (4.5, -5.0)
@@ -66,7 +70,7 @@ class ToyStudy:
     @property
     def work(self) -> int:
         """Maps that are computed: a measure of the study's duration."""
-        return 2 + len(METHODS) * len(self.penalties)
+        return 2 + (1 + len(METHODS)) * len(self.penalties)
 
 
 class Sample(NamedTuple):
@@ -84,9 +88,36 @@ class ExactMap(NamedTuple):
     limits: float  # the share of refits without a finite maximum
     unconverged: int  # refits that did not converge
 
+    @property
+    def confidence(self) -> float:
+        """The mean of the larger probability."""
+        return confidence(self.probability).mean().item()
+
+    @property
+    def white(self) -> float:
+        """The share of the map where neither class is preferred."""
+        return (confidence(self.probability) < WHITE).double().mean().item()
+
+    @property
+    def mean_normaliser(self) -> float:
+        """The mean of C(x)."""
+        return self.normaliser.mean().item()
+
+
+ExactMaps = Mapping[float, ExactMap]  # λ -> CNMAP, with CNML at 0
+
+
+def confidence(probability: Tensor) -> Tensor:
+    """Return the larger of the two probabilities."""
+    return torch.maximum(probability, 1 - probability)
+
 
 class QueryFit(NamedTuple):
-    """One model of the second figure: fitted to the data, or to the data and the query."""
+    """One model of the second figure: fitted to the data, or to the data and the query.
+
+    A line that parts all points has no likeliest slope. The penalty is therefore not 0 but
+    `VANISHING`, with which the line tends to the one of the largest margin.
+    """
 
     probability: Tensor  # (resolution, resolution) of class 1
     at_query: tuple[float, float]  # of both classes, at the query
@@ -99,28 +130,18 @@ class Findings:
 
     study: ToyStudy
     sample: Sample
-    apart_sample: Sample
-    exact: Mapping[float, ExactMap]  # λ -> CNMAP, with CNML at 0
-    apart: ExactMap  # CNML on the other sample
+    overlapping_sample: Sample
+    exact: ExactMaps
+    overlapping: ExactMaps  # of the second sample
     trained: QueryFit
     refits: tuple[QueryFit, QueryFit]  # with the query in class 0, and in class 1
+    cnml_at_query: tuple[float, float]  # of both classes
     maps: Mapping[str, Mapping[float, Tensor]]  # method -> λ -> probability of class 1
     rings: Mapping[str, tuple[float, ...]]  # method -> mean confidence at every distance
 
-    @property
-    def cnml_at_query(self) -> tuple[float, float]:
-        """What CNML makes of the two refits: the normalised probabilities at the query."""
-        first, second = (refit.at_query[y] for y, refit in enumerate(self.refits))
-        return first / (first + second), second / (first + second)
-
-    def normaliser(self, l2: float) -> float:
-        """Return CNMAP's mean normaliser over the map."""
-        return self.exact[l2].normaliser.mean().item()
-
     def confidence(self, method: str, l2: float) -> float:
         """Return a method's mean confidence over the map."""
-        probability = self.maps[method][l2]
-        return torch.maximum(probability, 1 - probability).mean().item()
+        return confidence(self.maps[method][l2]).mean().item()
 
     def distance(self, method: str, l2: float) -> float:
         """Return a method's mean distance to CNMAP over the map, in probability."""
@@ -130,18 +151,19 @@ class Findings:
 @one_thread()
 def run(study: ToyStudy, progress: Progress) -> Findings:
     """Run all stages."""
-    progress.stage("CNML on two samples")
-    sample, other = (draw(study, distance) for distance in (study.overlapping, study.apart))
-    exact = {0.0: exact_map(study, sample, 0.0, progress)}
-    apart = exact_map(study, other, 0.0, progress)
-    trained, refits = query_fits(study, sample)
-    progress.stage("CNMAP, ACNML, BMA and MAP")
-    exact |= {l2: exact_map(study, sample, l2, progress) for l2 in study.penalties}
+    progress.stage("CNML and CNMAP on two samples")
+    sample, other = (draw(study, distance) for distance in (study.apart, study.overlapping))
+    exact, overlapping = (
+        {l2: exact_map(study, each, l2, progress) for l2 in (0.0, *study.penalties)}
+        for each in (sample, other)
+    )
+    queried = query_fits(study, sample)
+    progress.stage("ACNML, BMA and MAP")
     maps = {CNMAP: {l2: exact[l2].probability for l2 in study.penalties}}
     maps |= approximate_maps(study, sample, progress)
     progress.stage("Further and further away")
     found = rings(study, sample)
-    return Findings(study, sample, other, exact, apart, trained, refits, maps, found)
+    return Findings(study, sample, other, exact, overlapping, *queried, maps, found)
 
 
 # Data ------------------------------------------------------------------------------------------
@@ -220,13 +242,19 @@ def as_map(study: ToyStudy, log_probs: Tensor) -> Tensor:
 # Two refits ------------------------------------------------------------------------------------
 
 
-def query_fits(study: ToyStudy, sample: Sample) -> tuple[QueryFit, tuple[QueryFit, QueryFit]]:
-    """Fit the data, and the data with the query in either class, all without a penalty."""
+def query_fits(
+    study: ToyStudy, sample: Sample
+) -> tuple[QueryFit, tuple[QueryFit, QueryFit], tuple[float, float]]:
+    """Fit the data, and the data with the query in either class.
+
+    The third is what CNML, without any penalty, makes of the query.
+    """
     query = with_intercept(torch.tensor([study.query], dtype=torch.float64))
-    refits = cnml(problem(sample, 0.0), query)
-    trained = fit(problem(sample, 0.0)).weights
-    first, second = (_query_fit(study, query, weights) for weights in refits.weights[0])
-    return _query_fit(study, query, trained), (first, second)
+    nearly = problem(sample, VANISHING)
+    trained, refitted = fit(nearly).weights, cnml(nearly, query).weights[0]
+    first, second = (_query_fit(study, query, weights) for weights in refitted)
+    orange, blue = cnml(problem(sample, 0.0), query).log_probs[0].exp().tolist()
+    return _query_fit(study, query, trained), (first, second), (orange, blue)
 
 
 def _query_fit(study: ToyStudy, query: Tensor, weights: Tensor) -> QueryFit:

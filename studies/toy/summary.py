@@ -1,6 +1,6 @@
-"""The toy study's tables and closing sentence, for the terminal and the report.
+"""The toy study's tables, closing sentence and claims, for the terminal and the report.
 
-The sentence follows the numbers.
+All of it follows the numbers.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from studies.toy.study import CNMAP, METHODS, Findings
+from studies.engine.claims import Verdict
+from studies.toy.study import CNMAP, METHODS, WHITE, ExactMaps, Findings
 
 UNDECIDED = 0.05  # a mean confidence within this of one half counts as no preference
 CONFIDENCE, DISTANCE = "Mean confidence on the map", "Mean distance to CNMAP"
@@ -42,10 +43,51 @@ def closing_sentence(findings: Findings) -> str:
     return f"{start}, {listed(doubtful)} {verb} a class, while {listed(sure)}."
 
 
-def grows_bolder(findings: Findings) -> bool:
-    """Whether CNMAP's mean normaliser falls with every larger penalty, CNML's first."""
-    values = [findings.normaliser(l2) for l2 in sorted(findings.exact)]
-    return values == sorted(values, reverse=True)
+def claims(findings: Findings) -> list[Verdict]:
+    """Judge what the paper's figures 1 to 3 show, and the same on overlapping classes."""
+    cnml, (orange, blue) = findings.exact[0.0], findings.cnml_at_query
+    uniform = max(orange, blue) <= 0.5 + UNDECIDED
+    sure = findings.trained.at_query[1]
+    return [
+        Verdict(
+            "Figure 1: CNML gives uniform predictions on most of the plane.",
+            f"confidence below {WHITE:.0%} on more than half of the map",
+            f"{cnml.white:.0%} of the map, mean confidence {cnml.confidence:.3f}",
+            cnml.white > 0.5,
+        ),
+        Verdict(
+            "Figure 2: CNML is near uniform at a query where the fit to the data is confident.",
+            f"fit above 90%, CNML within {UNDECIDED:g} of one half",
+            f"fit {sure:.1%} blue; CNML {orange:.0%} and {blue:.0%}",
+            sure > 0.9 and uniform,
+        ),
+        _bolder("Figure 3", "separable classes", findings.exact),
+        _bolder("Not in the paper", "overlapping classes", findings.overlapping),
+    ]
+
+
+def _bolder(figure: str, classes: str, maps: ExactMaps) -> Verdict:
+    """Judge whether a larger λ makes CNMAP less conservative."""
+    by_penalty = [maps[l2] for l2 in sorted(maps) if l2 > 0]
+    confidence = [found.confidence for found in by_penalty]
+    normaliser = [found.mean_normaliser for found in by_penalty]
+    white = [found.white for found in by_penalty]
+    rises, falls = confidence == sorted(confidence), normaliser[::-1] == sorted(normaliser)
+    measured = ", ".join(
+        f"{name} {' / '.join(f'{value:.3f}' for value in values)}"
+        for name, values in (
+            ("confidence", confidence),
+            ("normaliser", normaliser),
+            ("white share", white),
+        )
+    )
+    penalties = " / ".join(f"{l2:g}" for l2 in sorted(maps) if l2 > 0)
+    return Verdict(
+        f"{figure}: with {classes}, CNMAP is less conservative as λ grows.",
+        "mean confidence rises and mean normaliser falls with every larger λ",
+        f"λ = {penalties}: {measured}",
+        rises and falls,
+    )
 
 
 def listed(items: list[str]) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Classifier
+from acnml import Classifier, Diagonal
 from acnml.cli._shared.digits import Labelled
 from studies.store.record import Content
 from studies.store.work import mixed
@@ -22,7 +22,11 @@ def train_mean_field(
     seed: int,
     keeper: Keeper,
 ) -> Content:
-    """Train a mean-field posterior and return it; its mean starts at the network's weights."""
+    """Train a mean-field posterior and return it; its mean starts at the network's weights.
+
+    The fact "std" has the mean standard deviation after every epoch, as a share of the prior's: it
+    tells whether the variances were still growing when training ended.
+    """
     trainer = acnml.BayesByBackprop(
         Classifier(network),
         len(data.labels),
@@ -31,9 +35,9 @@ def train_mean_field(
         settings.learning_rate * settings.variance_rate,
         seed,
     )
-    first = 0
+    first, std = 0, list[float]()
     if (checkpoint := keeper.resume()) is not None:
-        first = int(checkpoint.facts["epochs"])
+        first, std = int(checkpoint.facts["epochs"]), list(checkpoint.facts["std"])
         trainer.load_state_dict(checkpoint.tensors)
     for epoch in range(first, settings.epochs):
         keeper.progress(epoch, settings.epochs)
@@ -41,5 +45,12 @@ def train_mean_field(
         order = torch.randperm(len(data.labels), generator=generator)
         for rows in order.split(settings.batch_size):
             trainer.step(augment(data.inputs[rows], generator), data.labels[rows])
-        keeper.checkpoint(Content(trainer.state_dict(), {"epochs": epoch + 1}))
-    return Content.of_saved(trainer.posterior(), {"epochs": settings.epochs})
+        std = [*std, mean_std(trainer.posterior()) / settings.prior_std]
+        keeper.checkpoint(Content(trainer.state_dict(), {"epochs": epoch + 1, "std": std}))
+    return Content.of_saved(trainer.posterior(), {"epochs": settings.epochs, "std": std})
+
+
+def mean_std(posterior: Diagonal) -> float:
+    """Return the mean standard deviation of all parameters."""
+    each = torch.cat([variance.flatten() for variance in posterior.var.values()])
+    return each.sqrt().mean().item()

@@ -16,7 +16,7 @@ from studies.data.folder import data_folder
 from studies.models import MODELS, Description, WeightsError, load_weights
 from studies.models.mlp import mlp
 from studies.models.resnet import ResNet, SubsampleAndPad, projection
-from studies.models.vgg import vgg16, vgg16_dropout
+from studies.models.vgg import vgg16, vgg16_bn_dropout
 from studies.models.wide_resnet import WideResNet
 
 
@@ -30,16 +30,22 @@ TINY = [
     Case("resnet_a", tiny_resnet(SubsampleAndPad), lambda n: normal(n, 3, 4, 4)),
     Case("resnet_b", tiny_resnet(projection), lambda n: normal(n, 3, 4, 4)),
     Case("wide_resnet", lambda: WideResNet(3, 1, 2), lambda n: normal(n, 3, 4, 4)),
+    Case("wide_resnet_dropout", lambda: WideResNet(3, 1, 2, 0.1), lambda n: normal(n, 3, 4, 4)),
     Case("vgg", lambda: vgg16(3, STAGES), lambda n: normal(n, 3, 4, 4)),
-    Case("vgg_dropout", lambda: vgg16_dropout(3, STAGES), lambda n: normal(n, 3, 4, 4)),
+    Case("vgg_bn_dropout", lambda: vgg16_bn_dropout(3, STAGES), lambda n: normal(n, 3, 4, 4)),
 ]
 each_tiny = pytest.mark.parametrize("case", TINY, ids=lambda case: case.name)
 # What others count for these architectures.
 PARAMETERS = {
     "mlp": 784 * 1200 + 1200 + 1200 * 1200 + 1200 + 1200 * 10 + 10,
-    "vgg16": 14_723_136 + 2 * (512 * 512 + 512) + 5_130,  # torchvision's features, then the rest
-    "vgg16_dropout": 14_723_136 + 2 * (512 * 512 + 512) + 5_130,
+    # torchvision's features without and with batch norm, then the rest
+    "vgg16": 14_714_688 + 2 * (512 * 512 + 512) + 5_130,
+    "vgg16_dropout": 14_714_688 + 2 * (512 * 512 + 512) + 5_130,
+    "vgg16_bn": 14_723_136 + 2 * (512 * 512 + 512) + 5_130,
+    "vgg16_bn_dropout": 14_723_136 + 2 * (512 * 512 + 512) + 5_130,
     "wide_resnet28x10": 36_489_290,
+    "wide_resnet28x10_dropout": 36_489_290,
+    "resnet20_dropout": 269_722,
     "resnet20": 269_722,
     "resnet56": 853_018,
     "resnet18": 11_173_962,
@@ -60,7 +66,9 @@ def test_networks_have_the_size_that_others_count(name):
     assert sum(p.numel() for p in network.parameters()) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"wide_resnet28x10"}))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in MODELS if not name.startswith("wide_resnet"))
+)
 def test_networks_map_images_to_as_many_logits_as_there_are_classes(name):
     shape = (2, 1, 28, 28) if name == "mlp" else (2, 3, 32, 32)
     classifier = Classifier(MODELS[name].untrained(seed=0, classes=7))
@@ -113,19 +121,44 @@ def test_shortcuts_without_parameters_subsample_and_pad():
     assert torch.equal(shortcut, expected)
 
 
-def test_dropout_stands_before_each_layer_with_weights():
-    network = vgg16_dropout(3, STAGES, dropout=0.2)
-    for layers in (network.features, network.classifier):
-        for before, layer in zip([None, *layers], layers, strict=False):
-            if list(layer.parameters()) and not isinstance(layer, torch.nn.BatchNorm2d):
-                assert isinstance(before, torch.nn.Dropout)
-                assert before.p == 0.2
-    plain = [tuple(p.shape) for p in vgg16(3, STAGES).parameters()]
-    assert [tuple(p.shape) for p in network.parameters()] == plain
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_vggs_layers_have_the_names_and_the_weights_of_swags_code(batch_norm):
+    """`features` alternates dropout, convolution, batch norm, ReLU; the last layer is bare."""
+    plain, light = (vgg16(3, STAGES, batch_norm, dropout) for dropout in (None, 0.05))
+    step = 3 if batch_norm else 2
+    convolutions = [f"features.{n}" for n in (0, step, 2 * step + 1)]  # one max-pool between
+    linear = ["classifier.1", "classifier.4", "classifier.6"]
+    affine = (torch.nn.Conv2d, torch.nn.Linear)
+    assert [n for n, m in plain.named_modules() if isinstance(m, affine)] == convolutions + linear
+    assert any(isinstance(m, torch.nn.BatchNorm2d) for m in plain.modules()) == batch_norm
+    assert [m.p for m in plain.modules() if isinstance(m, torch.nn.Dropout)] == [0.5, 0.5]
+    for layers, bare in ((light.features, 0), (light.classifier, 1)):
+        before = [b for b, m in zip([None, *layers], layers, strict=False) if isinstance(m, affine)]
+        dropped = [isinstance(b, torch.nn.Dropout) and b.p == 0.05 for b in before]
+        assert dropped == [True] * (3 - bare) + [False] * bare
+    wide = vgg16(3, ((400,),), batch_norm).features[0]
+    assert wide.weight.std().item() == pytest.approx(math.sqrt(2 / (9 * 400)), rel=0.02)
+    assert not wide.bias.any()
 
 
-def test_monte_carlo_dropout_finds_the_dropout():
-    classifier = Classifier(vgg16_dropout(3, STAGES, dropout=0.5).double())
+def test_dropout_does_not_change_the_names_of_weights():
+    for name in ("resnet20", "wide_resnet28x10"):
+        with torch.device("meta"):
+            plain, light = (MODELS[each].build(10) for each in (name, f"{name}_dropout"))
+        assert list(plain.state_dict()) == list(light.state_dict())
+        dropped = [n for n, m in light.named_modules() if isinstance(m, torch.nn.Dropout)]
+        blocks = [n for n, _ in light.named_modules() if n.endswith("conv2")]
+        assert len(dropped) == len(blocks) + 1
+        assert {m.p for m in light.modules() if isinstance(m, torch.nn.Dropout)} == {0.05}
+
+
+@pytest.mark.parametrize(
+    "network",
+    [lambda: vgg16(3, STAGES, dropout=0.5), lambda: WideResNet(3, 1, 2, 0.5)],
+    ids=["vgg", "wide_resnet"],
+)
+def test_monte_carlo_dropout_finds_the_dropout(network):
+    classifier = Classifier(network().double())
     x = normal(2, 3, 4, 4)
     difference = McDropout(classifier, samples=3)(x) - classifier.log_probs(x)
     assert difference.abs().max() > 1e-3

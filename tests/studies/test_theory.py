@@ -20,15 +20,16 @@ from acnml.exact.theory import (
     convex_constants,
     influence_estimate,
     log_prob_bound,
+    proposition_bound,
     theorem_bound,
     theorem_constants,
 )
 from silent import Silent
 from studies.__main__ import build_app
 from studies.theory import study
-from studies.theory.report import report, verdicts
+from studies.theory.report import limits, report
 from studies.theory.study import ACNML, INFLUENCE, MAP, TheoryStudy
-from studies.theory.summary import closing_sentence, number, power, table
+from studies.theory.summary import IN_TERMINAL, claims, closing_sentence, number, power, table
 from test_demo import Balance
 
 EXACTLY = Linearised(tolerance=1e-12)
@@ -118,9 +119,6 @@ def test_constants_hold_everywhere_in_the_ball(l2):
         change = torch.linalg.matrix_norm(hessian(point) - hessian(theta), 2)
         distance = (point - theta).norm()
         assert change <= c.mean_lipschitz * distance + 1e-12
-        p, p_0 = torch.sigmoid(x @ point), torch.sigmoid(x @ theta)
-        each = (p * (1 - p) - p_0 * (1 - p_0)).abs() * x.square().sum(-1)
-        assert each.square().mean().sqrt() <= c.rms_lipschitz * distance + 1e-12
         q = torch.sigmoid(QUERIES @ point)
         residual = torch.stack([q, 1 - q], dim=-1)
         assert (residual * QUERIES.norm(dim=-1, keepdim=True) <= c.query.gradient).all()
@@ -129,6 +127,52 @@ def test_constants_hold_everywhere_in_the_ball(l2):
         assert (slopes * QUERIES.norm(dim=-1, keepdim=True) ** 2 <= c.query.hessian + 1e-12).all()
         entrywise = slopes * QUERIES.norm(1, dim=-1, keepdim=True) ** 2
         assert (entrywise <= c.query.hessian_1 + 1e-12).all()
+
+
+def test_the_theorems_constants_are_those_of_the_data_the_query_and_its_counterpart():
+    """The paper's N = n + 2 points, stacked by hand at random points of the ball."""
+    problem = sample(60, l2=0.5)
+    found, n = fit(problem), 60
+    c = theorem_constants(problem, found, QUERIES)
+    theta, N = found.weights[1], n + 2
+    assert c.points == N
+
+    def stacked(point: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of label 0 and Hessians of the training data, the query, and against it."""
+        x = torch.cat([problem.features, query.expand(2, -1)])
+        p, labels = torch.sigmoid(x @ point), torch.cat([problem.labels, torch.zeros(2)])
+        signs = torch.tensor([1.0] * (n + 1) + [-1.0]).double()
+        gradients = (signs * (p - labels)).unsqueeze(-1) * x
+        hessians = (signs * p * (1 - p))[:, None, None] * x.unsqueeze(-1) * x.unsqueeze(-2)
+        prior = (torch.arange(N) < n)[:, None, None] * 2 * 0.5 / n * torch.eye(3)
+        return gradients, hessians + prior
+
+    weights = torch.ones(N).double()
+    weights[n] = 2
+    assert c.weight_norm == pytest.approx((weights.square().mean().sqrt()).item())
+    directions = torch.nn.functional.normalize(normal(1, 40, 3), dim=-1)
+    for point in theta + c.radius * torch.linspace(0, 1, 40).unsqueeze(-1) * directions:
+        for row, query in enumerate(QUERIES):
+            gradients, hessians = stacked(point, query)
+            mean = hessians.mean(0)
+            assert 1 / torch.linalg.eigvalsh(mean)[0] <= c.inverse_hessian * (1 + 1e-9)
+            change = (hessians - stacked(theta, query)[1]).square().sum().div(N).sqrt()
+            allowed = c.rms_lipschitz[row] * (point - theta).norm()
+            assert change <= allowed + 1e-12
+            added = weights - 1
+            for pulled in (added @ gradients / N, torch.tensordot(added, hessians, 1) / N):
+                assert pulled.abs().sum() <= c.delta[row, 0] * (1 + 1e-9)
+
+
+def test_doubling_the_querys_weight_adds_it():
+    """The jackknife of the N = n + 2 points is the influence function."""
+    problem = sample(60, l2=0.5)
+    found, (query, *_) = fit(problem), QUERIES
+    x, N, theta = problem.features, 62, found.weights[1]
+    p = torch.sigmoid(x @ theta)
+    hessian = ((x.mT * (p * (1 - p))) @ x + 2 * 0.5 * torch.eye(3)) / N
+    jackknife = theta - torch.linalg.solve(hessian, torch.sigmoid(query @ theta) * query / N)
+    torch.testing.assert_close(influence_estimate(problem, found, QUERIES)[0, 0], jackknife)
 
 
 def test_more_than_two_classes_are_refused():
@@ -158,7 +202,12 @@ def test_no_error_exceeds_its_bound(n, l2, seed):
 
     influence = (influence_estimate(problem, fitted.fit, QUERIES) - exact).norm(dim=-1)
     assert (influence <= bounds.influence).all()
-    assert (influence <= theorem_bound(theorem)).all()
+    papers = theorem_bound(theorem)
+    assert (influence <= papers).all()
+    logits = (influence_estimate(problem, fitted.fit, QUERIES) * QUERIES.unsqueeze(1)).sum(-1)
+    log_lik = torch.nn.functional.logsigmoid(logits * torch.tensor([-1.0, 1.0]))
+    difference = (log_lik.log_softmax(-1) - refits.log_probs).abs().amax(-1)
+    assert (difference <= proposition_bound(QUERIES, papers)).all()
 
     solution = Acnml(fitted.classifier, fitted.posterior, EXACTLY).solve(QUERIES)
     estimate = acnml_estimate(problem, fitted.fit, QUERIES, solution.log_lik)
@@ -167,7 +216,9 @@ def test_no_error_exceeds_its_bound(n, l2, seed):
     assert (difference <= log_prob_bound(convex, bounds.acnml)).all()
     # Infinite bounds would prove nothing; only the theorem's condition needs many data.
     assert bounds.influence.isfinite().all()
-    assert theorem_bound(theorem).isfinite().any() or n < 10_000
+    assert papers.isfinite().any() or n < 10_000
+    # As printed, with 1/n for one half, the condition is never met.
+    assert theorem_bound(theorem, share=1 / n).isinf().all()
 
 
 def test_the_theorem_is_never_sharper_than_what_convexity_gives():
@@ -277,8 +328,11 @@ def test_the_theorem_holds_from_where_it_holds_for_good(findings):
     assert with_theorem(findings, 1, 0.5, 1).theorem_from == 4800
     assert with_theorem(findings, 0, 1, 1).theorem_from == 1200
     assert with_theorem(findings, 1, 1, 0.9).theorem_from is None
-    assert "fails for some query at every n" in " ".join(verdicts(with_theorem(findings, 1, 1, 0)))
-    assert "from n = 1,200 on" in " ".join(verdicts(with_theorem(findings, 0, 1, 1)))
+    never, later = (claims(with_theorem(findings, *shares))[1] for shares in ((1, 1, 0), (0, 1, 1)))
+    assert "fails for some query at every n" in never.measured
+    assert not never.holds
+    assert "from n = 1,200 on" in later.measured
+    assert later.holds
 
 
 def test_words_follow_the_numbers(findings):
@@ -295,7 +349,9 @@ def test_words_follow_the_numbers(findings):
         replace(findings, measured=(*early, worse))
     )
     unsolved = replace(findings, measured=(*early, last._replace(converged=False)))
-    assert "Not all refits converged" in " ".join(verdicts(unsolved))
+    assert "Not all refits converged" in limits(unsolved)
+    assert [claim.holds for claim in claims(findings)] == [True, True, False, True, True]
+    assert not claims(replace(findings, measured=(*early, broken)))[-1].holds
 
 
 @pytest.mark.parametrize(
@@ -317,7 +373,7 @@ def test_sizes_that_do_not_increase_are_refused(sizes):
 
 
 def test_the_report_is_well_formed_and_self_contained(findings):
-    html = report(findings)
+    html = report(findings).html()
     parsed = Balance()
     parsed.feed(html)
     assert parsed.open == []
@@ -332,7 +388,10 @@ def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, 
     result = CliRunner().invoke(build_app(), ["theory", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     for row in table(findings):
-        assert re.search(r"^ +" + r" +".join(map(re.escape, row)), result.output, re.MULTILINE)
+        cells = (re.escape(row[column]) for column in IN_TERMINAL)
+        assert re.search(r"^ +" + r" +".join(cells), result.output, re.MULTILINE)
+    lines = (tmp_path / "results.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["n", "300", "1200", "4800"]
     assert f"Report: {tmp_path / 'report.html'}" in result.output
     assert " ".join(result.output.split()).endswith(closing_sentence(findings))
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == report(findings)
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == report(findings).html()

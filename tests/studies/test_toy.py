@@ -19,7 +19,7 @@ from studies.toy import figures
 from studies.toy import study as toy
 from studies.toy.report import conclusions, report
 from studies.toy.study import ACNML, BMA, CNMAP, CNML, MAP, METHODS, ToyStudy
-from studies.toy.summary import closing_sentence, tables
+from studies.toy.summary import claims, closing_sentence, tables
 from test_demo import Balance
 
 tiny_study = partial(ToyStudy, points=24, resolution=12, distances=(5.0, 1000.0), samples=20)
@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_maps_and_leaves_no_trace(findings):
 
 
 def test_samples_are_the_same_points_moved_apart(findings):
-    together, apart = findings.sample, findings.apart_sample
+    apart, together = findings.sample, findings.overlapping_sample
     assert torch.equal(together.labels, apart.labels)
     moved = (apart.points - together.points)[together.labels == 1]
     torch.testing.assert_close(moved, moved[0].expand_as(moved))
@@ -73,10 +73,19 @@ def test_maps_are_probabilities_of_the_methods_they_name(findings):
 
 
 def test_the_two_samples_differ_in_whether_a_line_parts_them(findings):
-    assert findings.exact[0.0].limits == 0
-    assert findings.apart.limits > 0.5
-    assert all(found.unconverged == 0 for found in (*findings.exact.values(), findings.apart))
-    assert (findings.apart.probability == 0.5).double().mean() > 0.3
+    assert findings.overlapping[0.0].limits == 0
+    assert findings.exact[0.0].limits > 0.5
+    maps = (*findings.exact.values(), *findings.overlapping.values())
+    assert all(found.unconverged == 0 for found in maps)
+    assert (findings.exact[0.0].probability == 0.5).double().mean() > 0.3
+
+
+def test_maps_are_summed_up_by_what_they_show(findings):
+    found = findings.exact[1.0]
+    sure = torch.stack([found.probability, 1 - found.probability]).amax(0)
+    assert found.confidence == pytest.approx(sure.mean().item())
+    assert found.white == pytest.approx((sure < 0.6).double().mean().item())
+    assert found.mean_normaliser == pytest.approx(found.normaliser.mean().item())
 
 
 def test_the_query_figure_shows_cnml(findings):
@@ -84,7 +93,7 @@ def test_the_query_figure_shows_cnml(findings):
     expected = cnml(toy.problem(findings.sample, 0.0), query).log_probs[0].exp()
     assert findings.cnml_at_query == pytest.approx(expected.tolist())
     assert findings.refits[0].at_query[0] > findings.trained.at_query[0]
-    assert findings.refits[1].at_query[1] > findings.trained.at_query[1]
+    assert all(refit.at_query[label] > 0.9 for label, refit in enumerate(findings.refits))
 
 
 def test_far_away_cnml_and_acnml_prefer_no_class_and_map_is_sure(findings):
@@ -119,18 +128,32 @@ def test_the_closing_sentence_says_what_was_measured(findings, ends, expected):
     assert sentence.endswith(".")
 
 
-def test_the_conclusions_follow_the_numbers(findings):
-    assert "CNMAP is less conservative the larger λ is" in " ".join(conclusions(findings))
+def test_the_papers_claims_are_judged_by_confidence_and_normaliser(findings):
+    """A larger penalty acts as in the paper's figure where a line parts the classes."""
+    outcomes = [verdict.holds for verdict in claims(findings)]
+    assert outcomes == [True, True, True, False]
     backwards = dict(zip(findings.exact, reversed(findings.exact.values()), strict=True))
-    assert "is not always less conservative" in " ".join(
-        conclusions(replace(findings, exact=backwards))
-    )
-    unsolved = findings.apart._replace(unconverged=3)
-    assert "3 of 1,440 refits did not converge" in " ".join(
-        conclusions(replace(findings, apart=unsolved))
-    )
-    whole = findings.apart._replace(limits=0.0)
-    assert "every refit has a finite maximum" in report(replace(findings, apart=whole))
+    assert not claims(replace(findings, exact=backwards))[2].holds
+    # The confidence alone is not enough, nor is the normaliser.
+    penalties, maps = zip(*((p, m) for p, m in findings.exact.items() if p), strict=True)
+    for field in ("probability", "normaliser"):
+        swapped = {
+            p: m._replace(**{field: getattr(o, field)})
+            for p, m, o in zip(penalties, maps, reversed(maps), strict=True)
+        }
+        changed = replace(findings, exact={0.0: findings.exact[0.0], **swapped})
+        assert not claims(changed)[2].holds
+    unsure = replace(findings, cnml_at_query=(0.36, 0.64))
+    assert not claims(unsure)[1].holds
+    assert not claims(replace(findings, exact=findings.overlapping))[0].holds
+
+
+def test_the_conclusions_follow_the_numbers(findings):
+    plain = findings.exact[0.0]
+    unsolved = replace(findings, exact={0.0: plain._replace(unconverged=3)})
+    assert "3 of 1,440 refits did not converge" in " ".join(conclusions(unsolved))
+    whole = {**findings.exact, 0.0: plain._replace(limits=0.0)}
+    assert "every refit has a finite maximum" in report(replace(findings, exact=whole)).html()
 
 
 def test_the_table_has_a_cell_for_every_method_and_penalty(findings):
@@ -149,7 +172,7 @@ def test_the_table_has_a_cell_for_every_method_and_penalty(findings):
     "draw",
     [
         lambda f: figures.probability_map(f, f.maps[BMA][1.0], "BMA"),
-        lambda f: figures.apart_map(f, "apart"),
+        lambda f: figures.cnml_map(f, f.exact[0.0].probability, f.sample, "CNML"),
         lambda f: figures.normaliser_map(f, "C"),
         lambda f: figures.query_map(f, f.refits[1], 1, "blue"),
         lambda f: figures.colour_bar(figures.CLASSES, ("a", "b", "c")),
@@ -163,7 +186,7 @@ def test_figures_are_functions_of_the_findings(findings, draw):
 
 
 def test_the_report_is_well_formed_and_self_contained(findings):
-    html = report(findings)
+    html = report(findings).html()
     parsed = Balance()
     parsed.feed(html)
     assert parsed.open == []
@@ -188,8 +211,12 @@ def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, 
         assert re.search(rf"^ +{method} +[\d.]+% +[\d.]+% +[\d.]+%", result.output, re.MULTILINE)
     assert f"Report: {out / 'report.html'}" in result.output
     assert " ".join(result.output.split()).endswith(closing_sentence(findings))
-    assert (out / "report.html").read_text(encoding="utf-8") == report(findings)
-    assert [path.name for path in out.iterdir()] == ["report.html"]
+    assert (out / "report.html").read_text(encoding="utf-8") == report(findings).html()
+    assert "| yes | Figure 1: CNML" in (out / "results.md").read_text(encoding="utf-8")
+    table = (out / "results.csv").read_text().splitlines()
+    assert table[0].startswith("sample,method,lambda,confidence")
+    assert len(table) == 1 + 2 * 4 + 3 * 3
+    assert {path.suffix for path in out.iterdir()} == {".html", ".md", ".csv", ".png", ".svg"}
 
 
 @pytest.mark.parametrize("study", ["toy", "theory"])

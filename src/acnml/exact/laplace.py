@@ -1,7 +1,7 @@
 """The Laplace posterior of a logistic regression, with its full covariance.
 
 It allows comparing the library's predictors with exact CNMAP: `Acnml` with this posterior is the
-version of ACNML that section 3.3 of the paper analyses.
+version of ACNML that section 3.2 of the paper analyses.
 """
 
 from __future__ import annotations

@@ -1,10 +1,20 @@
-"""Normalized maximum likelihood (NML) over label sequences, by enumerating all sequences.
+"""Normalized maximum likelihood (NML) and its form with a prior (NMAP), over label sequences.
 
     p_NML(y_1 … y_n) = p_θ̂(y)(y_1 … y_n) / Σ_y' p_θ̂(y')(y'_1 … y'_n)
 
 Here θ̂(y) is the best model for the sequence y. NML minimises the worst-case regret against the best
 model in hindsight (Shtarkov 1987), because its regret is the same for every sequence. There are Kⁿ
 sequences, so this is only feasible for tiny problems.
+
+**NMAP** (normalized maximum a posteriori, Kakade et al. 2006; also "luckiness NML") takes the model
+that maximises log p_θ(y) + log p(θ) instead, with a regulariser log p(θ), and then the same formula
+(appendix D of the paper). CNML is NMAP on one new point: its regulariser is the log-likelihood of
+the training data,
+
+    θ̂_y = argmax_θ  log p_θ(y|x) + log p(θ),    log p(θ) = Σ_i log p_θ(y_i|x_i) [+ log prior].
+
+With a prior it is CNMAP. ACNML is NMAP on one new point too: it replaces this regulariser by
+log q(θ) of an approximate posterior.
 """
 
 from __future__ import annotations
@@ -51,8 +61,7 @@ class Nml(NamedTuple):
 def nml(features: Tensor, l2: float | Tensor = 0.0, classes: int = 2) -> Nml:
     """Return NML for points with these features (n, d).
 
-    The arguments are those of `LogisticProblem`. With l2 > 0 the best model of a sequence is its
-    MAP, as in CNMAP.
+    The arguments are those of `LogisticProblem`. With l2 > 0 this is `nmap`.
     """
     n = len(features)
     if classes**n > MOST_SEQUENCES:
@@ -65,6 +74,19 @@ def nml(features: Tensor, l2: float | Tensor = 0.0, classes: int = 2) -> Nml:
     sequences = torch.tensor(list(itertools.product(range(classes), repeat=n)))
     parts = [_solve(design, labels.to(features.device)) for labels in sequences.split(AT_ONCE)]
     return Nml(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def nmap(features: Tensor, l2: float | Tensor, classes: int = 2) -> Nml:
+    """Return NMAP: as `nml`, but the model of a sequence is its MAP with the penalty l2.
+
+    `regret` is then against the MAP of every sequence. A penalty of 0 gives NML.
+
+    >>> points = torch.tensor([[0.5], [1.0]])
+    >>> strict, free = nmap(points, l2=10.0), nml(points)
+    >>> bool(strict.complexity < free.complexity)
+    True
+    """
+    return nml(features, l2, classes)
 
 
 def _solve(design: Design, labels: Tensor) -> Nml:

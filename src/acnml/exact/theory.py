@@ -1,4 +1,4 @@
-"""The error bounds of section 3.3 of the paper for binary logistic regression, with constants.
+"""The error bounds of section 3.2 of the paper for binary logistic regression, with constants.
 
 **Notation.** θ is the weight vector of dimension D, ℓ_i(θ) = -log p_θ(y_i|x_i), and the training
 objective is divided by n:
@@ -27,14 +27,26 @@ convex F + ℓ_y/n on the sphere is at least r/C_op - sup‖g_y‖/n ≥ 0. Then
 
     (1)   ‖θ̂_y - θ̂‖ ≤ s := C_op sup_Ω‖g_y‖ / n,   and in the same way ‖θ̃_y - θ̂‖, ‖θ̄_y - θ̂‖ ≤ s.
 
-**Theorem 3.1** of the paper applies the theorem of Giordano et al. (A Swiss Army Infinitesimal
-Jackknife, 2019) to the query's weight. L_h uses the root mean square of Frobenius norms, δ uses
-entrywise 1-norms, and C_w = 1 because all training points keep weight 1. The constants are:
+**Theorem 3.1** of the paper (its appendix E) applies the theorem of Giordano et al. (A Swiss Army
+Infinitesimal Jackknife, 2019), which is about reweighting N given points from weights 1. To *add* a
+query, the paper takes N = n + 2 points: the training data, the query, and a counterpart with the
+negative loss of the query, which cancels it at weights 1. The query's weight is then set to 2. All
+means are over N, norms of stacked Hessians are root mean squares of Frobenius norms, and δ has
+entrywise 1-norms:
 
-    L_h = (1/6√3) √((1/n) Σ_i ‖x_i‖⁶),        as max |σ''| = 1/6√3,
-    δ   = max(sup_Ω ‖g_y‖₁, sup_Ω ‖h_y‖₁) / n,
-    C_IJ = 1 + D L_h C_op,     Δ_δ = min(r / C_op, 1 / (2 C_IJ C_op)),
+    C_op = sup_Ω ‖(Σ_i h_i(θ) / N)⁻¹‖,        (n + 2)/n times the one above
+    L_h  = (1/6√3) √((Σ_i ‖x_i‖⁶ + 2‖x‖⁶) / N),        as max |σ''| = 1/6√3,
+    C_w  = ‖w‖ / √N = √((n + 5)/(n + 2)),
+    δ    = max(sup_Ω ‖g_y‖₁, sup_Ω ‖h_y‖₁) / (n + 2),
+    C_IJ = 1 + D C_w L_h C_op,     Δ_δ = min(r / C_op, ½ / (C_IJ C_op)),
     (2)   δ ≤ Δ_δ   ⟹   ‖θ̃_y - θ̂_y‖ ≤ 2 C_op² C_IJ δ².
+
+The appendix has four slips. (a) Its Δ_δ has 1/n where Giordano et al. have ½; as δ is itself of
+order 1/n, no query then meets the condition, however large n is. (b) The suprema that define δ are
+divided by N + 2 although N is n + 2 already; Theorem 3.1 has n + 2. (c) With gradients of losses,
+as the appendix says it has, the weight 2 of the *last* point removes the query instead of adding
+it: the two added points are swapped. (d) In the proof of Proposition 3.2 the first inequality has
+θ̂ twice; the second should be θ̃. The formulas above are the corrected ones.
 
 **Sharper bounds by convexity.** Let H̄ and h̄_y be the mean Hessians of F and ℓ_y between θ̂ and θ̂_y,
 and let L = (1/6√3) ‖(1/n) Σ_i ‖x_i‖ x_i x_iᵀ‖, so that ‖H̄ - H(θ̂)‖ ≤ L‖θ̂_y - θ̂‖/2. Expanding the
@@ -50,19 +62,22 @@ For ACNML, Φ(θ) = H(θ - θ̂) + g_y(θ)/n is strongly monotone with constant 
 Bounds (3) and (4) need only r ≥ s. Bounds (2), (3) and (4) decrease like n⁻², because s and δ
 decrease like 1/n.
 
-**Proposition 3.2.** If θ_y and θ̂_y are in Ω and at most ε_y apart, log p(y|x) differs by at most
-sup_Ω‖g_y‖ ε_y. The logarithm of the normaliser differs by at most the maximum of this over y:
+**Proposition 3.2.** If θ_y and θ̂_y are at most ε_y apart and log p_θ(y|x) has the Lipschitz
+constant L in θ, then log p(y|x) before it is normalised differs by at most L ε_y, and the logarithm
+of the normaliser by at most the maximum of this over y. A logistic regression has L = ‖x‖ on the
+whole space, as in the paper, and sup_Ω‖g_y‖ on the ball:
 
-    (5)   max_y |log p(y|x) - log p_CNMAP(y|x)| ≤ 2 max_y sup_Ω‖g_y‖ ε_y.
+    (5)   max_y |log p(y|x) - log p_CNMAP(y|x)| ≤ 2 ‖x‖ max_y ε_y,
+    (6)   max_y |log p(y|x) - log p_CNMAP(y|x)| ≤ 2 max_y sup_Ω‖g_y‖ ε_y.
 
-(2) and (5) are stated as in the paper. (3) and (4) are derived here.
+(2) and (5) are the paper's. (3), (4) and (6) are derived here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -85,32 +100,46 @@ class Query(NamedTuple):
     hessian_1: Tensor  # sup ‖h_y‖₁, entrywise
 
 
-class Constants(NamedTuple):
-    """The constants of the bounds on a ball around the training solution."""
+class Theorem(NamedTuple):
+    """The constants of Theorem 3.1, in the paper's form: N = n + 2 points."""
 
-    n: int
+    points: int  # N
     dimension: int  # D
     radius: float  # r, Giordano's Δ_θ
-    inverse_hessian: float  # C_op
-    rms_lipschitz: float  # L_h
-    mean_lipschitz: float  # L
+    inverse_hessian: float  # C_op, of means over N points
+    rms_lipschitz: Tensor  # L_h (Q, 1)
     query: Query
+
+    @property
+    def weight_norm(self) -> float:
+        """C_w, with the query at weight 2 and all other points at 1."""
+        return math.sqrt((self.points + 3) / self.points)
 
     @property
     def delta(self) -> Tensor:
         """δ of every query and label (Q, 2)."""
-        return torch.maximum(self.query.gradient_1, self.query.hessian_1) / self.n
+        return torch.maximum(self.query.gradient_1, self.query.hessian_1) / self.points
 
     @property
-    def complexity(self) -> float:
-        """The constant C_IJ."""
-        return 1 + self.dimension * self.rms_lipschitz * self.inverse_hessian
+    def complexity(self) -> Tensor:
+        """The constant C_IJ (Q, 1)."""
+        lipschitz = self.weight_norm * self.rms_lipschitz
+        return 1 + self.dimension * lipschitz * self.inverse_hessian
 
-    @property
-    def largest_delta(self) -> float:
-        """Δ_δ, the largest δ for which the theorem holds."""
+    def largest_delta(self, share: float) -> Tensor:
+        """Δ_δ (Q, 1), the largest δ for which the theorem holds; `share` is its factor ½."""
         inverse = self.inverse_hessian
-        return min(self.radius / inverse, 1 / (2 * self.complexity * inverse))
+        return (share / (self.complexity * inverse)).clamp(max=self.radius / inverse)
+
+
+class Constants(NamedTuple):
+    """The constants of the sharper bounds on a ball around the training solution."""
+
+    n: int
+    radius: float  # r
+    inverse_hessian: float  # C_op
+    mean_lipschitz: float  # L
+    query: Query
 
     @property
     def shift(self) -> Tensor:
@@ -143,22 +172,50 @@ def acnml_estimate(
     return _moved(problem, found, queries, torch.stack([missing[:, 0], -missing[:, 1]], dim=-1))
 
 
-def theorem_constants(problem: LogisticProblem, found: Fit, queries: Tensor) -> Constants:
+def theorem_constants(problem: LogisticProblem, found: Fit, queries: Tensor) -> Theorem:
     """Return the constants for (2), on the smallest ball with C_op δ ≤ r."""
-    return _smallest_ball(
-        problem, found, queries, lambda c: c.inverse_hessian * c.delta.max().item()
-    )
+    _require_binary(problem)
+    x, points = problem.features, len(problem.features) + 2
+    sixth = (x.norm(dim=-1).pow(6).sum() + 2 * queries.norm(dim=-1, keepdim=True).pow(6)) / points
+
+    def on_ball(radius: float) -> Theorem:
+        return Theorem(
+            points=points,
+            dimension=x.shape[1],
+            radius=radius,
+            inverse_hessian=_inverse_hessian(problem, found, radius) * points / len(x),
+            rms_lipschitz=MAX_SECOND_DERIVATIVE * sixth.sqrt(),
+            query=_query(queries, found.weights[1], radius),
+        )
+
+    return _smallest_ball(on_ball, lambda c: c.inverse_hessian * c.delta.max().item())
 
 
 def convex_constants(problem: LogisticProblem, found: Fit, queries: Tensor) -> Constants:
-    """Return the constants for (3), (4) and (5), on the smallest ball with s ≤ r."""
-    return _smallest_ball(problem, found, queries, lambda c: c.shift.max().item())
+    """Return the constants for (3), (4) and (6), on the smallest ball with s ≤ r."""
+    _require_binary(problem)
+    x = problem.features
+    mean = (x.mT * x.norm(dim=-1)) @ x / len(x)
+
+    def on_ball(radius: float) -> Constants:
+        return Constants(
+            n=len(x),
+            radius=radius,
+            inverse_hessian=_inverse_hessian(problem, found, radius),
+            mean_lipschitz=MAX_SECOND_DERIVATIVE * torch.linalg.eigvalsh(mean)[-1].item(),
+            query=_query(queries, found.weights[1], radius),
+        )
+
+    return _smallest_ball(on_ball, lambda c: c.shift.max().item())
 
 
-def theorem_bound(c: Constants) -> Tensor:
-    """Return bound (2) for every query and label (Q, 2); infinite if its condition fails."""
+def theorem_bound(c: Theorem, share: float = 0.5) -> Tensor:
+    """Return bound (2) for every query and label (Q, 2); infinite if its condition fails.
+
+    `share` is the factor ½ in Δ_δ, for which the paper prints 1/n.
+    """
     bound = 2 * c.inverse_hessian**2 * c.complexity * c.delta**2
-    return torch.where(c.delta <= c.largest_delta, bound, math.inf)
+    return torch.where(c.delta <= c.largest_delta(share), bound, math.inf)
 
 
 def convex_bounds(c: Constants) -> Bounds:
@@ -170,24 +227,29 @@ def convex_bounds(c: Constants) -> Bounds:
     return Bounds(torch.where(inside, influence, math.inf), torch.where(inside, acnml, math.inf))
 
 
+def proposition_bound(queries: Tensor, parameter_bound: Tensor) -> Tensor:
+    """Return bound (5), the paper's, for every query (Q,), given bounds on the parameters."""
+    return 2 * queries.norm(dim=-1) * parameter_bound.amax(-1)
+
+
 def log_prob_bound(c: Constants, parameter_bound: Tensor) -> Tensor:
-    """Return bound (5) for every query (Q,), given bounds ε_y on the parameters (Q, 2)."""
+    """Return bound (6) for every query (Q,), given bounds ε_y on the parameters (Q, 2)."""
     return 2 * (c.query.gradient * parameter_bound).amax(-1)
 
 
-def _smallest_ball(
-    problem: LogisticProblem, found: Fit, queries: Tensor, needed: Callable[[Constants], float]
-) -> Constants:
+Ball = TypeVar("Ball", Theorem, Constants)
+
+
+def _smallest_ball(on_ball: Callable[[float], Ball], needed: Callable[[Ball], float]) -> Ball:
     """Return the constants on the smallest ball whose radius is at least `needed(constants)`.
 
     The needed radius grows with the ball. If none of the balls tried is large enough, the constants
     on the last one are returned, and its bounds are infinite.
     """
-    _require_binary(problem)
-    chosen = _constants(problem, found, queries, 0.0)
+    chosen = on_ball(0.0)
     unit = needed(chosen)
     for factor in RADII:
-        chosen = _constants(problem, found, queries, factor * unit)
+        chosen = on_ball(factor * unit)
         if needed(chosen) <= chosen.radius:
             break
     return chosen
@@ -201,20 +263,10 @@ def _moved(problem: LogisticProblem, found: Fit, queries: Tensor, residual: Tens
     return theta - residual.unsqueeze(-1) * moved.unsqueeze(-2) / len(problem.features)
 
 
-def _constants(problem: LogisticProblem, found: Fit, queries: Tensor, radius: float) -> Constants:
-    x, theta = problem.features, found.weights[1]
-    lengths = x.norm(dim=-1)
-    smallest = torch.linalg.eigvalsh(_hessian(problem, theta, radius))[0]
-    mean = (x.mT * lengths) @ x / len(x)
-    return Constants(
-        n=len(x),
-        dimension=x.shape[1],
-        radius=radius,
-        inverse_hessian=1 / smallest.item(),
-        rms_lipschitz=MAX_SECOND_DERIVATIVE * lengths.pow(6).mean().sqrt().item(),
-        mean_lipschitz=MAX_SECOND_DERIVATIVE * torch.linalg.eigvalsh(mean)[-1].item(),
-        query=_query(queries, theta, radius),
-    )
+def _inverse_hessian(problem: LogisticProblem, found: Fit, radius: float) -> float:
+    """Return a bound of ‖H⁻¹‖ on the ball."""
+    smallest = torch.linalg.eigvalsh(_hessian(problem, found.weights[1], radius))[0]
+    return 1 / smallest.item()
 
 
 def _query(queries: Tensor, theta: Tensor, radius: float) -> Query:

@@ -159,7 +159,9 @@ def _graph_is_plain(tape: Tape, site: Site, temperature: float) -> bool:
         return False  # several positions: the kernel of the logits is not that of one vector
     outputs = (one.output.detach() / temperature).flatten()
     logits = tape.logits.detach().flatten()
-    if not one.is_shared or not torch.allclose(outputs, logits, rtol=0, atol=0, equal_nan=True):
+    if not one.is_shared or outputs.shape != logits.shape:
+        return False
+    if not torch.allclose(outputs, logits, rtol=0, atol=0, equal_nan=True):
         return False
     node, last = tape.logits.grad_fn, one.output.grad_fn
     while node is not None and node is not last and type(node).__name__ in PLAIN:

@@ -39,7 +39,7 @@ def test_the_command_runs_and_reports(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("preset", "setting", "message"),
     [
-        ("gpu", [], "there is no preset 'gpu', only cpu, paper"),
+        ("gpu", [], "there is no preset 'gpu', only cpu, scratch, vgg16-short, paper"),
         ("cpu", ["images.cheep=3"], "did you mean images.cheap?"),
         ("cpu", ["model=resnet21"], "there is no network 'resnet21'"),
         ("cpu", ["corruptions=fogg"], "there is no corruption 'fogg', only"),

@@ -11,6 +11,7 @@ from torch import nn
 import acnml
 from stores import store_in
 from studies.cifar10_c import methods
+from studies.cifar10_c.maddox import kfac_of_one_batch
 from studies.cifar10_c.study import Drawn, build
 from studies.engine.choose import chosen
 from studies.engine.grounds import rescaled
@@ -33,6 +34,42 @@ def test_rescaling_is_repeating_the_data():
     for scaled, expected in zip(rescaled(once, 3).factors, thrice.factors, strict=True):
         torch.testing.assert_close(scaled.inputs, expected.inputs)
         torch.testing.assert_close(scaled.gradients, expected.gradients)
+
+
+def test_kfac_of_one_batch_has_the_factors_of_the_empirical_fisher():
+    """Without dropout and batch norm, train mode changes nothing: the library's factors, rescaled.
+
+    Theirs sum over the data, and G over positions too.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 2, 5, 5, generator=generator, dtype=torch.float64)
+    labels, n, data = torch.arange(6) % 3, 6, 1000
+    with acnml._util.seeding.seeded(0):
+        layers = nn.Conv2d(2, 3, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3, bias=False)
+        classifier = acnml.Classifier(nn.Sequential(*layers).double())
+    found = kfac_of_one_batch(classifier, x, labels, data)
+    fisher = acnml.EmpiricalFisher()
+    curvature = acnml.kronecker_curvature(classifier, [(x, labels)], fisher=fisher)
+    for block, factors, positions in zip(found.blocks, curvature.factors, (4, 1), strict=True):
+        assert block.layer == factors.layer
+        damping = (5e-4 / positions) ** 0.5
+        A, G = factors.inputs / n**0.5, factors.gradients / n**0.5 / positions
+        torch.testing.assert_close(block.input_cov.inverse(), A + damping * torch.eye(len(A)))
+        expected = (G + damping * torch.eye(len(G))) * data**2
+        torch.testing.assert_close(block.output_cov.inverse(), expected)
+
+
+def test_kfac_of_one_batch_is_measured_in_train_mode():
+    """Batch norm normalises by the batch, and the user's network stays as it was."""
+    generator = torch.Generator().manual_seed(0)
+    x, labels = 5 + 3 * torch.randn(40, 4, generator=generator), torch.arange(40) % 3
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    (block,) = kfac_of_one_batch(acnml.Classifier(model), x, labels, 1).blocks
+    A = block.input_cov.inverse() - 5e-4**0.5 * torch.eye(5)
+    torch.testing.assert_close(A.diagonal(), torch.ones(5), rtol=1e-3, atol=1e-3)
+    assert not model.training
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
 
 
 def test_the_curvature_counts_all_training_images(finished, tiny, study, data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from acnml import metrics
 from stores import made, store_in
 from studies.cifar10_c import methods
 from studies.cifar10_c.study import build
-from studies.engine.choose import explained
+from studies.engine.choose import LargestHarmlessAlpha, explained
 from studies.engine.method import LINEARISED
 from studies.engine.predictors import predictor
 from studies.engine.run import phases, plan
@@ -22,7 +23,10 @@ def test_everything_is_measured_once(finished, tiny, study):
     out, results = finished
     assert results.missing == ()
     seen = {(row.method.name, row.shift) for row in results.rows}
-    assert len(seen) == len(study.methods) * len(tiny.shifts)
+    steps = [method for method in study.methods if method in methods.COSTLY]
+    others = len(study.methods) - len(steps)
+    assert tiny.steps_shifts == ("clean", "contrast 5")
+    assert len(seen) == others * len(tiny.shifts) + len(steps) * len(tiny.steps_shifts)
     assert len({(row.method, row.shift, row.n) for row in results.rows}) == len(results.rows)
     assert len(made(out)) == len(set(made(out)))
 
@@ -57,11 +61,11 @@ def test_agreement_is_the_mean_total_variation(finished, tiny, study, data):
     found = results.agreements[0]
     fast = replace(found.method, solver=LINEARISED)
     distances = []
-    for shift in tiny.shifts:
+    for shift in tiny.steps_shifts:
         inputs = makers.prepared(methods.SWA, data.load(shift, 5).inputs)
         pair = [predictor(method, makers)(inputs).exp() for method in (found.method, fast)]
         distances.append((pair[0] - pair[1]).clamp(min=0).sum(1))
-    assert found.inputs == 5 * len(tiny.shifts)
+    assert found.inputs == 5 * len(tiny.steps_shifts)
     assert found.total_variation == pytest.approx(torch.cat(distances).mean().item(), abs=1e-5)
 
 
@@ -83,3 +87,29 @@ def test_a_budget_that_nothing_keeps_is_said(finished, tiny, study, data):
     strict = replace(tiny, choice=replace(tiny.choice, tolerance=-100.0))
     makers = Workshop(build(strict), data, Finished(store_in(out, strict)), 0)
     assert explained(methods.ACNML_HEAD, makers).note == "none is in budget"
+
+
+def test_an_alpha_at_the_end_of_its_grid_is_said(finished, tiny, study, data):
+    out, _ = finished
+    makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
+    found = LargestHarmlessAlpha(1.0, 100.0).choose(methods.ACNML_SWAG_D_PAPERS, makers)
+    assert found.method.value == 2.0
+    assert found.note == "end of grid"
+
+
+def test_an_ensemble_can_be_the_networks_of_all_seeds(tiny, tmp_path):
+    """Three seeds then need three networks, not nine."""
+    seeds = build(replace(tiny, model="fresh", members=0, seeds=(0, 1, 2), only_papers=True))
+    data = seeds.load(tmp_path)
+    asked: list[int] = []
+
+    class Named:
+        def make(self, stage, function):
+            asked.append(stage.seed)
+            return SimpleNamespace(stage=stage, facts={})
+
+    shop = Workshop(seeds, data, Named(), 1)
+    assert len(seeds.grounds[methods.ENSEMBLE].artefacts(methods.SWA_ENSEMBLE, shop)) == 3
+    assert set(asked) == {0, 1, 2}
+    assert methods.MAP_SGD not in seeds.methods
+    assert methods.SGD not in seeds.networks

@@ -38,6 +38,14 @@ def test_the_ece_under_corruption_is_judged_against_both(finished, eces, holds):
     results = made_up(finished[1], dict(zip(SWAG_D, eces, strict=True)))
     assert judged(results, LOWER) == [holds]
     assert judged(results, "with KFAC-Laplace has a lower ECE") == [None]
+    (text,) = (v.measured for v in verdicts(results) if LOWER in v.claim)
+    wins = [
+        f"{label} for {n} / {n} of 1"
+        for label, n in zip(
+            ("SWA", "SWAG-D"), [int(eces[2] < other) for other in eces[:2]], strict=True
+        )
+    ]
+    assert all(f"lower than {each}" in text for each in wins)
     half = made_up(finished[1], dict(zip(SWAG_D, eces, strict=True)), severities=(5,))
     assert judged(half, LOWER) == [None]
 
@@ -58,7 +66,7 @@ def test_solvers_and_temperatures_are_judged(finished):
     word = "ACNML, last layer has a lower ECE under strong corruption than SWA-Temp"
     assert judged(results, word) == [True]
     texts = [v.measured for v in verdicts(results) if word in v.claim]
-    assert "lower for 1 / 1 of 1" in texts[0]  # the tiny study has one corruption
+    assert "lower than SWA-Temp for 1 / 1 of 1" in texts[0]  # the tiny study has one corruption
     for distance, holds in ((0.01, True), (0.2, False)):
         steps = Agreement(
             methods.ACNML_SWAG_D_STEPS, methods.ACNML_SWAG_D_PAPERS, 6, distance, 1.0, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import acnml
@@ -34,7 +35,8 @@ def test_the_mean_field_is_that_of_the_library():
     expected = Content.of_saved(trainer.posterior()).tensors
     assert content.tensors.keys() == expected.keys()
     assert all(torch.equal(content.tensors[name], expected[name]) for name in expected)
-    assert content.facts == {"epochs": 1}
+    std = torch.cat([v.sqrt().flatten() for v in trainer.posterior().var.values()]).mean().item()
+    assert content.facts == {"epochs": 1, "std": [pytest.approx(std / 0.2)]}
 
 
 def test_curvature_survives_the_disk(finished, study, data):

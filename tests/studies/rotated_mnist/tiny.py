@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from studies.rotated_mnist.settings import Choice, Images, NaiveCnml, RotatedMnist, Swag, Sweep
+from studies.rotated_mnist.settings import Choice, Images, RotatedMnist, Swag, Sweep
 from studies.training import BayesByBackprop, Descent
 
 TINY = replace(
@@ -27,8 +27,5 @@ TINY = replace(
         alphas=(0.1, 1.0),
         prior_precisions=(1.0, 100.0),
         covariance_scales=(0.5, 1.0),
-    ),
-    naive_cnml=NaiveCnml(
-        queries=2, train_images=60, refit_epochs=1, training=Descent(epochs=3, batch_size=30)
     ),
 )

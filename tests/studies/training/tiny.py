@@ -12,7 +12,7 @@ from acnml._util.seeding import seeded
 from acnml.cli._shared.digits import Labelled
 from studies.data.cifar10 import crop_and_flip, to_unit
 from studies.models.resnet import ResNet, SubsampleAndPad, projection
-from studies.models.vgg import vgg16, vgg16_dropout
+from studies.models.vgg import vgg16_bn, vgg16_bn_dropout
 from studies.models.wide_resnet import WideResNet
 from studies.training import Averaging, Task
 
@@ -34,8 +34,8 @@ TINY: dict[str, Callable[[], nn.Module]] = {
     "resnet_a": lambda: ResNet(3, (2, 4), 2, SubsampleAndPad),
     "resnet_b": lambda: ResNet(3, (2, 4), 2, projection),
     "wide_resnet": lambda: WideResNet(3, 1, 2),
-    "vgg": lambda: vgg16(3, STAGES),
-    "vgg_dropout": lambda: vgg16_dropout(3, STAGES),
+    "vgg": lambda: vgg16_bn(3, STAGES),
+    "vgg_dropout": lambda: vgg16_bn_dropout(3, STAGES),
 }
 each_tiny = pytest.mark.parametrize("name", TINY)
 

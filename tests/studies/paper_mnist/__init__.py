@@ -1,0 +1,1 @@
+"""The paper's MNIST experiments: one run of them on tiny networks serves all tests here."""

@@ -1,0 +1,208 @@
+"""Parts, the same images for all curves, naive CNML from one mean, and what is claimed of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import acnml
+from acnml import Gradient, NaiveCnml, NaiveCnmlMax, Refit
+from stores import made, store_in
+from studies.engine.claims import verdicts
+from studies.engine.command import build as command_build
+from studies.engine.grounds import Batches
+from studies.engine.method import ACNML, BMA, MAP
+from studies.engine.report import markdown, sections_of
+from studies.engine.results import collect
+from studies.engine.run import phases, run
+from studies.engine.workshop import Finished, Making, Workshop
+from studies.paper_mnist import KIND, report
+from studies.paper_mnist.naive import NAIVE, NAIVE_MAX, Compared, Comparison, Match
+from studies.paper_mnist.settings import LINES, PARTS, SUBSET, WHOLE, PaperMnist
+from studies.paper_mnist.settings import NaiveCnml as NaiveSettings
+from studies.paper_mnist.study import AT_ONE_RATE, FEW, PAPERS, SUBSET_BBP, build, naive_claims
+from studies.rotated_mnist.settings import RANDOM, UPRIGHT
+from studies.training import BayesByBackprop
+
+TRAINING = BayesByBackprop(epochs=2, batch_size=50, learning_rate=0.01)
+TINY = PaperMnist(
+    seeds=(0,),
+    hidden=(12,),
+    train_images=300,
+    validation=100,
+    angles=(0, 90),
+    images=40,
+    samples=2,
+    bins=4,
+    bayes_by_backprop=TRAINING,
+    one_rate=replace(TRAINING, variance_rate=1.0),
+    subset=NaiveSettings(4, 2, (0, 90), 60, replace(TRAINING, epochs=5), 2, 0.1, 30),
+    whole=NaiveSettings(2, 0, (), None, TRAINING, 1, batch_size=100),
+    alphas=(0.1, 1.0),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_mnist(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setenv("ACNML_DATA", str(tmp_path_factory.mktemp("empty")))
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def finished(no_mnist, tmp_path_factory):
+    """A whole run: its workshop, folder and results."""
+    study, out = build(TINY), tmp_path_factory.mktemp("finished")
+    data = study.load(out)
+    run(study, data, Making(store_in(out, TINY)))
+    artefacts = Finished(store_in(out, TINY))
+    return Workshop(study, data, artefacts, 0), out, collect(study, data, artefacts)
+
+
+def test_all_curves_stand_on_the_same_images(finished):
+    _, _, results = finished
+    assert results.missing == ()
+    assert {row.n for row in results.rows} == {TINY.images}
+    assert {row.method for row in results.rows} == {*PAPERS, *AT_ONE_RATE}
+    assert {row.shift for row in results.rows} == set(TINY.shifts)
+
+
+def test_a_part_can_be_run_alone_and_the_whole_uses_it_again(finished):
+    _, out, _ = finished
+    before = made(out)
+    part = build(replace(TINY, parts=(SUBSET,)))
+    assert [phase.title for phase in phases(part)] == [SUBSET]
+    run(part, part.load(out), Making(store_in(out, TINY)))
+    assert made(out) == before
+    lines = build(replace(TINY, parts=(LINES,)))
+    assert lines.methods == PAPERS
+    assert not lines.extras
+
+
+def test_more_images_continue_a_run_for_fewer(finished, tmp_path):
+    """Predictions are cut at fixed numbers: 40 images are made of the first ten and thirty more."""
+    few, more = (build(replace(TINY, parts=(LINES,), images=n)) for n in (10, 40))
+    data = few.load(tmp_path)
+    for study in (few, more):
+        run(study, data, Making(store_in(tmp_path, TINY)))
+    again = [name for name in made(tmp_path) if name.startswith("predict MAP BBP 0°")]
+    assert again == [f"predict MAP BBP 0° to {n}, seed 0" for n in (10, 40)]
+
+
+def test_both_start_from_the_mean_of_one_posterior(finished):
+    """The library's predictors, built by hand around the saved posterior, give the same."""
+    workshop, _, results = finished
+    compared: Compared = results.extras[SUBSET]
+    found = compared.shifts[RANDOM]
+    (fitted,) = workshop.study.grounds[SUBSET_BBP].artefacts(PAPERS[0], workshop)
+    posterior = fitted.load_saved()
+    classifier = workshop.untrained(FEW).at(posterior.mean)
+    queries = workshop.data.load(RANDOM, TINY.subset.points).inputs
+    amortised = acnml.Acnml(classifier, posterior, Gradient(5, 0.5)).log_lik(queries)
+    torch.testing.assert_close(found.log_lik[ACNML], amortised)
+    torch.testing.assert_close(found.log_lik[MAP], classifier.log_probs(queries).detach())
+    train = workshop.train_data(FEW)
+    assert compared.train_images == len(train.labels) == 60
+    settings = TINY.subset
+    batches = Batches(train, workshop, FEW, settings.batch_size)
+    decay = 1 / (60 * TRAINING.prior_std**2)
+    refit = Refit(settings.epochs, settings.learning_rate, 0.9, decay)
+    for name, kind in ((NAIVE, NaiveCnml), (NAIVE_MAX, NaiveCnmlMax)):
+        naive = kind(classifier, batches, refit, progress=False).log_lik(queries)
+        torch.testing.assert_close(found.log_lik[name], naive, rtol=1e-4, atol=1e-5)
+
+
+def test_lines_are_the_first_queries_of_every_angle(finished):
+    _, _, results = finished
+    compared: Compared = results.extras[SUBSET]
+    sizes = {shift: len(found.labels) for shift, found in compared.shifts.items()}
+    assert sizes == {UPRIGHT: 4, "90°": 2, RANDOM: 4}
+    assert set(compared.shifts[UPRIGHT].log_lik) == {MAP, BMA, ACNML, NAIVE, NAIVE_MAX}
+    assert [match.alpha for match in compared.matches] == [0.1, 1.0]
+    assert results.extras[WHOLE].train_images == 300
+
+
+def test_the_report_has_a_verdict_for_every_claim(finished):
+    _, _, results = finished
+    found = verdicts(results)
+    assert len(found) == 2 * 5 + 2 * 8
+    assert all(verdict.holds is not None for verdict in found)
+    text = markdown(results, sections_of(results))
+    assert "α by matching naive CNML" in text
+    names = {n for s in sections_of(results) for p in s.panels for n in p.figures}
+    assert {"lines-ece", "one-rate-nll", "naive-subset-scatter", "naive-subset-ece"} <= names
+    assert "naive-whole-ece" not in names  # without lines
+
+
+def test_figures_leave_out_angles_that_a_method_has_not_seen(finished, tmp_path):
+    """While a run goes on, all curves of a figure have the same angles."""
+    _, _, results = finished
+    steps = PAPERS[2]
+    rows = tuple(r for r in results.rows if (r.method.name, r.shift) != (steps.name, "90°"))
+    section = report.curves(replace(results, rows=rows), LINES)
+    (axes,) = section.panels[0].figures["lines-ece"].axes
+    assert all(list(line.get_xdata()) == [0.0] for line in axes.lines)
+
+
+# Claims ----------------------------------------------------------------------------------------
+
+
+def told(**scores: float) -> Comparison:
+    """Three classes and queries of class 0; p_θ̂_0(0|x) is 0.9, the others' are given."""
+    likelihoods = {
+        name: torch.tensor([[0.9, other, other]]).repeat(6, 1).log()
+        for name, other in scores.items()
+    }
+    return Comparison("", torch.zeros(6).long(), likelihoods)
+
+
+NAMES = {"plain": MAP, "ours": ACNML, "naive": NAIVE, "best": NAIVE_MAX}
+
+
+def compared(upright: dict[str, float], rotated: dict[str, float], seconds: float) -> Compared:
+    shifts = {
+        shift: told(**{NAMES[name]: value for name, value in values.items()})
+        for shift, values in ((UPRIGHT, upright), (RANDOM, rotated))
+    }
+    settings = NaiveSettings(6, 0)
+    times = {ACNML: 1.0, NAIVE: 5 * seconds}
+    return Compared(settings, 100, shifts, (Match(1.0, 0.1),), times)
+
+
+def outcomes(found: Compared | None, finished) -> list[bool | None]:
+    _, _, results = finished
+    extras = {} if found is None else {SUBSET: found}
+    judged = (c.judge(replace(results, extras=extras)) for c in naive_claims(SUBSET, "few"))
+    return [None if each is None else each.holds for each in judged]
+
+
+def test_claims_about_naive_cnml_follow_the_numbers(finished):
+    assert outcomes(None, finished) == [None] * 8
+    upright = {"plain": 0.001, "ours": 0.3, "naive": 0.01, "best": 0.05}
+    rotated = {"plain": 0.2, "ours": 0.4, "naive": 0.25, "best": 0.3}
+    # The true label is certain to be first: more caution is a worse score.
+    cautious = [True, True, True, True, False, False, False, True]
+    assert outcomes(compared(upright, rotated, 200.0), finished) == cautious
+    backwards = {"plain": 0.4, "ours": 0.2, "naive": 0.3, "best": 0.25}
+    bold = [False, False, False, False, True, True, True, False]
+    assert outcomes(compared(backwards, backwards, 20.0), finished) == bold
+    # Out of distribution the excess must be smaller than in it.
+    assert not outcomes(compared(rotated, upright, 200.0), finished)[1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("parts=line", "there is no part 'line', only " + ", ".join(PARTS)),
+        ("angles=30", "the angles must include 0"),
+        ("subset.lines=300", "lines must be from 0 to points, 5, got 300"),
+        ("subset.epochs=0", "epochs must be a positive, finite number"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(setting, message):
+    with pytest.raises(SystemExit) as error:
+        command_build(KIND, "quick", [setting])
+    assert message in str(error.value)
