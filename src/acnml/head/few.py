@@ -5,10 +5,9 @@ two to four full Newton steps solve every label. There is no line search: a row 
 its residual says so, and φ is concave, so no other check is needed. Other rows are left to the
 robust method of `acnml.head.solve`, which also explains φ, the gap F and the residual.
 
-Newton's step solves (I + HV)d = F with H = diag(p) - ppᵀ. Let w = √p and let S = I + diag(w) V diag(w),
-whose eigenvalues are at least 1. Then d = F - w ⊙ x, where x maximises wᵀ(VF ⊙ x) - ½ xᵀSx among
-all x with wᵀx = 0: x = S⁻¹(w ⊙ VF - ν w), with the ν for which wᵀx = 0. At the mean all labels of an
-input have the same p, so their first step shares one S.
+Newton's step solves (I + HV)d = F with H = diag(p) - ppᵀ. Let w = √p and S = I + diag(w) V diag(w),
+whose eigenvalues are at least 1. Then d = F - w ⊙ x with x = S⁻¹(w ⊙ VF - νw), where ν is such that
+wᵀx = 0. At the mean all labels of an input have the same p, so their first step shares one S.
 
 Tensors have the classes first and the inputs last: (K, K, labels, B), (K, labels, B). Sums over ten
 classes are several times faster in this order.

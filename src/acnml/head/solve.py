@@ -43,7 +43,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import DiagonalKernel, Kernel
+from acnml._algebra.kernels import DiagonalKernel, Kernel, centred_variances
 from acnml.head.ascent import (
     DIAGONAL,
     EXACT,
@@ -51,7 +51,6 @@ from acnml.head.ascent import (
     Point,
     Rows,
     ascend,
-    centred_variances,
     dot,
     settled,
 )
@@ -107,6 +106,9 @@ def solve_head(
     logits = logits - logits.amax(-1, keepdim=True)
     at_mean = torch.log_softmax(logits, -1)
     var = centred_variances(kernel)
+    finite = (logits + var).isfinite().all(-1)
+    if not bool(finite.all()):
+        return _only(finite, logits, kernel, precision, at_once)
     if logits.shape[1] <= FEW_CLASSES:
         few = solve_few(logits, kernel, var, precision.tolerance)
         found, wanted = HeadSolution(few.log_lik, few.residual, torch.zeros_like(var)), ~few.solved
@@ -117,6 +119,21 @@ def solve_head(
         found, wanted = _of_many(logits, kernel, at_mean, start, precision)
     _solve_labels(found, wanted, logits, kernel, var, start, precision, at_once)
     return found._replace(log_lik=torch.maximum(found.log_lik, at_mean))
+
+
+def _only(
+    chosen: Tensor, logits: Tensor, kernel: Kernel, precision: Precision, at_once: int | None
+) -> HeadSolution:
+    """Solve for the chosen inputs (B,). The others become NaN, which no comparison can pass."""
+    rows = chosen.nonzero()[:, 0]
+    found = HeadSolution(
+        *(torch.full_like(logits, torch.nan) for _ in range(2)), torch.zeros_like(logits)
+    )
+    if len(rows):
+        part = solve_head(logits[rows], kernel.take(rows), precision, at_once)
+        for tensor, new in zip(found, part, strict=True):
+            tensor[rows] = new
+    return found
 
 
 def _of_many(
@@ -170,10 +187,10 @@ def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tens
     reachable = off * rows.var.amax(-1).sqrt()
     unsolved = (~(residual <= reachable.clamp(min=tolerance))).nonzero()[:, 0]
     size = max(1, 8 * BLOCK // classes**2)
-    for some in _blocks(unsolved, size):
-        better, left = ascend(rows.take(some), point.take(some), EXACT, tolerance, precision.steps)
-        point.put(some, better)
-        residual[some] = left
+    for rest in _blocks(unsolved, size):
+        better, left = ascend(rows.take(rest), point.take(rest), EXACT, tolerance, precision.steps)
+        point.put(rest, better)
+        residual[rest] = left
     return point, residual
 
 
