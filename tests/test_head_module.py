@@ -109,14 +109,20 @@ def test_the_likeliest_of_many_labels(kind):
     assert (some(a, z)[0].exp() - exact).abs().max() <= 1e-2
 
 
-def test_extremes_stay_within_bounds():
-    z = torch.tensor([[1e4, 0.0, -1e4], [0.0, 0.0, 0.0]])
+def test_extremes_stay_within_bounds_or_are_nan():
+    """What the fixed number of steps leaves unsolved is NaN, not the sure answer of the mean."""
+    z, a = torch.tensor([[1e4, 0.0, -1e4], [0.0, 0.0, 0.0]]), torch.ones(2, 2)
     for scale in (0.0, 1e-12, 1e8):
         module = HeadModule(VarianceKernel(torch.full((3, 2), scale)))
-        log_probs, regret = module(torch.ones(2, 2), z)
-        assert log_probs.isfinite().all()
-        assert (regret >= 0).all()
-        assert (regret <= np.log(3) + 1e-5).all()
+        log_probs, regret = module(a, z)
+        solved = (module.residual(a, z) <= 0.1).all(-1)
+        assert solved[1]
+        assert solved[0] == (scale < 1)
+        assert log_probs[solved].isfinite().all()
+        assert log_probs[~solved].isnan().all()
+        assert regret[~solved].isnan().all()
+        assert (regret[solved] >= 0).all()
+        assert (regret[solved] <= np.log(3) + 1e-5).all()
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"steps": -1}, {"settling": -1}, {"labels": 0}])

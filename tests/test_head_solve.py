@@ -12,10 +12,10 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, Linearised
-from acnml._algebra.kernels import DenseKernel, DiagonalKernel
+from acnml._algebra.kernels import DenseKernel, DiagonalKernel, centred_variances
 from acnml._algebra.newton import solve_logits
 from acnml.head import ascent
-from acnml.head.ascent import EXACT, Rows, ascend, centred_variances, settled
+from acnml.head.ascent import EXACT, Rows, ascend, settled
 from acnml.head.solve import Precision, Start, background, solve_head
 from cases import POSTERIORS, normal
 from heads import KINDS, by_scipy, covariance, kernel
@@ -242,8 +242,10 @@ def test_extremes_are_solved_or_say_so(scale, logits, rank):
     V = DenseKernel(scale * factor @ factor.mT)
     solved = solve_head(logits * normal(4, 12), V, ALL)
     assert solved.log_lik.isfinite().all()
-    # A singular V hides the gap along its null space: √(FᵀVF) is known up to √eps · √scale.
-    assert (solved.residual <= 1e-9 + 1e-7 * scale**0.5).all()
+    # A V of rank 1 ignores nearly all of a gap, which then need not be small: √(FᵀVF) is only known
+    # up to √eps · √scale.
+    known = 1e-7 if rank == 1 and scale == 1e8 else 1e-9
+    assert (solved.residual <= 1e-9 + known * scale**0.5).all()
 
 
 def test_not_a_number_is_never_solved():

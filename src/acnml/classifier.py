@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.checkpoint import CheckpointError
 
 from acnml._util import batches, checks
@@ -300,8 +299,8 @@ class Classifier:
                 # -inf is allowed, because additive attention masks contain it.
                 bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
                 checks.require_finite(bounded, f"input {name} is", "clean the data first")
-        tensors = (self.parameters or self.tensors).values()
-        device = self.device
+        tensors = [*self.model.parameters()] or [*self.model.buffers()]
+        device = tensors[0].device if tensors else torch.device("cpu")
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
         # If the model's parameters have several types, inputs keep their own type.
         dtype = dtypes.pop() if len(dtypes) == 1 else None
@@ -315,12 +314,13 @@ class Classifier:
         input into several rows, the result is (B · rows, K).
         """
         # Buffers are cloned because a module may write to them, even in eval mode.
-        named = self.tensors
-        buffers = {name for name, _ in self.model.named_buffers()}
-        named = {n: t.clone() if n in buffers else t for n, t in named.items()}
+        named = {}
+        for name, _, _, own in _slots(self.model):
+            tensor = self.overrides.get(name, own).detach()
+            named[name] = tensor if isinstance(own, nn.Parameter) else tensor.clone()
         values = {**named, **_in_types_of(named, tensors or {})}
         with self._structures.borrowed(self._changes) as structure:
-            run = partial(functional_call, structure, values)
+            run = partial(_run_with, structure, values)
             return self._logits(x, run, batches.size(x) * rows)
 
     def logits_of(self, module: nn.Module, x: Inputs) -> Tensor:
@@ -497,6 +497,42 @@ def naming_checkpoints() -> Iterator[None]:
         yield
     except CheckpointError as error:
         raise ValueError(f"torch.utils.checkpoint cannot be used here; {NO_CHECKPOINTS}") from error
+
+
+class _Slot(NamedTuple):
+    """Where a module keeps one of its tensors."""
+
+    name: str  # the first name of the tensor, if several modules share it
+    store: dict[str, Any]  # `_parameters` or `_buffers` of the module that holds it
+    key: str
+    tensor: Tensor
+
+
+def _slots(module: nn.Module) -> list[_Slot]:
+    """Return where a module and its children keep parameters and buffers, in one walk."""
+    found, names = [], dict[int, str]()
+    for prefix, child in module.named_modules():
+        start = f"{prefix}." if prefix else ""
+        for store in (child._parameters, child._buffers):
+            for key, tensor in store.items():
+                if tensor is not None:
+                    name = names.setdefault(id(tensor), start + key)
+                    found.append(_Slot(name, store, key, tensor))
+    return found
+
+
+def _run_with(
+    module: nn.Module, tensors: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Run a module with other tensors by name, as `torch.func.functional_call` does, but faster."""
+    replaced = [slot for slot in _slots(module) if slot.name in tensors]
+    try:
+        for slot in replaced:
+            slot.store[slot.key] = tensors[slot.name]
+        return module(*args, **kwargs)
+    finally:
+        for slot in replaced:
+            slot.store[slot.key] = slot.tensor
 
 
 def _follow(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:

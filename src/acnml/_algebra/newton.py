@@ -71,12 +71,12 @@ def solve_logits(
     targets = functional.one_hot(labels, logits.shape[1]).to(logits.dtype)
     problem = _Problem(logits.unsqueeze(1), kernel, targets if labels.ndim == 2 else targets[None])
     state = _start(problem) if start is None else _evaluate(problem, start, kernel.mv(start))
-    active = state.residual > tolerance
+    active = ~(state.residual <= tolerance)  # NaN is not solved
     for _ in range(steps):
         if not bool(active.any()):
             break
         state, improved = _advance(problem, state, active)
-        active = active & improved & (state.residual > tolerance)
+        active = active & improved & ~(state.residual <= tolerance)
     return state
 
 

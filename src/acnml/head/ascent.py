@@ -334,17 +334,3 @@ def settled(z: Tensor, belief: Tensor, var: Tensor) -> Tensor:
         total = p.sum(-1, keepdim=True)
         L = torch.maximum(L + (total - 1) / (p / (1 + w)).sum(-1, keepdim=True), leftmost)
     return (p / total).clamp(min=torch.finfo(z.dtype).tiny)
-
-
-def centred_variances(kernel: Kernel) -> Tensor:
-    """Return the diagonals (B, K) of V - a1ᵀ - 1aᵀ whose other entries sum to zero in each row.
-
-    With R_i = Σ_j≠i V_ij these are the a with (K-2) a_i + Σ_j a_j = R_i. Negative values become 0.
-    """
-    var = kernel.diagonal()
-    classes = var.shape[1]
-    off = kernel.mv(torch.ones_like(var).unsqueeze(1)).squeeze(1) - var
-    if classes == 2:
-        return (var - off).clamp(min=0)
-    a = (off - off.sum(-1, keepdim=True) / (2 * classes - 2)) / (classes - 2)
-    return (var - 2 * a).clamp(min=0)

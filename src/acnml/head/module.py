@@ -23,12 +23,16 @@ from acnml._algebra.kernels import (
     Kernel,
     ScaledKernel,
     SpectralKernel,
+    centred_variances,
 )
-from acnml.head.ascent import DIAGONAL, Point, Rows, Step, centred_variances, settled
+from acnml.head.ascent import DIAGONAL, Point, Rows, Step, settled
 from acnml.head.solve import Start, background
 
 # A step is tried at full length, then at this length; a row for which φ falls either way stays.
 SHORT = 0.25
+
+# A residual, in posterior standard deviations, with which no solution can be called one.
+UNSOLVED = 0.1
 
 # Changes of φ below this many units of rounding are not significant.
 ROUNDING = 16
@@ -189,7 +193,11 @@ class HeadModule(nn.Module):
         point = self._ascended(rows, start.point(rows))
         residual = rows.residual(rows.minus(point.p + point.u)).view(-1, count)
         log_lik = estimate.scatter(1, labels, point.log_lik.view(-1, count))
-        return torch.maximum(log_lik, at_mean), residual
+        # A module cannot raise. An input with an unsolved label becomes NaN, never the sure answer
+        # of the mean; NaN and infinite residuals fail the comparison.
+        solved = (residual <= UNSOLVED).all(-1, keepdim=True)
+        log_lik = torch.where(solved, torch.maximum(log_lik, at_mean), torch.nan)
+        return log_lik, residual
 
     def _ascended(self, rows: Rows, point: Point) -> Point:
         for _ in range(self.settling):

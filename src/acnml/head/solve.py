@@ -43,7 +43,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import DiagonalKernel, Kernel
+from acnml._algebra.kernels import DiagonalKernel, Kernel, centred_variances
 from acnml.head.ascent import (
     DIAGONAL,
     EXACT,
@@ -51,13 +51,13 @@ from acnml.head.ascent import (
     Point,
     Rows,
     ascend,
-    centred_variances,
     dot,
     settled,
 )
+from acnml.head.few import solve_few
 from acnml.head.independent import solve_independent
 
-# Up to this many classes every label is solved for.
+# Up to this many classes every label is solved for, first by plain Newton steps.
 FEW_CLASSES = 64
 
 # Steps with the diagonal approximation, before the remaining rows take exact Newton steps.
@@ -106,32 +106,50 @@ def solve_head(
     logits = logits - logits.amax(-1, keepdim=True)
     at_mean = torch.log_softmax(logits, -1)
     var = centred_variances(kernel)
+    finite = (logits + var).isfinite().all(-1)
+    if not bool(finite.all()):
+        return _only(finite, logits, kernel, precision, at_once)
+    if logits.shape[1] <= FEW_CLASSES:
+        few = solve_few(logits, kernel, var, precision.tolerance)
+        found, wanted = HeadSolution(few.log_lik, few.residual, torch.zeros_like(var)), ~few.solved
+        if not bool(wanted.any()):
+            return found._replace(log_lik=torch.maximum(found.log_lik, at_mean))
     start = Start.of(logits, kernel, background(logits, at_mean, kernel, var))
-    omitted = torch.zeros_like(at_mean)
     if logits.shape[1] > FEW_CLASSES:
-        omitted = _left_out(start.upper_bound(at_mean).exp() - at_mean.exp(), precision.negligible)
-    wanted = omitted == 0
-    found = HeadSolution(at_mean.clone(), start.residual_at_mean(at_mean.exp(), kernel), omitted)
-    if logits.shape[1] > FEW_CLASSES and isinstance(kernel, DiagonalKernel):
-        # All labels cost next to nothing; what the table leaves unsolved is solved below.
-        found = HeadSolution(
-            *solve_independent(logits, kernel.var, precision.tolerance / 4), 0 * omitted
-        )
-        size = (2 * (found.log_lik - at_mean)).clamp(min=1).sqrt()  # bounds ‖u‖
-        wanted = ~(found.residual * size <= precision.tolerance)
-    lost = _lost_in_single_precision(var)
-    first = wanted & (lost <= precision.tolerance / 2)
-    if logits.shape[1] > FEW_CLASSES and bool(first.any()):
-        single = logits.float(), kernel.to(torch.float32), var.float(), start.float()
-        finer = precision._replace(tolerance=precision.tolerance / 4)
-        _solve_labels(found, first, *single, finer, at_once)
-        units = torch.finfo(torch.float32).eps * found.log_lik.abs()
-        residual = found.residual + lost + 2 * units
-        solved = first & (residual <= precision.tolerance)
-        found.residual[solved] = residual[solved]
-        wanted = wanted & ~solved
+        found, wanted = _of_many(logits, kernel, at_mean, start, precision)
     _solve_labels(found, wanted, logits, kernel, var, start, precision, at_once)
     return found._replace(log_lik=torch.maximum(found.log_lik, at_mean))
+
+
+def _only(
+    chosen: Tensor, logits: Tensor, kernel: Kernel, precision: Precision, at_once: int | None
+) -> HeadSolution:
+    """Solve for the chosen inputs (B,). The others become NaN, which no comparison can pass."""
+    rows = chosen.nonzero()[:, 0]
+    found = HeadSolution(
+        *(torch.full_like(logits, torch.nan) for _ in range(2)), torch.zeros_like(logits)
+    )
+    if len(rows):
+        part = solve_head(logits[rows], kernel.take(rows), precision, at_once)
+        for tensor, new in zip(found, part, strict=True):
+            tensor[rows] = new
+    return found
+
+
+def _of_many(
+    logits: Tensor, kernel: Kernel, at_mean: Tensor, start: Start, precision: Precision
+) -> tuple[HeadSolution, Tensor]:
+    """Return what many classes allow to know before solving, and which labels to solve (B, K)."""
+    if isinstance(kernel, DiagonalKernel):
+        # All labels cost next to nothing. What the table leaves unsolved is solved for.
+        tabled = solve_independent(logits, kernel.var, precision.tolerance / 4)
+        size = (2 * (tabled.log_lik - at_mean)).clamp(min=1).sqrt()  # bounds ‖u‖
+        wanted = ~(tabled.residual * size <= precision.tolerance)
+        return HeadSolution(*tabled, torch.zeros_like(at_mean)), wanted
+    gains = start.upper_bound(at_mean).exp() - at_mean.exp()
+    omitted = _left_out(gains, precision.negligible)
+    residual = start.residual_at_mean(at_mean.exp(), kernel)
+    return HeadSolution(at_mean.clone(), residual, omitted), omitted == 0
 
 
 def _solve_labels(
@@ -144,22 +162,13 @@ def _solve_labels(
     precision: Precision,
     at_once: int | None,
 ) -> None:
-    """Solve for the labels wanted (B, K), in the precision of the tensors given, and note them."""
+    """Solve for the labels wanted (B, K) and note them in `found`."""
     size = max(1, BLOCK // logits.shape[1])
     for block in _blocks(wanted.nonzero(), min(at_once or size, size)):
         i, y = block.unbind(1)
         rows = Rows(kernel, i, logits[i], var[i], y[:, None])
         point, residual = _solved(rows, start.point(rows), precision)
-        found.log_lik[i, y], found.residual[i, y] = point.log_lik.double(), residual.double()
-
-
-def _lost_in_single_precision(var: Tensor) -> Tensor:
-    """Estimate the error of residuals, (B, 1).
-
-    Logits are off by some units of rounding of their size, which the largest variance bounds.
-    """
-    largest = var.amax(-1, keepdim=True)
-    return 4 * torch.finfo(torch.float32).eps * (1 + largest) * (1 + largest.sqrt())
+        found.log_lik[i, y], found.residual[i, y] = point.log_lik, residual
 
 
 def background(logits: Tensor, log_probs: Tensor, kernel: Kernel, var: Tensor) -> Tensor:
@@ -177,13 +186,11 @@ def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tens
     off = ROUNDING * torch.finfo(residual.dtype).eps * (1 + point.shift.abs().amax(-1))
     reachable = off * rows.var.amax(-1).sqrt()
     unsolved = (~(residual <= reachable.clamp(min=tolerance))).nonzero()[:, 0]
-    if residual.dtype != torch.float64:
-        return point, residual  # what is not solved is tried again in double precision
     size = max(1, 8 * BLOCK // classes**2)
-    for some in _blocks(unsolved, size):
-        better, left = ascend(rows.take(some), point.take(some), EXACT, tolerance, precision.steps)
-        point.put(some, better)
-        residual[some] = left
+    for rest in _blocks(unsolved, size):
+        better, left = ascend(rows.take(rest), point.take(rest), EXACT, tolerance, precision.steps)
+        point.put(rest, better)
+        residual[rest] = left
     return point, residual
 
 
@@ -223,11 +230,6 @@ class Start:
             s = torch.sigmoid(-(lead + share * spread))
             share = (share - (share - s) / (1 + spread * s * (1 - s))).clamp(0, 1)
         return Start(q, moved, top, lead, spread, share, share / others)
-
-    def float(self) -> Start:
-        """Return it in single precision."""
-        fields = vars(self).items()
-        return Start(**{name: t if name == "top" else t.float() for name, t in fields})
 
     def point(self, rows: Rows) -> Point:
         """Return u = t(e_y - q') of rows or, where φ is larger there, u = 0."""

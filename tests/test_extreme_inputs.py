@@ -1,0 +1,128 @@
+"""Inputs of any size: larger ones are answered with more caution, or refused; never surer."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Acnml, Classifier, Diagonal
+from acnml._algebra.kernels import DenseKernel, DiagonalKernel
+from acnml._algebra.newton import solve_logits
+from acnml.head.solve import Precision, solve_head
+from acnml.solvers.base import UnsolvedError
+from cases import normal
+
+RAY = torch.tensor([[1.0, -0.7]])
+GROWING = [10.0**e for e in (0, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 18, 19.3, 25, 38)]
+TINY = [1e-45, 1e-40, 1e-20, 1e-6]
+
+
+def unit_variances() -> Acnml:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(2, 3)
+    mean = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    posterior = Diagonal(mean, {name: torch.ones_like(t) for name, t in mean.items()})
+    return Acnml(Classifier(model), posterior)
+
+
+def laplace() -> Acnml:
+    classifier = unit_variances().classifier
+    data = [normal(20, 2).float()]
+    return Acnml(classifier, acnml.fit_kfac_laplace(classifier, data, progress=False))
+
+
+def calibrated() -> Acnml:
+    model, x = unit_variances().classifier.model, normal(400, 2, seed=1).float()
+    with torch.no_grad():
+        labels = torch.distributions.Categorical(logits=model(x)).sample()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 400 points are few
+        return acnml.calibrate(model, [x], [(x, labels)], progress=False).predictor
+
+
+each_predictor = pytest.mark.parametrize("make", [unit_variances, laplace, calibrated])
+
+
+def at(scale: float) -> torch.Tensor:
+    return (RAY.double() * scale).float()
+
+
+@each_predictor
+def test_larger_inputs_are_answered_with_more_caution_or_refused(make):
+    predict, last, refused = make(), 0.0, False
+    for scale in GROWING:
+        try:
+            solved = predict.solve(at(scale))
+        except UnsolvedError:
+            refused = True
+            continue
+        assert not refused, f"{scale} is answered, but a smaller input was refused"
+        assert solved.log_probs.isfinite().all()
+        assert last - 1e-4 <= solved.regret.item() <= math.log(3) + 1e-6
+        last = solved.regret.item()
+    assert refused
+
+
+@each_predictor
+def test_tiny_inputs_are_answered_like_zero(make):
+    predict = make()
+    expected = predict(torch.zeros(1, 2))
+    for scale in TINY:
+        torch.testing.assert_close(predict(at(scale)), expected, rtol=0, atol=1e-4)
+
+
+@each_predictor
+def test_the_module_gives_the_same_answer_or_nan(make):
+    predict = make()
+    module = predict.as_module()
+    for scale in [*TINY, *GROWING]:
+        with torch.no_grad():
+            log_probs, regret = module(at(scale))
+        if log_probs.isnan().any():
+            assert scale > 100
+            assert log_probs.isnan().all()
+            assert regret.isnan().all()
+        else:
+            torch.testing.assert_close(log_probs, predict(at(scale)), rtol=0, atol=1e-3)
+    assert log_probs.isnan().all()
+
+
+def test_the_exported_file_gives_nan_as_well(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    path = acnml.export_onnx(laplace(), normal(4, 2).float(), tmp_path / "model.onnx").path
+    session = onnxruntime.InferenceSession(str(path))
+    both = torch.cat([at(1.0), at(2e19)])
+    log_probs, regret = session.run(None, {session.get_inputs()[0].name: both.numpy()})
+    found = torch.from_numpy(log_probs), torch.from_numpy(regret)
+    for tensor in found:
+        assert tensor[0].isfinite().all()
+        assert tensor[1].isnan().all()
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+@pytest.mark.parametrize("classes", [3, 70])
+@pytest.mark.parametrize("kind", [DiagonalKernel, lambda var: DenseKernel(torch.diag_embed(var))])
+def test_a_kernel_that_is_not_finite_spoils_its_own_input_only(bad, classes, kind):
+    logits, var = normal(3, classes), normal(3, classes, seed=1).exp()
+    expected = solve_head(logits, kind(var), Precision(negligible=0.0))
+    var[1, 2] = bad
+    found = solve_head(logits, kind(var), Precision(negligible=0.0))
+    assert not (found.residual[1] <= torch.inf).any()
+    assert found.log_lik[1].isnan().all()
+    for i in (0, 2):
+        torch.testing.assert_close(found.log_lik[i], expected.log_lik[i], rtol=0, atol=1e-9)
+
+
+def test_newton_does_not_take_nan_for_solved():
+    matrix = torch.eye(3).double().expand(2, 3, 3).clone()
+    matrix[1] *= torch.inf
+    found = solve_logits(normal(2, 3), DenseKernel(matrix), torch.arange(3), 1e-9, 50)
+    assert (found.residual[0] <= 1e-9).all()
+    assert not (found.residual[1] <= 1e-9).any()
