@@ -387,7 +387,8 @@ class Classifier:
 
     def leaves(self, names: Iterable[str], tensors: Params | None = None) -> Params:
         """Return the named parameters, or `tensors` in their place, as leaves of a graph."""
-        own = {**self.parameters, **(tensors or {})}
+        names, tensors = list(names), tensors or {}
+        own = tensors if all(name in tensors for name in names) else {**self.parameters, **tensors}
         return {name: own[name].detach().requires_grad_() for name in names}
 
     def require_used(self, x: Inputs, params: Params) -> None:

@@ -1,7 +1,7 @@
 """What the library takes for granted of a model, checked on a few inputs when it is first seen.
 
 1. The rows of a batch do not touch each other. The logits of an input, and what every covered layer
-   receives for it, must be the same alone, in a batch and in a batch of another order.
+   receives for it, must be the same alone and in a batch, at whichever place.
 2. A covered layer uses its parameters as its kind of layer does: gradients that are assembled from
    layer inputs and output gradients must equal autograd's.
 3. The outputs are logits, not probabilities.
@@ -76,12 +76,14 @@ def require_understood(classifier: Classifier, sites: Sequence[Site], x: Inputs)
 
 
 class _Sample(NamedTuple):
-    """A few rows of a batch: the first and the last differ, and have the extreme sums of all rows.
+    """Rows of a batch in the order low, another one, high, low.
 
-    A branch like `if x.sum() > 0` is taken by a row of large sum and not by one of small sum.
+    `low` and `high` are the rows with the smallest and the largest sum, so that a branch like
+    `if x.sum() > 0` is taken by one of them alone and not by the other. A repeated row reveals a
+    model that sorts, flips or rolls its batch: whatever the order, some of the four rows move.
     """
 
-    rows: Tensor  # indices of two or three
+    rows: Tensor  # indices into the batch
 
     @staticmethod
     def of(x: Inputs) -> _Sample | None:
@@ -95,14 +97,12 @@ class _Sample(NamedTuple):
         if low == high:
             return None
         others = [row for row in range(min(3, batches.size(x))) if row not in (low, high)]
-        return _Sample(torch.tensor([low, *others[:1], high]))
+        return _Sample(torch.tensor([low, *(others or [low])[:1], high, low]))
 
-    def parts(self) -> Iterator[tuple[str, list[int]]]:
-        """Yield what is run besides the sample itself, as indices into its rows."""
-        low, high = 0, len(self.rows) - 1
-        yield "in a batch of another order", [high, low]
-        yield "alone", [low]
-        yield "alone", [high]
+    def alone(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield the places in the sample of a row to run alone, and of all that must equal it."""
+        yield 0, [0, 3]
+        yield 2, [2]
 
 
 class _Run(NamedTuple):
@@ -144,7 +144,7 @@ def _run(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> _Run:
 def _require_apart(
     classifier: Classifier, sites: Sequence[Site], x: Inputs, sample: _Sample, run: _Run
 ) -> None:
-    """Compare a run of the sample with runs of its rows alone and in another order."""
+    """Compare a run of the sample with runs of its rows alone."""
     if not torch.isfinite(run.logits).all():
         return
     _require_no_probabilities(classifier, x, run.logits)
@@ -174,9 +174,9 @@ def _require_apart_but_for_rounding(
         where = _where_rows_touch(classifier, some, sample) if touch else ""
     if touch:
         raise ValueError(
-            f"the rows of a batch touch each other {where}: an input gives something else {touch} "
-            "than in its batch. Every input must be handled on its own; compute what depends on "
-            "several inputs (means, orders, branches) from the training data, once"
+            f"the rows of a batch touch each other {where}: for the same input it gives one thing "
+            "alone and another in a batch. Every input must be handled on its own; compute what "
+            "depends on several inputs (means, orders, branches) from the training data, once"
         )
 
 
@@ -187,26 +187,24 @@ def _touch(
     sample: _Sample,
     run: _Run,
     tolerance: float | None = None,
-) -> str | None:
-    """Return how rows of the sample must be run to give something else, or None."""
-    for how, rows in sample.parts():
+) -> bool:
+    """Whether rows of the sample give something else alone."""
+    for place, equals in sample.alone():
         try:
-            part = _run(classifier, sites, batches.take(some, torch.tensor(rows)))
-        except ValueError:
-            if len(rows) > 1:
-                raise
-            continue  # e.g. a squeeze drops the batch dimension of a single input
-        pairs = [(run.logits, part.logits)]
-        for site, tensors in part.received.items():
+            alone = _run(classifier, sites, batches.take(some, slice(place, place + 1)))
+        except ValueError:  # e.g. a squeeze drops the batch dimension of a single input: run two
+            alone = _run(classifier, sites, batches.take(some, torch.tensor([place, place])))
+        pairs = [(run.logits, alone.logits)]
+        for site, tensors in alone.received.items():
             for own in tensors:
-                require_batch_first(site, own, len(rows))
+                require_batch_first(site, own, len(alone.logits))
             if len(tensors) == len(run.received.get(site, [])):
                 pairs.extend(zip(run.received[site], tensors, strict=True))
         # A model may pad to the longest input of its batch: then only the logits are compared.
-        alike = ((whole[rows], own) for whole, own in pairs if whole.shape[1:] == own.shape[1:])
-        if not all(_equal_rows(whole, own, tolerance) for whole, own in alike):
-            return how
-    return None
+        alike = ((whole[equals], own) for whole, own in pairs if whole.shape[1:] == own.shape[1:])
+        if not all(_equal_rows(whole, own[:1].expand_as(whole), tolerance) for whole, own in alike):
+            return True
+    return False
 
 
 def _equal_rows(left: Tensor, right: Tensor, tolerance: float | None = None) -> bool:
@@ -242,16 +240,16 @@ def _where_rows_touch(classifier: Classifier, some: Inputs, sample: _Sample) -> 
             classifier.hooked({name: keeping(name) for name in modules}).logits(x)
         return passed
 
-    def differ(whole: Any, own: Any, rows: list[int]) -> bool:
+    def differ(whole: Any, own: Any, equals: list[int]) -> bool:
         if not isinstance(whole, Tensor) or not isinstance(own, Tensor) or whole.ndim == 0:
             return False
-        fits = len(whole) == len(sample.rows) and (len(rows), *whole.shape[1:]) == own.shape
-        return fits and not _equal_rows(whole[rows], own)
+        fits = len(whole) == len(sample.rows) and (1, *whole.shape[1:]) == own.shape
+        return fits and not _equal_rows(whole[equals], own.expand_as(whole[equals]))
 
     expected, kinds = outputs(some), dict(classifier.model.named_modules())
-    for _, rows in sample.parts():
+    for place, equals in sample.alone():
         try:
-            found = outputs(batches.take(some, torch.tensor(rows)))
+            found = outputs(batches.take(some, slice(place, place + 1)))
         except ValueError:
             continue
         for (name, received, output), (other, its, own) in zip(expected, found, strict=False):
@@ -259,9 +257,9 @@ def _where_rows_touch(classifier: Classifier, some: Inputs, sample: _Sample) -> 
             what = f"module {name!r} ({kind})" if name else f"the forward of {kind} itself"
             if name != other:
                 return f"before {what}"
-            if differ(received, its, rows):
+            if differ(received, its, equals):
                 return f"before {what}"
-            if differ(output, own, rows):
+            if differ(output, own, equals):
                 return f"in {what}"
     return f"in the forward of {type(classifier.model).__name__} itself"
 
