@@ -30,9 +30,9 @@ class Attending(nn.Module):
 
 PREDICTIONS = {
     "map": lambda c, batch: Map(c)(batch),
-    "reference": lambda c, batch: Acnml(c, diagonal(c.model), Reference())(batch),
-    "gradient": lambda c, batch: Acnml(c, diagonal(c.model), Gradient())(batch),
-    "linearised": lambda c, batch: Acnml(c, diagonal(c.model), Linearised())(batch),
+    "reference": lambda c, batch: Acnml(c, diagonal(c.model), Reference(), 1.0, "ignore")(batch),
+    "gradient": lambda c, batch: Acnml(c, diagonal(c.model), Gradient(), 1.0, "ignore")(batch),
+    "linearised": lambda c, batch: Acnml(c, diagonal(c.model), Linearised(), 1.0, "ignore")(batch),
     "glm": lambda c, batch: acnml.Glm(c, diagonal(c.model))(batch),
     "naive": lambda c, batch: acnml.NaiveCnml(c, [(batch, Y)], Refit(1))(batch),
     "laplace": lambda c, batch: acnml.fit_laplace_diagonal(c, [(batch, Y)]).var["keys.weight"],

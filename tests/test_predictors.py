@@ -19,7 +19,8 @@ from predicting import Idle, bad_inputs, each_case, fingerprint, posterior_over,
 
 def predictors(model: nn.Module, build) -> list:
     classifier, posterior = Classifier(model), build(model)
-    return [Map(classifier), Bma(classifier, posterior, samples=3), Acnml(classifier, posterior)]
+    acnml = Acnml(classifier, posterior, on_unsolved="fallback")
+    return [Map(classifier), Bma(classifier, posterior, samples=3), acnml]
 
 
 @each_case
@@ -35,7 +36,7 @@ def test_rows_are_distributions(case, build):
 
 @each_case
 def test_regret_is_between_zero_and_log_k(case, build):
-    predict = Acnml(Classifier(case.model()), build(case.model()))
+    predict = Acnml(Classifier(case.model()), build(case.model()), on_unsolved="fallback")
     regret = predict.regret(case.x())
     assert (regret > 0).all()
     assert (regret < math.log(3)).all()
@@ -185,7 +186,7 @@ def test_storage_keeps_settings_and_overrides(tmp_path):
     case = MODELS[2]
     model = case.model()
     moved = Classifier(model).at({"norm.running_mean": torch.ones(4).double()})
-    predict = Acnml(moved, POSTERIORS["diagonal"](model), Reference(3, 0.1, 2), alpha=0.7)
+    predict = Acnml(moved, POSTERIORS["diagonal"](model), Reference(3, 0.1, 2), 0.7, "ignore")
     acnml.save(predict, tmp_path / "predictor.safetensors")
     loaded = acnml.load(tmp_path / "predictor.safetensors", Classifier(model))
     assert (loaded.solver, loaded.alpha) == (predict.solver, 0.7)

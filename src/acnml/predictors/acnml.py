@@ -217,10 +217,11 @@ class Acnml(Predictor):
             found = features(self.classifier, layer, x, self.posterior.mean, self.typicality)
             if found is not None:
                 return self.solve_features(found)
-        parts = [
-            self._solved_within(batches.take(x, slice(i, i + 1)), self._scaled.scaled(scale))
-            for i, scale in enumerate(self.typicality(x).tolist())
-        ]
+        parts = []
+        for i, scale in enumerate(self.typicality(x).tolist()):
+            with checks.counting_from(i, batches.size(x)):
+                one = batches.take(x, slice(i, i + 1))
+                parts.append(self._solved_within(one, self._scaled.scaled(scale)))
         return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def _solved_within(self, x: Inputs, posterior: Posterior) -> Solution:

@@ -26,7 +26,8 @@ class Gradient:
     """The iteration of `Reference`, with all rows in shared matrix products.
 
     In the dual form θ = μ + Σv the update reads v ← (1 - ε)v + ε ∇log p_θ(y|x): v is a weighted sum
-    of gradients, which are outer products and stay so.
+    of gradients, which are outer products and stay so. The iterates are the paper's, whatever they
+    do to the objective: check `Solution.solved`.
 
     Args:
         steps: number of updates. The paper uses 5, and 10 for KFAC posteriors.

@@ -60,7 +60,8 @@ ROUNDING = 64
 class Linearised:
     """Linearise, solve, then evaluate: one Jacobian, Newton steps in logit space, one pass.
 
-    The true network is evaluated at the solution θ = μ + ΣJᵀu of the linearised problem. Where a
+    The true network is evaluated at the solution θ = μ + ΣJᵀu of the linearised problem, or closer
+    to the mean where the objective is lower there. Gradient steps may follow (`polish`). Where a
     posterior covers only a last Linear layer, the network is linear in it and the solution exact.
 
     Args:
