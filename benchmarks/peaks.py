@@ -45,7 +45,10 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "cnn": cnn,
     "many classes": many_classes,
 }
-SOLVERS = {"Linearised": Linearised(polish=2), "Gradient": Gradient()}
+SOLVERS: dict[str, Linearised | Gradient] = {
+    "Linearised": Linearised(polish=2),
+    "Gradient": Gradient(),
+}
 POSTERIORS = ("diagonal", "kronecker")
 BUDGETS = (100, 400)  # MB
 

@@ -1,0 +1,27 @@
+"""metrics.csv holds what a run found, and no times: resumed runs equal unbroken ones byte for byte."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from studies import calibrate
+from studies.engine import tables
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+COLUMNS = {
+    "the engine": tables.METRICS,
+    "calibrate": calibrate.COLUMNS,
+    **{
+        path.parent.name: tuple(next(csv.reader(path.read_text().splitlines())))
+        for path in RESULTS.glob("*/metrics.csv")
+    },
+}
+
+
+@pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
+def test_no_column_of_metrics_is_a_time(columns):
+    assert "nll" in columns
+    assert not [name for name in columns if "second" in name or "time" in name]
