@@ -312,5 +312,6 @@ def test_it_is_quiet_and_leaves_the_model_alone(capsys):
 def test_a_calibrated_predictor_is_an_acnml_predictor(calibrated):
     result, _, _, _, test = calibrated
     x, _ = joined(test)
-    expected = Acnml(result.classifier, result.predictor.posterior, alpha=result.alpha)(x)
-    assert torch.equal(result(x), expected)
+    posterior, typicality = result.predictor.posterior, result.typicality
+    same = Acnml(result.classifier, posterior, alpha=result.alpha, typicality=typicality)
+    assert torch.equal(result(x), same(x))

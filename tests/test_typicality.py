@@ -421,6 +421,18 @@ def test_files(weighed, fitted, tmp_path):
         acnml.load(tmp_path / "density.safetensors")
 
 
+def test_a_file_needs_no_last_layer_and_takes_a_tempered_network(weighed, tmp_path):
+    """The file has the last layer, and both parts of it know the predictor's temperature."""
+    result, model, test, _ = weighed
+    x = joined(test)[0]
+    acnml.save(result, tmp_path / "calibrated.safetensors")
+    other = copy.deepcopy(model)
+    other.head = nn.Linear(16, 3).double()
+    for network in (Classifier(other), Classifier(model).tempered(result.temperature)):
+        loaded = acnml.load(tmp_path / "calibrated.safetensors", network)
+        assert torch.equal(loaded(x), result(x))
+
+
 def test_refusals(fitted, weighed):
     typicality, model, train, validation, _ = fitted
     classifier = Classifier(model)

@@ -279,7 +279,7 @@ def calibrate(
     if prior_precision is None:
         prior_precision = RELATIVE_PRIOR * fitted.mean_eigenvalue()
     posterior = fitted.posterior(prior_precision)
-    density = validation.density(classifier, moments)
+    density = validation.density(tempered, moments)
     predictor = Acnml(tempered, posterior, typicality=density)
     search = _Search(predictor, validation.observed_by(density))
     prices = (price / 3, price, 3 * price)

@@ -79,7 +79,8 @@ def encode(value: Any, path: str, tensors: Params) -> Any:
     if KINDS.get(type(value).__name__) is type(value):  # not another class of that name
         tree = {"kind": type(value).__name__, **_encode_items(fields(value), path, tensors)}
         classifier = getattr(value, "classifier", None)
-        if isinstance(classifier, Classifier) and "classifier" in tree:
+        described = isinstance(value, Density) and path  # by the predictor around it
+        if isinstance(classifier, Classifier) and "classifier" in tree and not described:
             tree["classifier"]["network"] = network.describe(classifier, _replaced(value))
         return tree
     if isinstance(value, Mapping):

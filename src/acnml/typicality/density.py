@@ -163,11 +163,16 @@ class Density(ABC):
 
     @final
     def _follow_model(self, *names: str) -> None:
-        """Move the reader and the named tensors to the model's device; for `__post_init__`."""
+        """Copy the reader and the named tensors to the model's device; for `__post_init__`.
+
+        Tensors from a file lie anywhere in memory, and the rounding of matrix products depends on
+        it. Copies are aligned.
+        """
         require_classifier(self.classifier)
         device = self.classifier.device
-        for name in ("reader", *names):
-            object.__setattr__(self, name, getattr(self, name).to(device))
+        object.__setattr__(self, "reader", self.reader.to(device))
+        for name in names:
+            object.__setattr__(self, name, getattr(self, name).to(device, copy=True))
 
     @final
     def require_view_of(self, classifier: Classifier) -> None:
