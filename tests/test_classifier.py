@@ -22,20 +22,36 @@ def test_runs_in_eval_mode_whatever_the_users_mode():
     assert torch.equal(Classifier(model.train()).logits(x), expected)
 
 
+class Named(nn.Module):
+    """Returns an object with its outputs under a name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.linear, self.name = nn.Linear(4, 3), name
+
+    def forward(self, x):
+        return SimpleNamespace(**{self.name: self.linear(x)})
+
+
 def test_picks_the_logits_out_of_the_models_output():
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return SimpleNamespace(logits=self.linear(x))
-
-    model = Wrapped()
-    logits = Classifier(model, get_logits=lambda output: output.logits).logits(torch.ones(2, 4))
-    assert torch.equal(logits, model.linear(torch.ones(2, 4)))
+    x, model = torch.ones(2, 4), Named("scores")
+    logits = Classifier(model, get_logits=lambda output: output.scores).logits(x)
+    assert torch.equal(logits, model.linear(x))
     with pytest.raises(TypeError, match="returned SimpleNamespace, not a tensor of logits; pass"):
-        Classifier(model).logits(torch.ones(2, 4))
+        Classifier(model).logits(x)
+
+
+def test_an_output_with_logits_is_understood():
+    x, model = torch.ones(2, 4), Named("logits")
+    assert torch.equal(Classifier(model).logits(x), model.linear(x))
+    negated = Classifier(model, get_logits=lambda output: -output.logits)
+    assert torch.equal(negated.logits(x), -model.linear(x))
+
+
+@pytest.mark.parametrize("name", ["labels", "label"])
+def test_labels_in_a_mapping_are_no_inputs(name):
+    prepared = Classifier(nn.Linear(4, 3)).prepare({"input": torch.ones(2, 4), name: torch.ones(2)})
+    assert list(prepared) == ["input"]
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,8 @@ def test_a_failed_export_leaves_nothing(calibrated, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_outputs_that_are_objects():
+@pytest.mark.parametrize("get_logits", [None, lambda output: output.logits])
+def test_outputs_that_are_objects(get_logits):
     class Output(nn.Module):
         def __init__(self):
             super().__init__()
@@ -172,7 +173,7 @@ def test_outputs_that_are_objects():
             return SimpleNamespace(logits=self.head(x))
 
     model = Output()
-    classifier = Classifier(model, get_logits=lambda output: output.logits)
+    classifier = Classifier(model, get_logits)
     posterior = acnml.fit_kfac_laplace(classifier, [(normal(20, 4), torch.arange(20) % 3)])
     predict = Acnml(classifier, posterior, alpha=0.2)
     x = normal(5, 4, seed=4)

@@ -290,7 +290,8 @@ class _ValidationData:
         if cached is None or cached.features is None:
             raise ValueError(
                 f"the logits are not the outputs of the layer that owns {names}; name the last "
-                "Linear layer by `layer`, or use acnml.fit_kfac_laplace and acnml.Acnml with a "
+                "Linear layer by `layer`, pass acnml.transformers.LastToken(model) for a decoder "
+                "with a head `score`, or use acnml.fit_kfac_laplace and acnml.Acnml with a "
                 "posterior over all layers"
             )
         features, labels = cached.features, cached.labels

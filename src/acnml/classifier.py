@@ -186,9 +186,10 @@ class Classifier:
     Args:
         model: the trained network. Inputs may be a tensor, a tuple (positional arguments) or a
             mapping (keyword arguments).
-        get_logits: extracts the logits if the model's output is not a tensor, e.g.
-            `operator.attrgetter("logits")` for `transformers` models. A lambda works too, but a
-            Classifier that has one cannot be pickled, e.g. sent to another process.
+        get_logits: extracts the logits from the model's output. By default the output itself or,
+            if it is not a tensor, its attribute `logits`, as for `transformers` models.
+            A lambda works too, but a Classifier that has one cannot be pickled, e.g. sent to
+            another process.
 
     >>> classifier = Classifier(nn.Linear(4, 3))
     >>> classifier.log_probs(torch.zeros(2, 4)).shape
@@ -205,7 +206,7 @@ class Classifier:
         model = unwrapped(model)
         require_viewable(model)
         self.model = model
-        self._get_logits = None if get_logits is None else _Extractor(get_logits)
+        self._get_logits = _Extractor(get_logits or _own_logits)
         self._structures = Structures(model)
         self._changes = Changes()
         self.overrides: Params = {}
@@ -282,7 +283,11 @@ class Classifier:
 
     @torch.inference_mode(False)
     def prepare(self, x: Inputs) -> Inputs:
-        """Check a batch and bring it to the model's device and floating point type."""
+        """Check a batch and bring it to the model's device and floating point type.
+
+        Labels in a mapping are left out, so that a model that takes them computes no loss.
+        """
+        x = batches.without_labels(x)
         if batches.size(x) == 0:
             raise ValueError("the batch is empty: pass at least one input")
         for name, tensor in batches.named_tensors(x).items():
@@ -394,9 +399,8 @@ class Classifier:
             remedies = (f"; {do}" for said, do in REMEDIES.items() if said in str(error))
             what = f"the model failed on inputs of shape {shapes}: {error}{''.join(remedies)}"
             raise ValueError(what) from error
-        picked = self._get_logits(output) if self._get_logits else output
         try:
-            return _checked_logits(picked, size) / self.temperature
+            return _checked_logits(self._get_logits(output), size) / self.temperature
         except ValueError:
             self._require_batch_dimension(x, run)
             raise
@@ -406,7 +410,7 @@ class Classifier:
         one = batches.map_inputs(x, lambda tensor: tensor.clone().unsqueeze(0))
         try:
             output = run(*batches.as_arguments(one))
-            _checked_logits(self._get_logits(output) if self._get_logits else output, 1)
+            _checked_logits(self._get_logits(output), 1)
         except Exception:  # it fails for another reason, which the first error names
             return
         shapes = {name: tuple(t.shape) for name, t in batches.named_tensors(x).items()}
@@ -492,6 +496,11 @@ def _follow(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> 
 def _in_types_of(own: Params, tensors: Params) -> Params:
     """Convert each tensor to the type of the tensor of the same name in `own`."""
     return {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
+
+
+def _own_logits(output: Any) -> Any:
+    """Return a tensor as it is, and the attribute `logits` of another output if it has one."""
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
 def _checked_logits(output: Any, size: int) -> Tensor:

@@ -14,6 +14,9 @@ from torch import Tensor
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]
 
+# Where a mapping has its labels.
+LABELS = ("labels", "label")
+
 # Default number of inputs per forward pass. It is large enough for fast matrix products and small
 # enough for the activations of a wide convolutional network to fit in memory.
 CHUNK = 256
@@ -100,6 +103,14 @@ def chunks(x: Inputs, length: int = CHUNK) -> Iterator[Inputs]:
         yield take(x, slice(start, start + length))
 
 
+def without_labels(x: Inputs) -> Inputs:
+    """Return a mapping without its labels, and every other batch as it is."""
+    if not isinstance(x, Mapping):
+        return x
+    key = next((key for key in LABELS if key in x), None)
+    return {name: tensor for name, tensor in x.items() if name != key}
+
+
 def split_labels(batch: Any) -> tuple[Inputs, Tensor | None]:
     """Split an item of a data loader into inputs and labels.
 
@@ -111,9 +122,8 @@ def split_labels(batch: Any) -> tuple[Inputs, Tensor | None]:
     if isinstance(batch, Tensor):
         return batch, None
     if isinstance(batch, Mapping):
-        key = next((key for key in ("labels", "label") if key in batch), None)
-        inputs = {name: tensor for name, tensor in batch.items() if name != key}
-        return inputs, None if key is None else batch[key]
+        key = next((key for key in LABELS if key in batch), None)
+        return without_labels(batch), None if key is None else batch[key]
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
         *inputs_list, labels = batch
         return inputs_list[0] if len(inputs_list) == 1 else tuple(inputs_list), labels

@@ -1,0 +1,320 @@
+"""Hugging Face: loaders of datasets, texts in and labels out, and one folder for model and head.
+
+Most models of `transformers` need nothing from here: `acnml.calibrate(model, train, validation)`
+takes the logits from the model's output and leaves the labels out of its inputs. This module has
+what belongs to that library's habits:
+
+- `loader` makes batches of a tokenised dataset, as `Trainer` does.
+- `pipeline` maps texts to labels with calibrated scores and regrets.
+- `save_pretrained` and `from_pretrained` keep everything in the folder of the model.
+- `LastToken` is for decoders, whose head scores every position of a text.
+
+It needs `pip install 'acnml[transformers]'`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from acnml.calibration import Calibrated
+from acnml.classifier import Classifier
+from acnml.storage import StorageError, load, save
+
+# The file in a model's folder, next to `model.safetensors` or `adapter_model.safetensors`.
+FILE = "acnml.safetensors"
+
+# What `Trainer` takes for labels, besides the arguments of the model.
+LABEL_COLUMNS = {"label", "labels", "label_ids"}
+
+# A label with its score and the regret of the text, as a pipeline of `transformers` returns it.
+Answer: TypeAlias = dict[str, Any]
+
+
+# Batches ----------------------------------------------------------------------------------------
+
+
+def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64) -> DataLoader[Any]:
+    """Return batches of a tokenised dataset, in its order, for `acnml.calibrate` or a fit.
+
+    As in `Trainer`, columns that the model does not take are dropped, the labels are in "labels",
+    and texts are padded to the longest of their batch.
+
+    Args:
+        dataset: a `datasets.Dataset` with the tokenizer's outputs as columns.
+        model: decides which columns are inputs.
+        tokenizer: pads the batches.
+        batch_size: number of texts per batch.
+    """
+    from transformers import DataCollatorWithPadding
+
+    if "input_ids" not in dataset.column_names:
+        raise ValueError(
+            f"the dataset has the columns {dataset.column_names} and no 'input_ids'; tokenise it "
+            'first: dataset.map(lambda rows: tokenizer(rows["text"], truncation=True), '
+            "batched=True)"
+        )
+    taken = {*inspect.signature(_without_adapter(model).forward).parameters, *LABEL_COLUMNS}
+    unused = [name for name in dataset.column_names if name not in taken]
+    collate = DataCollatorWithPadding(tokenizer)
+    return DataLoader(dataset.remove_columns(unused), batch_size=batch_size, collate_fn=collate)
+
+
+# Decoders ---------------------------------------------------------------------------------------
+
+
+@final
+class LastToken(nn.Module):
+    """A decoder for sequence classification whose head sees only the last token of a text.
+
+    Models such as `LlamaForSequenceClassification` apply their last layer to every position and
+    then select the logits of the last token that is not padding. Their logits are therefore not
+    the outputs of the layer, and `acnml.calibrate` refuses them. This module selects the hidden
+    state first. The logits are the same, and the last layer runs on one position.
+
+    Args:
+        model: such a model, or a PEFT model around it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        kind = type(_without_adapter(model)).__name__
+        if not kind.endswith("ForSequenceClassification") or not self._has_score(model):
+            raise TypeError(
+                "LastToken takes a decoder for sequence classification with a Linear layer "
+                f"`score`, not a {kind}: pass that to acnml.calibrate as it is"
+            )
+        self.model = model
+
+    @staticmethod
+    def _has_score(model: nn.Module) -> bool:
+        score = getattr(_without_adapter(model), "score", None)
+        wrapped = getattr(score, "original_module", getattr(score, "base_layer", None))  # by PEFT
+        return isinstance(score, nn.Linear) or isinstance(wrapped, nn.Linear)
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the model."""
+        return self.model.config
+
+    def forward(self, input_ids: Tensor, **inputs: Tensor) -> Tensor:
+        """Return the logits (B, K) of the last token that is not padding."""
+        inner: Any = _without_adapter(self.model)
+        hidden = inner.base_model(input_ids, **inputs).last_hidden_state
+        padding = inner.config.get_text_config().pad_token_id
+        if padding is None and len(input_ids) > 1:
+            raise ValueError("the model has no padding token: set model.config.pad_token_id")
+        places = torch.arange(input_ids.shape[1], device=hidden.device)
+        is_text = torch.ones_like(input_ids) if padding is None else input_ids != padding
+        last = (places * is_text).argmax(-1)
+        logits: Tensor = inner.score(hidden[torch.arange(len(last), device=last.device), last])
+        return logits
+
+
+def _without_adapter(model: nn.Module) -> Any:
+    """Return the model inside a PEFT model, with its adapters, or the model itself."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[operator]
+
+
+# Texts in, labels out ---------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TextClassifier:
+    """Maps texts to labels with calibrated scores and regrets; see `pipeline`.
+
+    Args:
+        calibrated: the calibrated model. The names of its labels are in `model.config.id2label`.
+        tokenizer: of the model.
+        batch_size: number of texts per forward pass.
+        max_length: tokens after which a text is cut; by default the tokenizer's own limit.
+    """
+
+    calibrated: Calibrated
+    tokenizer: Any
+    batch_size: int = 32
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        kind = getattr(self._config, "problem_type", None)
+        if kind not in (None, "single_label_classification"):
+            raise ValueError(
+                f"the model is for {kind!r}, but ACNML needs exactly one label for each text"
+            )
+
+    def __call__(self, texts: str | Iterable[Any], top_k: int | None = 1) -> list[Any]:
+        """Return labels, scores and regrets in the form of the pipelines of `transformers`.
+
+        Args:
+            texts: a text or several; pairs of texts where the model takes pairs.
+            top_k: number of labels for each text, the likeliest first; None for all.
+
+        Returns:
+            For `top_k=1` a list of dicts {"label", "score", "regret"}, one for each text. Otherwise
+            a list of such lists, or for a single text one such list.
+        """
+        if isinstance(texts, str):
+            answers = self._answers([texts], top_k)[0]
+            return answers
+        found = self._answers(list(texts), top_k)
+        return [answers[0] for answers in found] if top_k == 1 else found
+
+    def _answers(self, texts: Sequence[Any], top_k: int | None) -> list[list[Answer]]:
+        parts = range(0, len(texts), self.batch_size)
+        return [
+            answers
+            for start in parts
+            for answers in self._batch(texts[start : start + self.batch_size], top_k)
+        ]
+
+    def _batch(self, texts: Sequence[Any], top_k: int | None) -> list[list[Answer]]:
+        encoded = self.tokenizer(
+            list(texts),
+            padding=True,
+            truncation=True,
+            max_length=self.max_length,
+            return_tensors="pt",
+        )
+        solved = self.calibrated.solve(encoded)
+        classes = solved.log_probs.shape[-1]
+        scores, order = solved.log_probs.exp().topk(min(top_k or classes, classes))
+        rows = zip(scores.tolist(), order.tolist(), solved.regret.tolist(), strict=True)
+        return [
+            [
+                {"label": self._label(index), "score": score, "regret": regret}
+                for score, index in zip(own, indices, strict=True)
+            ]
+            for own, indices, regret in rows
+        ]
+
+    @property
+    def _config(self) -> Any:
+        return getattr(self.calibrated.classifier.model, "config", None)
+
+    def _label(self, index: int) -> str:
+        names = getattr(self._config, "id2label", None) or {}
+        return str(names.get(index, f"LABEL_{index}"))
+
+
+def pipeline(
+    calibrated: Calibrated | str | os.PathLike[str],
+    tokenizer: Any = None,
+    *,
+    batch_size: int = 32,
+    max_length: int | None = None,
+) -> TextClassifier:
+    """Return a function from texts to labels with calibrated scores and regrets.
+
+    Args:
+        calibrated: from `acnml.calibrate`, or a folder that `save_pretrained` has written.
+        tokenizer: of the model; by default the one in the folder.
+        batch_size: number of texts per forward pass.
+        max_length: tokens after which a text is cut; by default the tokenizer's own limit.
+    """
+    if not isinstance(calibrated, Calibrated):
+        from transformers import AutoTokenizer
+
+        folder = Path(calibrated)
+        calibrated = from_pretrained(folder)
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(folder)
+    if tokenizer is None:
+        raise ValueError("pass the tokenizer of the model: pipeline(calibrated, tokenizer)")
+    return TextClassifier(calibrated, tokenizer, batch_size, max_length)
+
+
+# One folder -------------------------------------------------------------------------------------
+
+
+def save_pretrained(
+    calibrated: Calibrated, folder: str | os.PathLike[str], tokenizer: Any = None
+) -> None:
+    """Store the model, its calibration and optionally its tokenizer in one folder.
+
+    The calibration is in `acnml.safetensors`. The model's files are those of its own
+    `save_pretrained`, so everything else that reads the folder works as before. For a PEFT model
+    these are the adapter and its head; the base model stays where it is.
+    """
+    network = calibrated.classifier.model
+    model: Any = network.model if isinstance(network, LastToken) else network
+    if not hasattr(model, "save_pretrained"):
+        raise TypeError(
+            f"{type(model).__name__} is not a model of transformers; use acnml.save(calibrated, "
+            "path) and store the model yourself"
+        )
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    save(_with_unused_heads(calibrated), Path(folder) / FILE)
+
+
+def from_pretrained(
+    folder: str | os.PathLike[str], model: nn.Module | None = None, **options: Any
+) -> Calibrated:
+    """Load what `save_pretrained` stored.
+
+    Args:
+        folder: the folder.
+        model: the model, if you have loaded it already or it is not a class of `transformers`.
+        options: for the `from_pretrained` of the model, for example `num_labels` for the base of a
+            PEFT model.
+    """
+    path = Path(folder) / FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing: write it with acnml.transformers.save_pretrained"
+        )
+    network = _load_model(Path(folder), options) if model is None else model
+    with safe_open(path, framework="pt") as file:
+        covered = {key.partition("/mean/")[2] for key in file.keys() if "/mean/" in key}  # noqa: SIM118
+    if (
+        not isinstance(network, LastToken)
+        and not covered <= dict(network.named_parameters()).keys()
+    ):
+        network = LastToken(network)
+    loaded = load(path, Classifier(network))
+    if not isinstance(loaded, Calibrated):
+        raise StorageError(f"{path} holds a {type(loaded).__name__}: use acnml.load")
+    return loaded
+
+
+def _load_model(folder: Path, options: dict[str, Any]) -> nn.Module:
+    """Load a model of the class that its configuration names."""
+    import transformers
+
+    if (folder / "adapter_config.json").is_file():
+        from peft import AutoPeftModelForSequenceClassification
+
+        model: nn.Module = AutoPeftModelForSequenceClassification.from_pretrained(folder, **options)
+        return model
+    config = transformers.AutoConfig.from_pretrained(folder)
+    name = (config.architectures or ["no class"])[0]
+    if not hasattr(transformers, name):
+        raise ValueError(
+            f"{folder} holds a model of {name}, which is not in transformers: load it and pass it "
+            "as `model`"
+        )
+    model = getattr(transformers, name).from_pretrained(folder, **options)
+    return model
+
+
+def _with_unused_heads(calibrated: Calibrated) -> Calibrated:
+    """Store the heads that PEFT has replaced together with the calibration.
+
+    PEFT trains a copy of the head and keeps the original, which it never runs. The base model
+    usually has no head in its files, so the original is random and new every time it is loaded. As
+    a part of the file it does not count as a changed weight.
+    """
+    classifier = calibrated.classifier
+    unused = {n: t for n, t in classifier.tensors.items() if ".original_module." in n}
+    predictor = replace(calibrated.predictor, classifier=classifier.at(unused))
+    return replace(calibrated, predictor=predictor)

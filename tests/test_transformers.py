@@ -1,0 +1,370 @@
+"""Models of `transformers`: batches, decoders, pipelines and folders, on tiny random models."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml.head.features import features, only_linear
+from test_calibrate import problem
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+peft = pytest.importorskip("peft", reason="peft is not installed")
+datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+
+from acnml.transformers import (  # noqa: E402
+    LastToken,
+    from_pretrained,
+    loader,
+    pipeline,
+    save_pretrained,
+)
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "good",
+    "bad",
+    "fine",
+    "film",
+    "a",
+    "so",
+    "very",
+]
+SIZE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": len(WORDS),
+    "max_position_embeddings": 40,
+    "num_labels": 3,
+    "pad_token_id": 0,
+}
+NAMES = {0: "bad", 1: "good", 2: "fine"}
+
+
+def sharpened(model: nn.Module) -> nn.Module:
+    """Scale the head, so that the random model prefers different classes for different texts."""
+    with torch.no_grad():
+        acnml.last_linear(model).weight.mul_(40)
+    return model
+
+
+def bert() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZE, id2label=NAMES, label2id={})
+    return sharpened(transformers.BertForSequenceClassification(config))
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        **SIZE, bos_token_id=2, eos_token_id=3, id2label=NAMES, label2id={}
+    )
+    return sharpened(transformers.LlamaForSequenceClassification(config))
+
+
+def gpt2() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=len(WORDS),
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        n_positions=40,
+        num_labels=3,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
+    )
+    return sharpened(transformers.GPT2ForSequenceClassification(config))
+
+
+def with_lora(model: nn.Module, *targets: str) -> nn.Module:
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=list(targets))
+    adapted = peft.get_peft_model(model, config)
+    with torch.no_grad():  # as after training: the adapter and the new head differ from the base
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name or "modules_to_save" in name:
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+    return adapted
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    tokens = {word: index for index, word in enumerate(WORDS)}
+    return transformers.BertTokenizer(vocab=tokens, model_max_length=32)
+
+
+def texts(count: int, seed: int) -> list[str]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 8, (count,), generator=generator).tolist()
+    draws = [torch.randint(5, len(WORDS), (n,), generator=generator).tolist() for n in lengths]
+    return [" ".join(WORDS[index] for index in draw) for draw in draws]
+
+
+def dataset(model: nn.Module, tokenizer, count: int, seed: int):
+    """Texts with labels that the model finds likely."""
+    rows = texts(count, seed)
+    log_probs = acnml.Map(acnml.Classifier(model))(
+        tokenizer(rows, padding=True, return_tensors="pt", return_token_type_ids=False)
+    )
+    generator = torch.Generator().manual_seed(seed)
+    labels = (2 * log_probs).softmax(-1).multinomial(1, generator=generator).flatten().tolist()
+    raw = datasets.Dataset.from_dict({"text": rows, "label": labels})
+    return raw.map(lambda batch: tokenizer(batch["text"]), batched=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet():
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+
+
+def calibrated_of(model: nn.Module, tokenizer) -> acnml.Calibrated:
+    inner = model.model if isinstance(model, LastToken) else model
+    parts = [loader(dataset(inner, tokenizer, 80, seed), inner, tokenizer) for seed in (0, 1)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few validation data
+        return acnml.calibrate(model, *parts, price=0.05)
+
+
+# Batches -----------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_the_collator_is_predicted_without_its_labels(tokenizer):
+    model = bert().eval()
+    seen = []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(set(kwargs)), with_kwargs=True
+    )
+    batch = next(iter(loader(dataset(model, tokenizer, 20, 0), model, tokenizer)))
+    assert isinstance(batch, transformers.BatchEncoding)
+    assert set(batch) == {"input_ids", "token_type_ids", "attention_mask", "labels"}
+    log_probs = acnml.Map(acnml.Classifier(model))(batch)
+    assert all("labels" not in names for names in seen)
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    torch.testing.assert_close(log_probs, torch.log_softmax(model(**inputs).logits, -1))
+
+
+def test_masked_positions_do_not_count(tokenizer):
+    classifier = acnml.Classifier(bert())
+    short = tokenizer(["a good film"], return_tensors="pt")
+    padded = tokenizer(
+        ["a good film", "a so so so very very bad film"], padding=True, return_tensors="pt"
+    )
+    alone, together = (classifier.log_probs(classifier.prepare(x)) for x in (short, padded))
+    torch.testing.assert_close(alone[0], together[0], rtol=0, atol=1e-5)
+    unmasked = {**padded, "attention_mask": torch.ones_like(padded["attention_mask"])}
+    assert not torch.allclose(classifier.log_probs(unmasked)[0], alone[0], atol=1e-5)
+
+
+def test_batches_of_a_dataset_are_a_loader(tokenizer):
+    model = bert()
+    data = dataset(model, tokenizer, 12, 0)
+    ours = acnml.kronecker_curvature(
+        acnml.Classifier(model), loader(data, model, tokenizer, 5), [acnml.last_linear(model)]
+    )
+    fixed = data.map(lambda row: tokenizer(row["text"], padding="max_length"), batched=True)
+    batches = list(fixed.remove_columns("text").with_format("torch").iter(batch_size=4))
+    other = acnml.kronecker_curvature(acnml.Classifier(model), batches, [acnml.last_linear(model)])
+    for a, b in zip(ours.factors[0], other.factors[0], strict=True):
+        if isinstance(a, torch.Tensor):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_dataset_that_is_not_tokenised_is_refused(tokenizer):
+    raw = datasets.Dataset.from_dict({"text": ["good"], "label": [1]})
+    with pytest.raises(
+        ValueError, match=r"\['text', 'label'\] and no 'input_ids'; tokenise it first"
+    ):
+        loader(raw, bert(), tokenizer)
+
+
+# Last layers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [
+        ("Bert", "classifier"),
+        ("Roberta", "classifier.out_proj"),
+        ("MPNet", "classifier.out_proj"),
+        ("Electra", "classifier.out_proj"),
+    ],
+)
+def test_the_last_layer_of_encoders_is_found(kind, layer):
+    config = getattr(transformers, f"{kind}Config")(**SIZE)
+    model = getattr(transformers, f"{kind}ForSequenceClassification")(config).eval()
+    assert model.get_submodule(layer) is acnml.last_linear(model)
+    classifier = acnml.Classifier(model)
+    site = only_linear(classifier, [f"{layer}.weight", f"{layer}.bias"])
+    x = {"input_ids": torch.randint(5, len(WORDS), (3, 6))}
+    found = features(classifier, site, x)
+    assert found is not None
+    torch.testing.assert_close(found.logits, model(**x).logits)
+
+
+@pytest.mark.parametrize("build", [llama, gpt2])
+def test_a_decoder_is_refused_until_its_last_token_is_selected_first(build, tokenizer):
+    model = build().eval()
+    data = loader(dataset(model, tokenizer, 60, 0), model, tokenizer)
+    with pytest.raises(ValueError, match=r"acnml\.transformers\.LastToken\(model\)"):
+        acnml.calibrate(model, data, list(data))
+    for side in ("left", "right"):
+        tokenizer.padding_side = side
+        x = tokenizer(texts(10, 3), padding=True, return_tensors="pt", return_token_type_ids=False)
+        expected = model(**x).logits
+        torch.testing.assert_close(LastToken(model)(**x), expected, rtol=0, atol=1e-6)
+    assert calibrated_of(LastToken(model), tokenizer).predictor.last_layer.name == "model.score"
+
+
+@pytest.mark.parametrize("model", [bert(), nn.Linear(4, 3)])
+def test_the_last_token_of_another_model_is_refused(model):
+    with pytest.raises(TypeError, match=f"not a {type(model).__name__}: pass that"):
+        LastToken(model)
+
+
+# Pipelines ---------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_answers_like_those_of_transformers(tokenizer):
+    model = bert()
+    calibrated = calibrated_of(model, tokenizer)
+    ask, asked = pipeline(calibrated, tokenizer, batch_size=3), texts(7, 5)
+    theirs = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)
+    for given in (asked, asked[0]):
+        for how_many in ({}, {"top_k": 2}, {"top_k": None}):
+            ours, same = ask(given, **how_many), theirs(given, **how_many)
+            shape = [type(each) for each in ours], len(ours)
+            assert shape == ([type(each) for each in same], len(same))
+    for text, answer in zip(asked, ask(asked), strict=True):
+        solved = calibrated.solve(tokenizer([text], return_tensors="pt"))
+        assert answer["label"] == NAMES[int(solved.log_probs.argmax())]
+        assert answer["score"] == pytest.approx(float(solved.log_probs.exp().max()), abs=1e-5)
+        assert answer["regret"] == pytest.approx(float(solved.regret), abs=1e-5)
+    assert sum(each["score"] for each in ask(asked[0], top_k=None)) == pytest.approx(1, abs=1e-5)
+
+
+def test_pairs_of_texts_and_long_texts(tokenizer):
+    calibrated = calibrated_of(bert(), tokenizer)
+    (pair,) = pipeline(calibrated, tokenizer)([("a good film", "so bad")])
+    encoded = tokenizer("a good film", "so bad", return_tensors="pt")
+    assert encoded["token_type_ids"].sum() > 0
+    assert pair["regret"] == pytest.approx(float(calibrated.regret(encoded)), abs=1e-5)
+    (cut,) = pipeline(calibrated, tokenizer, max_length=4)(["good film " * 50])
+    kept = tokenizer("good film", return_tensors="pt")
+    assert cut["regret"] == pytest.approx(float(calibrated.regret(kept)), abs=1e-5)
+
+
+def test_several_labels_at_once_are_refused(tokenizer):
+    model = bert()
+    calibrated = calibrated_of(model, tokenizer)
+    model.config.problem_type = "multi_label_classification"
+    with pytest.raises(ValueError, match="ACNML needs exactly one label"):
+        pipeline(calibrated, tokenizer)
+    with pytest.raises(ValueError, match="pass the tokenizer"):
+        pipeline(calibrated)
+
+
+# One folder --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [bert, lambda: LastToken(llama())])
+def test_model_and_calibration_share_a_folder(build, tokenizer, tmp_path):
+    calibrated = calibrated_of(build(), tokenizer)
+    save_pretrained(calibrated, tmp_path, tokenizer)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"model.safetensors", "acnml.safetensors", "config.json"} <= names
+    before = calibrated.solve(tokenizer(texts(5, 7), padding=True, return_tensors="pt"))
+    kind = type(calibrated.classifier.model).__name__
+    restored = from_pretrained(tmp_path)
+    assert type(restored.classifier.model).__name__ == kind
+    after = restored.solve(tokenizer(texts(5, 7), padding=True, return_tensors="pt"))
+    assert torch.equal(before.log_probs, after.log_probs)
+    answers = pipeline(tmp_path)(texts(5, 7))
+    assert [each["label"] for each in answers] == [
+        NAMES[i] for i in before.log_probs.argmax(-1).tolist()
+    ]
+
+
+def test_another_model_in_the_folder_is_noticed(tokenizer, tmp_path):
+    save_pretrained(calibrated_of(bert(), tokenizer), tmp_path, tokenizer)
+    other = bert()
+    with torch.no_grad():
+        other.bert.encoder.layer[0].output.dense.weight.mul_(1.5)
+    other.save_pretrained(tmp_path)
+    with pytest.raises(acnml.StorageError, match="differs"):
+        from_pretrained(tmp_path)
+
+
+def test_what_cannot_be_saved_or_loaded(tokenizer, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"acnml\.safetensors is missing: write it with"):
+        from_pretrained(tmp_path)
+    calibrated = calibrated_of(bert(), tokenizer)
+    save_pretrained(calibrated, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["MyModel"]}))
+    with pytest.raises(
+        ValueError, match="a model of MyModel, which is not in transformers: load it"
+    ):
+        from_pretrained(tmp_path)
+    assert from_pretrained(tmp_path, calibrated.classifier.model).alpha == calibrated.alpha
+    model, train, validation, _ = problem()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = acnml.calibrate(model, train, validation, price=0.05)
+    with pytest.raises(TypeError, match="is not a model of transformers; use"):
+        save_pretrained(plain, tmp_path)
+
+
+# PEFT --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "targets", "wrap"),
+    [(bert, ("query", "value"), lambda model: model), (llama, ("q_proj", "v_proj"), LastToken)],
+)
+def test_an_adapter_with_its_head_shares_a_folder(build, targets, wrap, tokenizer, tmp_path):
+    base = build()
+    base.save_pretrained(tmp_path / "base")
+    adapted = with_lora(type(base).from_pretrained(tmp_path / "base"), *targets)
+    calibrated = calibrated_of(wrap(adapted), tokenizer)
+    assert calibrated.predictor.last_layer.name.endswith("modules_to_save.default")
+    save_pretrained(calibrated, tmp_path / "adapter", tokenizer)
+    names = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_model.safetensors", "acnml.safetensors"} <= names
+    x = tokenizer(texts(5, 7), padding=True, return_tensors="pt")
+    expected = calibrated(x)
+    # The head of the base model is random each time that it is loaded, as for most base models.
+    _remove_head(tmp_path / "base")
+    restored = from_pretrained(tmp_path / "adapter", num_labels=3)
+    torch.testing.assert_close(restored(x), expected, rtol=0, atol=1e-6)
+    (answer,) = pipeline(restored, tokenizer)(["a good film"])
+    assert answer["label"] in NAMES.values()
+
+
+def _remove_head(folder) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    kept = {n: t for n, t in load_file(path).items() if not n.startswith(("classifier", "score"))}
+    save_file(kept, path, metadata={"format": "pt"})
+
+
+def test_an_adapter_on_the_head_itself_is_refused(tokenizer):
+    config = peft.LoraConfig(r=2, target_modules=["query", "classifier"])
+    adapted = peft.get_peft_model(bert(), config)
+    data = loader(dataset(adapted, tokenizer, 60, 0), adapted, tokenizer)
+    with pytest.raises(ValueError, match="the logits are not the outputs of the layer"):
+        acnml.calibrate(adapted, data, list(data))
