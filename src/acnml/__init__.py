@@ -44,6 +44,7 @@ from acnml.fitting import (
     kronecker_curvature,
 )
 from acnml.fitting.refitting import Refit
+from acnml.laplace_torch import from_laplace, to_laplace
 from acnml.posteriors import (
     Diagonal,
     EigenBlock,
@@ -132,12 +133,14 @@ __all__ = [
     "fit_kfac_laplace",
     "fit_laplace_diagonal",
     "fit_swag",
+    "from_laplace",
     "full_curvature",
     "kronecker_curvature",
     "last_linear",
     "load",
     "metrics",
     "save",
+    "to_laplace",
     "tuning",
 ]
 __version__ = "0.2.0.dev0"

@@ -1,6 +1,6 @@
 """Metrics of accuracy, calibration, selective prediction and out-of-distribution detection.
 
-All metrics are pure functions. There are two families:
+All metrics are pure functions. There are three families:
 
 - Functions of `(log_probs, labels)` with shapes `(N, K)` and `(N,)` measure accuracy, likelihood,
   calibration and selective risk. Row n of `log_probs` is log p(·|xₙ). Its largest entry belongs to
@@ -8,6 +8,8 @@ All metrics are pure functions. There are two families:
 - Functions of `(in_scores, out_scores)`, two vectors, measure how well a score separates
   in-distribution from out-of-distribution points. Higher scores mean "more out of distribution";
   ACNML's regret is such a score.
+- Functions of `(confidence, correct)`, two vectors, are for data of which no more is known:
+  `ece_of_confidences` and `aurc_of_confidences`. `confidences` computes the two vectors.
 
 All metrics are computed on the CPU in float64: a float32 sum over a large test set is too
 inaccurate to compare methods, and some accelerators do not support float64. No metric depends on
@@ -105,17 +107,13 @@ def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliabilit
     >>> reliability(log_probs, torch.tensor([0, 0, 1]), bins=2).count
     tensor([2, 1])
     """
-    _check_bins(bins)
-    confidence, correct = _sorted_by_confidence(*_checked(log_probs, labels))
-    parts = torch.arange(len(confidence)).tensor_split(bins)
-    sizes = torch.tensor([len(part) for part in parts])
-    return _binned(confidence, correct, torch.arange(bins).repeat_interleave(sizes))
+    return _equal_mass(*confidences(log_probs, labels), bins)
 
 
 def reliability_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliability:
     """Return accuracy against confidence in the bins (i/B, (i+1)/B], i = 0 … B−1."""
     _check_bins(bins)
-    confidence, correct = _sorted_by_confidence(*_checked(log_probs, labels))
+    confidence, correct = _sorted_by_confidence(*confidences(log_probs, labels))
     inner_edges = torch.arange(1, bins, dtype=torch.float64) / bins
     return _binned(confidence, correct, torch.bucketize(confidence, inner_edges))
 
@@ -129,15 +127,35 @@ def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
     >>> risk_coverage(log_probs, torch.tensor([0, 1])).risk
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
-    confidence, correct = _sorted_by_confidence(*_checked(log_probs, labels))
-    errors = (1 - correct.flip(0)).cumsum(0)
-    answered = torch.arange(1, len(confidence) + 1, dtype=torch.float64)
-    return RiskCoverage(coverage=answered / len(confidence), risk=errors / answered)
+    return _risk_coverage(*confidences(log_probs, labels))
 
 
 def aurc(log_probs: Tensor, labels: Tensor) -> float:
     """Return the area under the risk-coverage curve, the mean risk at coverages 1/N, …, 1."""
     return risk_coverage(log_probs, labels).risk.mean().item()
+
+
+def confidences(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the confidence cₙ of every prediction, and 1 where it is correct and 0 elsewhere.
+
+    >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
+    >>> confidence, correct = confidences(log_probs, torch.tensor([0, 1]))
+    >>> correct
+    tensor([1., 0.], dtype=torch.float64)
+    """
+    log_probs, labels = _checked(log_probs, labels)
+    # Rounding may exceed 1.
+    return log_probs.amax(dim=1).exp().clamp(max=1.0), _correct(log_probs, labels)
+
+
+def ece_of_confidences(confidence: Tensor, correct: Tensor, bins: int = 20) -> float:
+    """Return the ECE over bins of equal mass, as `ece`, from confidences and correctness."""
+    return _calibration_error(_equal_mass(*_checked_confidences(confidence, correct), bins))
+
+
+def aurc_of_confidences(confidence: Tensor, correct: Tensor) -> float:
+    """Return the area under the risk-coverage curve, as `aurc`, from the same."""
+    return _risk_coverage(*_checked_confidences(confidence, correct)).risk.mean().item()
 
 
 def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
@@ -198,14 +216,29 @@ def _correct(log_probs: Tensor, labels: Tensor) -> Tensor:
     return (log_probs.argmax(dim=1) == labels).double()
 
 
-def _sorted_by_confidence(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _equal_mass(confidence: Tensor, correct: Tensor, bins: int) -> Reliability:
+    """Average over bins of equal mass, see `reliability`."""
+    _check_bins(bins)
+    confidence, correct = _sorted_by_confidence(confidence, correct)
+    parts = torch.arange(len(confidence)).tensor_split(bins)
+    sizes = torch.tensor([len(part) for part in parts])
+    return _binned(confidence, correct, torch.arange(bins).repeat_interleave(sizes))
+
+
+def _risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
+    confidence, correct = _sorted_by_confidence(confidence, correct)
+    errors = (1 - correct.flip(0)).cumsum(0)
+    answered = torch.arange(1, len(confidence) + 1, dtype=torch.float64)
+    return RiskCoverage(coverage=answered / len(confidence), risk=errors / answered)
+
+
+def _sorted_by_confidence(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     """Return the confidences in ascending order, and correctness averaged over ties."""
     # Confidences tie in practice (saturated at 1), and a bin edge or a coverage may fall inside a
     # tie. The result must not depend on the order of the data, so each tied point gets the mean
     # correctness of all points tied with it: the expected value under a random order.
-    confidence = log_probs.amax(dim=1).exp().clamp(max=1.0)  # rounding may exceed 1
     levels, level, counts = torch.unique(confidence, return_inverse=True, return_counts=True)
-    correct = torch.bincount(level, weights=_correct(log_probs, labels)) / counts
+    correct = torch.bincount(level, weights=correct) / counts
     return levels.repeat_interleave(counts), correct.repeat_interleave(counts)
 
 
@@ -312,6 +345,26 @@ def _check_classes(labels: Tensor, classes: int) -> None:
 def _check_bins(bins: int) -> None:
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
+
+
+def _checked_confidences(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
+    """Check both vectors and return them on the CPU as float64."""
+    _check_tensor(confidence, "confidence")
+    _check_tensor(correct, "correct")
+    if confidence.ndim != 1 or len(confidence) == 0 or correct.shape != confidence.shape:
+        shapes = f"{tuple(confidence.shape)} and {tuple(correct.shape)}"
+        raise ValueError(
+            f"confidence and correct must be vectors of one length N ≥ 1, got {shapes}"
+        )
+    confidence, correct = confidence.detach().cpu().double(), correct.detach().cpu().double()
+    index = _first(~((confidence >= 0) & (confidence <= 1)))
+    if index is not None:
+        value = confidence[index].item()
+        raise ValueError(f"confidence[{index}] is {value:.4g}: pass probabilities from 0 to 1")
+    index = _first((correct != 0) & (correct != 1))
+    if index is not None:
+        raise ValueError(f"correct[{index}] is {correct[index].item():.4g}: pass 0 and 1")
+    return confidence, correct
 
 
 def _checked_scores(scores: Tensor, name: str) -> Tensor:

@@ -1,0 +1,137 @@
+"""Callbacks for Lightning: collect SWAG's moments during training, calibrate at its end.
+
+    trainer = Trainer(callbacks=[CollectSwag(start_epoch=10), Calibrate(price=0.01)])
+
+A `LightningModule` whose `forward` returns logits can be calibrated as it is. `acnml.torchmetrics`
+has the metrics. It needs `pip install 'acnml[lightning]'`; `pytorch_lightning` works as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+from torch import nn
+
+from acnml._util import checks
+from acnml._util.selection import Parameters
+from acnml.calibration import Calibrated, calibrate
+from acnml.fitting import Swag
+from acnml.storage import save
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError:
+    from pytorch_lightning import (  # type: ignore[assignment, no-redef]
+        Callback,
+        LightningModule,
+        Trainer,
+    )
+
+
+@final
+class CollectSwag(Callback):
+    """Collect the weights at the end of every epoch, for a SWAG posterior.
+
+    The result is `callback.swag`: `callback.swag.low_rank()` is the posterior and
+    `callback.swag.mean` the averaged weights. It is part of the trainer's checkpoints, so training
+    can be resumed. Use a constant or cyclical learning rate while weights are collected.
+
+    Args:
+        start_epoch: the first epoch to collect, counted from 0 as `trainer.current_epoch`.
+        rank: number of deviations to store.
+        parameters: parameters, their names or submodules to cover; by default all.
+    """
+
+    def __init__(self, start_epoch: int = 0, rank: int = 20, parameters: Parameters = None) -> None:
+        if start_epoch < 0:
+            raise ValueError(f"start_epoch must not be negative, got {start_epoch}")
+        self.start_epoch = start_epoch
+        self.swag = Swag(rank, parameters)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the weights of this epoch."""
+        if trainer.current_epoch >= self.start_epoch:
+            self.swag.update(pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the moments for a checkpoint."""
+        return dict(self.swag.state_dict())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from the moments of a checkpoint."""
+        self.swag.load_state_dict(state_dict)
+
+
+@final
+class Calibrate(Callback):
+    """Calibrate the network with `acnml.calibrate` when training has ended.
+
+    The result is `callback.calibrated`. It stands on the weights at the end of `fit`. To calibrate
+    the best checkpoint, load it and call `acnml.calibrate` instead.
+
+    Args:
+        price: nats of validation NLL that the caution may cost.
+        path: file to store the result in, see `acnml.save`.
+        network: the part of the module that maps inputs to logits; by default the module itself,
+            whose `forward` must then return logits.
+        train_loader: all training data, not augmented; by default the trainer's loader.
+        validation_loader: by default the trainer's.
+        options: further arguments of `acnml.calibrate`.
+    """
+
+    def __init__(
+        self,
+        price: float = 0.01,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        network: Callable[[LightningModule], nn.Module] | None = None,
+        train_loader: Iterable[Any] | None = None,
+        validation_loader: Iterable[Any] | None = None,
+        **options: Any,
+    ) -> None:
+        checks.require_positive(price, "price")
+        self.price, self.path, self.options = price, path, options
+        self._network = network
+        self._train_loader, self._validation_loader = train_loader, validation_loader
+        self._calibrated: Calibrated | None = None
+
+    @property
+    def calibrated(self) -> Calibrated:
+        """The calibrated network."""
+        if self._calibrated is None:
+            raise ValueError("there is no calibrated network yet: it is made at the end of fit")
+        return self._calibrated
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse several processes before training, because each would see a part of the data."""
+        if stage == "fit" and trainer.world_size > 1:
+            raise ValueError(
+                f"Calibrate needs all data in one process, but there are {trainer.world_size}; "
+                "call acnml.calibrate in one process after training"
+            )
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Calibrate, on the CPU, to which Lightning has then moved the module."""
+        model = pl_module if self._network is None else self._network(pl_module)
+        self._calibrated = calibrate(
+            model,
+            self._train_loader or _single(trainer.train_dataloader, "train_loader"),
+            self._validation_loader or _single(trainer.val_dataloaders, "validation_loader"),
+            price=self.price,
+            **self.options,
+        )
+        if self.path is not None:
+            save(self._calibrated, self.path)
+
+
+def _single(loaders: Any, argument: str) -> Any:
+    """Return the trainer's loader if it has exactly one."""
+    found = list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+    if len(found) != 1 or found[0] is None or isinstance(found[0], dict):
+        raise ValueError(
+            f"the trainer does not have exactly one loader for {argument}: pass "
+            f"Calibrate({argument}=...)"
+        )
+    return found[0]

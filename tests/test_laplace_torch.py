@@ -1,0 +1,250 @@
+"""Posteriors of laplace-torch: the linearised prediction of both libraries is the same."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import acnml
+from acnml import Classifier, Full, Glm, Kronecker, LowRank
+from acnml.solvers._linearisation import logit_moments
+from cases import normal
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of its dependencies, about torch.jit
+    laplace = pytest.importorskip("laplace", reason="laplace-torch is not installed")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of laplace-torch and its backends
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def without_bias() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(4, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False)
+    ).double()
+
+
+def convolution() -> nn.Module:
+    torch.manual_seed(2)
+    layers = (nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2, 2, padding=1), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(18, 3)).double()
+
+
+X, LABELS = normal(40, 4, seed=3), torch.arange(40) % 3
+STRUCTURES = ("diag", "kron", "full")
+
+
+def fitted(model: nn.Module, **options):
+    la = laplace.Laplace(model, "classification", **options)
+    la.fit(DataLoader(TensorDataset(X, LABELS), batch_size=16))
+    return la
+
+
+def require_same_prediction(la, model: nn.Module, posterior: acnml.Posterior) -> None:
+    x, classifier = 3 * normal(7, 4, seed=4), Classifier(model)
+    mean, cov = la._glm_predictive_distribution(x)
+    moments = logit_moments(classifier, posterior, x)
+    torch.testing.assert_close(moments.logits, mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(moments.kernel, cov, rtol=1e-9, atol=1e-12)
+    theirs = la(x, pred_type="glm", link_approx="probit")
+    torch.testing.assert_close(Glm(classifier, posterior)(x).exp(), theirs, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("build", "weights", "structure"),
+    list(itertools.product((mlp, without_bias, convolution), ("all", "last_layer"), STRUCTURES)),
+)
+def test_the_linearised_prediction_is_the_same(build, weights, structure):
+    model = build()
+    la = fitted(
+        model,
+        subset_of_weights=weights,
+        hessian_structure=structure,
+        prior_precision=0.3,
+        temperature=0.7,
+        prior_mean=0.1,
+    )
+    posterior = acnml.from_laplace(la)
+    assert isinstance(
+        posterior, {"diag": acnml.Diagonal, "kron": Kronecker, "full": Full}[structure]
+    )
+    require_same_prediction(la, model, posterior)
+
+
+@pytest.mark.parametrize("backend", ["BackPackGGN", "CurvlinopsEF", "AsdlGGN"])
+def test_kronecker_factors_of_other_backends(backend):
+    model = mlp()
+    la = fitted(
+        model,
+        hessian_structure="kron",
+        backend=getattr(laplace.curvature, backend),
+        subset_of_weights="all",
+    )
+    require_same_prediction(la, model, acnml.from_laplace(la))
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_prior_for_every_layer(structure):
+    model = mlp()
+    prior = torch.tensor([0.1, 0.5, 2.0, 3.0], dtype=torch.float64)
+    la = fitted(model, subset_of_weights="all", hessian_structure=structure, prior_precision=prior)
+    require_same_prediction(la, model, acnml.from_laplace(la))
+    if structure != "kron":
+        la.prior_precision = torch.linspace(0.1, 2, 43, dtype=torch.float64)
+        require_same_prediction(la, model, acnml.from_laplace(la))
+
+
+def test_damping_is_what_the_precision_says():
+    model = mlp()
+    la = fitted(model, subset_of_weights="all", hessian_structure="kron", damping=True)
+    require_same_prediction(la, model, acnml.from_laplace(la))
+    precision = la.posterior_precision
+    precision.damping = True  # laplace-torch 0.3 drops it where it adds the prior
+    la.__class__ = type("Damped", (type(la),), {"posterior_precision": precision})
+    require_same_prediction(la, model, acnml.from_laplace(la))
+
+
+@pytest.mark.parametrize("structure", ["diag", "full"])
+@pytest.mark.parametrize("places", [[0, 3, 7, 30, 41], [20, 21], [42]])
+def test_a_subnetwork(structure, places):
+    model = mlp()
+    la = fitted(
+        model,
+        subset_of_weights="subnetwork",
+        hessian_structure=structure,
+        subnetwork_indices=torch.tensor(places),
+    )
+    posterior = acnml.from_laplace(la)
+    assert isinstance(posterior, acnml.Diagonal if structure == "diag" else LowRank)
+    layers = {name.partition(".")[0] for name in posterior.mean}
+    assert layers == {"0" if place < 25 else "2" for place in places}
+    require_same_prediction(la, model, posterior)
+    again = acnml.to_laplace(posterior, la)
+    require_same_prediction(again, model, posterior)
+
+
+def test_parameters_that_need_no_gradient_are_not_covered():
+    model = mlp()
+    model[0].requires_grad_(False)
+    la = fitted(model, subset_of_weights="all", hessian_structure="kron")
+    posterior = acnml.from_laplace(la)
+    assert list(posterior.mean) == ["2.weight", "2.bias"]
+    require_same_prediction(la, model, posterior)
+
+
+def test_acnml_runs_on_it():
+    model = mlp()
+    la = fitted(model, subset_of_weights="all", hessian_structure="kron")
+    predict = acnml.Acnml(Classifier(model), acnml.from_laplace(la), alpha=0.1)
+    slow = acnml.Acnml(
+        Classifier(model), acnml.from_laplace(la), acnml.Reference(steps=100, step_size=0.2), 0.1
+    )
+    torch.testing.assert_close(predict(X[:5]), slow(X[:5]), rtol=0, atol=1e-3)
+
+
+# The way back ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "weights", "structure"),
+    list(itertools.product((mlp, without_bias), ("all", "last_layer"), STRUCTURES)),
+)
+def test_there_and_back(build, weights, structure):
+    model = build()
+    options = {"subset_of_weights": weights, "hessian_structure": structure, "temperature": 0.7}
+    la = fitted(model, prior_precision=0.3, **options)
+    state = copy.deepcopy(la.H) if structure != "kron" else None
+    posterior = acnml.from_laplace(la).scaled(1.0)
+    other = fitted(model, prior_precision=0.3, **options)
+    back = acnml.to_laplace(posterior, other)
+    require_same_prediction(back, model, posterior)
+    x = normal(3, 4, seed=9)
+    torch.testing.assert_close(back(x, link_approx="probit"), la(x, link_approx="probit"))
+    if state is not None:
+        torch.testing.assert_close(la.H, state)
+        assert back.H is not other.H
+    torch.testing.assert_close(
+        back.log_det_posterior_precision, la.log_det_posterior_precision, rtol=1e-9, atol=1e-9
+    )
+
+
+def test_every_posterior_fits_into_a_full_one():
+    model = mlp()
+    classifier = Classifier(model)
+    data = [(X, LABELS)]
+    kron = acnml.fit_kfac_laplace(classifier, data, prior_precision=0.5)
+    la = fitted(model, subset_of_weights="all", hessian_structure="full")
+    before = la.H.clone()
+    require_same_prediction(acnml.to_laplace(kron, la), model, kron)
+    assert torch.equal(la.H, before)
+    diagonal = acnml.fit_laplace_diagonal(classifier, data, prior_precision=0.5)
+    require_same_prediction(acnml.to_laplace(diagonal, la), model, diagonal)
+    la = fitted(model, subset_of_weights="all", hessian_structure="diag")
+    require_same_prediction(acnml.to_laplace(diagonal, la), model, diagonal)
+
+
+def test_our_curvature_is_theirs():
+    model = mlp()
+    options = {"subset_of_weights": "last_layer", "hessian_structure": "full"}
+    la = fitted(model, prior_precision=0.5, **options)
+    ours = acnml.fit_full_laplace(Classifier(model), [(X, LABELS)], prior_precision=0.5)
+    torch.testing.assert_close(acnml.from_laplace(la).cov, ours.cov, rtol=1e-9, atol=1e-12)
+
+
+# Refusals ----------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_converted():
+    model = mlp()
+    with pytest.raises(TypeError, match="a Linear has no counterpart in acnml"):
+        acnml.from_laplace(nn.Linear(2, 2))
+    unfitted = laplace.Laplace(
+        model, "classification", subset_of_weights="all", hessian_structure="diag"
+    )
+    with pytest.raises(ValueError, match=r"not fitted: call la\.fit\(train_loader\) first"):
+        acnml.from_laplace(unfitted)
+    with pytest.raises(ValueError, match="acnml is for classification"):
+        acnml.from_laplace(laplace.Laplace(model, "regression"))
+    la = fitted(model, subset_of_weights="all", hessian_structure="kron")
+    joint = acnml.fit_kfac_laplace(Classifier(model), [(X, LABELS)])
+    with pytest.raises(TypeError, match=r"weight and the bias of a layer independent.*'0\.weight'"):
+        acnml.to_laplace(joint, la)
+    own = acnml.from_laplace(la)
+    la.prior_precision = 3.0
+    with pytest.raises(ValueError, match=r"'0\.weight' is no product of two factors"):
+        acnml.to_laplace(own, la)
+    diagonal = fitted(model, subset_of_weights="all", hessian_structure="diag")
+    with pytest.raises(TypeError, match="a Kronecker posterior is not diagonal: use"):
+        acnml.to_laplace(own, diagonal)
+    last = fitted(model, subset_of_weights="last_layer", hessian_structure="diag")
+    with pytest.raises(ValueError, match=r"only the first has \['0\.bias', '0\.weight'\]"):
+        acnml.to_laplace(acnml.from_laplace(diagonal), last)
+    posterior = acnml.from_laplace(diagonal)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    with pytest.raises(ValueError, match=r"mean of '0\.weight' is not the weight of the model"):
+        acnml.to_laplace(posterior, diagonal)
+
+
+def test_variance_outside_of_the_subnetwork_is_refused():
+    model = mlp()
+    la = fitted(
+        model,
+        subset_of_weights="subnetwork",
+        hessian_structure="diag",
+        subnetwork_indices=torch.tensor([1, 2]),
+    )
+    whole = acnml.from_laplace(fitted(model, subset_of_weights="all", hessian_structure="diag"))
+    with pytest.raises(ValueError, match="variance outside of the subnetwork"):
+        acnml.to_laplace(whole, la)
