@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,24 @@ def kinds() -> dict[str, Kind[Any]]:
     from studies import cifar10_c, rotated_mnist
 
     return {kind.name: kind for kind in (rotated_mnist.KIND, cifar10_c.KIND)}
+
+
+def run_with_store(
+    presets: Mapping[str, Any],
+    run: Callable[[Any, Path, Store], Path],
+    preset: str,
+    settings: list[str],
+    out: Path,
+) -> None:
+    """Run a study that uses only the store of artefacts, and say where its report is."""
+    try:
+        require_writable(out)
+        study = override(choose_preset(presets, preset), settings)
+        console = Console()
+        store = Store(out, study, Reporter(console, out / "run.log"))
+        console.print(f"Report: {run(study, out, store)}", soft_wrap=True, highlight=False)
+    except EXPECTED as error:
+        sys.exit(str(error))
 
 
 def build_app() -> typer.Typer:
@@ -75,14 +94,21 @@ def build_app() -> typer.Typer:
         """
         from studies.calibrate import PRESETS, run
 
-        try:
-            require_writable(out)
-            study = override(choose_preset(PRESETS, preset), settings or [])
-            console = Console()
-            store = Store(out, study, Reporter(console, out / "run.log"))
-            console.print(f"Report: {run(study, out, store)}", soft_wrap=True, highlight=False)
-        except EXPECTED as error:
-            sys.exit(str(error))
+        run_with_store(PRESETS, run, preset, settings or [], out)
+
+    @app.command()
+    def text(
+        out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("text"),
+        preset: Annotated[str, typer.Option(help="quick or full.")] = "quick",
+        settings: Settings = None,
+    ) -> None:
+        """Intents of questions to an assistant, and questions that are out of scope.
+
+        Run the same command again to continue an interrupted run.
+        """
+        from studies import text
+
+        run_with_store(text.PRESETS, text.run, preset, settings or [], out)
 
     for kind in kinds().values():
         register(app, kind)

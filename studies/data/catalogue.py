@@ -1,9 +1,9 @@
 """The catalogue of data sets, as plain values: their files, checksums and public sources.
 
 Checksums are published ones: md5 for MNIST and the archives of CIFAR-10 and CIFAR-10-C, SHA-1 for
-the files of CIFAR-10, SHA-256 for the pictures of frost. Only for notMNIST there are none: its md5
-are those of the files that its source offers. Nothing here uses the disk or the network; `folder`
-inspects the files, `download` fetches them.
+the files of CIFAR-10, SHA-256 for the pictures of frost. For notMNIST and CLINC150 there are none:
+theirs are those of the files that their sources offer. Nothing here uses the disk or the network;
+`folder` inspects the files, `download` fetches them.
 """
 
 from __future__ import annotations
@@ -253,8 +253,24 @@ FROST = DataSet(
         ),
     ),
 )
+CLINC150 = DataSet(
+    name="clinc150",
+    about="questions to an assistant",
+    downloads=_one_by_one(
+        (
+            DataFile(
+                *("clinc150/data_full.json", 2495390),
+                "sha256:36923c3705a59e08fe9c3883d8bc2dd966ef93e22cb78ac41171782a698d56e0",
+            ),
+        ),
+        (
+            "https://raw.githubusercontent.com/clinc/oos-eval/master/data/",
+            "https://github.com/clinc/oos-eval/raw/master/data/",
+        ),
+    ),
+)
 
-CATALOGUE = {each.name: each for each in (MNIST, NOTMNIST, CIFAR10, CIFAR10_C, FROST)}
+CATALOGUE = {each.name: each for each in (MNIST, NOTMNIST, CIFAR10, CIFAR10_C, FROST, CLINC150)}
 
 STUDIES = (
     Study("demo", (), "scikit-learn's digits suffice"),
@@ -262,4 +278,5 @@ STUDIES = (
     Study("theory", (), "makes its own data"),
     Study("rotated-mnist", (MNIST, NOTMNIST), "no mnist: scikit-learn's digits"),
     Study("cifar10-c", (CIFAR10, CIFAR10_C, FROST), "no cifar10-c: makes it, with frost"),
+    Study("text", (CLINC150,), "the encoder is a package, see docs/transformers.md"),
 )
