@@ -1,0 +1,132 @@
+"""Accumulators: equal to the functions of `acnml.metrics` on all data, in batches and processes."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from acnml import metrics
+from cases import normal
+
+pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+
+from acnml.torchmetrics import Aurc, Brier, Ece, Nll
+
+KINDS = {
+    "nll": (Nll, metrics.nll),
+    "brier": (Brier, metrics.brier),
+    "ece": (lambda: Ece(bins=7), lambda log_probs, labels: metrics.ece(log_probs, labels, 7)),
+    "aurc": (Aurc, metrics.aurc),
+}
+
+
+def data(n: int = 101, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    """Predictions, among them confidences that tie and that are saturated."""
+    logits = normal(n, 4, seed=1)
+    logits[::5] = logits[0]
+    logits[::9] *= 1000
+    return torch.log_softmax(logits.to(dtype), -1), torch.arange(n) % 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [[101], [1] * 101, [40, 1, 60], [100, 1]])
+def test_batches_are_as_good_as_all_data(kind, sizes):
+    build, function = KINDS[kind]
+    log_probs, labels = data()
+    metric = build()
+    for batch in zip(log_probs.split(sizes), labels.split(sizes), strict=True):
+        metric.update(*batch)
+    assert metric.compute().item() == pytest.approx(
+        function(log_probs, labels), rel=1e-12, abs=1e-12
+    )
+    metric.reset()
+    metric.update(log_probs[:50], labels[:50])
+    expected = function(log_probs[:50], labels[:50])
+    assert metric.compute().item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_single_precision_is_widened_first(kind):
+    build, function = KINDS[kind]
+    log_probs, labels = data(dtype=torch.float32)
+    metric = build().half()  # as a module in half precision does to its metrics
+    batchwise = [
+        metric(*batch) for batch in zip(log_probs.split(30), labels.split(30), strict=True)
+    ]
+    assert batchwise[0].item() == pytest.approx(function(log_probs[:30], labels[:30]), rel=1e-12)
+    assert metric.compute().dtype == torch.float64
+    assert metric.compute().item() == pytest.approx(function(log_probs, labels), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_of_two_metrics_merge(kind):
+    build, function = KINDS[kind]
+    log_probs, labels = data()
+    one, other = build(), build()
+    one.update(log_probs[:30], labels[:30])
+    other.update(log_probs[30:], labels[30:])
+    one.merge_state(other)
+    assert one.compute().item() == pytest.approx(function(log_probs, labels), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_are_merged(kind):
+    build, function = KINDS[kind]
+    log_probs, labels = data()
+    other = build()
+    other.update(log_probs[30:], labels[30:])
+    states = {name: getattr(other, name) for name in other._reductions}
+    gathered = iter(torch.cat(s) if isinstance(s, list) else s for s in states.values())
+    metric = build()
+    metric.distributed_available_fn = lambda: True  # as if torch.distributed ran two processes
+    metric.dist_sync_fn = lambda own, group: [own, next(gathered)]
+    metric.update(log_probs[:30], labels[:30])
+    expected = function(log_probs, labels)
+    assert metric.compute().item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    assert next(gathered, None) is None
+
+
+def test_mistakes():
+    with pytest.raises(ValueError, match="has seen no data"):
+        _compute_quietly(Nll())
+    with pytest.raises(ValueError, match="has seen no data"):
+        _compute_quietly(Aurc())
+    with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
+        Ece(bins=0)
+    with pytest.raises(ValueError, match="apply log_softmax to logits"):
+        Brier().update(torch.ones(2, 3), torch.tensor([0, 1]))
+
+
+def _compute_quietly(metric) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchmetrics warns too
+        metric.compute()
+
+
+# From confidences --------------------------------------------------------------------------------
+
+
+def test_confidences_are_all_that_these_metrics_need():
+    log_probs, labels = data()
+    confidence, correct = metrics.confidences(log_probs, labels)
+    assert metrics.ece_of_confidences(confidence, correct, 7) == metrics.ece(log_probs, labels, 7)
+    assert metrics.aurc_of_confidences(confidence, correct) == metrics.aurc(log_probs, labels)
+    assert correct.mean().item() == metrics.accuracy(log_probs, labels)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "correct", "message"),
+    [
+        ([0.5, 1.5], [0, 1], r"confidence\[1\] is 1\.5: pass probabilities"),
+        ([0.5, float("nan")], [0, 1], r"confidence\[1\] is nan: pass probabilities"),
+        ([0.5, 0.5], [0, 2], r"correct\[1\] is 2: pass 0 and 1"),
+        ([0.5, 0.5], [0], r"vectors of one length N ≥ 1, got \(2,\) and \(1,\)"),
+        ([], [], r"vectors of one length N ≥ 1, got \(0,\) and \(0,\)"),
+    ],
+)
+def test_confidences_that_are_none_are_refused(confidence, correct, message):
+    for function in (metrics.ece_of_confidences, metrics.aurc_of_confidences):
+        with pytest.raises(ValueError, match=message):
+            function(torch.tensor(confidence), torch.tensor(correct))
