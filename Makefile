@@ -12,11 +12,11 @@ help:  # list the targets
 setup: $(VENV)/.installed  # create a virtual environment with the package and all extras
 
 # torch comes first: its pin must be in place before another package asks for a range of versions.
-$(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt
+$(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt tests/laplace.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps -r tests/oracles.txt
+	$(BIN)/python -m pip install --quiet --no-deps -r tests/oracles.txt -r tests/laplace.txt
 	touch $@
 
 demo: setup  # acnml.calibrate and its rivals on rotated digits; writes demo/report.html

@@ -236,8 +236,8 @@ def tasks(study: TextStudy, store: Store) -> list[Task]:
 
         outside = [row for row, name in enumerate(names["test"]) if name in left_out]
         beyond = vectors["test"][outside] if out else vectors["oos_test"]
-        splits = (part(split) for split in SPLITS[:3])
-        return Task(experiment, ", ".join(out), *splits, beyond, len(index))
+        train, held_out, test = (part(split) for split in SPLITS[:3])
+        return Task(experiment, ", ".join(out), train, held_out, test, beyond, len(index))
 
     pairs = list(zip(list(domains)[::2], list(domains)[1::2], strict=True))
     return [task(ALL_INTENTS, ()), *(task(LEFT_OUT, pair) for pair in pairs[: study.folds])]
@@ -360,9 +360,14 @@ def calibrations(
         confidence, correct = metrics.confidences(log_probs, task.test.labels)
         beyond = outside[method].amax(-1).exp().clamp(max=1)
         both = torch.cat([confidence, beyond]), torch.cat([correct, torch.zeros_like(beyond)])
-        mixed = metrics.ece_of_confidences(*both), metrics.aurc_of_confidences(*both)
-        n = len(correct)
-        rows.append(Calibration(head, seed, method, n, *scores.values(), *mixed))
+        rows.append(
+            Calibration(
+                *(head, seed, method, len(correct)),
+                **scores,
+                ece_with_oos=metrics.ece_of_confidences(*both),
+                aurc_with_oos=metrics.aurc_of_confidences(*both),
+            )
+        )
     return rows
 
 

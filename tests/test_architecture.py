@@ -32,6 +32,10 @@ MAY_KNOW = {
     "solvers": MODEL | {"_algebra", "_engine", "head", "posteriors", "solvers"},
     "predictors": MODEL | {"_engine", "fitting", "head", "posteriors", "solvers", "predictors"},
     "exact": {"_util", "classifier", "posteriors", "exact"},
+    "laplace_torch": {"_util", "_algebra", "posteriors"},
+    "lightning": {"_util", "calibration", "fitting", "storage"},
+    "torchmetrics": {"metrics"},
+    "transformers": {"calibration", "classifier", "storage"},
     "tuning": MODEL | {"_engine", "fitting", "head", "metrics", "predictors", "solvers", "tuning"},
 }
 NEVER_IN_THE_LIBRARY = {

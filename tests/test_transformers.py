@@ -101,6 +101,10 @@ def with_lora(model: nn.Module, *targets: str) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def tokenizer():
+    return make_tokenizer()
+
+
+def make_tokenizer():
     tokens = {word: index for index, word in enumerate(WORDS)}
     return transformers.BertTokenizer(vocab=tokens, model_max_length=32)
 

@@ -23,7 +23,7 @@ from acnml.storage import save
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError:
-    from pytorch_lightning import (  # type: ignore[assignment, no-redef]
+    from pytorch_lightning import (  # type: ignore[no-redef]
         Callback,
         LightningModule,
         Trainer,
