@@ -278,5 +278,5 @@ STUDIES = (
     Study("theory", (), "makes its own data"),
     Study("rotated-mnist", (MNIST, NOTMNIST), "no mnist: scikit-learn's digits"),
     Study("cifar10-c", (CIFAR10, CIFAR10_C, FROST), "no cifar10-c: makes it, with frost"),
-    Study("text", (CLINC150,), "the encoder is a package, see docs/transformers.md"),
+    Study("text", (CLINC150,), "its encoder is a package"),
 )
