@@ -426,7 +426,7 @@ def chosen(study: TextStudy) -> str:
 
 
 def verdict(study: TextStudy, rows: Sequence[Detected]) -> str:
-    """Say in one sentence how ACNML compares with the best temperature."""
+    """Say how ACNML compares with the best temperature and with that of equal price."""
     parts = []
     for experiment in dict.fromkeys(row.experiment for row in rows):
 
@@ -436,13 +436,16 @@ def verdict(study: TextStudy, rows: Sequence[Detected]) -> str:
             return f"{sum(own) / len(own):.3f}"
 
         scores = ("max. probability", "entropy")
-        before = " / ".join(auroc(TEMPERATURE, score) for score in scores)
-        after = " / ".join(auroc(chosen(study), score) for score in (*scores, "regret"))
-        parts.append(
-            f"{experiment}: temperature {before} (maximum probability / entropy), ACNML {after} "
-            "(the same / regret)"
+        best, equal = (
+            " / ".join(auroc(method, score) for score in scores) for method in (TEMPERATURE, EQUAL)
         )
-    return f"AUROC of detection, head with {study.heads[0]}. {'; '.join(parts)}."
+        acnml = " / ".join(auroc(chosen(study), score) for score in (*scores, "regret"))
+        parts.append(
+            f"For {experiment}, the best temperature reaches {best} (maximum probability / "
+            f"entropy), the temperature of equal price {equal}, and ACNML {acnml} (the same / "
+            "regret)."
+        )
+    return f"AUROC of detection, head with {study.heads[0]}. {' '.join(parts)}"
 
 
 def write_pages(
@@ -458,7 +461,7 @@ def write_pages(
     about = (
         f"Encoder: {ENCODER}, frozen. Heads are trained for {study.epochs} epochs of Adam. "
         f"Temperature and α are chosen on {len(questions('val'))} validation questions at a price "
-        f"of {study.price:g} nats. Mean ± standard deviation over {seeds}. Nothing is trained or "
+        f"of {study.price:g} nats. Results are means over {seeds}. Nothing is trained or "
         "chosen on questions out of scope."
     )
     detection, domains = by_kind[ALL_INTENTS], by_kind[LEFT_OUT]
