@@ -39,8 +39,9 @@ COARSER = {
 }
 DTYPES = {str(dtype): dtype for dtype in (*COARSER, torch.float32)}
 
-# Attributes of modules that do not matter in eval mode.
-WITHOUT_EFFECT = {*vars(nn.Module()), "inplace", "gradient_checkpointing"}
+# Attributes of modules that do not matter in eval mode; a model of transformers is loaded from
+# `name_or_path`.
+WITHOUT_EFFECT = {*vars(nn.Module()), "inplace", "gradient_checkpointing", "name_or_path"}
 LONGEST_SETTING = 200  # characters of JSON; longer ones, such as vocabularies, are hashed
 
 
