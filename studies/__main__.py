@@ -46,24 +46,6 @@ def run_with_store(
         sys.exit(str(error))
 
 
-def run_with_store(
-    presets: Mapping[str, Any],
-    run: Callable[[Any, Path, Store], Path],
-    preset: str,
-    settings: list[str],
-    out: Path,
-) -> None:
-    """Run a study that uses only the store of artefacts, and say where its report is."""
-    try:
-        require_writable(out)
-        study = override(choose_preset(presets, preset), settings)
-        console = Console()
-        store = Store(out, study, Reporter(console, out / "run.log"))
-        console.print(f"Report: {run(study, out, store)}", soft_wrap=True, highlight=False)
-    except EXPECTED as error:
-        sys.exit(str(error))
-
-
 def build_app() -> typer.Typer:
     """Return all commands."""
     app = typer.Typer(add_completion=False, no_args_is_help=True)
