@@ -13,7 +13,12 @@ torch.Size([5, 3])
 Inputs are a tensor, a tuple or a mapping of tensors. The model is called as `model(x)`, `model(*x)`
 or `model(**x)`. A loader is any iterable of batches: pairs (inputs, labels), tuples
 (x1, x2, ..., labels), or mappings that hold the inputs and, under "labels" or "label", the labels.
-Labels are a tensor of class indices (B,).
+Labels are a tensor of class indices (B,). Where no training by SGD takes place, a data set in
+memory can stand for a loader: a tuple (X, y), or X alone where labels are not needed. A list is
+always a loader.
+
+NumPy arrays can be given wherever tensors can. Predictors return arrays for arrays and tensors for
+tensors. Floating point inputs are converted to the model's type.
 """
 
 from acnml import metrics, tuning

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from acnml import metrics
 from acnml._engine.trust import require_logits
 from acnml._util import checks
-from acnml._util.batches import Inputs, chunks
+from acnml._util.batches import Inputs, arrays_for_arrays, chunks, tensors_for_arrays
 from acnml._util.selection import last_linear, parameter_names
 from acnml.classifier import Classifier
 from acnml.fitting import Curvature, kronecker_curvature
@@ -145,27 +145,33 @@ class Calibrated(Predictor):
         """The plain temperature that costs as much as ACNML on the validation data."""
         return next(row.temperature for row in self.table if row.method.startswith(EQUAL_PRICE))
 
+    @arrays_for_arrays
     def __call__(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
         return self.predictor(x)
 
+    @arrays_for_arrays
     def log_probs(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
         return self.predictor(x)
 
+    @arrays_for_arrays
     def probs(self, x: Inputs) -> Tensor:
         """Return the probabilities (B, K)."""
         return self.predictor(x).exp()
 
+    @arrays_for_arrays
     def predict(self, x: Inputs) -> Tensor:
         """Return the likeliest class of every input (B,), or -1 for one without an answer."""
         log_probs = self.predictor(x)
         return log_probs.argmax(-1).where(~log_probs.isnan().any(-1), -1)
 
+    @arrays_for_arrays
     def regret(self, x: Inputs) -> Tensor:
         """Return log C(x) (B,): higher is more out of distribution."""
         return self.predictor.regret(x)
 
+    @tensors_for_arrays
     def solve(self, x: Inputs) -> Solution:
         """Return log-probabilities, regret and residuals from one pass."""
         return self.predictor.solve(x)
@@ -190,6 +196,7 @@ class Calibrated(Predictor):
             raise TypeError(f"score must be Score.CONFIDENCE or Score.REGRET, got {score!r}")
         return float(quantiles[round(at * (len(quantiles) - 1))])
 
+    @arrays_for_arrays
     def abstains(self, x: Inputs, share: float = 0.05, score: Score = Score.CONFIDENCE) -> Tensor:
         """Return which inputs (B,) are less certain than the least certain `share` in validation.
 
