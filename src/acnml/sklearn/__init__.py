@@ -6,9 +6,10 @@
 >>> from sklearn.preprocessing import StandardScaler
 >>> from acnml.sklearn import AcnmlClassifier
 >>> X, y = load_digits(return_X_y=True)
->>> classifier = AcnmlClassifier(make_pipeline(StandardScaler(), LogisticRegression()), cv=2)
->>> classifier.fit(X[:600], y[:600]).predict_proba(X[600:]).shape
-(1197, 10)
+>>> pipeline = make_pipeline(StandardScaler(), LogisticRegression())
+>>> classifier = AcnmlClassifier(pipeline, cv=2, price=0.03)
+>>> classifier.fit(X[:1000], y[:1000]).predict_proba(X[1000:]).shape
+(797, 10)
 
 Needs the extra `sklearn`. docs/sklearn.md is the how-to.
 """

@@ -1,4 +1,4 @@
-"""AcnmlClassifier: ACNML around a scikit-learn classifier, by cross-validation or a held-out set."""
+"""AcnmlClassifier: ACNML around a classifier of scikit-learn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedShuffleSplit, check_cv
 from sklearn.model_selection._search import BaseSearchCV
 from sklearn.pipeline import Pipeline
-from sklearn.utils import Tags, _safe_indexing, get_tags, indexable
+from sklearn.utils import Tags, _safe_indexing, check_array, get_tags, indexable
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import (
@@ -32,6 +32,9 @@ from acnml.calibration import LEAST_DATA, Calibrated, calibrate, calibrate_folds
 from acnml.sklearn._modules import Fitted, require_all_classes
 from acnml.sklearn._torch import TorchClassifier
 from acnml.tuning.temperature import why_no_temperature
+
+# Folds by default, if every class has as many data.
+FOLDS = 5
 
 # Inputs on which the probabilities of an estimator and its module are compared.
 COMPARED = 100
@@ -66,9 +69,10 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             `LogisticRegression`.
         price: nats of held-out NLL that the caution may cost, over the best temperature. Larger is
             more cautious.
-        cv: how to hold out data: a number of stratified folds (the default is 5), a share between 0
-            and 1 for a single stratified split, a splitter of scikit-learn, a list of pairs
-            (training indices, held-out indices), or "prefit".
+        cv: how to hold out data: a number of stratified folds (the default is 5, or as many as the
+            rarest class has data), a share between 0 and 1 for a single stratified split, a
+            splitter of scikit-learn, a list of pairs (training indices, held-out indices), or
+            "prefit".
         temperature: of the classifier; by default that of least held-out NLL.
         prior_precision: of the Gaussian prior of the last layer; see `acnml.calibrate`.
         n_jobs: processes that fit the classifiers of the splits.
@@ -120,6 +124,8 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         check_classification_targets(y)
         validate_data(self, X, skip_check_array=True)
         base = self._base()
+        if not isinstance(base, (Pipeline, BaseSearchCV)):  # which may take anything
+            check_array(X, accept_sparse=True, dtype=None, ensure_all_finite=False, allow_nd=True)
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X)
         if self.cv == "prefit" or isinstance(base, FrozenEstimator):
             if weights is not None:
@@ -215,19 +221,15 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         cv = None if isinstance(self.cv, str) and self.cv == ignore else self.cv
         if isinstance(cv, numbers.Real) and not isinstance(cv, numbers.Integral):
             cv = StratifiedShuffleSplit(1, test_size=float(cv), random_state=self.random_state)
-        splitter = check_cv(cv, y, classifier=True)
-        folds = getattr(splitter, "n_splits", None)
-        counts = np.unique(y, return_counts=True)
-        rarest = int(counts[1].argmin())
-        if cv is None or isinstance(cv, numbers.Integral):
-            least = int(counts[1][rarest])
-            if least < folds:
-                raise ValueError(
-                    f"{folds} folds need at least {folds} data of every class, but class "
-                    f"{counts[0][rarest]!r} has only {least}: n_samples={least} of it; use fewer "
-                    "folds, or give more data"
-                )
-        return splitter.split(X, y)
+        names, counts = np.unique(y, return_counts=True)
+        rarest = int(counts.argmin())
+        folds = cv if isinstance(cv, numbers.Integral) else max(2, min(FOLDS, counts[rarest]))
+        if (cv is None or folds is cv) and counts[rarest] < folds:
+            raise ValueError(
+                f"{folds} folds need {folds} data of every class, but class {names[rarest]!r} has "
+                f"{counts[rarest]}: use fewer folds, give more data, or drop the class"
+            )
+        return check_cv(folds if cv is None else cv, y, classifier=True).split(X, y)
 
     def predict_log_proba(self, X: Any) -> NDArray[Any]:
         """Return the logarithms of the probabilities (n, classes)."""

@@ -8,7 +8,7 @@ is right or refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -37,9 +37,9 @@ SUPPORTED = (
 # The curvature of the last layer has a factor of this many rows and columns.
 WIDEST = 10_000
 
-# Largest difference in probability between an estimator and its module: rounding, in the
-# precision of the module.
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+# Largest difference in probability between an estimator and its module: rounding, in double
+# precision, and where the inputs or the module are in single precision.
+DOUBLE, SINGLE = 1e-9, 1e-4
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "identity": nn.Identity,
@@ -72,7 +72,7 @@ class Fitted:
         transformers, classifier = _unwrapped(estimator)
         return Fitted(estimator, tuple(transformers), classifier, _converted(classifier))
 
-    def features(self, X: Any) -> NDArray[Any]:
+    def features(self, X: Any) -> Any:
         """Return what the module takes, for the inputs of the estimator."""
         for step in self.transformers:
             X = step.transform(X)
@@ -101,7 +101,8 @@ class Fitted:
                 f"has {found.shape[1]} logits"
             )
         difference = float(np.abs(found - expected).max())
-        if not difference <= TOLERANCES[torch.float32 if self._is_single else torch.float64]:
+        is_single = self._is_single or expected.dtype == np.float32
+        if not difference <= (SINGLE if is_single else DOUBLE):
             raise ValueError(
                 f"the probabilities of this {kind} are not the softmax of its last layer (they "
                 f"differ by {difference:.2g}), so ACNML does not apply. Supported are {SUPPORTED}"
@@ -233,7 +234,7 @@ def _of_skorch(net: Any) -> nn.Module:
     )
 
 
-def require_all_classes(classifier: Any, classes: Sequence[Any], where: str) -> None:
+def require_all_classes(classifier: Any, classes: Iterable[Any], where: str) -> None:
     """Raise an error if a classifier was fitted without some of the classes."""
     missing = [each for each in classes if each not in set(classifier.classes_)]
     if missing:

@@ -100,7 +100,8 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the likeliest label of every input."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        labels = self.predict_proba(X).argmax(1)
+        return self.classes_[labels]
 
 
 def _one_hidden_layer(features: int, classes: int) -> nn.Module:
