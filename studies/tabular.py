@@ -190,8 +190,8 @@ def run(study: TabularStudy, out: Path, store: Store) -> Path:
                 for part in (TEST, SHIFTED):
                     for method, log_probs in found[part].items():
                         own = metrics.summary(log_probs, labels[part], BINS)
-                        place = (*where, part, method, len(log_probs))
-                        scored.append(Scored(*place, **own))
+                        n = len(log_probs)
+                        scored.append(Scored(name, kind, seed, part, method, n, **own))
                 if CONFORMAL in found:
                     covered += sets(where, found, labels, study.coverage)
     write_csv(out / "metrics.csv", Scored._fields, scored)

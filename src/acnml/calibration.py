@@ -28,6 +28,7 @@ from acnml import metrics
 from acnml._engine.trust import require_logits
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays, chunks, tensors_for_arrays
+from acnml._util.html import html_table
 from acnml._util.selection import last_linear, parameter_names
 from acnml.classifier import Classifier
 from acnml.fitting import Curvature, kronecker_curvature
@@ -59,6 +60,9 @@ SMALLEST_ALPHA, LARGEST_ALPHA = 1e-8, 1e8
 
 # Data that the search looks at before it looks at all of them.
 FIRST_LOOK = 1000
+
+# The columns of the printed table.
+COLUMNS = ["method", "T", "alpha", "accuracy", "NLL", "Brier", "ECE", "confidence", "regret"]
 
 # How the row of the temperature of equal price begins.
 EQUAL_PRICE = "temperature, +"
@@ -210,14 +214,19 @@ class Calibrated(Predictor):
         return ~(solved.regret <= limit)
 
     def __str__(self) -> str:
-        head = ["method", "T", "alpha", "accuracy", "NLL", "Brier", "ECE", "confidence", "regret"]
-        lines = [head, *(_cells(row) for row in self.table)]
+        lines = [COLUMNS, *(_cells(row) for row in self.table)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [
             "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(cells))
             for cells in (list(zip(line, widths, strict=True)) for line in lines)
         ]
         return "\n".join([*text, "", *self.notes])
+
+    def _repr_html_(self) -> str:
+        """Return the table for notebooks, with the chosen row in bold."""
+        rows = [_cells(row) for row in self.table]
+        chosen = {i for i, row in enumerate(self.table) if row.alpha == self.alpha}
+        return html_table(COLUMNS, rows, chosen, self.notes)
 
     def __repr__(self) -> str:
         return (
