@@ -71,7 +71,7 @@ class TabularStudy:
     most_rows: int = 3000
     price: float = 0.01
     coverage: float = 0.9
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: tuple[int, ...] = (0, 1, 2)
 
 
 PRESETS: Mapping[str, TabularStudy] = {

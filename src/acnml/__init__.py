@@ -24,7 +24,7 @@ tensors. Floating point inputs are converted to the model's type.
 from acnml import metrics, tuning
 from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
-from acnml.calibration import Calibrated, CalibrationRow, Score, calibrate
+from acnml.calibration import Calibrated, CalibrationRow, Score, calibrate, calibrate_folds
 from acnml.classifier import Classifier
 from acnml.export import Exported, export_onnx
 from acnml.fitting import (
@@ -144,6 +144,7 @@ __all__ = [
     "UnsolvedWarning",
     "batch_norm_statistics",
     "calibrate",
+    "calibrate_folds",
     "collect_swag",
     "diagonal_curvature",
     "export_onnx",

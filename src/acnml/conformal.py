@@ -108,8 +108,8 @@ def fit(
         score: `SetScore.LAC` for small sets, `SetScore.APS` for adaptive ones.
     """
     scores = _scores_of_labels(log_probs, labels, coverage, score)
-    threshold = _quantile(scores, coverage)
-    return Conformal(score, coverage, torch.full((log_probs.shape[1],), threshold).double())
+    thresholds = [_quantile(scores, coverage)] * log_probs.shape[1]
+    return Conformal(score, coverage, torch.tensor(thresholds, dtype=torch.float64))
 
 
 def fit_by_class(

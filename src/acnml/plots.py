@@ -92,7 +92,7 @@ def reliability(
     name = f"ECE {error:.3f}" if label is None else f"{label}, ECE {error:.3f}"
     ax.plot(diagram.confidence, diagram.accuracy, "o-", color=colour, label=name, clip_on=False)
     frame_of_reliability(ax)
-    ax.set_title("Reliability")
+    _title(ax, "Reliability")
     _legend(ax, "upper left")
     return ax
 
@@ -124,7 +124,7 @@ def risk_coverage(
     ax.set_ylim(bottom=0)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(PercentFormatter(1))
-    ax.set_title("Risk and coverage")
+    _title(ax, "Risk and coverage")
     _legend(ax, "best")
     return ax
 
@@ -157,7 +157,7 @@ def regret(
         ax.stairs(shares, edges, color=colour, linewidth=1.4, label=name)
     ax.set(xlabel="regret (nats)", ylabel="share of inputs", xlim=(0, edges[-1]))
     ax.yaxis.set_major_formatter(PercentFormatter(1))
-    ax.set_title(f"Regret, AUROC {area:.3f}")
+    _title(ax, f"Regret, AUROC {area:.3f}")
     _legend(ax, "upper right")
     return ax
 
@@ -193,7 +193,7 @@ def price_frontier(calibrated: Calibrated, *, ax: Axes | None = None) -> Axes:
         color=FAINT,
     )
     ax.set(xlabel="NLL over the best temperature (nats)", ylabel="mean confidence")
-    ax.set_title("Caution and its price")
+    _title(ax, "Caution and its price")
     _legend(ax, "best")
     return ax
 
@@ -235,7 +235,7 @@ def class_probabilities(
     ax.set(xlim=(0, 1.14), xlabel="probability")
     ax.set_xticks([0, 0.5, 1])
     ax.grid(visible=False)
-    ax.set_title("Classes" if label is None else "Classes; the true one is green")
+    _title(ax, "Classes" if label is None else "Classes; the true one is green")
     return ax
 
 
@@ -261,6 +261,10 @@ def _next_colour(ax: Axes) -> str:
     """Return a colour for one more method on these axes."""
     drawn = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
     return CYCLE[len(drawn) % len(CYCLE)]
+
+
+def _title(ax: Axes, text: str) -> None:
+    ax.set_title(text, loc="left", weight="bold", size=10.5, color=INK)
 
 
 def _legend(ax: Axes, place: Literal["best", "upper left", "upper right"]) -> None:
