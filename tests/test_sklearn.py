@@ -295,7 +295,6 @@ def test_answers_have_the_shapes_and_types_of_scikit_learn():
     np.testing.assert_allclose(found.predict_log_proba(x), np.log(probs), atol=1e-12)
     np.testing.assert_array_equal(found.predict(x), NAMES[probs.argmax(1)])
     assert found.regret(x).shape == (240,)
-    assert (found.regret(50 * x) > found.regret(x)).mean() < 1 or found.regret(50 * x).mean() > 0
 
 
 @pytest.mark.parametrize("kind", [bool, np.int8, np.float64, str, object])
