@@ -140,7 +140,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             )
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has only one class, {self.classes_[0]!r}: at least 2 are needed")
+            raise ValueError(f"y has only one class, {list(self.classes_)}: at least 2 are needed")
         return self._fit_by_splits(base, X, y, weights)
 
     def _fit_by_splits(self, base: Any, X: Any, y: Any, weights: Any) -> AcnmlClassifier:

@@ -86,7 +86,8 @@ class Fitted:
                 f"most {WIDEST}: reduce them before, e.g. by TruncatedSVD"
             )
         dense = X.toarray() if sparse.issparse(X) else X
-        return np.asarray(dense, dtype=np.float32 if self._is_single else np.float64)
+        dtype = np.float32 if self._is_single else np.float64
+        return np.require(dense, dtype, ["C_CONTIGUOUS", "WRITEABLE"])  # as torch needs it
 
     def require_agreement(self, X: Any) -> None:
         """Raise an error unless module and estimator have the same probabilities for X."""

@@ -67,14 +67,14 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"y has only one class, {self.classes_[0]!r}: two are needed")
+            raise ValueError(f"y has only one class, {list(self.classes_)}: two are needed")
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
         seed = int(check_random_state(self.random_state).randint(2**31))
         with seeded(seed):
             module = (self.factory or _one_hidden_layer)(X.shape[1], len(self.classes_))
             dtype = next((p.dtype for p in module.parameters()), torch.float32)
-            x, w = (torch.from_numpy(array).to(dtype) for array in (X, weights))
-            self._train(module.train(), x, torch.from_numpy(labels), w)
+            x, w = (torch.tensor(array, dtype=dtype) for array in (X, weights))
+            self._train(module.train(), x, torch.tensor(labels), w)
         self.module_ = module.eval()
         return self
 
@@ -93,7 +93,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the softmax of the network's logits."""
         check_is_fitted(self)
-        x = torch.from_numpy(validate_data(self, X, reset=False, dtype=np.float64))
+        x = torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
         dtype = next((p.dtype for p in self.module_.parameters()), torch.float32)
         logits = torch.cat([self.module_(part) for part in x.to(dtype).split(CHUNK)])
         return torch.softmax(logits.double(), dim=-1).numpy()
