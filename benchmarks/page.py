@@ -6,7 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from acnml.cli._shared.drawing import INK, panel
+from acnml.cli._shared.drawing import panel
+from acnml.plots import INK
 
 Results = dict[str, Any]
 

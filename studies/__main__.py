@@ -115,6 +115,20 @@ def build_app() -> typer.Typer:
 
         run_with_store(text.PRESETS, text.run, preset, settings or [], out)
 
+    @app.command()
+    def tabular(
+        out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("tabular"),
+        preset: Annotated[str, typer.Option(help="quick or full.")] = "quick",
+        settings: Settings = None,
+    ) -> None:
+        """Compare acnml.sklearn with CalibratedClassifierCV on tables, in distribution and shifted.
+
+        Run the same command again to continue an interrupted run.
+        """
+        from studies import tabular
+
+        run_with_store(tabular.PRESETS, tabular.run, preset, settings or [], out)
+
     for kind in kinds().values():
         register(app, kind)
 

@@ -40,6 +40,9 @@ MAY_KNOW = {
     "transformers": {"calibration", "classifier", "storage"},
     "tuning": MODEL
     | {"_engine", "fitting", "head", "metrics", "predictors", "solvers", "typicality", "tuning"},
+    "conformal": {"metrics"},
+    "plots": {"metrics", "calibration"},
+    "sklearn": {"_util", "calibration", "tuning", "sklearn"},
 }
 NEVER_IN_THE_LIBRARY = {
     "PIL",
@@ -53,6 +56,9 @@ NEVER_IN_THE_LIBRARY = {
     "scipy",
 }
 OUTSIDE = {"cli", "__main__"}
+# Optional parts -> the packages that they are for. No other part may import them, see
+# tests/test_imports.py.
+OPTIONAL = {"sklearn": {"sklearn", "scipy"}, "plots": {"matplotlib"}}
 OPEN_BY_NATURE = {"ABC", "Protocol", "NamedTuple", "Enum"}  # bases whose classes need no @final
 
 
@@ -81,7 +87,9 @@ LIBRARY = sorted(name for name in MODULES if name.split(".")[0] not in OUTSIDE)
 def test_the_library_does_not_know_the_outside(name):
     assert not own_parts(MODULES[name]) & OUTSIDE
     foreign = {imported.split(".")[0] for imported in imports(MODULES[name])}
-    assert not foreign & NEVER_IN_THE_LIBRARY
+    part = name.split(".")[0]
+    assert not (foreign - OPTIONAL.get(part, set())) & NEVER_IN_THE_LIBRARY
+    assert own_parts(MODULES[name]) & set(OPTIONAL) <= {part}
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))

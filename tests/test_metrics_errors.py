@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from acnml import metrics
 from metric_cases import DIAGRAMS, LABEL_METRICS, every_score_metric, top
@@ -42,12 +41,11 @@ class TestErrors:
             metric(log_probs, labels)
 
     @pytest.mark.parametrize("metric", [*LABEL_METRICS, *DIAGRAMS, metrics.risk_coverage])
-    @pytest.mark.parametrize("form", [Tensor.numpy, Tensor.tolist])
-    def test_arrays_and_lists(self, metric, form):
+    def test_lists(self, metric):
         with pytest.raises(TypeError, match=r"labels must be a tensor, got .*torch\.as_tensor"):
-            metric(GOOD, form(LABELS))
+            metric(GOOD, LABELS.tolist())
         with pytest.raises(TypeError, match="log_probs must be a tensor, got"):
-            metric(form(GOOD), LABELS)
+            metric(GOOD.tolist(), LABELS)
 
     @every_score_metric
     def test_lists_of_scores(self, metric):

@@ -13,13 +13,18 @@ torch.Size([5, 3])
 Inputs are a tensor, a tuple or a mapping of tensors. The model is called as `model(x)`, `model(*x)`
 or `model(**x)`. A loader is any iterable of batches: pairs (inputs, labels), tuples
 (x1, x2, ..., labels), or mappings that hold the inputs and, under "labels" or "label", the labels.
-Labels are a tensor of class indices (B,).
+Labels are a tensor of class indices (B,). Where no training by SGD takes place, a data set in
+memory can stand for a loader: a tuple (X, y), or X alone where labels are not needed. A list is
+always a loader.
+
+NumPy arrays can be given wherever tensors can. Predictors return arrays for arrays and tensors for
+tensors. Floating point inputs are converted to the model's type.
 """
 
 from acnml import metrics, tuning
 from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
-from acnml.calibration import Calibrated, CalibrationRow, Score, calibrate
+from acnml.calibration import Calibrated, CalibrationRow, Score, calibrate, calibrate_folds
 from acnml.classifier import Classifier
 from acnml.export import Exported, export_onnx
 from acnml.fitting import (
@@ -139,6 +144,7 @@ __all__ = [
     "UnsolvedWarning",
     "batch_norm_statistics",
     "calibrate",
+    "calibrate_folds",
     "collect_swag",
     "diagonal_curvature",
     "export_onnx",

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from acnml import metrics
 from acnml._engine.trust import require_logits
 from acnml._util import checks
-from acnml._util.batches import Inputs, chunks
+from acnml._util.batches import Inputs, arrays_for_arrays, chunks, tensors_for_arrays
+from acnml._util.html import html_table
 from acnml._util.selection import last_linear, parameter_names
 from acnml.classifier import Classifier
 from acnml.fitting import Curvature, kronecker_curvature
@@ -59,6 +60,9 @@ SMALLEST_ALPHA, LARGEST_ALPHA = 1e-8, 1e8
 
 # Data that the search looks at before it looks at all of them.
 FIRST_LOOK = 1000
+
+# The columns of the printed table.
+COLUMNS = ["method", "T", "alpha", "accuracy", "NLL", "Brier", "ECE", "confidence", "regret"]
 
 # How the row of the temperature of equal price begins.
 EQUAL_PRICE = "temperature, +"
@@ -145,27 +149,33 @@ class Calibrated(Predictor):
         """The plain temperature that costs as much as ACNML on the validation data."""
         return next(row.temperature for row in self.table if row.method.startswith(EQUAL_PRICE))
 
+    @arrays_for_arrays
     def __call__(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
         return self.predictor(x)
 
+    @arrays_for_arrays
     def log_probs(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
         return self.predictor(x)
 
+    @arrays_for_arrays
     def probs(self, x: Inputs) -> Tensor:
         """Return the probabilities (B, K)."""
         return self.predictor(x).exp()
 
+    @arrays_for_arrays
     def predict(self, x: Inputs) -> Tensor:
         """Return the likeliest class of every input (B,), or -1 for one without an answer."""
         log_probs = self.predictor(x)
         return log_probs.argmax(-1).where(~log_probs.isnan().any(-1), -1)
 
+    @arrays_for_arrays
     def regret(self, x: Inputs) -> Tensor:
         """Return log C(x) (B,): higher is more out of distribution."""
         return self.predictor.regret(x)
 
+    @tensors_for_arrays
     def solve(self, x: Inputs) -> Solution:
         """Return log-probabilities, regret and residuals from one pass."""
         return self.predictor.solve(x)
@@ -190,6 +200,7 @@ class Calibrated(Predictor):
             raise TypeError(f"score must be Score.CONFIDENCE or Score.REGRET, got {score!r}")
         return float(quantiles[round(at * (len(quantiles) - 1))])
 
+    @arrays_for_arrays
     def abstains(self, x: Inputs, share: float = 0.05, score: Score = Score.CONFIDENCE) -> Tensor:
         """Return which inputs (B,) are less certain than the least certain `share` in validation.
 
@@ -203,14 +214,19 @@ class Calibrated(Predictor):
         return ~(solved.regret <= limit)
 
     def __str__(self) -> str:
-        head = ["method", "T", "alpha", "accuracy", "NLL", "Brier", "ECE", "confidence", "regret"]
-        lines = [head, *(_cells(row) for row in self.table)]
+        lines = [COLUMNS, *(_cells(row) for row in self.table)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = [
             "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(cells))
             for cells in (list(zip(line, widths, strict=True)) for line in lines)
         ]
         return "\n".join([*text, "", *self.notes])
+
+    def _repr_html_(self) -> str:
+        """Return the table for notebooks, with the chosen row in bold."""
+        rows = [_cells(row) for row in self.table]
+        chosen = {i for i, row in enumerate(self.table) if row.alpha == self.alpha}
+        return html_table(COLUMNS, rows, chosen, self.notes)
 
     def __repr__(self) -> str:
         return (
@@ -229,6 +245,7 @@ def calibrate(
     curvature: Callable[..., Curvature] = kronecker_curvature,
     prior_precision: float | None = None,
     typicality: bool | Sequence[Place] = True,
+    temperature: float | None = None,
     progress: bool | None = None,
 ) -> Calibrated:
     """Calibrate a trained network: temperature first, then ACNML on its last layer.
@@ -236,9 +253,10 @@ def calibrate(
     Args:
         model: the trained network, which returns logits. It is not changed. Give a `Classifier` for
             models whose output is not a tensor.
-        train_loader: the training data, all of it and not augmented; labels are not needed.
-        validation_loader: labelled data like the training data that the network was not trained on.
-            Some hundred are enough for a rough choice, some thousand for an exact one.
+        train_loader: the training data, all of it and not augmented; labels are not needed. Data in
+            memory can be given as `X` or `(X, y)`, tensors or arrays.
+        validation_loader: labelled data like the training data that the network was not trained on,
+            or `(X, y)`. Some hundred are enough for a rough choice, some thousand for an exact one.
         price: nats of validation NLL that the caution may cost, over the best temperature. Larger
             is more cautious.
         layer: the last Linear layer, or its name; by default the one that is registered last.
@@ -248,6 +266,9 @@ def calibrate(
         typicality: weigh every query by how atypical the input's features are, α(x) = α s(x); see
             `acnml.Typicality`. The features are taken at places that are found in the network, or
             name the places. False leaves the weight at α for all inputs.
+        temperature: of the network; by default that of least validation NLL. Set it to 1 if the
+            validation data are too few to choose it by, or all predicted correctly. The price is
+            then counted from the NLL at this temperature.
         progress: show progress bars; by default in a terminal only.
 
     Returns:
@@ -268,23 +289,131 @@ def calibrate(
             "training and validation loader are the same object; the price must be measured on "
             "data that the network was not trained on"
         )
-    classifier = model if isinstance(model, Classifier) else Classifier(model)
-    names = _layer_names(classifier, layer)
     places = typicality if isinstance(typicality, bool) else tuple(typicality)
-    validation = _ValidationData.of(classifier, names, validation_loader, places, progress)
-    tempered, moments = classifier.tempered(validation.temperature), Moments()
-    watch = None if validation.reader is None else Watch(validation.reader, moments.add)
-    watched = {} if watch is None else {"watch": watch}
-    fitted = curvature(tempered, train_loader, names, progress=progress, **watched)
-    if prior_precision is None:
-        prior_precision = RELATIVE_PRIOR * fitted.mean_eigenvalue()
-    posterior = fitted.posterior(prior_precision)
-    density = validation.density(tempered, moments)
-    predictor = Acnml(tempered, posterior, typicality=density)
-    search = _Search(predictor, validation.observed_by(density))
-    prices = (price / 3, price, 3 * price)
-    found = {each: search.largest_alpha(each) for each in prices}
-    return _result(search, found, price)
+    recipe = _Recipe(layer, curvature, prior_precision, places, progress)
+    network = recipe.network(model)
+    validation = _ValidationData.of([recipe.outputs(network, validation_loader)], temperature)
+    predictor = recipe.fitted(network, train_loader, validation)
+    observed = validation.observed_by(predictor.typicality)
+    return _result(_Search(predictor, observed, (predictor,)), price)
+
+
+def calibrate_folds(
+    model: nn.Module | Classifier,
+    train_loader: Iterable[Any],
+    folds: Iterable[tuple[nn.Module | Classifier, Iterable[Any], Iterable[Any]]],
+    *,
+    price: float = 0.01,
+    layer: str | None = None,
+    curvature: Callable[..., Curvature] = kronecker_curvature,
+    prior_precision: float | None = None,
+    temperature: float | None = None,
+    progress: bool | None = None,
+) -> Calibrated:
+    """Calibrate a network that was trained on all data by cross-validation.
+
+    With few data, none can be spared for validation. Instead, every fold has a network that was
+    trained without it, and the predictions of these networks for their folds are pooled. They
+    decide the temperature and α. The result uses both with the given network, which was trained on
+    all data, and a posterior that is fitted on all data. The weight is α for all inputs: typicality
+    needs held-out data of the network itself.
+
+    Args:
+        model: the network that was trained on all data.
+        train_loader: all data.
+        folds: for every fold its network, the data that it was trained on, and the validation data.
+        price: see `calibrate`, also for all following arguments.
+        layer: the name of the last Linear layer; by default the one that is registered last.
+        curvature: `kronecker_curvature`, `diagonal_curvature` or `full_curvature`.
+        prior_precision: of the Gaussian prior of the last layer's weights.
+        temperature: of the network; by default that of least validation NLL.
+        progress: show progress bars; by default in a terminal only.
+    """
+    checks.require_positive(price, "price")
+    recipe = _Recipe(layer, curvature, prior_precision, False, progress)
+    parts = [(recipe.network(own), train, validation) for own, train, validation in folds]
+    if not parts:
+        raise ValueError("there are no folds: pass (network, training data, validation data)")
+    validation = _ValidationData.of(
+        [recipe.outputs(network, held_out) for network, _, held_out in parts], temperature
+    )
+    predictor = recipe.fitted(recipe.network(model), train_loader, validation)
+    each = tuple(recipe.fitted(network, train, validation) for network, train, _ in parts)
+    return _result(_Search(predictor, validation, each), price)
+
+
+class _Network(NamedTuple):
+    """A network and the names of the parameters of its last layer."""
+
+    classifier: Classifier
+    names: list[str]
+
+
+class _Outputs(NamedTuple):
+    """What a network makes of validation data."""
+
+    features: Features
+    labels: Tensor
+    reader: Reader | None  # of features at other places
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Recipe:
+    """How a posterior is fitted."""
+
+    layer: nn.Module | str | None
+    curvature: Callable[..., Curvature]
+    prior_precision: float | None
+    places: bool | tuple[Place, ...]  # of typicality; False for none
+    progress: bool | None
+
+    def network(self, model: nn.Module | Classifier) -> _Network:
+        """Return a network with its last layer."""
+        classifier = model if isinstance(model, Classifier) else Classifier(model)
+        return _Network(classifier, _layer_names(classifier, self.layer))
+
+    def outputs(self, network: _Network, loader: Iterable[Any]) -> _Outputs:
+        """Return what the last layer makes of validation data, and the labels."""
+        classifier, names = network
+        layer = only_linear(classifier, names)
+        reader: Reader | None = None
+
+        def compute(x: Inputs) -> Features | None:
+            nonlocal reader
+            assert layer is not None
+            x = classifier.prepare(x)
+            if self.places is not False and reader is None:
+                named = None if self.places is True else self.places
+                reader = Reader.found(classifier, x, named)
+            return all_features(classifier, layer, chunks(x), observer=reader)
+
+        features: Features | None = None
+        if layer is not None:
+            validation = Validation(loader, self.progress)
+            features, labels = validation.over_batches("features", compute, joined_features)
+        if features is None:
+            raise ValueError(
+                f"the logits are not the outputs of the layer that owns {names}; name the last "
+                "Linear layer by `layer`, pass acnml.transformers.LastToken(model) for a decoder "
+                "with a head `score`, or use acnml.fit_kfac_laplace and acnml.Acnml with a "
+                "posterior over all layers"
+            )
+        return _Outputs(features, labels, reader)
+
+    def fitted(
+        self, network: _Network, loader: Iterable[Any], validation: _ValidationData
+    ) -> Acnml:
+        """Fit a posterior to the tempered likelihood, and typicality in the same pass."""
+        tempered, moments = network.classifier.tempered(validation.temperature), Moments()
+        watch = None if validation.reader is None else Watch(validation.reader, moments.add)
+        watched = {} if watch is None else {"watch": watch}
+        fitted = self.curvature(tempered, loader, network.names, progress=self.progress, **watched)
+        precision = self.prior_precision
+        if precision is None:
+            precision = RELATIVE_PRIOR * fitted.mean_eigenvalue()
+        density = validation.density(tempered, moments)
+        return Acnml(tempered, fitted.posterior(precision), typicality=density)
 
 
 # The validation data -----------------------------------------------------------------------------
@@ -297,44 +426,22 @@ class _ValidationData:
 
     features: Features  # without a temperature
     labels: Tensor
-    temperature: float  # of least NLL
+    fold: Tensor  # (N,) which network the features are of, in ascending order
+    temperature: float  # of least NLL, or given
     reader: Reader | None  # of features at other places
 
     @staticmethod
-    def of(
-        classifier: Classifier,
-        names: list[str],
-        loader: Iterable[Any],
-        places: bool | tuple[Place, ...],
-        progress: bool | None,
-    ) -> _ValidationData:
-        layer = only_linear(classifier, names)
-        reader: Reader | None = None
-
-        def compute(x: Inputs) -> Features | None:
-            nonlocal reader
-            assert layer is not None
-            x = classifier.prepare(x)
-            if places is not False and reader is None:
-                named = None if places is True else places
-                reader = Reader.found(classifier, x, named)
-            return all_features(classifier, layer, chunks(x), observer=reader)
-
-        features: Features | None = None
-        if layer is not None:
-            validation = Validation(loader, progress)
-            features, labels = validation.over_batches("features", compute, joined_features)
-        if features is None:
-            raise ValueError(
-                f"the logits are not the outputs of the layer that owns {names}; name the last "
-                "Linear layer by `layer`, pass acnml.transformers.LastToken(model) for a decoder "
-                "with a head `score`, or use acnml.fit_kfac_laplace and acnml.Acnml with a "
-                "posterior over all layers"
-            )
-        _require_usable(features.logits, labels)
-        log_probs = torch.log_softmax(features.logits.cpu().double(), dim=-1)
-        temperature = least_nll_temperature(log_probs, labels)
-        return _ValidationData(features, labels, temperature, reader)
+    def of(parts: list[_Outputs], temperature: float | None) -> _ValidationData:
+        features, labels = Features.joined([p.features for p in parts]), [p.labels for p in parts]
+        fold = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(y) for y in labels]))
+        _require_usable(features.logits, torch.cat(labels), temperature)
+        if temperature is None:
+            log_probs = torch.log_softmax(features.logits.cpu().double(), dim=-1)
+            temperature = least_nll_temperature(log_probs, torch.cat(labels))
+        checks.require_positive(temperature, "temperature")
+        return _ValidationData(
+            features, torch.cat(labels), fold, float(temperature), parts[0].reader
+        )
 
     def density(self, classifier: Classifier, moments: Moments) -> Typicality | None:
         """Return the typicality for moments of the training data, if features were read."""
@@ -342,7 +449,7 @@ class _ValidationData:
             return None
         return Typicality.of_moments(classifier, self.reader, moments, self.features.observed)
 
-    def observed_by(self, density: Typicality | None) -> _ValidationData:
+    def observed_by(self, density: Density | None) -> _ValidationData:
         """Return the data with s(x) in place of the features that it is computed from."""
         if density is None or self.features.observed is None:
             return self
@@ -355,7 +462,15 @@ class _ValidationData:
 
     def take(self, rows: slice) -> _ValidationData:
         """Return some of the data."""
-        return replace(self, features=self.features.take(rows), labels=self.labels[rows])
+        features = self.features.take(rows)
+        return replace(self, features=features, labels=self.labels[rows], fold=self.fold[rows])
+
+    def of_fold(self, index: int) -> Features:
+        """Return the features that are of one network."""
+        if bool((self.fold == index).all()):
+            return self.features
+        rows = (self.fold == index).nonzero().flatten().to(self.features.logits.device)
+        return self.features.take(rows)
 
     @cached_property
     def best_nll(self) -> float:
@@ -392,13 +507,13 @@ def _layer_names(classifier: Classifier, layer: nn.Module | str | None) -> list[
     return parameter_names(model, [layer])
 
 
-def _require_usable(logits: Tensor, labels: Tensor) -> None:
+def _require_usable(logits: Tensor, labels: Tensor, temperature: float | None) -> None:
     """Refuse validation data that cannot be calibrated on, and warn of data that are doubtful."""
     n, classes = logits.shape
-    if n < LEAST_DATA:
+    if n < (LEAST_DATA if temperature is None else 2):
         raise ValueError(
             f"{n} validation data are too few to choose a temperature and a price by; give at "
-            f"least {LEAST_DATA}, better some thousand"
+            f"least {LEAST_DATA}, better some thousand, or set temperature=1"
         )
     require_logits(logits)
     missing = sorted(set(range(classes)) - set(labels.unique().tolist()))
@@ -421,16 +536,21 @@ class _Search:
 
     predictor: Acnml
     validation: _ValidationData
+    folds: tuple[Acnml, ...]  # of the networks that the validation data were held out from
 
     def log_lik(self, alpha: float, data: _ValidationData | None = None) -> Tensor | None:
         """Return the log-likelihoods (N, K), or None if the solver finds no solution."""
-        logits = (data or self.validation).features.logits / self.predictor.classifier.temperature
-        features = (data or self.validation).features._replace(logits=logits)
+        parts = []
+        for index, predictor in enumerate(self.folds):
+            features = (data or self.validation).of_fold(index)
+            if len(features.logits):
+                logits = features.logits / predictor.classifier.temperature
+                parts.append((replace(predictor, alpha=alpha), features._replace(logits=logits)))
         try:
-            solved = replace(self.predictor, alpha=alpha).solve_features(features)
+            solved = [predictor.solve_features(features) for predictor, features in parts]
         except UnsolvedError:
             return None
-        return solved.log_lik.cpu().double()
+        return torch.cat([solution.log_lik.cpu().double() for solution in solved])
 
     def largest_alpha(self, price: float) -> float:
         """Return the largest α within a price whose accuracy is not lower beyond sampling error.
@@ -445,12 +565,11 @@ class _Search:
 
     def _typical_alpha(self) -> float:
         """Return the α with which a typical logit has a posterior variance of 0.01."""
-        some = self.validation.take(slice(0, 100)).features
-        layer = self.predictor.last_layer
+        predictor, some = self.folds[0], self.validation.of_fold(0).inputs[:100]
+        layer = predictor.last_layer
         assert layer is not None
-        inputs = some.inputs.to(self.predictor.posterior.dtype)
-        kernel = self.predictor.posterior.output_kernel(layer.layer, inputs)
-        variance = float(kernel.diagonal().mean()) / self.predictor.classifier.temperature**2
+        kernel = predictor.posterior.output_kernel(layer.layer, some.to(predictor.posterior.dtype))
+        variance = float(kernel.diagonal().mean()) / predictor.classifier.temperature**2
         return min(max(0.01 / max(variance, 1e-300), SMALLEST_ALPHA), LARGEST_ALPHA)
 
     def _largest(self, price: float, start: float, data: _ValidationData, steps: int) -> float:
@@ -515,7 +634,9 @@ def _accuracy_is_lower(log_probs: Tensor, plain: Tensor, labels: Tensor) -> bool
 # The result --------------------------------------------------------------------------------------
 
 
-def _result(search: _Search, found: dict[float, float], price: float) -> Calibrated:
+def _result(search: _Search, price: float) -> Calibrated:
+    """Choose α for the price and two others, and write down what it was chosen from."""
+    found = {each: search.largest_alpha(each) for each in (price / 3, price, 3 * price)}
     validation, temperature = search.validation, search.validation.temperature
     chosen = found[price]
     log_lik = search.log_lik(chosen)

@@ -27,12 +27,15 @@ from acnml._util.params import Params
 from acnml._util.structure import eval_structure, require_independent, require_viewable, unwrapped
 
 NO_CHECKPOINTS = "switch the model's gradient checkpointing off"
+FLOATS = "if the inputs are integers, convert them: x.float() or x.astype('float32')"
 
 # Part of an error message from torch -> advice to append to it.
 REMEDIES = {
     "saved tensor hooks": NO_CHECKPOINTS,
     "_NoopSaveInputs": NO_CHECKPOINTS,  # in torch 2.6
     "NestedTensorImpl": "build the nn.TransformerEncoder with enable_nested_tensor=False",
+    "must have the same dtype": FLOATS,
+    "should be the same": FLOATS,
     "positional arguments but": "in a tuple from a loader, all elements but the last are inputs",
 }
 

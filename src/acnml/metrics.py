@@ -14,11 +14,14 @@ All metrics are pure functions. There are three families:
 All metrics are computed on the CPU in float64: a float32 sum over a large test set is too
 inaccurate to compare methods, and some accelerators do not support float64. No metric depends on
 the order of the data, because ties are averaged and not broken by position.
+
+Arguments may be NumPy arrays. `reliability` and `risk_coverage` then return arrays, too.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -107,7 +110,8 @@ def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliabilit
     >>> reliability(log_probs, torch.tensor([0, 0, 1]), bins=2).count
     tensor([2, 1])
     """
-    return _equal_mass(*confidences(log_probs, labels), bins)
+    diagram = _equal_mass(*confidences(log_probs, labels), bins)
+    return _arrays_for_arrays(log_probs, diagram)
 
 
 def reliability_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliability:
@@ -115,7 +119,8 @@ def reliability_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -
     _check_bins(bins)
     confidence, correct = _sorted_by_confidence(*confidences(log_probs, labels))
     inner_edges = torch.arange(1, bins, dtype=torch.float64) / bins
-    return _binned(confidence, correct, torch.bucketize(confidence, inner_edges))
+    diagram = _binned(confidence, correct, torch.bucketize(confidence, inner_edges))
+    return _arrays_for_arrays(log_probs, diagram)
 
 
 def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
@@ -127,7 +132,8 @@ def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
     >>> risk_coverage(log_probs, torch.tensor([0, 1])).risk
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
-    return _risk_coverage(*confidences(log_probs, labels))
+    curve = _risk_coverage(*confidences(log_probs, labels))
+    return _arrays_for_arrays(log_probs, curve)
 
 
 def aurc(log_probs: Tensor, labels: Tensor) -> float:
@@ -209,6 +215,15 @@ def summary(log_probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, floa
 
 # Helpers ---------------------------------------------------------------------------------------
 
+Result = TypeVar("Result", Reliability, RiskCoverage)
+
+
+def _arrays_for_arrays(given: object, result: Result) -> Result:
+    """Return the result as arrays if an array was given."""
+    if not isinstance(given, np.ndarray):
+        return result
+    return result._replace(**{name: t.numpy() for name, t in result._asdict().items()})
+
 
 def _correct(log_probs: Tensor, labels: Tensor) -> Tensor:
     """Return 1 where the prediction is the label, else 0."""
@@ -253,7 +268,7 @@ def _binned(confidence: Tensor, correct: Tensor, bin_index: Tensor) -> Reliabili
 
 
 def _calibration_error(diagram: Reliability) -> float:
-    gap = (diagram.accuracy - diagram.confidence).abs()
+    gap = abs(diagram.accuracy - diagram.confidence)
     return ((diagram.count * gap).sum() / diagram.count.sum()).item()
 
 
@@ -276,8 +291,7 @@ def _count_from_top(level: Tensor, levels: int) -> Tensor:
 
 def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Check both arguments and return them on the CPU as float64 and int64."""
-    _check_tensor(log_probs, "log_probs")
-    _check_tensor(labels, "labels")
+    log_probs, labels = _as_tensor(log_probs, "log_probs"), _as_tensor(labels, "labels")
     _check_log_probs_form(log_probs)
     _check_labels_form(labels, len(log_probs))
     tolerance = _row_sum_tolerance(log_probs)
@@ -287,10 +301,13 @@ def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return log_probs, labels
 
 
-def _check_tensor(value: object, name: str) -> None:
+def _as_tensor(value: object, name: str) -> Tensor:
+    if isinstance(value, np.ndarray):
+        return torch.tensor(np.ascontiguousarray(value))
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         raise TypeError(f"{name} must be a tensor, got {kind}: use torch.as_tensor({name})")
+    return value
 
 
 def _check_log_probs_form(log_probs: Tensor) -> None:
@@ -349,8 +366,7 @@ def _check_bins(bins: int) -> None:
 
 def _checked_confidences(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     """Check both vectors and return them on the CPU as float64."""
-    _check_tensor(confidence, "confidence")
-    _check_tensor(correct, "correct")
+    confidence, correct = _as_tensor(confidence, "confidence"), _as_tensor(correct, "correct")
     if confidence.ndim != 1 or len(confidence) == 0 or correct.shape != confidence.shape:
         shapes = f"{tuple(confidence.shape)} and {tuple(correct.shape)}"
         raise ValueError(
@@ -368,7 +384,7 @@ def _checked_confidences(confidence: Tensor, correct: Tensor) -> tuple[Tensor, T
 
 
 def _checked_scores(scores: Tensor, name: str) -> Tensor:
-    _check_tensor(scores, name)
+    scores = _as_tensor(scores, name)
     if scores.ndim != 1:
         raise ValueError(f"{name} must be a vector, got shape {tuple(scores.shape)}: flatten it")
     if len(scores) == 0:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from acnml.plots import BLUE, GREEN, ORANGE, PINK
 from acnml.tuning import PAPERS_ALPHAS
 from studies.cifar10_c.settings import CLEAN, Cifar10CStudy
 from studies.engine import method as m
-from studies.engine.figures import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VIOLET
+from studies.engine.figures import AMBER, GREY, SKY, VIOLET
 from studies.engine.method import (
     ALPHA,
     HEAD,

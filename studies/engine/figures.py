@@ -12,17 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from acnml.cli._shared.drawing import FAINT, INK, THEME, panel, to_png, to_svg
+from acnml.cli._shared.drawing import THEME, panel, to_png, to_svg
 from acnml.cli._shared.files import write_file
 from acnml.cli._shared.page import inline_svg
+from acnml.plots import BLUE, DASHES, FAINT, GREEN, INK, ORANGE, PINK, frame_of_reliability
 from studies.engine.method import ACNML, Look, Method
 from studies.engine.results import Results
 from studies.engine.tables import mean_std
 
 Point: TypeAlias = tuple[float, float]
 
-DASHES = (0, (4, 2))
-ORANGE, PINK, BLUE, GREEN = "#d55e00", "#cc79a7", "#0072b2", "#009e73"
 SKY, AMBER, VIOLET, GREY = "#56b4e9", "#e69f00", "#7b5cc4", "#8a9099"
 # The first four follow the page's light or dark scheme.
 COLOURS = {ORANGE: "map", PINK: "bma", BLUE: "acnml", GREEN: "last-layer", **THEME}
@@ -171,11 +170,9 @@ def _draw_boxes(
 def reliability(results: Results, method: Method, title: str, names: Mapping[str, str]) -> Figure:
     """Draw accuracy against confidence at some shifts, which come with their names."""
     figure, axes = panel(title, (3.1, 3.0))
-    axes.plot([0, 1], [0, 1], color=FAINT, linestyle=DASHES, linewidth=1)
-    axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
+    frame_of_reliability(axes)
     axes.set_xticks([0, 0.5, 1])
     axes.set_yticks([0.5, 1])
-    axes.set_aspect("equal")
     colour = results.study.look(method).colour
     for place, (shift, name) in enumerate(names.items()):
         strength = (place + 1) / len(names)

@@ -8,12 +8,14 @@ import statistics
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from acnml.cli._shared.files import write_file
 from studies.engine.method import Method
 from studies.engine.results import PER_BIN, SCORES, Results
 from studies.store import duration
+
+T = TypeVar("T")
 
 METHOD = ("method", "posterior", "solver", "knob")
 METRICS = ("study", *METHOD, "seed", "shift", "n", *SCORES)
@@ -55,6 +57,19 @@ def html_row(head: str, cells: Sequence[str]) -> str:
     """Return a row of a table on a page."""
     columns = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
     return f'<tr><th scope="row">{escape(head)}</th>{columns}</tr>'
+
+
+# Rows of results ---------------------------------------------------------------------------------
+
+
+def select(rows: Sequence[T], /, **wanted: object) -> list[T]:
+    """Return the rows whose fields have these values."""
+    return [row for row in rows if all(getattr(row, k) == v for k, v in wanted.items())]
+
+
+def mean(rows: Sequence[object], field: str) -> float:
+    """Return the mean of a field."""
+    return sum(getattr(row, field) for row in rows) / len(rows)
 
 
 # CSV files -------------------------------------------------------------------------------------

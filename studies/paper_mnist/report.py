@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from acnml import metrics
-from acnml.cli._shared.drawing import FAINT, STYLE, panel
+from acnml.cli._shared.drawing import panel
+from acnml.plots import FAINT, STYLE
 from studies.engine.figures import (
     BLUE,
     DASHES,

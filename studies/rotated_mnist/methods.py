@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from acnml.plots import BLUE, GREEN, ORANGE, PINK
 from studies.engine import method as m
-from studies.engine.figures import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VIOLET
+from studies.engine.figures import AMBER, GREY, SKY, VIOLET
 from studies.engine.method import (
     ALPHA,
     CONVERGED,

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from acnml.cli._shared.drawing import INK, halo, panel, spread
+from acnml.cli._shared.drawing import halo, panel, spread
+from acnml.plots import INK
 from studies.theory.study import ACNML, INFLUENCE, MAP, Findings
 from studies.theory.summary import power
 

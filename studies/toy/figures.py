@@ -14,7 +14,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from acnml.cli._shared.drawing import FAINT, INK, STYLE, halo, label_ends, panel
+from acnml.cli._shared.drawing import halo, label_ends, panel
+from acnml.plots import FAINT, INK, STYLE
 from studies.toy.study import ACNML, BMA, CNMAP, CNML, MAP, Findings, QueryFit, Sample
 
 # Okabe and Ito's palette, whose colours stay apart for every common kind of colour vision.

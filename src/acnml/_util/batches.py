@@ -2,13 +2,19 @@
 
 A tensor is passed to the model as `model(x)`, a tuple or list as `model(*x)` and a mapping as
 `model(**x)`. In every form, the first dimension of each tensor is the batch dimension.
+
+Public functions take NumPy arrays in place of tensors. Arrays become tensors at the border of the
+library, in `split_labels`, `as_loader` and `arrays_for_arrays`. Inside, there are only tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar, cast, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +22,7 @@ Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | list[Tensor] | Mapping[str, Te
 
 # Where a mapping has its labels.
 LABELS = ("labels", "label")
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Default number of inputs per forward pass. It is large enough for fast matrix products and small
 # enough for the activations of a wide convolutional network to fit in memory.
@@ -29,7 +36,8 @@ def named_tensors(x: Inputs) -> dict[str, Tensor]:
         return {"x": x}
     if not isinstance(x, (tuple, list, Mapping)):
         raise TypeError(
-            f"inputs must be a tensor, a tuple or a mapping of tensors, got {type(x).__name__}"
+            f"inputs must be a tensor, a tuple or a mapping of tensors, got {type(x).__name__}: "
+            f"{_conversion(x)}"
         )
     items = x.items() if isinstance(x, Mapping) else ((f"x[{i}]", t) for i, t in enumerate(x))
     tensors = dict(items)
@@ -112,21 +120,144 @@ def without_labels(x: Inputs) -> Inputs:
 
 
 def split_labels(batch: Any) -> tuple[Inputs, Tensor | None]:
-    """Split an item of a data loader into inputs and labels.
+    """Split an item of a data loader into inputs and labels; arrays become tensors.
 
     - `(x, y)` and `[x, y]` are inputs and labels, where x may be a tensor, a tuple or a mapping.
     - `(x1, x2, y)` is for a model with two inputs.
     - A mapping has its labels under "labels" or "label". All other entries are inputs.
     - A tensor and `(x,)` are inputs without labels.
     """
-    if isinstance(batch, Tensor):
-        return batch, None
+    if isinstance(batch, (Tensor, np.ndarray)):
+        return _as_inputs(batch), None
     if isinstance(batch, Mapping):
         key = next((key for key in LABELS if key in batch), None)
-        return without_labels(batch), None if key is None else batch[key]
+        labels = None if key is None else _as_tensor(batch[key], "labels")
+        return _as_inputs(without_labels(batch)), labels
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
         *inputs_list, labels = batch
-        return inputs_list[0] if len(inputs_list) == 1 else tuple(inputs_list), labels
+        given = inputs_list[0] if len(inputs_list) == 1 else tuple(inputs_list)
+        return _as_inputs(given), _as_tensor(labels, "labels")
     if isinstance(batch, (tuple, list)) and len(batch) == 1:
-        return batch[0], None
+        return _as_inputs(batch[0]), None
     raise TypeError(f"a loader must yield tuples, lists, mappings or tensors, got {type(batch)}")
+
+
+# Data sets in place of loaders -------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class WholeData:
+    """A data set in memory that is iterated in batches, in its order."""
+
+    inputs: Inputs
+    labels: Tensor | None
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return -(-size(self.inputs) // CHUNK)
+
+    def __iter__(self) -> Iterator[tuple[Inputs, ...]]:
+        """Yield (inputs, labels), or (inputs,) if there are no labels."""
+        for start in range(0, size(self.inputs), CHUNK):
+            rows = slice(start, start + CHUNK)
+            some = take(self.inputs, rows)
+            yield (some,) if self.labels is None else (some, self.labels[rows])
+
+
+def as_loader(data: Any) -> Iterable[Any]:
+    """Return the batches of a data set `(X, y)` or `X`; a loader is returned as it is.
+
+    A *tuple* of two is a data set if its second element is a vector of labels: a tensor or an array
+    with one dimension, of the length of X. X is what a model takes: a tensor, an array, or a tuple
+    or mapping of them. A single tensor or array is a data set without labels. Everything else is a
+    loader, also every *list*: `[(X, y)]` is a loader with one batch.
+    """
+    if isinstance(data, (Tensor, np.ndarray)):
+        return WholeData(_as_inputs(data), None)
+    if not isinstance(data, tuple) or len(data) != 2:
+        return cast(Iterable[Any], data)
+    x, labels = data
+    if not isinstance(labels, (Tensor, np.ndarray)) or labels.ndim != 1:
+        return data
+    inputs = _as_inputs(x)
+    if size(inputs) != len(labels):
+        raise ValueError(
+            f"X has {size(inputs)} inputs, but y has {len(labels)} labels: pass one label per input"
+        )
+    return WholeData(inputs, _as_tensor(labels, "labels"))
+
+
+def require_loader(data: Any, what: str) -> None:
+    """Raise an error if training by SGD is given a data set in place of a loader."""
+    if isinstance(as_loader(data), WholeData):
+        raise TypeError(
+            f"{what} trains by SGD, so the size and the order of batches matter: pass "
+            "DataLoader(TensorDataset(X, y), batch_size=..., shuffle=True) in place of (X, y)"
+        )
+
+
+# NumPy arrays ------------------------------------------------------------------------------------
+
+
+def arrays_for_arrays(method: F) -> F:
+    """Decorate a method of inputs so that it also takes arrays and then returns an array.
+
+    The inputs are the first argument of the method. It returns a tensor for tensors.
+    """
+
+    @functools.wraps(method)
+    def wrapper(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _has_arrays_only(x):
+            return method(self, x, *args, **kwargs)
+        return method(self, _as_inputs(x), *args, **kwargs).cpu().numpy()
+
+    return cast(F, wrapper)
+
+
+def tensors_for_arrays(method: F) -> F:
+    """Decorate a method of inputs so that it also takes arrays; its result does not change."""
+
+    @functools.wraps(method)
+    def wrapper(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, _as_inputs(x) if _has_arrays_only(x) else x, *args, **kwargs)
+
+    return cast(F, wrapper)
+
+
+def _has_arrays_only(x: Any) -> bool:
+    if isinstance(x, (tuple, list, Mapping)):
+        parts = list(x.values() if isinstance(x, Mapping) else x)
+        return bool(parts) and all(isinstance(part, np.ndarray) for part in parts)
+    return isinstance(x, np.ndarray)
+
+
+def _as_inputs(x: Any) -> Inputs:
+    """Turn the arrays of a batch into tensors."""
+    if isinstance(x, Mapping):
+        return {name: _as_tensor(part, f"input {name}") for name, part in x.items()}
+    if isinstance(x, (tuple, list)):
+        return tuple(_as_tensor(part, f"input x[{i}]") for i, part in enumerate(x))
+    return cast(Inputs, _as_tensor(x, "input x"))
+
+
+def _as_tensor(value: Any, what: str) -> Any:
+    """Turn an array into a tensor; whatever is no array is returned as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    # torch takes neither views with negative strides nor foreign byte orders, and warns of arrays
+    # that cannot be written to.
+    own = np.require(value, value.dtype.newbyteorder("="), ["C_CONTIGUOUS", "WRITEABLE"])
+    try:
+        return torch.from_numpy(own)
+    except TypeError as error:
+        raise TypeError(
+            f"{what} is an array of {value.dtype}, which torch has no type for; convert it first, "
+            "e.g. x.astype('float32') or labels.astype('int64')"
+        ) from error
+
+
+def _conversion(value: Any) -> str:
+    if hasattr(value, "to_numpy"):  # a DataFrame
+        return "pass x.to_numpy()"
+    return "pass torch.as_tensor(x)"

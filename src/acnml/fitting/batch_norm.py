@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from acnml._util.batches import as_arguments, split_labels
+from acnml._util.batches import as_arguments, as_loader, split_labels
 from acnml._util.params import Params
 from acnml.classifier import Classifier, require_classifier
 
@@ -45,7 +45,7 @@ def batch_norm_statistics(
 
 def _run_through(classifier: Classifier, module: nn.Module, loader: Iterable[Any]) -> None:
     empty = True
-    for batch in loader:
+    for batch in as_loader(loader):
         args, kwargs = as_arguments(classifier.prepare(split_labels(batch)[0]))
         module(*args, **kwargs)
         empty = False

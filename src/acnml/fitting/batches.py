@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import checks
-from acnml._util.batches import Inputs, require_plain, size, split_labels
+from acnml._util.batches import Inputs, as_loader, require_plain, size, split_labels
 from acnml._util.progress import track
 from acnml.classifier import Classifier
 
@@ -27,7 +27,7 @@ def over_batches(
 ) -> int:
     """Call `step` for every batch and return the number of examples."""
     data = 0
-    for index, batch in enumerate(track(loader, description, progress)):
+    for index, batch in enumerate(track(as_loader(loader), description, progress)):
         try:
             x, labels = split_labels(batch)
             x = classifier.prepare(x)
@@ -48,7 +48,7 @@ def once(check: Callable[[Inputs], None]) -> Callable[[Inputs], None]:
 
 def count_data(loader: Iterable[Any]) -> int:
     """Return the number of examples in one pass over the loader."""
-    return _require_data(sum(size(split_labels(batch)[0]) for batch in loader))
+    return _require_data(sum(size(split_labels(batch)[0]) for batch in as_loader(loader)))
 
 
 def _require_data(data: int) -> int:

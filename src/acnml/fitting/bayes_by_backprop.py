@@ -21,7 +21,7 @@ from acnml._engine.layers import AFFINE, OTHER_WAYS, SCALING, Site, find_sites
 from acnml._engine.recorder import record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks
-from acnml._util.batches import Inputs, take
+from acnml._util.batches import Inputs, require_loader, take
 from acnml._util.params import Params, normal_like, widened, zip_with
 from acnml._util.selection import Parameters, listed, parameter_names
 from acnml.classifier import Classifier, Hook, require_classifier
@@ -67,6 +67,7 @@ def fit_bayes_by_backprop(
         variance_learning_rate: learning rate of Adam for the log-variances; by default the same as
             `learning_rate`.
     """
+    require_loader(loader, "Bayes by Backprop")
     # Check all settings before the pass over the data that counts the examples.
     parameters = listed(parameters)
     _covered_sites(classifier, parameters)

@@ -115,6 +115,7 @@ def refit_each(
         parameters: parameters, their names or submodules to train; by default the whole model.
         progress: whether to show progress bars; by default only in a terminal.
     """
+    batches.require_loader(loader, "fine-tuning")
     queries = classifier.prepare(x)
     if classifier.findings.is_due((), queries):
         require_apart(classifier, queries)

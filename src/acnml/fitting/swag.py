@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from acnml._engine.trust import require_apart
 from acnml._util import checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, require_loader
 from acnml._util.params import Params, add, scale, subtract, widened, zip_with
 from acnml._util.seeding import seeded
 from acnml._util.selection import Parameters, listed, parameter_names
@@ -251,6 +251,7 @@ def collect_swag(
 ) -> Swag:
     """Run SGD on a copy of the model and collect its weights after every epoch; see `fit_swag`."""
     require_classifier(classifier)
+    require_loader(loader, "SWAG")
     seed = checks.require_integer(seed, "seed")
     if checks.require_integer(epochs, "epochs") < 2:
         raise ValueError(f"SWAG needs at least 2 epochs to estimate a variance, got {epochs}")

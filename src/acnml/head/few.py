@@ -48,7 +48,8 @@ def solve_few(logits: Tensor, kernel: Kernel, var: Tensor, tolerance: float) -> 
     near = var.amax(-1) <= MODERATE
     if not bool(near.all()):
         tried = near.nonzero()[:, 0]
-        found = FewSolution(*(torch.full_like(var, torch.nan) for _ in range(2)), var < 0)
+        unknown = torch.full_like(var, torch.nan)
+        found = FewSolution(unknown, unknown.clone(), torch.zeros_like(var, dtype=torch.bool))
         if len(tried):
             part = solve_few(logits[tried], kernel.take(tried), var[tried], tolerance)
             for tensor, new in zip(found, part, strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from acnml._engine.layers import Site, unsupported
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, arrays_for_arrays, tensors_for_arrays
 from acnml._util.checks import RowsError
 from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features, features, only_linear
@@ -94,10 +94,12 @@ class Acnml(Predictor):
         )
         object.__setattr__(self, "_scaled", self.posterior.scaled(self.alpha))
 
+    @arrays_for_arrays
     def __call__(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
         return torch.log_softmax(self.log_lik(x), dim=-1)
 
+    @arrays_for_arrays
     def regret(self, x: Inputs) -> Tensor:
         """Return log C(x) (B,): higher is more out of distribution."""
         return torch.logsumexp(self.log_lik(x), dim=-1)
@@ -108,6 +110,7 @@ class Acnml(Predictor):
         linearised = isinstance(self.solver, Linearised)
         return only_linear(self.classifier, self.posterior.mean) if linearised else None
 
+    @tensors_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def features(self, x: Inputs) -> Features | None:
@@ -147,6 +150,7 @@ class Acnml(Predictor):
             )
         return network_module(self.classifier, layer, self._scaled, steps, self.typicality)
 
+    @tensors_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def solve(self, x: Inputs) -> Solution:
@@ -156,6 +160,7 @@ class Acnml(Predictor):
             self._report(~solution.solved & ~solution.log_lik.isnan(), solution.residual)
         return solution
 
+    @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def log_lik(self, x: Inputs) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.params import Params
 from acnml._util.progress import track
 from acnml.classifier import Classifier
@@ -72,6 +72,7 @@ class Bma(Predictor):
         statistics = (batch_norm_statistics(self.classifier, loader, point) for point in points)
         return replace(self, statistics=tuple(statistics))
 
+    @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml.classifier import Classifier, require_classifier
 from acnml.predictors.base import Predictor
 from acnml.typicality import Density
@@ -46,6 +46,7 @@ class DensityTempered(Predictor):
         if not 0 <= self.slope < float("inf"):
             raise ValueError(f"slope must be finite and not negative, got {self.slope}")
 
+    @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:

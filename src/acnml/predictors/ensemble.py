@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from acnml._util import checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml.predictors.base import Predictor, require_predictor
 
 
@@ -40,6 +40,7 @@ class Ensemble(Predictor):
         for member in self.predictors:
             require_predictor(member)
 
+    @arrays_for_arrays
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the averaged probabilities, on the first member's device."""

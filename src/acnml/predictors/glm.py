@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.params import normal_like
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
@@ -93,6 +93,7 @@ class Glm(Predictor):
             raise TypeError(f"link must be a link such as Probit(), got {self.link!r}")
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
 
+    @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.params import Params
 from acnml.classifier import Classifier, require_classifier
 from acnml.predictors.base import Predictor
@@ -29,6 +29,7 @@ class Map(Predictor):
     def __post_init__(self) -> None:
         require_classifier(self.classifier)
 
+    @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:

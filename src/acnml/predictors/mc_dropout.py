@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.seeding import seeded
 from acnml.classifier import Classifier, Hook, require_classifier
 from acnml.predictors.base import Predictor
@@ -54,6 +54,7 @@ class McDropout(Predictor):
                 "use nn.Dropout in the model, because functional.dropout cannot be switched on"
             )
 
+    @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:

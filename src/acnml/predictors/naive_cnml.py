@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.params import count
 from acnml._util.selection import Parameters, parameter_names
 from acnml.classifier import Classifier, require_classifier
@@ -33,14 +33,17 @@ class _Refitting(Predictor):
         names = tuple(parameter_names(self.classifier.model, self.parameters))
         object.__setattr__(self, "parameters", names)
 
+    @arrays_for_arrays
     def __call__(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
         return torch.log_softmax(self.log_lik(x), dim=-1)
 
+    @arrays_for_arrays
     def regret(self, x: Inputs) -> Tensor:
         """Return log C(x) (B,); higher values mean "more out of distribution"."""
         return torch.logsumexp(self.log_lik(x), dim=-1)
 
+    @arrays_for_arrays
     def log_lik(self, x: Inputs) -> Tensor:
         """Return log p_θ̂_y(y|x) (B, K), not normalised.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from acnml._util import checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml.predictors.base import Predictor, require_predictor
 
 
@@ -34,6 +34,7 @@ class Tempered(Predictor):
         require_predictor(self.predictor)
         checks.require_positive(self.temperature, "temperature")
 
+    @arrays_for_arrays
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return log_softmax(log p(·|x) / T)."""

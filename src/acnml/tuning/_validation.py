@@ -10,7 +10,7 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._engine.layers import Site
-from acnml._util.batches import Inputs, chunks, split_labels
+from acnml._util.batches import Inputs, as_loader, chunks, split_labels
 from acnml._util.progress import track
 from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features
@@ -45,7 +45,7 @@ class Validation:
     """
 
     def __init__(self, loader: Iterable[Any], progress: bool | None = None) -> None:
-        self._loader, self._progress = loader, progress
+        self._loader, self._progress = as_loader(loader), progress
         self._cache: list[_Cached] = []
 
     def predictions(self, predictor: Predictor, description: str) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, final
 
+from acnml._util.html import html_table
+
 
 class Row(Protocol):
     """A row of a table: a named tuple of numbers that begins with the hyperparameter's value."""
@@ -40,6 +42,13 @@ class Choice(Generic[RowT]):
 
     def __str__(self) -> str:
         return f"{self.value:.6g}: {self.rule}\n{table_text(self.table, self.value)}"
+
+    def _repr_html_(self) -> str:
+        """Return the table for notebooks, with the chosen row in bold."""
+        head = list(self.table[0]._asdict())
+        rows = [_cells(row) for row in self.table]
+        chosen = {i for i, row in enumerate(self.table) if row.value == self.value}
+        return html_table(head, rows, chosen, [f"{self.value:.6g}: {self.rule}"])
 
 
 def table_text(table: Sequence[Row], chosen: float | None = None) -> str:

@@ -53,21 +53,28 @@ def least_nll_temperature(log_probs: Tensor, labels: Tensor) -> float:
     return _descend(log_probs, labels)[-1]
 
 
+def why_no_temperature(log_probs: Tensor, labels: Tensor) -> str | None:
+    """Return why the NLL is lowest in the limit T → 0 or T → ∞; None if it has a minimum."""
+    of_label = log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
+    if (of_label == log_probs.amax(1)).all():
+        return (
+            "every validation point is predicted correctly, so the NLL decreases as T → 0 and "
+            "there is no best temperature"
+        )
+    if of_label.mean() <= log_probs.mean():
+        return "the labels are no more probable than other classes, so the NLL is lowest for T → ∞"
+    return None
+
+
 def _require_optimal_temperature(log_probs: Tensor, labels: Tensor) -> None:
     """Raise an error if the NLL is lowest in the limit T → 0 or T → ∞."""
     checks.require_finite(
         log_probs, "log-probabilities are", "use a predictor whose probabilities are not zero"
     )
-    of_label = log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
-    if (of_label == log_probs.amax(1)).all():
+    reason = why_no_temperature(log_probs, labels)
+    if reason is not None:
         raise ValueError(
-            "every validation point is predicted correctly, so the NLL decreases as T → 0 and "
-            "there is no best temperature; use more validation data"
-        )
-    if of_label.mean() <= log_probs.mean():
-        raise ValueError(
-            "the labels are no more probable than other classes, so the NLL is lowest for T → ∞; "
-            "check that the labels belong to these inputs"
+            f"{reason}; use more validation data, and check that the labels belong to the inputs"
         )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs, split_labels
+from acnml._util.batches import Inputs, arrays_for_arrays, as_loader, split_labels
 from acnml._util.progress import track
 from acnml.classifier import Classifier, require_classifier
 from acnml.typicality.places import Place, Taps, find_places
@@ -151,6 +151,7 @@ class Density(ABC):
         return checks.require_finite(score, "the typicality is", "check the model and these inputs")
 
     @final
+    @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
@@ -198,7 +199,7 @@ def over_data(
 
     Without a reader, the first batch makes one, at the given places or at those that are found.
     """
-    for index, batch in enumerate(track(loader, "typicality", progress)):
+    for index, batch in enumerate(track(as_loader(loader), "typicality", progress)):
         try:
             x = classifier.prepare(split_labels(batch)[0])
             reader = reader or Reader.found(classifier, x, places)

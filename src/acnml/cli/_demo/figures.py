@@ -29,7 +29,8 @@ from acnml.cli._demo.study import (
     Findings,
     Summary,
 )
-from acnml.cli._shared.drawing import FAINT, INK, PAPER, STYLE, panel, spread
+from acnml.cli._shared.drawing import panel, spread
+from acnml.plots import FAINT, INK, PAPER, STYLE, frame_of_reliability
 
 # Okabe and Ito's palette, whose colours can be told apart with every common colour vision.
 COLOURS = {
@@ -137,12 +138,10 @@ def draw_reliability(
     axes: Axes, method: str, diagrams: Mapping[int, Sequence[Bin]], angle: int
 ) -> None:
     """Draw the diagonal of perfect calibration, and the bins of upright and of rotated digits."""
-    axes.plot([0, 1], [0, 1], color=FAINT, linestyle=(0, (4, 2)), linewidth=1)
+    frame_of_reliability(axes)
     upright, rotated = ([*zip(*diagrams[a], strict=True)] for a in (0, angle))
     axes.plot(*upright, "o-", color=FAINT, markerfacecolor=PAPER, linewidth=1.2)
     axes.plot(*rotated, MARKERS[method], linestyle="-", color=COLOURS[method])
-    axes.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
-    axes.set_aspect("equal")
     axes.set_xticks([0, 0.5, 1])
     axes.set_yticks([0.5, 1])  # the x-axis already has a zero at the corner
     for axis in (axes.xaxis, axes.yaxis):

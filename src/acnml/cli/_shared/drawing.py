@@ -16,38 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-INK, FAINT, PAPER = "#22262b", "#8a9099", "#fefefe"
-THEME = {INK: "ink", FAINT: "faint", PAPER: "paper"}  # colour -> CSS variable of the page
+from acnml.plots import FAINT, INK, PAPER, STYLE
 
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures look alike everywhere
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.edgecolor": FAINT,
-    "axes.facecolor": "none",
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "figure.facecolor": "none",
-    "grid.color": FAINT,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.7,
-    "lines.linewidth": 1.9,
-    "lines.markersize": 4.5,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "acnml",  # the same data give the same bytes
-}
+THEME = {INK: "ink", FAINT: "faint", PAPER: "paper"}  # colour -> CSS variable of the page
 PANEL = (4.7, 3.3)  # inches
 
 

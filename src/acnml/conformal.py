@@ -1,0 +1,154 @@
+"""Split-conformal prediction sets from the probabilities of any predictor.
+
+A conformal set C(x) holds every label y whose score s(x, y) is at most a threshold q. The threshold
+comes from n calibration data that no part of the predictor was fitted or chosen on: it is the
+⌈(n + 1)·c⌉-th smallest of their scores s(xᵢ, yᵢ), where c is the coverage, and ∞ if there are too
+few data for that. If the calibration data and a new point are exchangeable (for example, drawn
+independently from one distribution), then
+
+    c  ≤  P(y ∈ C(x))  ≤  c + 1/(n + 1),
+
+where the upper bound needs scores without ties. The probability is over the calibration data *and*
+the new point. For one set of calibration data, the coverage varies around c by about √(c(1−c)/n).
+There is no guarantee under shift: there, the probabilities decide how much coverage is lost.
+
+`fit_by_class` has a threshold for every class, from the data of that class. For every class k,
+P(y ∈ C(x) | y = k) is then at least c. This needs about 1/(1 − c) data of every class at least: a
+class with fewer is in every set.
+
+>>> generator = torch.Generator().manual_seed(0)
+>>> log_probs = torch.log_softmax(torch.randn(500, 3, generator=generator), dim=1)
+>>> labels = torch.multinomial(log_probs.exp(), 1, generator=generator).squeeze(1)
+>>> conformal = fit(log_probs[:400], labels[:400], coverage=0.9)
+>>> sets = conformal.sets(log_probs[400:])  # (100, 3), True where a label is in the set
+>>> bool(0.8 < coverage_of(sets, labels[400:]) <= 1)
+True
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acnml.metrics import _as_tensor, _checked
+
+
+@final
+class SetScore(enum.Enum):
+    """How badly a label fits an input, by the probabilities p of all labels."""
+
+    # −log p(y|x), which ranks labels as 1 − p(y|x) does: the smallest sets on average ("least
+    # ambiguous set-valued classifier", Sadinle et al. 2019).
+    LAC = "LAC"
+    # Σ p(k|x) over all k that are at least as probable as y: sets that grow with the difficulty of
+    # the input ("adaptive prediction sets", Romano et al. 2020), here without randomisation.
+    APS = "APS"
+
+    def __call__(self, log_probs: Tensor) -> Tensor:
+        """Return the scores (N, K) of all labels."""
+        if self is SetScore.LAC:
+            return -log_probs
+        probs = log_probs.exp()
+        descending, order = probs.sort(dim=1, descending=True)
+        total = descending.cumsum(1)
+        # Tied labels share the score of the last of them, so that their order does not matter.
+        ends = torch.searchsorted(-descending, -descending, right=True) - 1
+        return torch.empty_like(probs).scatter_(1, order, total.gather(1, ends))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Conformal:
+    """Thresholds of scores, for prediction sets of a stated coverage.
+
+    Attributes:
+        score: of labels.
+        coverage: that the sets have on data like the calibration data.
+        thresholds: (K,) largest score of every label in a set; infinite for a class that is in
+            every set because it has too few calibration data.
+    """
+
+    score: SetScore
+    coverage: float
+    thresholds: Tensor
+
+    def sets(self, log_probs: Tensor) -> Tensor:
+        """Return which labels are in the set of every input, (N, K) booleans.
+
+        A set may be empty: no label fits as well as it does for most calibration data.
+        """
+        own = _as_tensor(log_probs, "log_probs")
+        if own.ndim != 2 or own.shape[1] != len(self.thresholds):
+            raise ValueError(
+                f"log_probs must have shape (N, {len(self.thresholds)}), got {tuple(own.shape)}"
+            )
+        if len(own) == 0:
+            return own.new_zeros(own.shape, dtype=torch.bool)
+        own, _ = _checked(own, torch.zeros(len(own), dtype=torch.long))
+        sets = self.score(own) <= self.thresholds
+        return sets.numpy() if isinstance(log_probs, np.ndarray) else sets
+
+
+def fit(
+    log_probs: Tensor, labels: Tensor, coverage: float = 0.9, score: SetScore = SetScore.LAC
+) -> Conformal:
+    """Return prediction sets that hold the label with a probability of at least `coverage`.
+
+    Args:
+        log_probs: log-probabilities (N, K) of the calibration data, a tensor or an array. Neither
+            the network nor temperature and α may have seen these data.
+        labels: class indices (N,).
+        coverage: the probability, between 0 and 1.
+        score: `SetScore.LAC` for small sets, `SetScore.APS` for adaptive ones.
+    """
+    scores = _scores_of_labels(log_probs, labels, coverage, score)
+    thresholds = [_quantile(scores, coverage)] * log_probs.shape[1]
+    return Conformal(score, coverage, torch.tensor(thresholds, dtype=torch.float64))
+
+
+def fit_by_class(
+    log_probs: Tensor, labels: Tensor, coverage: float = 0.9, score: SetScore = SetScore.LAC
+) -> Conformal:
+    """Return prediction sets that hold the label with this probability for every class; see `fit`.
+
+    They are larger than those of `fit` where some classes are harder than others.
+    """
+    scores = _scores_of_labels(log_probs, labels, coverage, score)
+    own = _as_tensor(labels, "labels").cpu()
+    thresholds = [_quantile(scores[own == k], coverage) for k in range(log_probs.shape[1])]
+    return Conformal(score, coverage, torch.tensor(thresholds, dtype=torch.float64))
+
+
+def coverage_of(sets: Tensor, labels: Tensor) -> float:
+    """Return the share of sets that hold the label."""
+    own, at = _as_tensor(sets, "sets").cpu(), _as_tensor(labels, "labels").cpu().long()
+    return own.gather(1, at.unsqueeze(1)).double().mean().item()
+
+
+def mean_size(sets: Tensor) -> float:
+    """Return the mean number of labels in a set."""
+    return _as_tensor(sets, "sets").double().sum(1).mean().item()
+
+
+def _scores_of_labels(
+    log_probs: Tensor, labels: Tensor, coverage: float, score: SetScore
+) -> Tensor:
+    if not 0 < coverage < 1:
+        raise ValueError(f"coverage must be between 0 and 1, got {coverage}")
+    if not isinstance(score, SetScore):
+        raise TypeError(f"score must be SetScore.LAC or SetScore.APS, got {score!r}")
+    own, at = _checked(log_probs, labels)
+    return score(own).gather(1, at.unsqueeze(1)).squeeze(1)
+
+
+def _quantile(scores: Tensor, coverage: float) -> float:
+    """Return the ⌈(n + 1)·coverage⌉-th smallest of n scores; ∞ if n is too small."""
+    # Rounding must not raise (n + 1)·coverage above an integer that it equals.
+    rank = math.ceil((len(scores) + 1) * coverage - 1e-9)
+    return scores.sort().values[rank - 1].item() if rank <= len(scores) else math.inf

@@ -1,0 +1,271 @@
+"""Plots of calibration: each draws on an `ax` and returns it. Needs the extra `plots`.
+
+    from acnml import plots
+
+    plots.reliability(calibrated(x), labels, label="ACNML")
+    plots.regret(calibrated.regret(x), calibrated.regret(x_shifted))
+
+Without an `ax`, a function makes a figure of its own with pyplot, which notebooks show. To draw
+several methods into one plot, pass the returned `ax` to the next call with another `label`.
+Arguments may be tensors or NumPy arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+from torch import Tensor
+
+from acnml import metrics
+from acnml.calibration import Calibrated
+
+INK, FAINT, PAPER = "#22262b", "#8a9099", "#fefefe"
+BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
+CYCLE = (BLUE, ORANGE, GREEN, PINK, "#56b4e9", "#e69f00", "#7b5cc4")
+DASHES = (0, (4, 2))
+
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures look alike everywhere
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": FAINT,
+    "axes.facecolor": "none",
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "figure.facecolor": "none",
+    "grid.color": FAINT,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.9,
+    "lines.markersize": 4.5,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "acnml",  # the same data give the same bytes
+}
+
+
+def reliability(
+    log_probs: Tensor,
+    labels: Tensor,
+    *,
+    bins: int = 20,
+    label: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw accuracy against confidence in bins of equal mass, over a histogram of the confidence.
+
+    Below the diagonal, predictions are overconfident. The legend states the ECE.
+
+    Args:
+        log_probs: log-probabilities (N, K).
+        labels: class indices (N,).
+        bins: of the diagram and of the ECE.
+        label: name of the method.
+        ax: axes to draw on.
+    """
+    diagram = metrics.reliability(_tensor(log_probs), _tensor(labels), bins)
+    error = metrics.ece(_tensor(log_probs), _tensor(labels), bins)
+    confidence = _tensor(log_probs).double().amax(1).exp().cpu().numpy()
+    ax = _axes(ax, (4.2, 4.2))
+    colour = _next_colour(ax)
+    heights, edges = np.histogram(confidence, np.linspace(0, 1, 21))
+    # The histogram takes the lowest fifth of the plot; only its shape matters.
+    shape = 0.2 * heights / heights.max()
+    ax.stairs(shape, edges, fill=True, color=colour, alpha=0.18, zorder=1)
+    name = f"ECE {error:.3f}" if label is None else f"{label}, ECE {error:.3f}"
+    ax.plot(diagram.confidence, diagram.accuracy, "o-", color=colour, label=name, clip_on=False)
+    frame_of_reliability(ax)
+    _title(ax, "Reliability")
+    _legend(ax, "upper left")
+    return ax
+
+
+def frame_of_reliability(ax: Axes) -> None:
+    """Draw the diagonal of perfect calibration, and set limits and labels."""
+    ax.plot([0, 1], [0, 1], color=FAINT, linestyle=DASHES, linewidth=1, zorder=0)
+    ax.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
+    ax.set_aspect("equal")
+
+
+def risk_coverage(
+    log_probs: Tensor, labels: Tensor, *, label: str | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw the error rate among the most confident predictions, against their share.
+
+    Args:
+        log_probs: log-probabilities (N, K).
+        labels: class indices (N,).
+        label: name of the method. The legend states the area under the curve (AURC).
+        ax: axes to draw on.
+    """
+    curve = metrics.risk_coverage(_tensor(log_probs), _tensor(labels))
+    area = curve.risk.mean().item()
+    ax = _axes(ax)
+    name = f"AURC {area:.4f}" if label is None else f"{label}, AURC {area:.4f}"
+    ax.plot(curve.coverage, curve.risk, color=_next_colour(ax), label=name)
+    ax.set(xlabel="share of inputs that are answered", ylabel="error rate", xlim=(0, 1))
+    ax.set_ylim(bottom=0)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(PercentFormatter(1))
+    _title(ax, "Risk and coverage")
+    _legend(ax, "best")
+    return ax
+
+
+def regret(
+    in_regret: Tensor,
+    out_regret: Tensor,
+    *,
+    names: tuple[str, str] = ("in distribution", "out of distribution"),
+    bins: int = 30,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw histograms of the regret in and out of distribution, with the AUROC.
+
+    Args:
+        in_regret: regrets (N,) of inputs like the training data.
+        out_regret: regrets (M,) of other inputs.
+        names: of the two.
+        bins: of the histograms.
+        ax: axes to draw on.
+    """
+    inside, outside = _tensor(in_regret), _tensor(out_regret)
+    area = metrics.auroc(inside, outside)
+    ax = _axes(ax)
+    top = max(inside.max().item(), outside.max().item(), 1e-12)
+    edges = np.linspace(0, 1.02 * top, bins + 1)
+    for values, name, colour in zip((inside, outside), names, (BLUE, ORANGE), strict=True):
+        shares = np.histogram(values.double().cpu().numpy(), edges)[0] / len(values)
+        ax.stairs(shares, edges, fill=True, color=colour, alpha=0.3)
+        ax.stairs(shares, edges, color=colour, linewidth=1.4, label=name)
+    ax.set(xlabel="regret (nats)", ylabel="share of inputs", xlim=(0, edges[-1]))
+    ax.yaxis.set_major_formatter(PercentFormatter(1))
+    _title(ax, f"Regret, AUROC {area:.3f}")
+    _legend(ax, "upper right")
+    return ax
+
+
+def price_frontier(calibrated: Calibrated, *, ax: Axes | None = None) -> Axes:
+    """Draw how much confidence each price takes away on validation data, from `calibrate`'s table.
+
+    The horizontal axis is the NLL over that of the best temperature. The chosen price is marked.
+
+    Args:
+        calibrated: the result of `acnml.calibrate`.
+        ax: axes to draw on.
+    """
+    ax = _axes(ax)
+    rows = calibrated.table
+    best = next(row.nll for row in rows if row.method == "temperature")
+    plain = [row for row in rows if row.alpha is None and row.method != "network"]
+    # α = 1 is in the table as a warning; it is far to the right of every price.
+    priced = [row for row in rows if row.alpha is not None and row.method != "ACNML, alpha = 1"]
+    start = next(row for row in plain if row.method == "temperature")
+    for name, own, colour in (("temperature", plain, ORANGE), ("ACNML", [start, *priced], BLUE)):
+        costs = [row.nll - best for row in own]
+        ax.plot(costs, [row.confidence for row in own], "o-", color=colour, label=name)
+    network = next(row for row in rows if row.method == "network")
+    if network.nll - best <= 4 * calibrated.price:
+        ax.plot(network.nll - best, network.confidence, "s", color=INK, label="network")
+    ax.axvline(calibrated.price, color=FAINT, linestyle=DASHES, linewidth=1)
+    ax.annotate(
+        f" price {calibrated.price:g}",
+        (calibrated.price, 1),
+        xycoords=("data", "axes fraction"),
+        va="top",
+        color=FAINT,
+    )
+    ax.set(xlabel="NLL over the best temperature (nats)", ylabel="mean confidence")
+    _title(ax, "Caution and its price")
+    _legend(ax, "best")
+    return ax
+
+
+def class_probabilities(
+    log_probs: Tensor,
+    *,
+    names: Sequence[str] | None = None,
+    label: int | None = None,
+    most: int = 10,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the probabilities of the classes of one input as bars, the likeliest on top.
+
+    Args:
+        log_probs: log-probabilities (K,) of the input, or (1, K).
+        names: of the classes.
+        label: the true class, which is marked.
+        most: classes to show.
+        ax: axes to draw on.
+    """
+    values = _tensor(log_probs).double().cpu()
+    if values.ndim == 2 and len(values) == 1:
+        values = values[0]
+    if values.ndim != 1:
+        raise ValueError(
+            f"log_probs must be those of one input, with shape (K,), got {tuple(values.shape)}"
+        )
+    probs = values.exp()
+    order = probs.argsort(descending=True, stable=True)[:most].tolist()
+    titles = [str(k) if names is None else str(names[k]) for k in order]
+    ax = _axes(ax, (4.4, 0.9 + 0.3 * len(order)))
+    colours = [GREEN if k == label else BLUE for k in order]
+    ax.barh(range(len(order)), probs[order].tolist(), height=0.66, color=colours)
+    for place, k in enumerate(order):
+        ax.text(probs[k].item() + 0.012, place, f"{probs[k].item():.3f}", va="center", color=INK)
+    ax.set_yticks(range(len(order)), titles)
+    ax.invert_yaxis()
+    ax.set(xlim=(0, 1.14), xlabel="probability")
+    ax.set_xticks([0, 0.5, 1])
+    ax.grid(visible=False)
+    _title(ax, "Classes" if label is None else "Classes; the true one is green")
+    return ax
+
+
+# Helpers -----------------------------------------------------------------------------------------
+
+
+def _tensor(values: Any) -> Tensor:
+    return torch.from_numpy(np.array(values)) if isinstance(values, np.ndarray) else values.detach()
+
+
+def _axes(ax: Axes | None, size: tuple[float, float] = (4.8, 3.4)) -> Axes:
+    """Return the given axes, or those of a new figure in the style of the library."""
+    if ax is not None:
+        return ax
+    from matplotlib import pyplot  # only here: it chooses a backend
+
+    with mpl.rc_context({**STYLE, "figure.facecolor": "white"}):
+        _, new = pyplot.subplots(figsize=size, layout="constrained")
+    return new
+
+
+def _next_colour(ax: Axes) -> str:
+    """Return a colour for one more method on these axes."""
+    drawn = [line for line in ax.get_lines() if not str(line.get_label()).startswith("_")]
+    return CYCLE[len(drawn) % len(CYCLE)]
+
+
+def _title(ax: Axes, text: str) -> None:
+    ax.set_title(text, loc="left", weight="bold", size=10.5, color=INK)
+
+
+def _legend(ax: Axes, place: Literal["best", "upper left", "upper right"]) -> None:
+    ax.legend(loc=place, frameon=False, fontsize=8.5, labelcolor=INK)

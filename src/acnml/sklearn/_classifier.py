@@ -1,0 +1,325 @@
+"""AcnmlClassifier: ACNML around a classifier of scikit-learn."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Iterator
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedShuffleSplit, check_cv
+from sklearn.model_selection._search import BaseSearchCV
+from sklearn.pipeline import Pipeline
+from sklearn.utils import Tags, _safe_indexing, check_array, get_tags, indexable
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.parallel import Parallel, delayed
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    _check_y,
+    check_is_fitted,
+    has_fit_parameter,
+    validate_data,
+)
+from torch import nn
+
+from acnml.calibration import LEAST_DATA, Calibrated, calibrate, calibrate_folds
+from acnml.sklearn._modules import Fitted, require_all_classes
+from acnml.sklearn._torch import TorchClassifier
+from acnml.tuning.temperature import why_no_temperature
+
+# Folds by default, if every class has as many data.
+FOLDS = 5
+
+# Inputs on which the probabilities of an estimator and its module are compared.
+COMPARED = 100
+
+
+@final
+class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
+    """A classifier whose confidence falls on inputs unlike its training data.
+
+    It wraps a classifier whose probabilities are the softmax of a last linear layer. Temperature
+    and α are chosen on data that the classifier was not fitted on, see `acnml.calibrate`:
+
+    - With several splits (the default), the classifier is fitted once for every split. The held-out
+      predictions of all splits are pooled and decide temperature and α. The result is a classifier
+      that is fitted on all data, as in `CalibratedClassifierCV(ensemble=False)`.
+    - With one split, the classifier is fitted on its training part only, and its held-out part
+      decides. This is cheaper, and right for networks and large data.
+    - With "prefit" or a `FrozenEstimator`, the classifier is not fitted. The data given to `fit`
+      must be others than those that it was fitted on. Pass the latter as `X_train` for the
+      posterior; otherwise it is fitted on the given data, by cross-validation.
+
+    With fewer than 50 held-out data, or without a single error among them, there is no best
+    temperature. It is then left at 1, and a warning says so. If the price of caution is not known
+    well because the held-out data are few, a warning tells the error.
+
+    Args:
+        estimator: a `LogisticRegression`, `LogisticRegressionCV`, `LinearDiscriminantAnalysis`,
+            binary `SGDClassifier(loss="log_loss")`, `MLPClassifier`, skorch `NeuralNetClassifier`
+            or `TorchClassifier`; a `Pipeline` or a search that ends in one of them; or a function
+            `factory(features, classes)` that returns an `nn.Module`, which is trained as a
+            `TorchClassifier`. With `cv="prefit"` also a trained `nn.Module`. The default is a
+            `LogisticRegression`.
+        price: nats of held-out NLL that the caution may cost, over the best temperature. Larger is
+            more cautious.
+        cv: how to hold out data: a number of stratified folds (the default is 5, or as many as the
+            rarest class has data), a share between 0 and 1 for a single stratified split, a
+            splitter of scikit-learn, a list of pairs (training indices, held-out indices), or
+            "prefit".
+        temperature: of the classifier; by default that of least held-out NLL.
+        prior_precision: of the Gaussian prior of the last layer; see `acnml.calibrate`.
+        n_jobs: processes that fit the classifiers of the splits.
+        random_state: of a split by a share, and of a network from a factory.
+
+    Attributes:
+        classes_: the labels.
+        calibrated_: the `acnml.Calibrated` of the last step. Print it to see the choice and why.
+        estimator_: the fitted classifier.
+        n_features_in_: number of features.
+        feature_names_in_: their names, if `fit` was given a DataFrame.
+    """
+
+    def __init__(
+        self,
+        estimator: Any = None,
+        *,
+        price: float = 0.01,
+        cv: Any = None,
+        temperature: float | None = None,
+        prior_precision: float | None = None,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.estimator = estimator
+        self.price = price
+        self.cv = cv
+        self.temperature = temperature
+        self.prior_precision = prior_precision
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, X_train: Any = None
+    ) -> AcnmlClassifier:
+        """Fit the classifier, choose temperature and α on held-out data, and fit the posterior.
+
+        Args:
+            X: the inputs.
+            y: the labels, of any type.
+            sample_weight: weights for the classifier's own `fit`. The curvature and the choices
+                count every input once.
+            X_train: for `cv="prefit"`, the inputs that the classifier was fitted on.
+        """
+        X, y = indexable(X, y)
+        if y is None:
+            raise ValueError("AcnmlClassifier requires y to be passed, but the target y is None")
+        y = _check_y(y, multi_output=False, y_numeric=False)
+        check_classification_targets(y)
+        validate_data(self, X, skip_check_array=True)
+        base = self._base()
+        if not isinstance(base, (Pipeline, BaseSearchCV)):  # which may take anything
+            check_array(X, accept_sparse=True, dtype=None, ensure_all_finite=False, allow_nd=True)
+        weights = None if sample_weight is None else _check_sample_weight(sample_weight, X)
+        if self.cv == "prefit" or isinstance(base, FrozenEstimator):
+            if weights is not None:
+                raise ValueError("sample_weight has no effect on a classifier that is fitted")
+            return self._fit_around(base, X, y, X_train)
+        if X_train is not None:
+            raise ValueError('X_train is for cv="prefit" only')
+        if isinstance(base, nn.Module):
+            raise TypeError(
+                'a network is taken as trained with cv="prefit" only; to train it, pass a function '
+                "factory(features, classes) that returns a new one"
+            )
+        self.classes_ = np.unique(y)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has only one class, {list(self.classes_)}: at least 2 are needed")
+        return self._fit_by_splits(base, X, y, weights)
+
+    def _fit_by_splits(self, base: Any, X: Any, y: Any, weights: Any) -> AcnmlClassifier:
+        splits = list(self._splits(X, y))
+        whole = [] if len(splits) == 1 else [np.arange(len(y))]
+        parts = [train for train, _ in splits] + whole
+        fits = Parallel(n_jobs=self.n_jobs)(
+            delayed(_fitted)(clone(base), X, y, self.classes_, weights, rows) for rows in parts
+        )
+        labels = np.searchsorted(self.classes_, y)
+        folds = [
+            (
+                own.module,
+                own.features(_rows(X, train)),
+                (own.features(_rows(X, test)), labels[test]),
+            )
+            for own, (train, test) in zip(fits, splits, strict=False)
+        ]
+        final = fits[-1]
+        return self._choose(final, _rows(X, parts[-1]), folds)
+
+    def _fit_around(self, base: Any, X: Any, y: Any, X_train: Any) -> AcnmlClassifier:
+        """Calibrate a classifier that is fitted already."""
+        fitted = Fitted.of(base)
+        own = getattr(fitted.estimator, "classes_", None)
+        if own is None:  # a network, whose labels are the indices of its logits
+            with torch.no_grad():
+                logits = fitted.module.eval()(torch.from_numpy(fitted.features(_rows(X, [0]))))
+            own = np.arange(logits.shape[-1])
+        else:
+            fitted.require_agreement(_rows(X, np.arange(min(COMPARED, len(y)))))
+        self.classes_ = np.asarray(own)
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ValueError(f"the classifier was not fitted on class {unknown[0]!r}")
+        features, labels = fitted.features(X), np.searchsorted(self.classes_, y)
+        if X_train is not None:
+            folds = [(fitted.module, fitted.features(X_train), (features, labels))]
+            return self._choose(fitted, X_train, folds)
+        splits = self._splits(X, y, ignore="prefit")
+        folds = [
+            (fitted.module, features[train], (features[test], labels[test]))
+            for train, test in splits
+        ]
+        return self._choose(fitted, X, folds)
+
+    def _choose(self, final: Fitted, X: Any, folds: list[Any]) -> AcnmlClassifier:
+        """Choose temperature and α on the folds, for the classifier that was fitted on X."""
+        settings: dict[str, Any] = {
+            "price": self.price,
+            "prior_precision": self.prior_precision,
+            "temperature": _temperature(folds) if self.temperature is None else self.temperature,
+            "progress": False,
+        }
+        if len(folds) == 1 and folds[0][0] is final.module:
+            self.calibrated_: Calibrated = calibrate(*folds[0], **settings)
+        else:
+            self.calibrated_ = calibrate_folds(final.module, final.features(X), folds, **settings)
+        self._fitted, self.estimator_ = final, final.estimator
+        return self
+
+    def _base(self) -> Any:
+        """Return the estimator to fit."""
+        given = self.estimator
+        if given is None:
+            return LogisticRegression()
+        if isinstance(given, nn.Module) or hasattr(given, "fit"):
+            return given
+        if callable(given):
+            return TorchClassifier(given, random_state=self.random_state)
+        raise TypeError(
+            "estimator must be a classifier or a function factory(features, classes) that returns "
+            f"an nn.Module, got {type(given).__name__}"
+        )
+
+    def _splits(self, X: Any, y: Any, ignore: str = "") -> Iterator[Any]:
+        """Yield the training and the held-out indices of every split."""
+        cv = None if isinstance(self.cv, str) and self.cv == ignore else self.cv
+        if isinstance(cv, numbers.Real) and not isinstance(cv, numbers.Integral):
+            cv = StratifiedShuffleSplit(1, test_size=float(cv), random_state=self.random_state)
+        names, counts = np.unique(y, return_counts=True)
+        rarest = int(counts.argmin())
+        folds = cv if isinstance(cv, numbers.Integral) else max(2, min(FOLDS, counts[rarest]))
+        if (cv is None or folds is cv) and counts[rarest] < folds:
+            raise ValueError(
+                f"{folds} folds need {folds} data of every class, but class {names[rarest]!r} has "
+                f"{counts[rarest]}: use fewer folds, give more data, or drop the class"
+            )
+        return check_cv(folds if cv is None else cv, y, classifier=True).split(X, y)
+
+    def predict_log_proba(self, X: Any) -> NDArray[Any]:
+        """Return the logarithms of the probabilities (n, classes)."""
+        log_probs: Any = self._calibrated().log_probs(self._fitted.features(X))
+        return log_probs
+
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """Return the probabilities (n, classes)."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the likeliest label of every input."""
+        labels = self.predict_log_proba(X).argmax(1)
+        return self.classes_[labels]
+
+    def regret(self, X: Any) -> NDArray[Any]:
+        """Return the regret log C(x) (n,): higher is more out of distribution."""
+        regret: Any = self._calibrated().regret(self._fitted.features(X))
+        return regret
+
+    def _calibrated(self) -> Calibrated:
+        check_is_fitted(self)
+        return self.calibrated_
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "calibrated_")
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        base = self._base()
+        if isinstance(base, BaseEstimator):
+            own = get_tags(base).input_tags
+            tags.input_tags.sparse, tags.input_tags.allow_nan = own.sparse, own.allow_nan
+        return tags
+
+
+def _rows(X: Any, rows: Any) -> Any:
+    return _safe_indexing(X, rows)
+
+
+def _fitted(
+    estimator: Any, X: Any, y: Any, classes: NDArray[Any], weights: Any, rows: NDArray[Any]
+) -> Fitted:
+    """Fit an estimator on some rows, take it apart and check it."""
+    inputs, labels = _rows(X, rows), y[rows]
+    is_skorch = any(
+        base.__module__.startswith("skorch.") for base in type(_last(estimator)).__mro__
+    )
+    if is_skorch:  # it takes arrays in the type of its module, and class indices
+        labels = np.searchsorted(classes, labels).astype(np.int64)
+        classes = np.arange(len(classes))
+        if estimator is _last(estimator):
+            inputs = np.asarray(inputs, dtype=np.float32)
+    arguments = {} if weights is None else {_weight_argument(estimator): weights[rows]}
+    estimator.fit(inputs, labels, **arguments)
+    require_all_classes(estimator, classes, "the training part of a split")
+    fitted = Fitted.of(estimator)
+    fitted.require_agreement(_rows(inputs, np.arange(min(COMPARED, len(rows)))))
+    return fitted
+
+
+def _last(estimator: Any) -> Any:
+    """Return the classifier inside pipelines and searches that are not fitted."""
+    if isinstance(estimator, Pipeline):
+        return _last(estimator.steps[-1][1])
+    return _last(estimator.estimator) if isinstance(estimator, BaseSearchCV) else estimator
+
+
+def _weight_argument(estimator: Any) -> str:
+    """Return under which name `fit` passes weights to the classifier."""
+    if isinstance(estimator, Pipeline):
+        name, last = estimator.steps[-1]
+        return f"{name}__{_weight_argument(last)}"
+    if isinstance(estimator, BaseSearchCV):
+        return _weight_argument(estimator.estimator)
+    if not has_fit_parameter(estimator, "sample_weight"):
+        raise ValueError(f"{type(estimator).__name__} takes no sample_weight")
+    return "sample_weight"
+
+
+@torch.no_grad()
+def _temperature(folds: list[tuple[nn.Module, Any, tuple[Any, Any]]]) -> float | None:
+    """Return 1 and warn if the held-out data cannot decide a temperature; else None."""
+    parts = [module.eval()(torch.from_numpy(x)).double() for module, _, (x, _) in folds]
+    log_probs = torch.log_softmax(torch.cat(parts), dim=-1)
+    labels = torch.from_numpy(np.concatenate([y for _, _, (_, y) in folds]))
+    reason = why_no_temperature(log_probs, labels)
+    if len(labels) < LEAST_DATA:
+        reason = f"{len(labels)} held-out data are too few to choose a temperature by"
+    if reason is None:
+        return None
+    warnings.warn(f"{reason}; the temperature is left at 1", stacklevel=4)
+    return 1.0

@@ -1,0 +1,108 @@
+"""TorchClassifier: a network from a factory, trained by AdamW, as a scikit-learn classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+from torch.nn import functional
+
+from acnml._util.batches import CHUNK
+from acnml._util.seeding import seeded
+
+
+@final
+class TorchClassifier(ClassifierMixin, BaseEstimator):
+    """A network that is trained by AdamW on the cross-entropy, in shuffled batches.
+
+    This is the plain training of small networks on data in memory, with the defaults of
+    `MLPClassifier`. For schedules, early stopping or an accelerator, use skorch's
+    `NeuralNetClassifier(module, criterion=torch.nn.CrossEntropyLoss)`, or train the network
+    yourself and pass it to `acnml.calibrate`.
+
+    Inputs should be standardised, e.g. by a `StandardScaler` before it in a pipeline.
+
+    Args:
+        factory: `factory(features, classes)` returns the untrained network, which maps inputs
+            (B, features) to logits (B, classes). None makes one hidden layer of 100 units.
+        epochs: passes over the data.
+        learning_rate: of AdamW.
+        batch_size: of the training.
+        weight_decay: of AdamW.
+        random_state: seed of the initial weights, of the order of data and of dropout.
+
+    Attributes:
+        module_: the trained network, in eval mode.
+        classes_: the labels.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[int, int], nn.Module] | None = None,
+        *,
+        epochs: int = 200,
+        learning_rate: float = 1e-3,
+        batch_size: int = 200,
+        weight_decay: float = 1e-4,
+        random_state: Any = None,
+    ) -> None:
+        self.factory = factory
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.weight_decay = weight_decay
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TorchClassifier:
+        """Train a new network."""
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has only one class, {list(self.classes_)}: two are needed")
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        seed = int(check_random_state(self.random_state).randint(2**31))
+        with seeded(seed):
+            module = (self.factory or _one_hidden_layer)(X.shape[1], len(self.classes_))
+            dtype = next((p.dtype for p in module.parameters()), torch.float32)
+            x, w = (torch.tensor(array, dtype=dtype) for array in (X, weights))
+            self._train(module.train(), x, torch.tensor(labels), w)
+        self.module_ = module.eval()
+        return self
+
+    def _train(self, module: nn.Module, x: Tensor, labels: Tensor, weights: Tensor) -> None:
+        optimizer = torch.optim.AdamW(
+            module.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay
+        )
+        for _ in range(self.epochs):
+            for rows in torch.randperm(len(x)).split(self.batch_size):
+                losses = functional.cross_entropy(module(x[rows]), labels[rows], reduction="none")
+                optimizer.zero_grad()
+                (losses @ weights[rows] / weights.mean() / len(rows)).backward()
+                optimizer.step()
+
+    @torch.no_grad()
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the softmax of the network's logits."""
+        check_is_fitted(self)
+        x = torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
+        dtype = next((p.dtype for p in self.module_.parameters()), torch.float32)
+        logits = torch.cat([self.module_(part) for part in x.to(dtype).split(CHUNK)])
+        return torch.softmax(logits.double(), dim=-1).numpy()
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the likeliest label of every input."""
+        labels = self.predict_proba(X).argmax(1)
+        return self.classes_[labels]
+
+
+def _one_hidden_layer(features: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, 100), nn.ReLU(), nn.Linear(100, classes))

@@ -1,0 +1,82 @@
+"""The study of tables: nothing is fitted on shifted rows, and pages follow the numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from acnml import metrics
+from studies import tabular
+from studies.data.tabular import TABLES, Tabular
+from studies.store import Reporter, Store
+from studies.tabular import ACNML, CONFORMAL, METHODS, SHIFTED, TEST, TabularStudy, run, split
+
+STUDY = TabularStudy(tables=("noise",), classifiers=("logistic",), seeds=(0,), price=0.1)
+
+
+def noise() -> Tabular:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(800, 3))
+    y = (x[:, 0] + random.normal(size=800) > 0).astype(np.int64)
+    return Tabular(x, y, x[:, 1] > 1, "noise")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("tabular")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tabular, "TABLES", {"noise": noise})
+        for _ in range(2):  # the second run finds everything
+            log = io.StringIO()
+            run(STUDY, out, Store(out, STUDY, Reporter(Console(file=log), out / "run.log")))
+    return out, log.getvalue()
+
+
+def rows(path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_method_is_measured_on_both_kinds_of_rows(finished):
+    out, log = finished
+    assert "reused" in log
+    assert "made" not in log
+    found = rows(out / "metrics.csv")
+    assert {(row["method"], row["rows"]) for row in found} == {
+        (method, part) for method in METHODS for part in (TEST, SHIFTED)
+    }
+    sets = rows(out / "conformal.csv")
+    inside = [float(r["coverage"]) for r in sets if r["rows"] == TEST]
+    assert np.mean(inside) == pytest.approx(STUDY.coverage, abs=0.06)
+    page = (out / "results.md").read_text()
+    assert "| noise, logistic | shifted |" in page
+
+
+def test_numbers_are_those_of_the_predictions(finished):
+    out, _ = finished
+    table = noise()
+    found = tabular.predictions(table, "logistic", STUDY, 0)
+    labels = table.labels[split(table, STUDY, 0)[SHIFTED]]
+    expected = metrics.nll(found[SHIFTED][ACNML].numpy(), labels)
+    (row,) = (r for r in rows(out / "metrics.csv") if (r["method"], r["rows"]) == (ACNML, SHIFTED))
+    assert float(row["nll"]) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_have_rows_inside_and_outside(name):
+    for package in ("statsmodels", "vega_datasets"):
+        pytest.importorskip(package, reason="the data are in this package")
+    table = TABLES[name]()
+    assert len(table.inputs) == len(table.labels) == len(table.shifted)
+    assert np.isfinite(table.inputs).all()
+    parts = split(table, TabularStudy(), 0)
+    classes = set(range(table.labels.max() + 1))
+    assert set(table.labels[parts["train"]]) == classes
+    assert not table.shifted[np.concatenate([parts[p] for p in ("train", CONFORMAL, TEST)])].any()
+    assert table.shifted[parts[SHIFTED]].all()
+    together = np.concatenate(list(parts.values()))
+    assert len(set(together)) == len(together)

@@ -1,0 +1,215 @@
+"""NumPy arrays in place of tensors, and data sets (X, y) in place of loaders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import acnml
+from acnml import Acnml, Classifier, Map, metrics, tuning
+from acnml._util.batches import CHUNK, as_loader
+from cases import MLP, diagonal, normal
+from metric_cases import DIAGRAMS, LABEL_METRICS, every_score_metric, top
+from predicting import dropping
+from test_calibrate import problem
+
+LABELS = torch.arange(6) % 3
+
+
+def predictors() -> list[acnml.Predictor]:
+    model = MLP.model()
+    classifier, posterior = Classifier(model), diagonal(model)
+    plain = Map(classifier)
+    return [
+        plain,
+        Acnml(classifier, posterior),
+        acnml.Bma(classifier, posterior, 2),
+        acnml.Glm(classifier, posterior),
+        acnml.McDropout(Classifier(dropping(MLP, 0.5)), 2),
+        acnml.Tempered(plain, 2.0),
+        acnml.Ensemble((plain, plain)),
+        acnml.NaiveCnml(classifier, [(MLP.x(6), LABELS)], acnml.Refit(1)),
+        acnml.NaiveCnmlMax(classifier, [(MLP.x(6), LABELS)], acnml.Refit(1)),
+    ]
+
+
+def outcomes(predictor: acnml.Predictor, x) -> list:
+    names = [n for n in ("regret", "log_lik") if hasattr(predictor, n)]
+    return [predictor(x), *(getattr(predictor, name)(x) for name in names)]
+
+
+def assert_arrays_equal(arrays, tensors) -> None:
+    for array, tensor in zip(arrays, tensors, strict=True):
+        assert isinstance(array, np.ndarray)
+        assert isinstance(tensor, Tensor)
+        assert array.dtype == tensor.numpy().dtype
+        assert np.array_equal(array, tensor.numpy())
+
+
+@pytest.mark.parametrize("predictor", predictors(), ids=lambda p: type(p).__name__)
+def test_predictors_return_arrays_for_arrays_and_tensors_for_tensors(predictor):
+    x = MLP.x(4)
+    assert_arrays_equal(outcomes(predictor, x.numpy()), outcomes(predictor, x))
+    other = np.float32 if x.dtype == torch.float64 else np.float64
+    converted = predictor(x.numpy().astype(other))
+    assert converted.dtype == predictor(x).numpy().dtype
+
+
+def test_every_predictor_is_tried():
+    tried = {type(predictor) for predictor in predictors()} | {acnml.Calibrated}
+    exported = [getattr(acnml, name) for name in acnml.__all__]
+    kinds = {k for k in exported if isinstance(k, type) and issubclass(k, acnml.Predictor)}
+    assert kinds - {acnml.Predictor} <= tried
+
+
+@pytest.mark.filterwarnings("ignore:The price")
+def test_calibrate_takes_data_sets_of_arrays_and_returns_arrays():
+    model, train, validation, _ = problem()
+    (x, y), (xv, yv) = ([torch.cat(t) for t in zip(*d, strict=True)] for d in (train, validation))
+    expected = acnml.calibrate(model, train, validation)
+    found = acnml.calibrate(model, (x.numpy(), y.numpy()), (xv.numpy(), yv.numpy()))
+    unlabelled = acnml.calibrate(model, x.numpy(), (xv, yv))
+    query = normal(5, 4, seed=1)
+    methods = ("__call__", "log_probs", "probs", "predict", "regret", "abstains")
+    for name in methods:
+        array, tensor = getattr(found, name)(query.numpy()), getattr(expected, name)(query)
+        assert isinstance(array, np.ndarray)
+        assert isinstance(tensor, Tensor)
+        assert array.dtype == tensor.numpy().dtype
+        np.testing.assert_allclose(array, tensor.numpy(), rtol=1e-4, atol=1e-6)
+    assert torch.equal(found.solve(query.numpy()).log_lik, found.solve(query).log_lik)
+    assert unlabelled.alpha == pytest.approx(found.alpha)
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        acnml.fit_kfac_laplace,
+        acnml.fit_laplace_diagonal,
+        acnml.fit_full_laplace,
+        lambda c, data: acnml.kronecker_curvature(c, data).posterior(1.0),
+    ],
+)
+@pytest.mark.parametrize("form", [lambda t: t, Tensor.numpy])
+def test_fits_take_data_sets(fit, form):
+    classifier, x = Classifier(MLP.model()), MLP.x(6)
+    expected = fit(classifier, [(x, LABELS)])
+    found = fit(classifier, (form(x), form(LABELS)))
+    for name, tensor in expected.cov_mv(expected.mean).items():
+        assert torch.equal(found.cov_mv(found.mean)[name], tensor)
+
+
+def test_tuning_takes_data_sets():
+    model = MLP.model()
+    predictor, x = Acnml(Classifier(model), diagonal(model)), MLP.x(6)
+    expected = tuning.alpha_by_nll(predictor, [(x, LABELS)], [0.1, 1.0])
+    assert tuning.alpha_by_nll(predictor, (x.numpy(), LABELS.numpy()), [0.1, 1.0]) == expected
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        lambda c, data: acnml.fit_swag(c, data),
+        lambda c, data: acnml.fit_bayes_by_backprop(c, data),
+        lambda c, data: acnml.NaiveCnml(c, data)(MLP.x(2)),
+    ],
+)
+def test_training_asks_for_a_loader(train):
+    with pytest.raises(TypeError, match=r"trains by SGD, .*: pass DataLoader\(TensorDataset\("):
+        train(Classifier(MLP.model()), (MLP.x(6), LABELS))
+
+
+class TestDataOrLoader:
+    X, Y = normal(2 * CHUNK + 3, 2, seed=0), torch.arange(2 * CHUNK + 3)
+
+    @pytest.mark.parametrize("form", [lambda t: t, Tensor.numpy])
+    def test_a_tuple_of_inputs_and_labels_is_a_data_set(self, form):
+        loader = as_loader((form(self.X), form(self.Y)))
+        for _ in range(2):  # it can be iterated again
+            x, y = (torch.cat(tensors) for tensors in zip(*loader, strict=True))
+            assert torch.equal(x, self.X)
+            assert torch.equal(y, self.Y)
+        assert len(loader) == 3
+
+    def test_inputs_may_be_several(self):
+        two = as_loader(((self.X, self.X.numpy()), self.Y))
+        mapping = as_loader(({"a": self.X}, self.Y))
+        assert [len(x) for x, _ in two] == [2, 2, 2]
+        assert [set(x) for x, _ in mapping] == [{"a"}] * 3
+
+    def test_inputs_alone(self):
+        assert [len(batch) for batch in as_loader(self.X.numpy())] == [1, 1, 1]
+
+    @pytest.mark.parametrize(
+        "loader",
+        [
+            [X, Y],  # a list of two batches without labels
+            [(X, Y)],
+            ((X, Y), (X, Y)),  # a tuple of two batches
+            (X, X),  # two batches without labels
+            ({"x": X, "labels": Y},),
+        ],
+    )
+    def test_everything_else_is_a_loader(self, loader):
+        assert as_loader(loader) is loader
+
+    def test_lengths_must_agree(self):
+        with pytest.raises(ValueError, match=r"X has 515 inputs, but y has 514 labels"):
+            as_loader((self.X, self.Y[1:]))
+
+
+class TestOddArrays:
+    predict = Map(Classifier(MLP.model()))
+    x = MLP.x(4).numpy()
+
+    def test_views_and_read_only_arrays(self):
+        expected = self.predict(self.x)
+        frozen = self.x.copy()
+        frozen.flags.writeable = False
+        strange = (frozen, np.asfortranarray(self.x), self.x.astype(self.x.dtype.newbyteorder()))
+        for x in strange:
+            assert np.array_equal(self.predict(x), expected)
+        assert np.array_equal(self.predict(self.x[::-1]), expected[::-1])
+
+    @pytest.mark.parametrize(
+        ("x", "error", "message"),
+        [
+            (x.astype(object), TypeError, r"array of object, which torch has no type for; convert"),
+            (x.astype(str), TypeError, r"array of <U\d+, which torch has no type for; convert"),
+            (x.astype(int), ValueError, r"if the inputs are integers, convert them: x.float\(\)"),
+            ((x, torch.tensor(x)), TypeError, r"input x\[0\] must be a tensor, got ndarray"),
+            (x.tolist(), TypeError, r"input x\[0\] must be a tensor, got list"),
+            (3.0, TypeError, r"inputs must be tensors, got float: pass torch.as_tensor"),
+        ],
+    )
+    def test_what_cannot_be_converted_is_explained(self, x, error, message):
+        with pytest.raises(error, match=message):
+            self.predict(x)
+
+    def test_data_frames_are_explained(self):
+        pandas = pytest.importorskip("pandas", reason="needs pandas")
+        with pytest.raises(TypeError, match=r"got DataFrame: pass x.to_numpy\(\)"):
+            self.predict(pandas.DataFrame(self.x))
+
+
+class TestMetrics:
+    log_probs, labels = top(0.9, 0.8, 0.6), torch.tensor([0, 1, 0])
+
+    @pytest.mark.parametrize("metric", LABEL_METRICS)
+    def test_numbers(self, metric):
+        expected = metric(self.log_probs, self.labels)
+        assert metric(self.log_probs.numpy(), self.labels.numpy()) == expected
+
+    @pytest.mark.parametrize("metric", [*DIAGRAMS, metrics.risk_coverage])
+    def test_diagrams(self, metric):
+        expected = metric(self.log_probs, self.labels)
+        found = metric(self.log_probs.numpy(), self.labels.numpy())
+        assert type(found) is type(expected)
+        assert_arrays_equal(found, expected)
+
+    @every_score_metric
+    def test_scores(self, metric):
+        inside, outside = torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])
+        assert metric(inside.numpy(), outside.numpy()) == metric(inside, outside)

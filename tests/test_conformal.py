@@ -1,0 +1,130 @@
+"""Conformal sets: their coverage on exchangeable data, and their scores by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acnml import conformal
+from acnml.conformal import Conformal, SetScore
+
+LOG_PROBS = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]], dtype=torch.float64).log()
+
+
+def drawn(n: int, seed: int, classes: int = 4, temperature: float = 0.5):
+    """Data whose labels follow the probabilities at another temperature: not calibrated."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(n, classes, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(torch.softmax(logits, 1), 1, generator=generator).squeeze(1)
+    return torch.log_softmax(logits / temperature, 1), labels
+
+
+class TestScores:
+    def test_lac_is_one_minus_p_up_to_a_monotone_map(self):
+        assert torch.equal(SetScore.LAC(LOG_PROBS), -LOG_PROBS)
+
+    def test_aps_adds_up_what_is_at_least_as_probable(self):
+        expected = torch.tensor([[0.5, 0.8, 1.0], [0.8, 0.8, 1.0]], dtype=torch.float64)
+        torch.testing.assert_close(SetScore.APS(LOG_PROBS), expected)
+
+    @given(st.integers(0, 1000))
+    @settings(max_examples=20, deadline=None)
+    def test_aps_against_its_definition(self, seed):
+        log_probs, _ = drawn(7, seed)
+        p = log_probs.exp()
+        above = p.unsqueeze(1) >= p.unsqueeze(2)  # (n, y, k): k is at least as probable as y
+        torch.testing.assert_close(SetScore.APS(log_probs), (above * p.unsqueeze(1)).sum(2))
+
+
+@pytest.mark.parametrize("score", SetScore)
+@pytest.mark.parametrize(("n", "coverage"), [(9, 0.9), (19, 0.5), (50, 0.8), (33, 0.93)])
+def test_the_threshold_is_the_finite_sample_quantile(score, n, coverage):
+    log_probs, labels = drawn(n, 0)
+    own = score(log_probs).gather(1, labels.unsqueeze(1)).squeeze(1).sort().values
+    threshold = conformal.fit(log_probs, labels, coverage, score).thresholds
+    rank = next(k for k in range(1, n + 2) if k / (n + 1) >= coverage - 1e-12)
+    assert torch.equal(threshold, own[rank - 1].expand(4))
+
+
+@pytest.mark.parametrize("score", SetScore)
+@pytest.mark.parametrize("coverage", [0.7, 0.9])
+def test_coverage_over_exchangeable_data(score, coverage):
+    """Mean coverage over 400 calibration sets lies between c and c + 1/(n + 1)."""
+    n, repeats = 30, 400
+    found = []
+    for seed in range(repeats):
+        log_probs, labels = drawn(n + 50, seed)
+        fitted = conformal.fit(log_probs[:n], labels[:n], coverage, score)
+        found.append(conformal.coverage_of(fitted.sets(log_probs[n:]), labels[n:]))
+    mean, error = np.mean(found), 4 * np.std(found) / math.sqrt(repeats)
+    assert coverage - error <= mean
+    # Scores of LAC have no ties. Those of APS tie at a total of 1 only, by rounding.
+    assert mean <= coverage + 1 / (n + 1) + error
+
+
+@pytest.mark.parametrize("score", SetScore)
+def test_coverage_of_every_class(score):
+    n, found = 120, []
+    for seed in range(200):
+        log_probs, labels = drawn(n + 200, seed)
+        log_probs = torch.log_softmax(log_probs + torch.tensor([2.0, 0, 0, -2.0]), 1)
+        fitted = conformal.fit_by_class(log_probs[:n], labels[:n], 0.8, score)
+        own = fitted.sets(log_probs[n:])
+        found.append(
+            [
+                conformal.coverage_of(own[labels[n:] == k], labels[n:][labels[n:] == k])
+                for k in range(4)
+            ]
+        )
+    mean, error = np.mean(found, 0), 4 * np.std(found, 0) / math.sqrt(len(found))
+    assert (mean >= 0.8 - error).all()
+    assert (mean <= 0.8 + 1 / 10 + error).all()
+
+
+def test_a_class_with_too_few_data_is_in_every_set():
+    log_probs, labels = drawn(200, 0)
+    few = labels != 2
+    fitted = conformal.fit_by_class(log_probs[few], labels[few], 0.9)
+    assert fitted.thresholds.isinf().tolist() == [False, False, True, False]
+    assert fitted.sets(log_probs)[:, 2].all()
+    assert conformal.fit(log_probs[:8], labels[:8], 0.9).sets(log_probs).all()
+    assert not conformal.fit(log_probs[:9], labels[:9], 0.9).thresholds.isinf().any()
+
+
+def test_sizes_and_coverage_by_hand():
+    fitted = Conformal(SetScore.LAC, 0.9, torch.full((3,), -math.log(0.35)).double())
+    sets = fitted.sets(LOG_PROBS)
+    assert sets.tolist() == [[True, False, False], [True, True, False]]
+    assert conformal.mean_size(sets) == 1.5
+    assert conformal.coverage_of(sets, torch.tensor([1, 1])) == 0.5
+
+
+def test_arrays_for_arrays():
+    log_probs, labels = drawn(100, 0)
+    expected = conformal.fit(log_probs, labels).sets(log_probs)
+    found = conformal.fit(log_probs.numpy(), labels.numpy()).sets(log_probs.numpy())
+    assert isinstance(found, np.ndarray)
+    assert found.dtype == bool
+    assert np.array_equal(found, expected.numpy())
+    assert conformal.coverage_of(found, labels.numpy()) == conformal.coverage_of(expected, labels)
+    by_class = conformal.fit_by_class(log_probs.numpy(), labels.numpy())
+    assert torch.equal(by_class.thresholds, conformal.fit_by_class(log_probs, labels).thresholds)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "message"),
+    [
+        (lambda p, y: conformal.fit(p, y, 1.0), ValueError, "coverage must be between 0 and 1"),
+        (lambda p, y: conformal.fit(p, y, 0.9, "LAC"), TypeError, r"score must be SetScore\.LAC"),
+        (lambda p, y: conformal.fit(p.exp(), y), ValueError, "log to probabilities"),
+        (lambda p, y: conformal.fit(p, y).sets(p[:, :2]), ValueError, r"shape \(N, 4\), got"),
+    ],
+)
+def test_mistakes(use, error, message):
+    with pytest.raises(error, match=message):
+        use(*drawn(50, 0))

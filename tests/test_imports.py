@@ -1,0 +1,48 @@
+"""`import acnml` imports no integration and no package of an extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+OPTIONAL = {
+    "IPython",
+    "lightning",
+    "matplotlib",
+    "onnx",
+    "onnxruntime",
+    "pandas",
+    "PIL",
+    "rich",
+    "scipy",
+    "skorch",
+    "sklearn",
+    "transformers",
+    "typer",
+}
+
+
+def modules_after(statement: str) -> set[str]:
+    """The modules that a fresh process has imported after a statement."""
+    code = f"{statement}; import sys; print('\\n'.join(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+def test_the_library_imports_no_integration():
+    # torch imports some of these packages by itself where they are installed.
+    plain, ours = (
+        modules_after("import torch, numpy, safetensors, tqdm"),
+        modules_after("import acnml"),
+    )
+    added = ours - plain
+    assert not {name.split(".")[0] for name in added} & OPTIONAL
+    own = {name.split(".")[1] for name in added if name.startswith("acnml.")}
+    assert not own & {"sklearn", "plots", "transformers", "lightning", "cli"}
+
+
+@pytest.mark.parametrize("part", ["sklearn", "plots", "conformal"])
+def test_parts_can_be_imported_on_their_own(part):
+    assert f"acnml.{part}" in modules_after(f"import acnml.{part}")

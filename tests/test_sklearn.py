@@ -1,0 +1,464 @@
+"""acnml.sklearn: conversions, the ways to hold out data, and scikit-learn's own checks."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import acnml
+
+pytest.importorskip("sklearn", reason="needs scikit-learn")
+
+import joblib
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import ColumnTransformer
+from sklearn.datasets import make_classification
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression, LogisticRegressionCV, SGDClassifier
+from sklearn.model_selection import GridSearchCV, ShuffleSplit, cross_val_score
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.svm import LinearSVC
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from acnml.sklearn import AcnmlClassifier, TorchClassifier, to_module
+from acnml.sklearn._modules import Fitted
+
+# Few data make every price uncertain, and small networks need not converge here.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The price of"),
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+]
+
+NAMES = np.array(["ant", "bee", "cat"])
+
+
+def data(classes: int = 3, n: int = 240):
+    x, y = make_classification(
+        n, 6, n_informative=4, n_classes=classes, class_sep=0.7, flip_y=0.1, random_state=0
+    )
+    return x, NAMES[y]
+
+
+def linear(features: int, classes: int) -> nn.Module:
+    return nn.Linear(features, classes)
+
+
+def fast(estimator=None, **settings) -> AcnmlClassifier:
+    return AcnmlClassifier(estimator, **{"cv": 2, "price": 0.05, **settings})
+
+
+# scikit-learn's checks ---------------------------------------------------------------------------
+
+WEIGHTS = (
+    "sample weights reach the classifier's fit; folds, curvature and the choices count every input "
+    "once, so that a weight of 2 is not the same as a repeated input"
+)
+BATCHES = (
+    "batches are drawn at random: a repeated input falls into other batches than a weighted one"
+)
+
+
+def expected_failures(estimator) -> dict[str, str]:
+    reason = BATCHES if isinstance(estimator, TorchClassifier) else WEIGHTS
+    checks = ("on_dense_data", "on_sparse_data")
+    return {f"check_sample_weight_equivalence_{check}": reason for check in checks}
+
+
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks(
+    [
+        AcnmlClassifier(LogisticRegression(C=1.0), cv=0.4, random_state=0),
+        AcnmlClassifier(
+            make_pipeline(StandardScaler(), LogisticRegression()), cv=0.4, random_state=0
+        ),
+        TorchClassifier(epochs=50, random_state=0),
+    ],
+    expected_failed_checks=expected_failures,
+)
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+# Conversion --------------------------------------------------------------------------------------
+
+CONVERTIBLE = [
+    LogisticRegression(),
+    LogisticRegression(fit_intercept=False, C=10),
+    LogisticRegressionCV(
+        Cs=2, cv=2, scoring="neg_log_loss", l1_ratios=(0,), use_legacy_attributes=False
+    )
+    if "use_legacy_attributes" in LogisticRegressionCV().get_params()
+    else LogisticRegressionCV(Cs=2, cv=2),
+    LinearDiscriminantAnalysis(),
+    *(
+        MLPClassifier((5, 4), activation=activation, max_iter=5, random_state=0)
+        for activation in ("identity", "logistic", "tanh", "relu")
+    ),
+    MLPClassifier((), max_iter=5, random_state=0),
+    make_pipeline(StandardScaler(), LogisticRegression()),
+    make_pipeline(StandardScaler(), make_pipeline(StandardScaler(), LogisticRegression())),
+    GridSearchCV(make_pipeline(StandardScaler(), LogisticRegression()), {}, cv=2),
+    TorchClassifier(epochs=2, random_state=0),
+]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("estimator", CONVERTIBLE, ids=lambda e: str(e)[:60])
+def test_a_module_has_the_probabilities_of_its_estimator(estimator, classes):
+    x, y = data(classes)
+    fitted = clone(estimator).fit(x, y)
+    parts = Fitted.of(fitted)
+    features = torch.from_numpy(parts.features(x))
+    with torch.no_grad():
+        logits = to_module(fitted)(features)
+    tolerance = 1e-6 if logits.dtype == torch.float32 else 1e-12
+    assert logits.shape == (len(x), classes)
+    np.testing.assert_allclose(
+        torch.softmax(logits.double(), 1).numpy(), fitted.predict_proba(x), atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression(), SGDClassifier(loss="log_loss")])
+def test_a_binary_decision_value_is_the_second_logit(estimator):
+    x, y = data(2)
+    fitted = estimator.fit(x, y)
+    with torch.no_grad():
+        logits = to_module(fitted)(torch.from_numpy(x)).numpy()
+    assert (logits[:, 0] == 0).all()
+    np.testing.assert_allclose(logits[:, 1], fitted.decision_function(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "classes", "message"),
+    [
+        (SGDClassifier(loss="log_loss"), 3, r"one-vs-rest.* use LogisticRegression, or MLP"),
+        (SGDClassifier(loss="hinge"), 2, r"loss='hinge'\) is not a model of prob.*use loss='log_l"),
+        (LinearSVC(), 2, "LinearSVC cannot be converted .* Supported are LogisticRegression"),
+        (GaussianNB(), 2, "GaussianNB cannot be converted"),
+        (CalibratedClassifierCV(LogisticRegression()), 2, "CalibratedClassifierCV cannot be conv"),
+    ],
+)
+def test_other_models_are_refused_by_name(estimator, classes, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        fast(estimator).fit(*data(classes))
+
+
+class Stubborn(LogisticRegression):
+    def predict_proba(self, X):
+        return super().predict_proba(X) ** 2
+
+
+def test_probabilities_that_are_no_softmax_are_noticed():
+    with pytest.raises(ValueError, match=r"this Stubborn are not the softmax of its last layer"):
+        fast(Stubborn()).fit(*data())
+
+
+# How data are held out ---------------------------------------------------------------------------
+
+
+def test_one_split_is_calibrate_on_the_held_out_part():
+    x, y = data()
+    train, test = next(ShuffleSplit(1, test_size=0.4, random_state=0).split(x))
+    found = fast(cv=[(train, test)]).fit(x, y)
+    module = to_module(LogisticRegression().fit(x[train], y[train]))
+    labels = np.searchsorted(NAMES, y)
+    expected = acnml.calibrate(module, x[train], (x[test], labels[test]), price=0.05)
+    np.testing.assert_allclose(found.predict_proba(x), expected.probs(x), rtol=1e-12)
+    np.testing.assert_allclose(found.regret(x), expected.regret(x), rtol=1e-9)
+    assert str(found.calibrated_) == str(expected)
+
+
+def test_several_splits_are_pooled_and_the_result_is_fitted_on_all_data():
+    x, y = data()
+    labels = np.searchsorted(NAMES, y)
+    splits = [
+        (np.arange(0, 240, 2), np.arange(1, 240, 2)),
+        (np.arange(1, 240, 2), np.arange(0, 240, 2)),
+    ]
+    found = fast(cv=splits).fit(x, y)
+    modules = [to_module(LogisticRegression().fit(x[train], y[train])) for train, _ in splits]
+    held_out = torch.cat(
+        [m(torch.from_numpy(x[test])) for m, (_, test) in zip(modules, splits, strict=True)]
+    ).detach()
+    pooled = torch.from_numpy(np.concatenate([labels[test] for _, test in splits]))
+    log_probs = torch.log_softmax(held_out / found.calibrated_.temperature, 1)
+    row = found.calibrated_.table[1]
+    assert row.nll == pytest.approx(acnml.metrics.nll(log_probs, pooled), rel=1e-9)
+    for factor in (0.98, 1.02):
+        other = torch.log_softmax(held_out / found.calibrated_.temperature / factor, 1)
+        assert acnml.metrics.nll(other, pooled) > row.nll
+    whole = LogisticRegression().fit(x, y)
+    np.testing.assert_array_equal(found.estimator_.coef_, whole.coef_)
+    spent = next(r.nll for r in found.calibrated_.table if r.method == "ACNML, +0.05") - row.nll
+    assert 0.045 <= spent <= 0.05
+
+
+def test_folds_that_are_one_split_equal_calibrate():
+    x, y = data()
+    labels = np.searchsorted(NAMES, y)
+    model = to_module(LogisticRegression().fit(x[:120], y[:120]))
+    parts = (model, x[:120], (x[120:], labels[120:]))
+    one = acnml.calibrate(*parts, price=0.05)
+    folds = acnml.calibrate_folds(model, x[:120], [parts], price=0.05)
+    assert str(one) == str(folds)
+    np.testing.assert_allclose(one(x), folds(x), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda e: fast(e, cv="prefit"), lambda e: fast(FrozenEstimator(e), cv=None)]
+)
+def test_fitted_classifiers_are_not_fitted_again(make):
+    x, y = data()
+    fitted = make_pipeline(StandardScaler(), LogisticRegression()).fit(x[:120], y[:120])
+    before = fitted[-1].coef_.copy()
+    given = make(fitted).fit(x[120:], y[120:], X_train=x[:120])
+    alone = make(fitted).fit(x[120:], y[120:])
+    for found in (given, alone):
+        np.testing.assert_array_equal(fitted[-1].coef_, before)
+        assert found.score(x, y) > 0.5
+    features = fitted[0].transform(x)
+    labels = np.searchsorted(NAMES, y)
+    expected = acnml.calibrate(
+        to_module(fitted), features[:120], (features[120:], labels[120:]), price=0.05
+    )
+    np.testing.assert_allclose(given.predict_proba(x), expected.probs(features), rtol=1e-12)
+
+
+def test_a_trained_network_as_it_is():
+    x, y = data()
+    network = TorchClassifier(epochs=30, random_state=0).fit(x[:120], y[:120]).module_
+    labels = np.searchsorted(NAMES, y)
+    found = fast(network, cv="prefit").fit(x[120:], labels[120:])
+    assert found.classes_.tolist() == [0, 1, 2]
+    with pytest.raises(TypeError, match=r'trained with cv="prefit" only; .* factory\(features'):
+        fast(network).fit(x, labels)
+
+
+def test_too_few_data_for_a_temperature_leave_it_at_one():
+    x, y = data(2)
+    with pytest.warns(
+        UserWarning, match="40 held-out data are too few .* temperature is left at 1"
+    ):
+        few = fast().fit(x[:40], y[:40])
+    assert few.calibrated_.temperature == 1
+    easy = np.concatenate([np.full((60, 1), -1.0), np.full((60, 1), 1.0)])
+    with pytest.warns(UserWarning, match="every validation point is .* temperature is left at 1"):
+        perfect = fast().fit(easy, np.repeat(["a", "b"], 60))
+    assert perfect.calibrated_.temperature == 1
+    assert perfect.predict([[-1.0], [1.0]]).tolist() == ["a", "b"]
+
+
+def test_a_given_temperature_is_used():
+    assert fast(temperature=2.0).fit(*data()).calibrated_.temperature == 2
+
+
+def test_folds_follow_the_rarest_class():
+    x, y = data(2)
+    rare = np.where(np.arange(240) < 3, "cat", y)
+    found = fast(cv=None).fit(x, rare)  # three folds, not five
+    assert found.classes_.tolist() == ["ant", "bee", "cat"]
+    with pytest.raises(
+        ValueError, match=r"5 folds need 5 data of every class, but class .*cat.* 3"
+    ):
+        fast(cv=5).fit(x, rare)
+    rare[1:3] = "ant"
+    with pytest.raises(
+        ValueError, match=r"2 folds need 2 data of every class, .* has 1: use fewer"
+    ):
+        fast(cv=None).fit(x, rare)
+    with pytest.raises(ValueError, match=r"training part of a split has no data of class"):
+        fast(cv=[(np.arange(3, 240), np.arange(3))]).fit(x, rare)
+
+
+# Habits of scikit-learn --------------------------------------------------------------------------
+
+
+def test_answers_have_the_shapes_and_types_of_scikit_learn():
+    x, y = data()
+    found = fast().fit(x, y)
+    assert found.classes_.tolist() == NAMES.tolist()
+    assert found.n_features_in_ == 6
+    probs = found.predict_proba(x)
+    np.testing.assert_allclose(probs.sum(1), 1, rtol=1e-12)
+    np.testing.assert_allclose(found.predict_log_proba(x), np.log(probs), atol=1e-12)
+    np.testing.assert_array_equal(found.predict(x), NAMES[probs.argmax(1)])
+    assert found.regret(x).shape == (240,)
+
+
+@pytest.mark.parametrize("kind", [bool, np.int8, np.float64, str, object])
+def test_labels_of_any_type(kind):
+    x, y = data(2)
+    labels = y.astype(object) if kind is object else (y == "bee").astype(kind)
+    found = fast().fit(x, labels)
+    assert found.predict(x).dtype == labels.dtype
+    assert set(found.predict(x)) <= set(labels)
+
+
+def test_far_inputs_are_less_certain_than_by_the_classifier_itself():
+    x, y = data()
+    found = fast().fit(x, y)
+    far = 20 * np.random.default_rng(0).standard_normal((100, 6))
+    plain = found.estimator_.predict_proba(far).max(1).mean()
+    assert found.predict_proba(far).max(1).mean() < plain
+    assert found.regret(far).mean() > found.regret(x).mean()
+
+
+def test_data_frames_and_columns_of_text():
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    x, y = data()
+    frame = pandas.DataFrame(x, columns=list("abcdef"))
+    found = fast().fit(frame, pandas.Series(y))
+    assert found.feature_names_in_.tolist() == list("abcdef")
+    expected = fast().fit(x, y).predict_proba(x)
+    np.testing.assert_allclose(found.predict_proba(frame), expected, rtol=1e-12)
+    frame["a"] = np.where(x[:, 0] > 0, "high", "low")
+    columns = ColumnTransformer([("text", OneHotEncoder(), ["a"])], remainder=StandardScaler())
+    mixed = fast(make_pipeline(columns, LogisticRegression())).fit(frame, y)
+    assert mixed.score(frame, y) > 0.5
+    assert mixed.n_features_in_ == 6
+
+
+def test_sparse_inputs_become_dense_and_wide_ones_are_refused():
+    x, y = data()
+    expected = fast().fit(x, y).predict_proba(x)
+    found = fast().fit(sparse.csr_array(x), y).predict_proba(sparse.csr_array(x))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    wide = sparse.random_array((60, 10_001), density=0.001, random_state=0, format="csr")
+    with pytest.raises(ValueError, match=r"10001 features; .* at most 10000: .* TruncatedSVD"):
+        fast().fit(wide, np.arange(60) % 2)
+
+
+def test_search_and_cross_validation():
+    x, y = data()
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression())
+    grid = {"estimator__logisticregression__C": [0.1, 1.0], "price": [0.02, 0.05]}
+    search = GridSearchCV(fast(pipeline), grid, cv=2, scoring="neg_log_loss").fit(x, y)
+    assert set(search.best_params_) == set(grid)
+    assert cross_val_score(fast(), x, y, cv=2).min() > 0.4
+    outer = make_pipeline(StandardScaler(), fast()).fit(x, y)
+    assert outer.predict_proba(x).shape == (240, 3)
+
+
+def test_parameters_are_nested_and_cloned():
+    found = fast(LogisticRegression(C=3.0))
+    assert found.get_params()["estimator__C"] == 3.0
+    found.set_params(estimator__C=5.0, price=0.02)
+    copied = clone(found)
+    assert copied.estimator is not found.estimator
+    assert (copied.estimator.C, copied.price) == (5.0, 0.02)
+
+
+def test_a_fitted_object_survives_joblib():
+    x, y = data()
+    found = fast().fit(x, y)
+    file = io.BytesIO()
+    joblib.dump(found, file)
+    file.seek(0)
+    again = joblib.load(file).predict_proba(x)
+    np.testing.assert_allclose(again, found.predict_proba(x), rtol=1e-12)
+
+
+def test_jobs_give_the_same_numbers():
+    x, y = data()
+    with joblib.parallel_backend("threading"):
+        several = fast(n_jobs=2).fit(x, y)
+    expected = fast().fit(x, y).predict_proba(x)
+    np.testing.assert_allclose(several.predict_proba(x), expected, rtol=1e-12)
+
+
+def test_sample_weights_reach_the_classifier():
+    x, y = data()
+    weights = np.where(y == "ant", 5.0, 1.0)
+    found = fast().fit(x, y, weights)
+    expected = LogisticRegression().fit(x, y, weights)
+    np.testing.assert_array_equal(found.estimator_.coef_, expected.coef_)
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression())
+    for estimator in (pipeline, GridSearchCV(LogisticRegression(), {}, cv=2)):
+        assert fast(estimator).fit(x, y, weights).score(x[y == "ant"], y[y == "ant"]) > 0.5
+    with pytest.raises(ValueError, match="LinearDiscriminantAnalysis takes no sample_weight"):
+        fast(LinearDiscriminantAnalysis()).fit(x, y, weights)
+
+
+def test_it_is_not_fitted_before_it_is():
+    for use in ("predict", "predict_proba", "predict_log_proba", "regret"):
+        with pytest.raises(NotFittedError):
+            getattr(fast(), use)(data()[0])
+
+
+def test_warnings_are_those_of_calibrate_only():
+    x, y = data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast(price=0.3).fit(x, y)
+
+
+# Networks ----------------------------------------------------------------------------------------
+
+
+def test_a_factory_is_trained_as_a_torch_classifier():
+    x, y = data()
+    found = fast(linear, random_state=0).fit(x, y)
+    assert isinstance(found.estimator_, TorchClassifier)
+    assert isinstance(found.estimator_.module_, nn.Linear)
+    expected = TorchClassifier(linear, random_state=0).fit(x, y)
+    assert torch.equal(found.estimator_.module_.weight, expected.module_.weight)
+    with pytest.raises(TypeError, match=r"estimator must be a classifier or a function factory"):
+        fast(3).fit(x, y)
+
+
+def test_training_leaves_the_random_state_alone():
+    x, y = data()
+    before = torch.random.get_rng_state()
+    TorchClassifier(linear, epochs=1, random_state=0).fit(x, y)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+class TestSkorch:
+    @staticmethod
+    def net(**settings):
+        skorch = pytest.importorskip("skorch", reason="needs skorch")
+        fixed = {"max_epochs": 30, "lr": 0.1, "verbose": 0, "train_split": None}
+        return skorch.NeuralNetClassifier(**{**fixed, **settings})
+
+    @pytest.mark.parametrize("in_pipeline", [False, True])
+    def test_a_net_with_cross_entropy(self, in_pipeline):
+        x, y = data()
+        x = x.astype(np.float32)
+        net = self.net(module=lambda: nn.Linear(6, 3), criterion=nn.CrossEntropyLoss)
+        found = fast(make_pipeline(StandardScaler(), net) if in_pipeline else net).fit(x, y)
+        assert found.classes_.tolist() == NAMES.tolist()
+        assert found.predict_proba(x).shape == (240, 3)
+        assert found.score(x, y) > 0.4
+
+    def test_a_softmax_at_the_end_is_taken_off(self):
+        x, y = data()
+        net = self.net(module=lambda: nn.Sequential(nn.Linear(6, 3), nn.Softmax(dim=-1)))
+        found = fast(net).fit(x.astype(np.float32), y)
+        assert len(to_module(found.estimator_)) == 1
+
+    def test_other_ends_are_refused(self):
+        class Inside(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(6, 3)
+
+            def forward(self, x):
+                return torch.softmax(self.layer(x), -1)
+
+        x, y = data()
+        with pytest.raises(
+            ValueError, match=r"NLLLoss does not return one logit .*CrossEntropyLoss"
+        ):
+            fast(self.net(module=Inside)).fit(x.astype(np.float32), y)
