@@ -417,7 +417,7 @@ class Classifier:
             raise ValueError(what) from error
         picked = self._get_logits(output)
         try:
-            return _checked_logits(self._get_logits(output), size) / self.temperature
+            return _checked_logits(picked, size) / self.temperature
         except ValueError:
             self._require_batch_dimension(x, run)
             raise
