@@ -12,19 +12,8 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml.cli._shared.drawing import panel
-from acnml.plots import FAINT, STYLE
-from studies.engine.figures import (
-    BLUE,
-    DASHES,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    SKY,
-    Axis,
-    legend_below,
-    lines,
-)
+from acnml.plots import BLUE, DASHES, FAINT, GREEN, ORANGE, PINK, STYLE
+from studies.engine.figures import GREY, SKY, Axis, legend_below, lines
 from studies.engine.method import ACNML, BMA, MAP, Look, Method
 from studies.engine.report import Panels, Section
 from studies.engine.results import Results
