@@ -515,14 +515,22 @@ class _Slot(NamedTuple):
 
 def _slots(module: nn.Module) -> list[_Slot]:
     """Return where a module and its children keep parameters and buffers, in one walk."""
-    found, names = [], dict[int, str]()
-    for prefix, child in module.named_modules():
-        start = f"{prefix}." if prefix else ""
-        for store in (child._parameters, child._buffers):
+    found, names, seen = [], dict[int, str](), set[int]()
+    waiting = [("", module)]  # recursion through generators, as in `named_modules`, is slow
+    while waiting:
+        prefix, owner = waiting.pop()
+        if id(owner) in seen:
+            continue
+        seen.add(id(owner))
+        for store in (owner._parameters, owner._buffers):
             for key, tensor in store.items():
                 if tensor is not None:
-                    name = names.setdefault(id(tensor), start + key)
+                    name = names.setdefault(id(tensor), prefix + key)
                     found.append(_Slot(name, store, key, tensor))
+        children = [
+            (f"{prefix}{n}.", child) for n, child in owner._modules.items() if child is not None
+        ]
+        waiting += reversed(children)
     return found
 
 
