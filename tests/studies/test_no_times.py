@@ -1,4 +1,4 @@
-"""metrics.csv holds no times: killed and resumed runs equal unbroken ones byte for byte."""
+"""metrics.csv has no times, so that a resumed run equals an unbroken one byte for byte."""
 
 from __future__ import annotations
 

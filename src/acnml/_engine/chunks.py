@@ -22,8 +22,8 @@ from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
 
 # Copies of a row's activations that autograd, the factors and intermediate results hold at once,
 # and copies of a row's gradients. Measured as peaks of processes, see docs/reliability.md.
-COPIES = 6
-COPIES_OF_GRADIENTS = 8
+COPIES = 7
+COPIES_OF_GRADIENTS = 10
 
 
 class Solved(NamedTuple):
