@@ -362,7 +362,10 @@ def calibrations(
         both = torch.cat([confidence, beyond]), torch.cat([correct, torch.zeros_like(beyond)])
         rows.append(
             Calibration(
-                *(head, seed, method, len(correct)),
+                head,
+                seed,
+                method,
+                len(correct),
                 **scores,
                 ece_with_oos=metrics.ece_of_confidences(*both),
                 aurc_with_oos=metrics.aurc_of_confidences(*both),
