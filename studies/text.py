@@ -485,8 +485,8 @@ def write_pages(
     if domains:
         caption = (
             f"Two of ten domains are left out of training, and their test questions are to be "
-            f"detected: mean ± standard deviation over {study.folds} pairs, head with "
-            f"{study.heads[0]}."
+            f"detected, head with {study.heads[0]}. Pairs: "
+            f"{'; '.join(dict.fromkeys(row.fold for row in domains))}."
         )
         sections.append(
             Section("Domains left out", [], [], [detection_table(domains, study.heads[0], caption)])
