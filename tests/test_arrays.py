@@ -21,7 +21,8 @@ LABELS = torch.arange(6) % 3
 def predictors() -> list[acnml.Predictor]:
     model = MLP.model()
     classifier, posterior = Classifier(model), diagonal(model)
-    plain = Map(classifier)
+    plain, data = Map(classifier), (MLP.x(40), torch.arange(40) % 3)
+    density = acnml.fit_typicality(classifier, data, data)
     return [
         plain,
         Acnml(classifier, posterior),
@@ -30,6 +31,7 @@ def predictors() -> list[acnml.Predictor]:
         acnml.McDropout(Classifier(dropping(MLP, 0.5)), 2),
         acnml.Tempered(plain, 2.0),
         acnml.Ensemble((plain, plain)),
+        acnml.DensityTempered(classifier, density, 2.0, 0.5),
         acnml.NaiveCnml(classifier, [(MLP.x(6), LABELS)], acnml.Refit(1)),
         acnml.NaiveCnmlMax(classifier, [(MLP.x(6), LABELS)], acnml.Refit(1)),
     ]
@@ -181,7 +183,7 @@ class TestOddArrays:
             (x.astype(int), ValueError, r"if the inputs are integers, convert them: x.float\(\)"),
             ((x, torch.tensor(x)), TypeError, r"input x\[0\] must be a tensor, got ndarray"),
             (x.tolist(), TypeError, r"input x\[0\] must be a tensor, got list"),
-            (3.0, TypeError, r"inputs must be tensors, got float: pass torch.as_tensor"),
+            (3.0, TypeError, r"mapping of tensors, got float: pass torch.as_tensor"),
         ],
     )
     def test_what_cannot_be_converted_is_explained(self, x, error, message):

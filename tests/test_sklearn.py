@@ -174,7 +174,9 @@ def test_one_split_is_calibrate_on_the_held_out_part():
     found = fast(cv=[(train, test)]).fit(x, y)
     module = to_module(LogisticRegression().fit(x[train], y[train]))
     labels = np.searchsorted(NAMES, y)
-    expected = acnml.calibrate(module, x[train], (x[test], labels[test]), price=0.05)
+    expected = acnml.calibrate(
+        module, x[train], (x[test], labels[test]), price=0.05, typicality=False
+    )
     np.testing.assert_allclose(found.predict_proba(x), expected.probs(x), rtol=1e-12)
     np.testing.assert_allclose(found.regret(x), expected.regret(x), rtol=1e-9)
     assert str(found.calibrated_) == str(expected)
@@ -210,7 +212,7 @@ def test_folds_that_are_one_split_equal_calibrate():
     labels = np.searchsorted(NAMES, y)
     model = to_module(LogisticRegression().fit(x[:120], y[:120]))
     parts = (model, x[:120], (x[120:], labels[120:]))
-    one = acnml.calibrate(*parts, price=0.05)
+    one = acnml.calibrate(*parts, price=0.05, typicality=False)
     folds = acnml.calibrate_folds(model, x[:120], [parts], price=0.05)
     assert str(one) == str(folds)
     np.testing.assert_allclose(one(x), folds(x), rtol=1e-12)
@@ -231,7 +233,11 @@ def test_fitted_classifiers_are_not_fitted_again(make):
     features = fitted[0].transform(x)
     labels = np.searchsorted(NAMES, y)
     expected = acnml.calibrate(
-        to_module(fitted), features[:120], (features[120:], labels[120:]), price=0.05
+        to_module(fitted),
+        features[:120],
+        (features[120:], labels[120:]),
+        price=0.05,
+        typicality=False,
     )
     np.testing.assert_allclose(given.predict_proba(x), expected.probs(features), rtol=1e-12)
 

@@ -56,6 +56,8 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
       must be others than those that it was fitted on. Pass the latter as `X_train` for the
       posterior; otherwise it is fitted on the given data, by cross-validation.
 
+    The weight of the query is α for all inputs, without the typicality of `acnml.calibrate`.
+
     With fewer than 50 held-out data, or without a single error among them, there is no best
     temperature. It is then left at 1, and a warning says so. If the price of caution is not known
     well because the held-out data are few, a warning tells the error.
@@ -196,7 +198,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             "progress": False,
         }
         if len(folds) == 1 and folds[0][0] is final.module:
-            self.calibrated_: Calibrated = calibrate(*folds[0], **settings)
+            self.calibrated_: Calibrated = calibrate(*folds[0], **settings, typicality=False)
         else:
             self.calibrated_ = calibrate_folds(final.module, final.features(X), folds, **settings)
         self._fitted, self.estimator_ = final, final.estimator
