@@ -248,5 +248,8 @@ def test_weights_in_the_file_may_be_others_in_the_network_but_not_of_another_sha
 
 
 def test_a_network_without_weights_is_said_to_be_one(path):
+    model = network()
+    classifier = Classifier(model)
+    model.to("meta")
     with pytest.raises(StorageError, match="on the meta device and has no weights"):
-        acnml.load(path, Classifier(network().to("meta")))
+        acnml.load(path, classifier)
