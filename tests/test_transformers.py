@@ -173,6 +173,16 @@ def test_masked_positions_do_not_count(tokenizer):
     assert not torch.allclose(classifier.log_probs(unmasked)[0], alone[0], atol=1e-5)
 
 
+def test_a_text_is_as_typical_alone_as_in_a_padded_batch(tokenizer):
+    calibrated = calibrated_of(bert(), tokenizer)
+    assert calibrated.typicality is not None
+    rows = texts(6, 5)
+    together = calibrated.solve(tokenizer(rows, padding=True, return_tensors="pt"))
+    for row, text in enumerate(rows):
+        alone = calibrated.solve(tokenizer([text], return_tensors="pt"))
+        torch.testing.assert_close(alone.regret[0], together.regret[row], rtol=0, atol=1e-4)
+
+
 def test_batches_of_a_dataset_are_a_loader(tokenizer):
     model = bert()
     data = dataset(model, tokenizer, 12, 0)
