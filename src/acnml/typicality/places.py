@@ -174,6 +174,12 @@ class _Search:
         found = [*stages, *self._vectors.values()]
         if not found and self._first_linear is not None:
             found = [self._first_linear]
+        if not found and not with_positions:
+            raise ValueError(
+                "no Linear layer receives a vector per input, and positions are not pooled, as "
+                "some are padding; pass acnml.transformers.LastToken(model) for a decoder with a "
+                "head `score`, or name the places by `places`"
+            )
         if not found:
             raise ValueError(
                 "no module of the model returns a tensor with positions, and no Linear layer "
