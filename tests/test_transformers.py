@@ -173,6 +173,16 @@ def test_masked_positions_do_not_count(tokenizer):
     assert not torch.allclose(classifier.log_probs(unmasked)[0], alone[0], atol=1e-5)
 
 
+def test_a_text_is_as_typical_alone_as_in_a_padded_batch(tokenizer):
+    calibrated = calibrated_of(bert().double(), tokenizer)
+    assert calibrated.typicality is not None
+    rows = texts(6, 5)
+    together = calibrated.solve(tokenizer(rows, padding=True, return_tensors="pt"))
+    for row, text in enumerate(rows):
+        alone = calibrated.solve(tokenizer([text], return_tensors="pt"))
+        torch.testing.assert_close(alone.regret[0], together.regret[row], rtol=0, atol=1e-6)
+
+
 def test_batches_of_a_dataset_are_a_loader(tokenizer):
     model = bert()
     data = dataset(model, tokenizer, 12, 0)
@@ -243,7 +253,7 @@ def test_the_last_token_of_another_model_is_refused(model):
 
 
 def test_a_pipeline_answers_like_those_of_transformers(tokenizer):
-    model = bert()
+    model = bert().double()
     calibrated = calibrated_of(model, tokenizer)
     ask, asked = pipeline(calibrated, tokenizer, batch_size=3), texts(7, 5)
     theirs = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)
@@ -261,7 +271,7 @@ def test_a_pipeline_answers_like_those_of_transformers(tokenizer):
 
 
 def test_pairs_of_texts_and_long_texts(tokenizer):
-    calibrated = calibrated_of(bert(), tokenizer)
+    calibrated = calibrated_of(bert().double(), tokenizer)
     (pair,) = pipeline(calibrated, tokenizer)([("a good film", "so bad")])
     encoded = tokenizer("a good film", "so bad", return_tensors="pt")
     assert encoded["token_type_ids"].sum() > 0

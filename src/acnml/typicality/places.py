@@ -9,12 +9,15 @@ Without the user naming layers, `find_places` runs one batch with hooks on all m
 
 A tensor with positions is pooled: the mean and the standard deviation of every channel over all
 positions. The features of an input are all of this in one vector.
+
+If a batch has an `attention_mask`, only vectors are taken. Some positions are padding then, and
+pooled over them, the features of a text would depend on the other texts of its batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -121,7 +124,8 @@ def find_places(classifier: Classifier, x: Inputs) -> tuple[Place, ...]:
     hooks = {name: search.hook(name) for name, _ in classifier.model.named_modules()}
     logits = classifier.hooked(hooks).logits(x)
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
-    return search.places()
+    is_padded = isinstance(x, Mapping) and "attention_mask" in x
+    return search.places(with_positions=not is_padded)
 
 
 @final
@@ -165,10 +169,17 @@ class _Search:
     def _is_vector(self, tensor: Any) -> bool:
         return _is_feature(tensor) and tensor.ndim == 2 and len(tensor) == self._batch
 
-    def places(self) -> tuple[Place, ...]:
-        found = [*self._by_positions.values(), *self._vectors.values()]
+    def places(self, with_positions: bool) -> tuple[Place, ...]:
+        stages = self._by_positions.values() if with_positions else ()
+        found = [*stages, *self._vectors.values()]
         if not found and self._first_linear is not None:
             found = [self._first_linear]
+        if not found and not with_positions:
+            raise ValueError(
+                "no Linear layer receives a vector per input, and positions are not pooled, as "
+                "some are padding; pass acnml.transformers.LastToken(model) for a decoder with a "
+                "head `score`, or name the places by `places`"
+            )
         if not found:
             raise ValueError(
                 "no module of the model returns a tensor with positions, and no Linear layer "
