@@ -73,7 +73,7 @@ def objective(classifier, posterior, x, polish):
     def spy(rows, point, labels, steps, tolerance):
         for _ in range(steps):
             point = linearised._advanced(rows, point, labels, torch.ones_like(point.size) > 0)
-            v = point.path.v()
+            v = point.v
             theta = {
                 n: posterior.mean[n] + moved
                 for n, moved in posterior.cov_mv(v.materialised(posterior.mean)).items()
