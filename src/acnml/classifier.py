@@ -303,11 +303,7 @@ class Classifier:
                 # -inf is allowed, because additive attention masks contain it.
                 bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
                 checks.require_finite(bounded, f"input {name} is", "clean the data first")
-<<<<<<< Updated upstream
         tensors: list[Tensor] = [*self.model.parameters()] or [*self.model.buffers()]
-=======
-        tensors: list[Tensor] = list(self.model.parameters()) or list(self.model.buffers())
->>>>>>> Stashed changes
         device = tensors[0].device if tensors else torch.device("cpu")
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
         # If the model's parameters have several types, inputs keep their own type.

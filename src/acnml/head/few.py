@@ -48,13 +48,8 @@ def solve_few(logits: Tensor, kernel: Kernel, var: Tensor, tolerance: float) -> 
     near = var.amax(-1) <= MODERATE
     if not bool(near.all()):
         tried = near.nonzero()[:, 0]
-<<<<<<< Updated upstream
         unknown = torch.full_like(var, torch.nan)
         found = FewSolution(unknown, unknown.clone(), torch.zeros_like(var, dtype=torch.bool))
-=======
-        nan = torch.full_like(var, torch.nan)
-        found = FewSolution(nan, nan.clone(), torch.zeros_like(var, dtype=torch.bool))
->>>>>>> Stashed changes
         if len(tried):
             part = solve_few(logits[tried], kernel.take(tried), var[tried], tolerance)
             for tensor, new in zip(found, part, strict=True):

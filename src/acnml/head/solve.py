@@ -126,13 +126,8 @@ def _only(
 ) -> HeadSolution:
     """Solve for the chosen inputs (B,). The others become NaN, which no comparison can pass."""
     rows = chosen.nonzero()[:, 0]
-<<<<<<< Updated upstream
     unknown = torch.full_like(logits, torch.nan)
     found = HeadSolution(unknown, unknown.clone(), torch.zeros_like(logits))
-=======
-    nan = torch.full_like(logits, torch.nan)
-    found = HeadSolution(nan, nan.clone(), torch.zeros_like(logits))
->>>>>>> Stashed changes
     if len(rows):
         part = solve_head(logits[rows], kernel.take(rows), precision, at_once)
         for tensor, new in zip(found, part, strict=True):
