@@ -43,7 +43,7 @@ def bad_inputs() -> list:
         (mlp, torch.zeros(0, 4), "the batch is empty"),
         (mlp, torch.tensor(1.0), "its first dimension must be the batch"),
         (mlp, normal(3, 5), r"failed on inputs of shape {'x': \(\d, 5\)}"),
-        (mlp, normal(4), r"failed on inputs of shape|logits must have shape"),
+        (mlp, normal(4), r"the batch dimension is missing: .* pass x\[None\]"),
         (two, (normal(3, 3), normal(2, 2)), "differ in length"),
         (two, (normal(3, 3),), "failed on inputs"),
         (two, {"left": normal(3, 3), "wrong": normal(3, 2)}, "failed on inputs"),

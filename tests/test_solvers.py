@@ -321,7 +321,7 @@ class Borrowed(nn.Module):
             nn.Sequential(Doubled(4, 4), nn.Tanh(), nn.Linear(4, 3)),
             r"layer '0' \(Doubled\)",
         ),
-        (Borrowed(), r"layer 'lender' \(Linear\) uses 'lender.weight' differently"),
+        (Borrowed(), r"uses 'lender.weight' without calling layer 'lender', so differently"),
     ],
 )
 def test_layers_that_are_not_what_they_seem_are_refused(solver, model, message):

@@ -28,7 +28,7 @@ from acnml import metrics
 from acnml._engine.trust import require_logits
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays, chunks, tensors_for_arrays
-from acnml._util.html import html_table
+from acnml._util.markup import html_table
 from acnml._util.selection import last_linear, parameter_names
 from acnml.classifier import Classifier
 from acnml.fitting import Curvature, kronecker_curvature

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, final
 
-from acnml._util.html import html_table
+from acnml._util.markup import html_table
 
 
 class Row(Protocol):
