@@ -21,16 +21,16 @@ class Network(nn.Module):
     def __init__(self, classes: int = 3) -> None:
         super().__init__()
         self.body, self.head = nn.Linear(4, 16), nn.Linear(16, classes)
-        self.seen: list[int] = []
+        self._seen: list[int] = []
 
     def __deepcopy__(self, memo):
         with torch.random.fork_rng():
             copy = Network(self.head.out_features)
-        copy.body, copy.head, copy.seen = self.body, self.head, self.seen
+        copy.body, copy.head, copy._seen = self.body, self.head, self._seen
         return copy
 
     def forward(self, x):
-        self.seen.append(len(x))
+        self._seen.append(len(x))
         return self.head(torch.tanh(self.body(x)))
 
 
@@ -47,7 +47,7 @@ def problem(classes: int = 3, n: int = 900, seed: int = 0):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x[:150]), labels[:150]).backward()
             optimizer.step()
-    model.seen.clear()
+    model._seen.clear()
     parts = [slice(0, 150), slice(150, 650), slice(650, n)]
     train, validation, test = (
         list(zip(x[s].split(64), labels[s].split(64), strict=True)) for s in parts
@@ -99,7 +99,7 @@ def test_network_runs_once_over_each_data_set():
     calibrate(model, train, validation)
     n_train, n_validation = (len(joined(loader)[1]) for loader in (train, validation))
     checked = 100  # inputs that first-sight checks may look at again
-    assert n_train + n_validation <= sum(model.seen) <= n_train + n_validation + checked
+    assert n_train + n_validation <= sum(model._seen) <= n_train + n_validation + checked
 
 
 def test_the_table_is_what_the_predictors_do(calibrated):

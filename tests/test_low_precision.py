@@ -78,7 +78,7 @@ def trained() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "prior_precision"), [(["4.weight", "4.bias"], 0.01), (None, 1.0)]
+    ("parameters", "prior_precision"), [(["4.weight", "4.bias"], 0.01), (None, 1000.0)]
 )
 def test_kfac_adds_little_to_the_errors_of_the_model_itself(parameters, prior_precision):
     model, x, y = trained()
@@ -115,7 +115,7 @@ def test_autocast_is_no_reason_to_refuse_a_model(case, fit):
 def rules(classifier: Classifier, posterior: acnml.Posterior, alpha: float) -> list:
     solvers = Linearised(), Gradient(2, 0.25), Reference(2, 0.25)
     return [
-        *(Acnml(classifier, posterior, solver, alpha) for solver in solvers),
+        *(Acnml(classifier, posterior, solver, alpha, "ignore") for solver in solvers),
         Glm(classifier, posterior.scaled(alpha)),
     ]
 

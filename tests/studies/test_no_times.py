@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from studies import calibrate
 from studies.engine import tables
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 COLUMNS = {
     "the engine": tables.METRICS,
-    "calibrate": calibrate.COLUMNS,
     **{
         path.parent.name: tuple(next(csv.reader(path.read_text().splitlines())))
         for path in RESULTS.glob("*/metrics.csv")

@@ -379,8 +379,8 @@ def _mixed(
 
 def _improved(new: _Point, old: _Point, gain: Tensor, rounding: Tensor) -> Tensor:
     """Whether a row's objective rose enough or, where rounding hides that, its residual shrank."""
-    # A residual this small is rounding too: its square is a difference of larger numbers.
-    shrank = (new.residual < old.residual) | (new.residual**2 < rounding)
+    # A residual this small is rounding too: its square is a sum of four larger numbers.
+    shrank = (new.residual < old.residual) | (new.residual**2 < 4 * rounding)
     return (new.objective >= old.objective + gain) | (
         (new.objective >= old.objective - rounding) & shrank
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import final
 
 from acnml._util import files
+from acnml.storage import StorageError
 
 
 @final
@@ -18,13 +19,19 @@ class CannotWriteError(OSError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an `OSError` while writing into a `CannotWriteError` that names the path."""
+    """Turn an `OSError` while writing into a `CannotWriteError` that names the path.
+
+    `acnml.save` raises a `StorageError` with the `OSError` as its cause.
+    """
     try:
         yield
-    except OSError as error:
+    except (OSError, StorageError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError):
+            raise
         raise CannotWriteError(
-            f"Cannot write {path}: {error.strerror or error}. Nothing that was finished is lost: "
-            f"{files.remedy_for(error)}, and run the same command again."
+            f"Cannot write {path}: {cause.strerror or cause}. Nothing that was finished is lost: "
+            f"{files.remedy_for(cause)}, and run the same command again."
         ) from error
 
 
