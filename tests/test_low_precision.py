@@ -78,9 +78,12 @@ def trained() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "prior_precision"), [(["4.weight", "4.bias"], 0.01), (None, 1000.0)]
+    ("parameters", "prior_precision", "alpha", "added"),
+    [(["4.weight", "4.bias"], 0.01, 0.1, 2e-3), (None, 1.0, 0.01, 3e-4)],
 )
-def test_kfac_adds_little_to_the_errors_of_the_model_itself(parameters, prior_precision):
+def test_kfac_adds_little_to_the_errors_of_the_model_itself(
+    parameters, prior_precision, alpha, added
+):
     model, x, y = trained()
     queries = 3 * normal(60, 4, seed=1)
 
@@ -88,14 +91,15 @@ def test_kfac_adds_little_to_the_errors_of_the_model_itself(parameters, prior_pr
         classifier = Classifier(rounded(model, torch.bfloat16).to(way.dtype))
         with way.context():
             fitted = acnml.fit_kfac_laplace(classifier, [(x, y)], prior_precision, parameters)
-        both = Acnml(classifier, fitted, alpha=0.1), Map(classifier)
+        # Half precision has too few digits for small residuals.
+        both = Acnml(classifier, fitted, alpha=alpha, on_unsolved="ignore"), Map(classifier)
         return tuple(predict(queries).double().exp() for predict in both)
 
     exact = predicted(Way(torch.float64))
     for way in WAYS:
         pairs = zip(predicted(way), exact, strict=True)
         acnml_error, map_error = ((actual - wanted).abs().mean() for actual, wanted in pairs)
-        assert acnml_error < map_error + 2e-3, way
+        assert acnml_error < map_error + added, way
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
