@@ -68,9 +68,17 @@ class Recipe:
 VGG16 = Averaging()
 # SWAG's commands, which name CIFAR-10 and CIFAR-100.
 WIDE_RESNET = Averaging(learning_rate=0.1, swa_learning_rate=0.05)
-# A short schedule of ours for ResNet-20: 20 epochs, then 10 whose weights are collected. The rates
-# are those of SWAG's PreResNet-164 for CIFAR-10.
-RESNET_SCRATCH = Averaging(30, 20, learning_rate=0.1, swa_learning_rate=0.01, weight_decay=3e-4)
+# A short schedule of ours for ResNet-20: 16 epochs, then 6 whose weights are collected. The rates
+# are those of SWAG's PreResNet-164 for CIFAR-10. An epoch in bfloat16 takes 95 s on one core with
+# AVX-512, in single precision twice as long.
+RESNET_SCRATCH = Averaging(
+    epochs=22,
+    swa_start=16,
+    learning_rate=0.1,
+    swa_learning_rate=0.01,
+    weight_decay=3e-4,
+    precision="bfloat16",
+)
 
 
 def constant_rate(epochs: int) -> Averaging:

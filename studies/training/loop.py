@@ -203,7 +203,8 @@ class _Loop:
         """
         own, optimizer = self._processes.share, self._state.optimizer
         kind = self._processes.device.type
-        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+        rounded = kind == "cuda" or self._training.precision == "bfloat16"
+        with torch.autocast(kind, torch.bfloat16, enabled=rounded):
             logits = self._model(inputs[own])
             loss = functional.cross_entropy(logits, labels[own], reduction="sum")
         optimizer.zero_grad()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 from studies.settings import require_positive_fields
 
 PLATEAU, DECAYED = 0.5, 0.9  # shares of the way to the SWA start between which the rate falls
 SGD_DECAY = 0.01  # final factor of the rate in SWAG's code when nothing is averaged
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
 
 
 @final
@@ -39,6 +41,11 @@ class Descent:
         """No weights are collected; SWAG asks for at least two."""
         return 2
 
+    @property
+    def precision(self) -> Precision:
+        """Everything is computed in single precision."""
+        return "float32"
+
     def rate(self, epoch: float) -> float:
         """Return η (1 + cos(π epoch / epochs)) / 2."""
         return self.learning_rate * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
@@ -61,6 +68,8 @@ class Averaging:
         momentum: of SGD.
         batch_size: inputs in a step, of all processes together.
         rank: how many of the last deviations SWAG keeps.
+        precision: of the forward and backward passes on a CPU. "bfloat16" is autocast: weights and
+            their updates stay in single precision. A GPU always uses it.
     """
 
     epochs: int = 300
@@ -71,6 +80,7 @@ class Averaging:
     momentum: float = 0.9
     batch_size: int = 128
     rank: int = 20
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         require_positive_fields(self, "epochs", "learning_rate", "swa_learning_rate", "batch_size")
