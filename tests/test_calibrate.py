@@ -12,7 +12,7 @@ from torch import nn
 
 import acnml
 from acnml import Acnml, Classifier, Map, Score, Tempered, calibrate, metrics, tuning
-from acnml.calibration import _accuracy_is_lower
+from acnml.calibration._search import accuracy_is_lower
 
 
 class Network(nn.Module):
@@ -291,9 +291,9 @@ def test_accuracy_may_fall_by_sampling_error_only():
         return log_probs
 
     plain = predictions(range(4))
-    assert not _accuracy_is_lower(predictions(range(2, 9)), plain, labels)
-    assert _accuracy_is_lower(predictions(range(14)), plain, labels)
-    assert not _accuracy_is_lower(plain, plain, labels)
+    assert not accuracy_is_lower(predictions(range(2, 9)), plain, labels)
+    assert accuracy_is_lower(predictions(range(14)), plain, labels)
+    assert not accuracy_is_lower(plain, plain, labels)
 
 
 def test_it_is_quiet_and_leaves_the_model_alone(capsys):

@@ -1,0 +1,125 @@
+"""What networks make of the validation data: everything that a choice is made from."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from acnml import metrics
+from acnml._engine.trust import require_logits
+from acnml._util import checks
+from acnml.classifier import Classifier
+from acnml.head.features import Features
+from acnml.tuning.temperature import least_nll_temperature
+from acnml.typicality import Density, Reader, Typicality
+from acnml.typicality.mahalanobis import Moments
+
+# Fewer validation data than this say too little about an NLL to choose anything by it.
+LEAST_DATA = 50
+
+
+class Outputs(NamedTuple):
+    """What a network makes of validation data."""
+
+    features: Features
+    labels: Tensor
+    reader: Reader | None  # of features at other places
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ValidationData:
+    """What the network makes of the validation data."""
+
+    features: Features  # without a temperature
+    labels: Tensor
+    fold: Tensor  # (N,) which network the features are of, in ascending order
+    temperature: float  # of least NLL, or given
+    reader: Reader | None  # of features at other places
+
+    @staticmethod
+    def of(parts: list[Outputs], temperature: float | None) -> ValidationData:
+        """Join the outputs of the networks of all folds, and choose the temperature."""
+        features, labels = Features.joined([p.features for p in parts]), [p.labels for p in parts]
+        fold = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(y) for y in labels]))
+        require_usable(features.logits, torch.cat(labels), temperature)
+        if temperature is None:
+            log_probs = torch.log_softmax(features.logits.cpu().double(), dim=-1)
+            temperature = least_nll_temperature(log_probs, torch.cat(labels))
+        checks.require_positive(temperature, "temperature")
+        return ValidationData(
+            features, torch.cat(labels), fold, float(temperature), parts[0].reader
+        )
+
+    def density(self, classifier: Classifier, moments: Moments) -> Typicality | None:
+        """Return the typicality for moments of the training data, if features were read."""
+        if self.reader is None or self.features.observed is None:
+            return None
+        return Typicality.of_moments(classifier, self.reader, moments, self.features.observed)
+
+    def observed_by(self, density: Density | None) -> ValidationData:
+        """Return the data with s(x) in place of the features that it is computed from."""
+        if density is None or self.features.observed is None:
+            return self
+        score = density.score(self.features.observed)
+        return replace(self, features=self.features._replace(observed=score))
+
+    def tempered(self, temperature: float) -> Tensor:
+        """Return the log-probabilities (N, K) of the network at a temperature."""
+        return torch.log_softmax(self.features.logits.cpu().double() / temperature, dim=-1)
+
+    def take(self, rows: slice) -> ValidationData:
+        """Return some of the data."""
+        features = self.features.take(rows)
+        return replace(self, features=features, labels=self.labels[rows], fold=self.fold[rows])
+
+    def of_fold(self, index: int) -> Features:
+        """Return the features that are of one network."""
+        if bool((self.fold == index).all()):
+            return self.features
+        rows = (self.fold == index).nonzero().flatten().to(self.features.logits.device)
+        return self.features.take(rows)
+
+    @cached_property
+    def best_nll(self) -> float:
+        """The NLL of the tempered network."""
+        return metrics.nll(self.tempered(self.temperature), self.labels)
+
+    def temperature_of_price(self, price: float) -> float:
+        """Return the T above the best one whose NLL is `price` higher; inf if there is none."""
+        limit = self.best_nll + price
+        if math.log(self.features.logits.shape[1]) <= limit:  # even a uniform prediction is cheaper
+            return math.inf
+        low, high = math.log(self.temperature), math.log(self.temperature) + 1
+        while metrics.nll(self.tempered(math.exp(high)), self.labels) < limit:
+            high += 1
+        for _ in range(40):
+            middle = (low + high) / 2
+            within = metrics.nll(self.tempered(math.exp(middle)), self.labels) <= limit
+            low, high = (middle, high) if within else (low, middle)
+        return math.exp(low)
+
+
+def require_usable(logits: Tensor, labels: Tensor, temperature: float | None) -> None:
+    """Refuse validation data that cannot be calibrated on, and warn of data that are doubtful."""
+    n, classes = logits.shape
+    if n < (LEAST_DATA if temperature is None else 2):
+        raise ValueError(
+            f"{n} validation data are too few to choose a temperature and a price by; give at "
+            f"least {LEAST_DATA}, better some thousand, or set temperature=1"
+        )
+    require_logits(logits)
+    missing = sorted(set(range(classes)) - set(labels.unique().tolist()))
+    if missing:
+        shown = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
+        warnings.warn(
+            f"{len(missing)} of {classes} classes have no validation data ({shown}): the price "
+            "says nothing about them; add validation data of these classes",
+            stacklevel=4,
+        )

@@ -1,0 +1,192 @@
+"""The result of a calibration: a predictor with the table it was chosen from, and abstaining."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from acnml._util.batches import Inputs, arrays_for_arrays, tensors_for_arrays
+from acnml._util.markup import html_table
+from acnml.classifier import Classifier
+from acnml.head.network import AcnmlModule
+from acnml.predictors import Acnml, Predictor
+from acnml.solvers import Solution
+from acnml.typicality import Density
+
+# The columns of the printed table.
+COLUMNS = ["method", "T", "alpha", "accuracy", "NLL", "Brier", "ECE", "confidence", "regret"]
+
+# How the row of the temperature of equal price begins.
+EQUAL_PRICE = "temperature, +"
+
+
+@final
+class Score(enum.Enum):
+    """What an abstaining predictor looks at."""
+
+    CONFIDENCE = "confidence"  # the probability of the likeliest class; low is uncertain
+    REGRET = "regret"  # log C(x); high is uncertain
+
+
+@final
+@dataclass(frozen=True)
+class CalibrationRow:
+    """A method on the validation data."""
+
+    method: str
+    temperature: float
+    alpha: float | None
+    accuracy: float
+    nll: float
+    brier: float
+    ece: float
+    confidence: float  # mean probability of the likeliest class
+    regret: float | None  # mean log C(x)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Calibrated(Predictor):
+    """A network with a temperature and ACNML on its last layer, as chosen by `calibrate`.
+
+    `print` it to see the table that it was chosen from. It can be saved with `acnml.save`.
+
+    Attributes:
+        predictor: the ACNML predictor.
+        table: methods on the validation data, see `CalibrationRow`.
+        notes: what to know about the choice, in sentences.
+        price: the price that was asked for, in nats.
+        confidence_quantiles: of the validation data, for `threshold`.
+        regret_quantiles: of the validation data, for `threshold`.
+    """
+
+    predictor: Acnml
+    table: tuple[CalibrationRow, ...]
+    notes: tuple[str, ...]
+    price: float
+    confidence_quantiles: Tensor
+    regret_quantiles: Tensor
+
+    @property
+    def classifier(self) -> Classifier:
+        """The tempered network."""
+        return self.predictor.classifier
+
+    @property
+    def temperature(self) -> float:
+        """The temperature T."""
+        return self.predictor.classifier.temperature
+
+    @property
+    def alpha(self) -> float:
+        """The weight α of the query."""
+        return self.predictor.alpha
+
+    @property
+    def typicality(self) -> Density | None:
+        """The scale s(x) of α, if there is one: also a score for inputs out of distribution."""
+        return self.predictor.typicality
+
+    @property
+    def temperature_of_equal_price(self) -> float:
+        """The plain temperature that costs as much as ACNML on the validation data."""
+        return next(row.temperature for row in self.table if row.method.startswith(EQUAL_PRICE))
+
+    @arrays_for_arrays
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return the normalised log-probabilities (B, K)."""
+        return self.predictor(x)
+
+    @arrays_for_arrays
+    def log_probs(self, x: Inputs) -> Tensor:
+        """Return the normalised log-probabilities (B, K)."""
+        return self.predictor(x)
+
+    @arrays_for_arrays
+    def probs(self, x: Inputs) -> Tensor:
+        """Return the probabilities (B, K)."""
+        return self.predictor(x).exp()
+
+    @arrays_for_arrays
+    def predict(self, x: Inputs) -> Tensor:
+        """Return the likeliest class of every input (B,), or -1 for one without an answer."""
+        log_probs = self.predictor(x)
+        return log_probs.argmax(-1).where(~log_probs.isnan().any(-1), -1)
+
+    @arrays_for_arrays
+    def regret(self, x: Inputs) -> Tensor:
+        """Return log C(x) (B,): higher is more out of distribution."""
+        return self.predictor.regret(x)
+
+    @tensors_for_arrays
+    def solve(self, x: Inputs) -> Solution:
+        """Return log-probabilities, regret and residuals from one pass."""
+        return self.predictor.solve(x)
+
+    def as_module(self, steps: int | None = None) -> AcnmlModule:
+        """Return network and solver as one `nn.Module`, see `Acnml.as_module`."""
+        return self.predictor.as_module(steps)
+
+    def threshold(self, share: float, score: Score = Score.CONFIDENCE) -> float:
+        """Return the score beyond which the least certain `share` of the validation data lies.
+
+        Inputs with a confidence below it, or a regret above it, are rejected. On data like the
+        validation data that is a share of `share`; on other data usually a larger one.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be between 0 and 1, got {share}")
+        if score is Score.CONFIDENCE:
+            quantiles, at = self.confidence_quantiles, share
+        elif score is Score.REGRET:
+            quantiles, at = self.regret_quantiles, 1 - share
+        else:
+            raise TypeError(f"score must be Score.CONFIDENCE or Score.REGRET, got {score!r}")
+        return float(quantiles[round(at * (len(quantiles) - 1))])
+
+    @arrays_for_arrays
+    def abstains(self, x: Inputs, share: float = 0.05, score: Score = Score.CONFIDENCE) -> Tensor:
+        """Return which inputs (B,) are less certain than the least certain `share` in validation.
+
+        Inputs without an answer are among them (see `on_error` of `Acnml`).
+
+        >>> # answers = calibrated.predict(x)[~calibrated.abstains(x, share=0.05)]
+        """
+        solved, limit = self.predictor.solve(x), self.threshold(share, score)
+        if score is Score.CONFIDENCE:
+            return ~(solved.log_probs.amax(-1).exp() >= limit)
+        return ~(solved.regret <= limit)
+
+    def __str__(self) -> str:
+        lines = [COLUMNS, *(_cells(row) for row in self.table)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [
+            "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(cells))
+            for cells in (list(zip(line, widths, strict=True)) for line in lines)
+        ]
+        return "\n".join([*text, "", *self.notes])
+
+    def _repr_html_(self) -> str:
+        """Return the table for notebooks, with the chosen row in bold."""
+        rows = [_cells(row) for row in self.table]
+        chosen = {i for i, row in enumerate(self.table) if row.alpha == self.alpha}
+        return html_table(COLUMNS, rows, chosen, self.notes)
+
+    def __repr__(self) -> str:
+        return (
+            f"Calibrated({self.predictor.classifier!r}, alpha={self.alpha:.4g}, "
+            f"price={self.price:g})"
+        )
+
+
+def _cells(row: CalibrationRow) -> list[str]:
+    numbers = (row.accuracy, row.nll, row.brier, row.ece, row.confidence)
+    return [
+        row.method,
+        f"{row.temperature:.3g}",
+        "" if row.alpha is None else f"{row.alpha:.4g}",
+        *(f"{number:.4f}" for number in numbers),
+        "" if row.regret is None else f"{row.regret:.4f}",
+    ]
