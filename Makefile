@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce test fuzz lint types check bench format clean
+.PHONY: help setup demo reproduce test fuzz lint types check bench format docs clean
 
 help:  # list the targets
 	@grep -hE '^[a-z]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -48,5 +48,8 @@ format: setup  # format the code and fix lint where possible
 bench: setup  # measure the cost of predictions; updates docs/performance.md
 	$(BIN)/python -m benchmarks
 
+docs: setup  # build the documentation site, with warnings as errors; writes build/docs/index.html
+	$(BIN)/python -m sphinx -W --keep-going -b html -d build/doctrees docs build/docs
+
 clean:  # remove the virtual environment, the caches and the demo
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

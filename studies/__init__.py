@@ -2,7 +2,7 @@
 
 They are part of the repository and not of the installed package. `python -m studies` lists them.
 
-    engine/         what a study is, and the engine that runs it: see docs/pipeline.md
+    engine/         what a study is, and the engine that runs it: see docs/howto/write-a-study.md
     store/          resumable artefacts: stages, records, checkpoints, blocks of predictions
     training/       training networks, in one process or several
     data/           data sets: catalogue, downloads, loading

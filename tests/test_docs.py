@@ -12,7 +12,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.mark.filterwarnings("ignore:The price of")
-@pytest.mark.parametrize("page", ["sklearn.md", "plots.md", "conformal.md"])
+@pytest.mark.parametrize("page", ["howto/sklearn.md", "howto/plots.md", "howto/conformal.md"])
 def test_the_code_runs(page, monkeypatch, tmp_path):
     pytest.importorskip("sklearn", reason="needs scikit-learn")
     monkeypatch.chdir(tmp_path)
@@ -24,7 +24,7 @@ def test_the_code_runs(page, monkeypatch, tmp_path):
     assert blocks
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []

@@ -57,7 +57,7 @@ def test_transformers(tmp_path, monkeypatch):
     tokenizer = tiny.make_tokenizer()
     parts = [tiny.dataset(model, tokenizer, 80, seed) for seed in (0, 1)]
     names = {"model": model, "tokenizer": tokenizer, "train": parts[0], "validation": parts[1]}
-    names = run("transformers.md", names)
+    names = run("howto/transformers.md", names)
     assert len(names["answers"]) == len(names["out_of_scope"]) == len(names["ranked"]) == 2
     again = names["ask"](["a good film", "so so"])
     assert again == names["answers"]
@@ -79,7 +79,7 @@ def test_lightning(tmp_path, monkeypatch):
     import test_lightning as small
 
     monkeypatch.chdir(tmp_path)
-    names = run("lightning.md", {**loaders(), "module": small.Network()})
+    names = run("howto/lightning.md", {**loaders(), "module": small.Network()})
     assert torch.equal(names["again"].probs(names["x"]), names["probs"])
     assert names["swag"].swag.updates == 3
     log_probs = torch.cat([names["again"](x) for x, _ in names["validation_loader"]])
@@ -103,6 +103,6 @@ def test_laplace_torch():
             model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
         ):
             parameter.data -= 0.1 * gradient
-    names = run("laplace-torch.md", {**data, "model": model})
+    names = run("howto/laplace-torch.md", {**data, "model": model})
     assert names["same"].abs().max() < 1e-5
     assert names["probs"].shape == (5, 3)

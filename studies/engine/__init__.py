@@ -1,4 +1,4 @@
-"""The engine: a study is a value, and one engine runs every study. docs/pipeline.md explains it.
+"""The engine: a study is a value, and one engine runs every study (docs/howto/write-a-study.md).
 
 method.py       methods as plain data: rule, posterior, solver, knob
 study.py        what a study is: data, networks, grounds, methods, claims, order of work

@@ -1,7 +1,7 @@
 """What a study is: one value that says all there is to do.
 
 The engine trains networks, fits posteriors, chooses knobs on held-out data, predicts, measures,
-judges claims and writes the report. docs/pipeline.md shows a whole study.
+judges claims and writes the report. docs/howto/write-a-study.md shows a whole study.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The store of resumable artefacts: stages, records, checkpoints and blocks of predictions.
 
-docs/pipeline.md explains stages, artefacts and resuming.
+docs/howto/write-a-study.md explains stages, artefacts and resuming.
 """
 
 from studies.store.record import Content, DamagedError

@@ -1,4 +1,4 @@
-"""The study that docs/pipeline.md shows is one file, and runs as it is printed there."""
+"""The study that docs/howto/write-a-study.md shows is one file, and runs as it is printed there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "write-a-study.md"
 
 
 def run(monkeypatch, *arguments: str) -> None:

@@ -11,7 +11,7 @@
 >>> classifier.fit(X[:1000], y[:1000]).predict_proba(X[1000:]).shape
 (797, 10)
 
-Needs the extra `sklearn`. docs/sklearn.md is the how-to.
+Needs the extra `sklearn`. docs/howto/sklearn.md is the how-to.
 """
 
 from acnml.sklearn._classifier import AcnmlClassifier
