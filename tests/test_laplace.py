@@ -19,6 +19,7 @@ from acnml import (
     Kronecker,
     MonteCarloFisher,
     diagonal_curvature,
+    ekfac_curvature,
     kronecker_curvature,
 )
 from acnml._util.batches import as_arguments, size, take
@@ -186,7 +187,7 @@ def test_posteriors_add_the_prior():
     torch.testing.assert_close(1 / vector(var), vector(diagonal.diagonal) + 0.7, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("estimate", [diagonal_curvature, kronecker_curvature])
+@pytest.mark.parametrize("estimate", [diagonal_curvature, kronecker_curvature, ekfac_curvature])
 def test_log_evidence_is_the_laplace_integral(estimate):
     """log ∫ exp(-½ dᵀHd) N(θ; 0, I/τ) dθ-style terms, from dense determinants."""
     case, tau = MODELS[2], 0.3

@@ -127,6 +127,7 @@ def test_traces_are_sums_of_eigenvalues(case):
         acnml.full_curvature(classifier, loader),
         acnml.diagonal_curvature(classifier, loader),
         acnml.kronecker_curvature(classifier, loader),  # all layers, grouped ones too
+        acnml.ekfac_curvature(classifier, loader),
     ]
     for curvature in curvatures:
         values = curvature.eigenvalues().double()

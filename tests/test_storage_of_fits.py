@@ -17,6 +17,7 @@ from acnml import (
     StorageError,
     Swag,
     diagonal_curvature,
+    ekfac_curvature,
     kronecker_curvature,
 )
 from acnml.fitting import Factors
@@ -48,7 +49,11 @@ def without_bias() -> nn.Module:
     )
 
 
-FITS = {"diagonal": diagonal_curvature, "kronecker": kronecker_curvature}
+FITS = {
+    "diagonal": diagonal_curvature,
+    "kronecker": kronecker_curvature,
+    "ekfac": ekfac_curvature,
+}
 
 
 def tensors_of(posterior: acnml.Posterior) -> list[Tensor]:

@@ -64,7 +64,8 @@ def calibrate(
         price: nats of validation NLL that the caution may cost, over the best temperature. Larger
             is more cautious.
         layer: the last Linear layer, or its name; by default the one that is registered last.
-        curvature: `kronecker_curvature`, `diagonal_curvature` or `full_curvature`.
+        curvature: `kronecker_curvature`, `ekfac_curvature`, `diagonal_curvature` or
+            `full_curvature`.
         prior_precision: of the Gaussian prior of the last layer's weights. The default is a
             hundredth of the mean eigenvalue of the curvature.
         typicality: weigh every query by how atypical the input's features are, α(x) = α s(x); see
@@ -129,7 +130,8 @@ def calibrate_folds(
         folds: for every fold its network, the data that it was trained on, and the validation data.
         price: see `calibrate`, also for all following arguments.
         layer: the name of the last Linear layer; by default the one that is registered last.
-        curvature: `kronecker_curvature`, `diagonal_curvature` or `full_curvature`.
+        curvature: `kronecker_curvature`, `ekfac_curvature`, `diagonal_curvature` or
+            `full_curvature`.
         prior_precision: of the Gaussian prior of the last layer's weights.
         temperature: of the network; by default that of least validation NLL.
         progress: show progress bars; by default in a terminal only.

@@ -5,6 +5,8 @@ from acnml.fitting.bayes_by_backprop import BayesByBackprop, fit_bayes_by_backpr
 from acnml.fitting.curvature import (
     Curvature,
     DiagonalCurvature,
+    EigenFactors,
+    EkfacCurvature,
     Factors,
     FullCurvature,
     KroneckerCurvature,
@@ -12,6 +14,8 @@ from acnml.fitting.curvature import (
 from acnml.fitting.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
 from acnml.fitting.laplace import (
     diagonal_curvature,
+    ekfac_curvature,
+    fit_ekfac_laplace,
     fit_full_laplace,
     fit_kfac_laplace,
     fit_laplace_diagonal,
@@ -24,6 +28,8 @@ __all__ = [
     "BayesByBackprop",
     "Curvature",
     "DiagonalCurvature",
+    "EigenFactors",
+    "EkfacCurvature",
     "EmpiricalFisher",
     "ExactFisher",
     "Factors",
@@ -35,7 +41,9 @@ __all__ = [
     "batch_norm_statistics",
     "collect_swag",
     "diagonal_curvature",
+    "ekfac_curvature",
     "fit_bayes_by_backprop",
+    "fit_ekfac_laplace",
     "fit_full_laplace",
     "fit_kfac_laplace",
     "fit_laplace_diagonal",

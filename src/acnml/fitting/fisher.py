@@ -3,8 +3,8 @@
 For the softmax cross-entropy, the Hessian with respect to the logits is H = diag(p) - p pᵀ. Every
 estimator yields vectors s (B, K) whose outer products s sᵀ sum to H, exactly or in expectation. A
 backward pass with s as the gradient at the logits then gives a term of the curvature in the
-weights. The last layer needs no backward pass, and `summed`, `squares` and `hessians` return the
-sums for it.
+weights. The last layer needs no backward pass, and `summed`, `squares`, `squares_in` and `hessians`
+return the sums for it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,13 @@ class Fisher(ABC):
         """Return Σ s² over all vectors for every input, (B, K)."""
         return torch.stack([s**2 for s in self.cotangents(probs, labels, generator)]).sum(0)
 
+    def squares_in(
+        self, basis: Tensor, probs: Tensor, labels: Tensor | None, generator: torch.Generator
+    ) -> Tensor:
+        """Return Σ (Uᵀs)² over all vectors for every input, (B, K), with a basis U (K, K)."""
+        vectors = self.cotangents(probs, labels, generator)
+        return torch.stack([(s @ basis) ** 2 for s in vectors]).sum(0)
+
     def hessians(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
         """Return Σ s sᵀ over all vectors for every input, (B, K, K)."""
         vectors = torch.stack(list(self.cotangents(probs, labels, generator)), dim=1)
@@ -70,6 +77,18 @@ class ExactFisher(Fisher):
     def squares(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
         """Return p (1 - p)."""
         return probs * (1 - probs)
+
+    def squares_in(
+        self, basis: Tensor, probs: Tensor, labels: Tensor | None, generator: torch.Generator
+    ) -> Tensor:
+        """Return Σ_c p_c U_co² - (Σ_c p_c U_co)², the diagonal of Uᵀ(diag(p) - p pᵀ)U.
+
+        It is the variance of row c of U for c ~ p. The difference cancels for confident
+        predictions, so it is taken in double precision, of probabilities that sum to 1 there.
+        """
+        wide, U = probs.double(), basis.double()
+        wide = wide / wide.sum(-1, keepdim=True)
+        return (wide @ U**2 - (wide @ U) ** 2).clamp(min=0).to(probs.dtype)
 
     def hessians(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
         """Return diag(p) - p pᵀ of every input."""

@@ -20,6 +20,8 @@ from acnml.classifier import Classifier
 from acnml.fitting import (
     Curvature,
     DiagonalCurvature,
+    EigenFactors,
+    EkfacCurvature,
     Factors,
     FullCurvature,
     KroneckerCurvature,
@@ -56,6 +58,7 @@ KINDS = {
     for kind in (
         *(Diagonal, Full, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
         *(DiagonalCurvature, FullCurvature, KroneckerCurvature, Factors, Swag),
+        *(EkfacCurvature, EigenFactors),
         *(Reference, Gradient, Linearised),
         *(Map, Bma, Acnml, Ensemble, Tempered, DensityTempered, McDropout),
         *(Glm, Probit, LogitSampling),
