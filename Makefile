@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce test fuzz lint types check bench format docs clean
+.PHONY: help setup demo reproduce test fuzz lint types check bench format docs numbers clean
 
 help:  # list the targets
 	@grep -hE '^[a-z]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -49,7 +49,10 @@ bench: setup  # measure the cost of predictions; updates docs/performance.md
 	$(BIN)/python -m benchmarks
 
 docs: setup  # build the documentation site, with warnings as errors; writes build/docs/index.html
-	$(BIN)/python -m sphinx -W --keep-going -b html -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+
+numbers: setup  # write current numbers and tables from docs/results into the pages
+	$(BIN)/python docs/_ext/results.py
 
 clean:  # remove the virtual environment, the caches and the demo
 	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

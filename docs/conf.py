@@ -21,6 +21,7 @@ extensions = [
     "sphinx_copybutton",
     "repository_links",
     "mathml",
+    "results",
 ]
 exclude_patterns = ["_ext"]
 

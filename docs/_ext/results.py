@@ -1,0 +1,164 @@
+"""Numbers in the pages come from the files of results.
+
+A number is followed by a comment with a query, and a table stands between two comments:
+
+    ECE falls to 0.113<!-- mean evidence/metrics.csv ece network=resnet20 shift=fog -->
+
+    <!-- table: evidence -->
+    ...
+    <!-- end table -->
+
+Comments are not shown, so pages read well as plain Markdown. The build of the site computes every
+number and table anew from docs/results. `python docs/_ext/results.py` writes them into the pages,
+and tests/test_pages.py fails if a page is not current.
+
+A query is a statistic (`mean`, `max`, `min`, `count` or `only`), a file, a column, and conditions
+`column=value` on the rows. Values with spaces are quoted. The number is shown as it was written:
+with the same number of decimals, and as a percentage if a percent sign follows it.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+import statistics
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+
+Row = dict[str, str]
+
+NUMBER = re.compile(
+    r"(?P<number>\d[\d,]*(?:\.\d+)?)(?P<percent> ?%)?(?P<comment><!-- (?P<query>.*?) -->)", re.S
+)
+TABLE = re.compile(r"(<!-- table: (?P<name>[a-z-]+) -->\n)(?P<old>.*?)(<!-- end table -->)", re.S)
+
+
+def _only(values: list[float]) -> float:
+    if len(set(values)) != 1:
+        raise ValueError(f"`only` expects one value, not {len(set(values))}")
+    return values[0]
+
+
+STATISTICS: dict[str, Callable[[list[float]], float]] = {
+    "mean": statistics.fmean,
+    "max": max,
+    "min": min,
+    "count": lambda values: float(len(values)),
+    "only": _only,
+}
+
+
+@cache
+def read(file: str) -> tuple[Row, ...]:
+    """Return the rows of a CSV file in docs/results."""
+    with (RESULTS / file).open(newline="", encoding="utf-8") as lines:
+        return tuple(csv.DictReader(lines))
+
+
+def select(file: str, **conditions: str | float) -> list[Row]:
+    """Return the rows with these values. Numbers are compared as numbers.
+
+    Raises:
+        ValueError: if there are none, or if the file has no such column.
+    """
+    rows = read(file)
+    unknown = set(conditions) - set(rows[0])
+    if unknown:
+        raise ValueError(f"{file} has no column {sorted(unknown)[0]!r}")
+    found = [r for r in rows if all(_equal(r[k], v) for k, v in conditions.items())]
+    if not found:
+        raise ValueError(f"{file} has no row with {conditions}")
+    return found
+
+
+def _equal(text: str, wanted: str | float) -> bool:
+    try:
+        return float(text) == float(wanted)
+    except ValueError:
+        return text == str(wanted)
+
+
+def evaluate(query: str) -> float:
+    """Return the number that a query asks for.
+
+    Raises:
+        ValueError: if the query cannot be read, or selects nothing.
+    """
+    words = shlex.split(query)
+    if len(words) < 3 or words[0] not in STATISTICS or not all("=" in w for w in words[3:]):
+        raise ValueError(f"not a query: {query!r}")
+    statistic, file, column = words[:3]
+    rows = select(file, **dict(word.split("=", 1) for word in words[3:]))
+    if column not in rows[0]:
+        raise ValueError(f"{file} has no column {column!r}")
+    return STATISTICS[statistic]([float(row[column]) for row in rows])
+
+
+def is_query(comment: str) -> bool:
+    """Return whether a comment is a query: other comments are left alone."""
+    return comment.split(" ", 1)[0] in STATISTICS
+
+
+def like(value: float, written: str) -> str:
+    """Return a number with the decimals and the thousands separators of another."""
+    decimals = len(written.partition(".")[2])
+    return f"{value:,.{decimals}f}"
+
+
+def filled(text: str) -> str:
+    """Return the text of a page with all numbers and tables computed from the results.
+
+    Raises:
+        ValueError: if a query or the name of a table is wrong.
+    """
+    from tables import TABLES
+
+    def number(match: re.Match[str]) -> str:
+        if not is_query(match["query"]):
+            return match[0]
+        percent = match["percent"] or ""
+        value = evaluate(match["query"]) * (100 if percent else 1)
+        return like(value, match["number"]) + percent + match["comment"]
+
+    def table(match: re.Match[str]) -> str:
+        if match["name"] not in TABLES:
+            raise ValueError(f"no table is named {match['name']!r}; there are {sorted(TABLES)}")
+        return f"{match[1]}\n{TABLES[match['name']]()}\n\n{match[4]}"
+
+    return TABLE.sub(table, NUMBER.sub(number, text))
+
+
+def pages() -> list[Path]:
+    """Return all pages with text of their own: the README, and docs without the results."""
+    found = sorted((ROOT / "docs").rglob("*.md"))
+    return [ROOT / "README.md", *(page for page in found if RESULTS not in page.parents)]
+
+
+def main() -> None:
+    """Write current numbers and tables into all pages, and name the pages that changed."""
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if filled(text) != text:
+            page.write_text(filled(text), encoding="utf-8")
+            sys.stdout.write(f"updated {page.relative_to(ROOT)}\n")
+
+
+def setup(app: Any) -> dict[str, Any]:
+    """Called by Sphinx."""
+
+    def fill(app: Any, name: str, source: list[str]) -> None:
+        source[0] = filled(source[0])
+
+    app.connect("source-read", fill)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The names that pages of the documentation start with, and checks of what their code made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from cases import normal
+from pages import Names, fixture
+from test_calibrate import problem
+
+
+def loaders() -> Names:
+    x, noise = normal(600, 4, seed=0).float(), normal(600, 3, seed=1).float()
+    labels = (2 * x[:, :3] + noise).argmax(-1)
+    train, validation = (TensorDataset(x[s], labels[s]) for s in (slice(0, 200), slice(200, None)))
+    return {
+        "train_loader": DataLoader(train, batch_size=50),
+        "validation_loader": DataLoader(validation, batch_size=100),
+        "x": x[:5],
+    }
+
+
+def small_model() -> Names:
+    """A trained model, its loaders, and five inputs."""
+    model, train, validation, _ = problem()
+    return {
+        "model": model,
+        "train_loader": train,
+        "validation_loader": validation,
+        "x": normal(5, 4, seed=1),
+    }
+
+
+@fixture("README.md")
+def readme() -> Iterator[Names]:
+    names = small_model()
+    yield names
+    assert names["probs"].shape == (5, 3)
+    assert names["regret"].shape == names["unsure"].shape == (5,)
+    assert torch.equal(names["calibrated"].probs(names["x"]), names["probs"])  # loaded again
+
+
+@fixture("howto/transformers.md", "transformers", "peft", "datasets")
+def transformers() -> Iterator[Names]:
+    import test_transformers as tiny
+
+    model = tiny.bert()
+    tokenizer = tiny.make_tokenizer()
+    parts = [tiny.dataset(model, tokenizer, 80, seed) for seed in (0, 1)]
+    names = {"model": model, "tokenizer": tokenizer, "train": parts[0], "validation": parts[1]}
+    yield names
+    assert len(names["answers"]) == len(names["out_of_scope"]) == len(names["ranked"]) == 2
+    assert names["ask"](["a good film", "so so"]) == names["answers"]
+
+
+@fixture("howto/lightning.md", "lightning")
+def lightning() -> Iterator[Names]:
+    import test_lightning as small
+
+    names: dict[str, Any] = {**loaders(), "module": small.Network()}
+    yield names
+    assert torch.equal(names["again"].probs(names["x"]), names["probs"])
+    assert names["swag"].swag.updates == 3
+    log_probs = torch.cat([names["again"](x) for x, _ in names["validation_loader"]])
+    labels = torch.cat([labels for _, labels in names["validation_loader"]])
+    scores = names["scores"].compute()
+    for name in ("nll", "brier", "ece", "aurc"):
+        expected = getattr(names["acnml"].metrics, name)(log_probs, labels)
+        assert scores[name].item() == pytest.approx(expected, rel=1e-12)
+
+
+@fixture("howto/laplace-torch.md", "laplace")
+def laplace_torch() -> Iterator[Names]:
+    from test_laplace_torch import mlp
+
+    model, data = mlp().float(), loaders()
+    for x, labels in list(data["train_loader"]) * 20:
+        loss = torch.nn.functional.cross_entropy(model(x), labels)
+        for parameter, gradient in zip(
+            model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+        ):
+            parameter.data -= 0.1 * gradient
+    names = {**data, "model": model}
+    yield names
+    assert names["same"].abs().max() < 1e-5
+    assert names["probs"].shape == (5, 3)
+
+
+@fixture("explanation/typicality.md")
+def typicality() -> Iterator[Names]:
+    import acnml
+
+    names: dict[str, Any] = {"acnml": acnml, **small_model()}
+    yield names
+    assert names["scores"].shape == (5,)

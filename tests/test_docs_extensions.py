@@ -1,0 +1,37 @@
+"""Links to the repository, and mathematics as MathML."""
+
+from __future__ import annotations
+
+import pytest
+
+from pages import ROOT
+
+pytest.importorskip("sphinx", reason="needs the extra docs")
+
+from sphinx.errors import ExtensionError
+
+from repository_links import REPOSITORY, with_links
+
+DOCS = ROOT / "docs"
+
+
+def rewritten(text: str) -> str:
+    return with_links(text, DOCS / "howto" / "data.md", DOCS)
+
+
+def test_links_out_of_the_documentation_lead_to_the_repository():
+    assert rewritten("[a](../../studies/engine)") == f"[a]({REPOSITORY}studies/engine)"
+    assert rewritten("[a](../results/toy)") == f"[a]({REPOSITORY}docs/results/toy)"  # a folder
+    assert rewritten("[a](../../README.md#x)") == f"[a]({REPOSITORY}README.md#x)"
+
+
+@pytest.mark.parametrize(
+    "link", ["[a](sklearn.md#part)", "[a](https://x.org/y)", "![a](../images/demo.png)", "[a](#b)"]
+)
+def test_other_links_stay(link):
+    assert rewritten(link) == link
+
+
+def test_a_dead_link_is_refused():
+    with pytest.raises(ExtensionError, match=r"nowhere\.md does not exist"):
+        rewritten("[a](nowhere.md)")

@@ -1,0 +1,86 @@
+"""Queries and tables that put numbers from docs/results into the pages."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+import results
+from tables import TABLES, lowest_bold, markdown
+
+TOY = "toy/results.csv"
+
+
+def numbers(column: str, **conditions: str) -> list[float]:
+    """Read the file in another way than the extension does."""
+    with (results.RESULTS / TOY).open(newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if conditions.items() <= row.items()]
+    return [float(row[column]) for row in rows]
+
+
+def test_statistics_are_of_the_selected_rows():
+    found = numbers("confidence", sample="separable", method="CNMAP")
+    query = f"{TOY} confidence sample=separable method=CNMAP"
+    assert len(found) == 3
+    assert results.evaluate(f"mean {query}") == pytest.approx(sum(found) / 3, rel=1e-12)
+    assert results.evaluate(f"max {query}") == max(found)
+    assert results.evaluate(f"min {query}") == min(found)
+    assert results.evaluate(f"count {query}") == 3
+    (one,) = numbers("confidence", sample="separable", method="CNMAP", **{"lambda": "0.1"})
+    assert results.evaluate(f"only {query} lambda=0.10") == one  # as a number
+
+
+def test_a_number_keeps_its_form():
+    query = f"<!-- only {TOY} white_share sample=separable method=CNML -->"
+    share = numbers("white_share", sample="separable", method="CNML")[0]
+    assert results.filled(f"a 0.1{query} b") == f"a {share:.1f}{query} b"
+    assert results.filled(f"9.9999{query}") == f"{share:.4f}{query}"
+    assert (
+        results.filled(f"1 %{query}, 2{query}") == f"{100 * share:.0f} %{query}, {share:.0f}{query}"
+    )
+    assert results.like(1234.5, "1") == "1,234"
+
+
+def test_other_comments_are_left_alone():
+    text = "in 2021<!-- the year --> and <!-- last layer -->\n| 1 |\n<!-- end -->\n"
+    assert results.filled(text) == text
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("mean nowhere.csv ece", "nowhere.csv"),
+        (f"mean {TOY} ece", "no column 'ece'"),
+        (f"mean {TOY} confidence colour=red", "no column 'colour'"),
+        (f"mean {TOY} confidence method=none", "no row with"),
+        (f"only {TOY} confidence", "expects one value"),
+        (f"mean {TOY}", "not a query"),
+    ],
+)
+def test_wrong_queries_are_refused(query, problem):
+    with pytest.raises((ValueError, OSError), match=problem):
+        results.filled(f"0.5<!-- {query} -->")
+
+
+def test_a_table_replaces_what_stood_there():
+    text = "<!-- table: theory -->\nold\n<!-- end table -->"
+    filled = results.filled(text)
+    assert filled == f"<!-- table: theory -->\n\n{TABLES['theory']()}\n\n<!-- end table -->"
+    assert results.filled(filled) == filled
+    with pytest.raises(ValueError, match="no table is named 'nothing'"):
+        results.filled("<!-- table: nothing -->\n<!-- end table -->")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_rectangular(name):
+    lines = TABLES[name]().splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert len(lines) > 2
+    assert "nan" not in " ".join(lines)
+
+
+def test_the_lowest_is_bold_as_it_is_printed():
+    assert lowest_bold([0.2, 0.1004, 0.1]) == ["0.200", "**0.100**", "**0.100**"]
+    assert lowest_bold([0.1, 0.1]) == ["0.100", "0.100"]
+    assert markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
