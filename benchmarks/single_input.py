@@ -1,65 +1,90 @@
 """One prediction at a time, as in the paper's Table 1: `python -m benchmarks.single_input`.
 
-Every number is the fastest of a few rounds with a single input and no batching. Networks are
-untrained; what a prediction costs does not depend on the weights. An epoch of naive CNML is one
-measured training step of 100 inputs, times the steps of an epoch, times ten labels.
+Every number is the CPU time of one thread for a single input, the least of a few repeats. CPU time
+hardly changes when other programs share the machine; the least of several repeats also leaves out
+most of what they do to the caches. Networks are untrained: what a prediction costs does not depend
+on the weights. An epoch of naive CNML is a measured forward and backward pass, scaled to all
+training images and ten labels; updating the weights comes on top.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised
 from studies.models import MODELS
 
-BATCH, LABELS = 100, 10
-# Name -> shape of an input, training images, whether five exact steps are affordable.
+LABELS = 10
+
+
+class Subject(NamedTuple):
+    """A network of the paper: its inputs, and what of it is affordable on a CPU."""
+
+    shape: tuple[int, ...]
+    training_images: int
+    batch: int  # images of the measured training step
+    repeats: int  # of everything but the forward pass
+    takes_steps: bool  # whether the paper's five exact steps are measured
+
+
 SUBJECTS = {
-    "mlp": ((1, 28, 28), 60_000, True),
-    "vgg16": ((3, 32, 32), 50_000, True),
-    "wide_resnet28x10": ((3, 32, 32), 50_000, False),
+    "mlp": Subject((1, 28, 28), 60_000, 100, 5, True),
+    "vgg16": Subject((3, 32, 32), 50_000, 20, 2, True),
+    "wide_resnet28x10": Subject((3, 32, 32), 50_000, 5, 1, False),
 }
+FORWARD_REPEATS = 20
 
 
-def fastest(function: Callable[[], object], rounds: int) -> float:
-    """Return the seconds of the fastest call."""
+def fastest(function: Callable[[], object], repeats: int) -> float:
+    """Return the CPU seconds of the fastest call."""
     times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
+    for _ in range(repeats):
+        start = time.process_time()
         function()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return min(times)
 
 
+def measure(model: nn.Module, subject: Subject) -> list[float | None]:
+    """Return seconds: forward pass, linearised, five exact steps, an epoch of naive CNML."""
+    classifier, x = Classifier(model), torch.rand(1, *subject.shape)
+    mean = classifier.copy_parameters(list(classifier.parameters))
+    posterior = Diagonal(mean, {n: torch.full_like(t, 1e-5) for n, t in mean.items()})
+    images = torch.rand(subject.batch, *subject.shape)
+    labels = torch.zeros(subject.batch, dtype=torch.long)
+
+    def step() -> None:
+        functional.cross_entropy(model(images), labels).backward()
+
+    def predict(solver: Linearised | Gradient) -> Callable[[], Tensor]:
+        built = Acnml(classifier, posterior, solver, on_unsolved="ignore")
+        return lambda: built(x)
+
+    exact = fastest(predict(Gradient(5, 0.5)), subject.repeats) if subject.takes_steps else None
+    an_image = fastest(step, subject.repeats) / subject.batch
+    return [
+        fastest(lambda: classifier.log_probs(x), FORWARD_REPEATS),
+        fastest(predict(Linearised()), subject.repeats),
+        exact,
+        an_image * subject.training_images * LABELS,
+    ]
+
+
 def main() -> None:
-    """Print a table in Markdown."""
+    """Print a table in Markdown, for the networks named as arguments or for all."""
+    torch.set_num_threads(1)
     print("| network | forward pass | linearised | five exact steps | naive CNML, one epoch |")
     print("|---|---:|---:|---:|---:|")
-    for name, (shape, images, affordable) in SUBJECTS.items():
-        model = MODELS[name].untrained(seed=0).eval()
-        classifier, x = Classifier(model), torch.rand(1, *shape)
-        mean = classifier.copy_parameters(list(classifier.parameters))
-        posterior = Diagonal(mean, {n: torch.full_like(t, 1e-5) for n, t in mean.items()})
-
-        def step(model: torch.nn.Module = model, shape: tuple[int, ...] = shape) -> None:
-            labels = torch.zeros(BATCH, dtype=torch.long)
-            functional.cross_entropy(model(torch.rand(BATCH, *shape)), labels).backward()
-
-        def predict(solver: Linearised | Gradient) -> Callable[[], object]:
-            built = Acnml(classifier, posterior, solver)  # noqa: B023
-            return lambda: built(x)  # noqa: B023
-
-        seconds = [
-            fastest(lambda: classifier.log_probs(x), 20),  # noqa: B023
-            fastest(predict(Linearised()), 2 if affordable else 1),
-            fastest(predict(Gradient(5, 0.5)), 2) if affordable else float("nan"),
-            fastest(step, 1) * images / BATCH * LABELS,
-        ]
-        cells = ["–" if s != s else f"{s:,.4g} s" for s in seconds]
+    for name in sys.argv[1:] or SUBJECTS:
+        seconds = measure(MODELS[name].untrained(seed=0).eval(), SUBJECTS[name])
+        cells = ["–" if s is None else f"{s:,.3g} s" for s in seconds]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 

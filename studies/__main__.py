@@ -153,6 +153,29 @@ def build_app() -> typer.Typer:
         chosen = preset or next(iter(kind.presets))
         train_network(build(kind, chosen, settings or []), network, seed, out)
 
+    @app.command()
+    def compare(
+        metrics: Annotated[Path, typer.Argument(help="A study's metrics.csv.")],
+        ours: Annotated[str, typer.Argument(help="METHOD/POSTERIOR/SOLVER/KNOB.")],
+        others: Annotated[list[str], typer.Argument(help="The same, one or more.")],
+        shifts: Annotated[list[str], typer.Option(help="Regular expression; a group of shifts.")],
+        inputs: Annotated[int, typer.Option(help="Inputs of every shift.")] = 1000,
+        score: Annotated[list[str] | None, typer.Option(help="By default ECE, Brier, NLL.")] = None,
+    ) -> None:
+        """Compare methods of finished results: mean scores, and at how many shifts ours is lower.
+
+        For example: compare docs/results/cifar10-c/metrics.csv ACNML/SWAG-D/linearised/alpha=2
+        MAP/SWA --shifts ' 5$'
+        """
+        from studies.engine.compare import as_markdown
+        from studies.engine.compare import compare as compared
+
+        scores = score or ["ece", "brier", "nll"]
+        try:
+            print(as_markdown(list(compared(metrics, ours, others, shifts, inputs, scores))))
+        except EXPECTED as error:
+            sys.exit(str(error))
+
     commands.register(app)
     return app
 

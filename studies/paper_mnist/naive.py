@@ -162,7 +162,7 @@ def _refitted(workshop: Workshop, ground: str, settings: NaiveCnml, queries: Ten
 
 
 def match(workshop: Workshop, ground: str, upright: Comparison) -> tuple[Match, ...]:
-    """Measure for every α how close ACNML is to naive CNML: the paper's first way to choose it."""
+    """Measure for every α how close ACNML is to naive CNML: the first rule that the paper names."""
     alphas, expected = workshop.study.settings.alphas, upright.log_lik[NAIVE]
     fitted = _mean_field(workshop, ground).artefacts(_plain(ground), workshop)
     settings = (alphas, len(upright.labels), upright.normaliser(NAIVE).mean().item())

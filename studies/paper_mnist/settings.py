@@ -109,8 +109,8 @@ QUICK = PaperMnist(
     subset=NaiveCnml(points=5, lines=2, train_images=500, training=BayesByBackprop(40, 50)),
     whole=NaiveCnml(points=1, lines=0, train_images=None, batch_size=500, epochs=1),
 )
-# All parts in about an hour of one core, with hidden layers of 256 units instead of the paper's 1,200:
-# naive CNML then takes a ninth of the time.
+# All parts in about an hour of one core, with hidden layers of 256 units instead of the paper's
+# 1,200: naive CNML then takes a ninth of the time.
 SMALL = PaperMnist(
     seeds=(0,),
     hidden=(256, 256),

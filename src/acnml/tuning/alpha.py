@@ -1,4 +1,8 @@
-"""Choose α, the weight of the query in ACNML, by the paper's two rules or by validation NLL.
+"""Choose α, the weight of the query in ACNML, by rules of the paper (appendix A).
+
+The paper names three: match the likelihoods of CNML (`alpha_matching_cnml`); select by validation
+like a temperature (`alpha_by_nll`); take the largest α that does not degrade accuracy and NLL
+(`largest_harmless_alpha`), which it uses for its SWAG-D results.
 
 A larger α lets the weights adapt more to each label of the query, which makes predictions less
 confident. In the limit α → 0 the prediction is that of the network itself, called MAP here. CNML is
@@ -73,11 +77,11 @@ def largest_harmless_alpha(
 ) -> Choice[Judged]:
     """Return the largest α that loses little accuracy and NLL on in-distribution data.
 
-    This is the paper's first rule. Lower confidence is useful on out-of-distribution data, and the
-    tolerance limits its cost on in-distribution data. The table begins with α = 0, which is MAP,
-    the network at the posterior mean. It ends before the first α for which the solver finds no
-    solution. For values between those of the grid and for other hyperparameters, see
-    `within_price`.
+    This is the rule behind the paper's results with SWAG-D. Lower confidence is useful on
+    out-of-distribution data, and the tolerance limits its cost on in-distribution data. The table
+    begins with α = 0, which is MAP, the network at the posterior mean. It ends before the first α
+    for which the solver finds no solution. For values between those of the grid and for other
+    hyperparameters, see `within_price`.
 
     Args:
         predictor: an `Acnml` predictor. Its α is ignored.
@@ -142,9 +146,10 @@ def alpha_matching_cnml(
 ) -> Choice[Match]:
     """Return the α for which ACNML's likelihoods are closest to those of CNML.
 
-    This is the paper's second rule. CNML uses the training data directly. ACNML replaces them by a
-    posterior, and α corrects the scale of that approximation. The distance is the mean absolute
-    difference between the likelihoods p_θ̂_y(y|x) of both, over all inputs and labels.
+    This is the first rule that the paper names. CNML uses the training data directly. ACNML
+    replaces them by a posterior, and α corrects the scale of that approximation. The distance is
+    the mean absolute difference between the likelihoods p_θ̂_y(y|x) of both, over all inputs and
+    labels.
 
     Args:
         predictor: an `Acnml` predictor. Its α is ignored.
