@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,3 +99,18 @@ def typicality() -> Iterator[Names]:
     names: dict[str, Any] = {"acnml": acnml, **small_model()}
     yield names
     assert names["scores"].shape == (5,)
+
+
+@fixture("explanation/nml-family.md")
+def nml_family() -> Iterator[Names]:
+    names = small_model()
+    other = copy.deepcopy(names["model"])
+    with torch.no_grad():
+        other.body.weight.mul_(1.1)
+    names |= {"networks": [names["model"], other], "labels": torch.tensor([0, 1, 2, 0, 1])}
+    yield names
+    x = names["x"]
+    chosen = names["modes"].with_alpha(names["choice"].value)
+    assert torch.equal(names["loaded"](x), chosen(x))
+    assert sorted(names["suspects"].tolist()) == [0, 1, 2, 3, 4]
+    assert names["suspicious"].shape == names["ood"].shape == names["regret"].shape == (5,)

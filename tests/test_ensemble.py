@@ -1,4 +1,4 @@
-"""Ensembles: the mean of their members' probabilities, and which of them can be stored."""
+"""Ensembles: the mean of their members' probabilities, and how they are stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Acnml, Classifier, Ensemble, Map, Tempered
+from acnml import Acnml, Classifier, Ensemble, Map, StorageError, Tempered
 from cases import MLP, POSTERIORS, small_network
 from predicting import FINE
 
@@ -64,10 +64,40 @@ def test_ensembles_over_one_network_are_stored(tmp_path):
     assert torch.equal(loaded(MLP.x()), Ensemble(parts)(MLP.x()))
 
 
-def test_ensembles_over_several_networks_are_not_stored(tmp_path):
+def classifiers(parts) -> list[Classifier]:
+    """The classifiers of `Map` members, without their temperature."""
+    return [Classifier(part.classifier.model) for part in parts]
+
+
+def test_ensembles_over_several_networks_are_stored(tmp_path):
+    parts, path = (*members(3), *members(1)), tmp_path / "ensemble.safetensors"
+    ensemble = Ensemble((Ensemble(parts[:2]), Tempered(parts[2], 2.0), parts[3]))
+    acnml.save(ensemble, path)
+    loaded = acnml.load(path, classifiers(parts))
+    assert torch.equal(loaded(MLP.x()), ensemble(MLP.x()))
+    with pytest.raises(StorageError, match="stored with 4 networks, but 3 were given"):
+        acnml.load(path, classifiers(parts[:3]))
+    with pytest.raises(StorageError, match="stored with 4 networks, but 1 were given"):
+        acnml.load(path, classifiers(parts)[0])
+    with pytest.raises(StorageError, match="of the given network differs from when"):
+        acnml.load(path, classifiers(parts[::-1]))
+    with pytest.raises(ValueError, match="list of classifiers is empty"):
+        acnml.load(path, [])
+
+
+def test_a_list_of_one_network_is_that_network(tmp_path):
+    (part,) = members(1)
+    acnml.save(part, tmp_path / "map.safetensors")
+    loaded = acnml.load(tmp_path / "map.safetensors", classifiers([part]))
+    assert torch.equal(loaded(MLP.x()), part(MLP.x()))
+    with pytest.raises(StorageError, match="stored with 1 networks, but 2 were given"):
+        acnml.load(tmp_path / "map.safetensors", classifiers(members(2)))
+
+
+def test_two_heads_of_one_module_are_two_networks(tmp_path):
     model = MLP.model()
-    heads = [Map(Classifier(model, get_logits=head)) for head in (torch.neg, torch.abs)]
-    for parts in (members(2), heads, (Ensemble(members(1)), Tempered(members(1)[0], 2.0))):
-        with pytest.raises(ValueError, match=r"several networks.*save its members one by one"):
-            acnml.save(Ensemble(parts), tmp_path / "ensemble.safetensors")
-    assert list(tmp_path.iterdir()) == []
+    heads = [Classifier(model, get_logits=head) for head in (torch.neg, torch.abs)]
+    ensemble = Ensemble(tuple(map(Map, heads)))
+    acnml.save(ensemble, tmp_path / "ensemble.safetensors")
+    loaded = acnml.load(tmp_path / "ensemble.safetensors", heads)
+    assert torch.equal(loaded(MLP.x()), ensemble(MLP.x()))

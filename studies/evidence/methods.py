@@ -35,6 +35,7 @@ from acnml.calibration import RELATIVE_PRIOR
 from acnml.head.features import only_linear
 from acnml.head.solve import Precision, solve_head
 from acnml.predictors.density_tempered import density_tempered
+from acnml.predictors.pnml import genie_log_probs
 from acnml.tuning.density import slope_of_least_nll
 from acnml.tuning.temperature import least_nll_temperature
 from acnml.typicality import NearestNeighbours, Reader, Typicality
@@ -152,14 +153,6 @@ def solved(logits: Tensor, kernel: Kernel) -> Tensor:
     return solve_head(logits, kernel, Precision(TOLERANCE)).log_lik
 
 
-def leverage_nml(logits: Tensor, leverage: Tensor) -> Tensor:
-    """Return log p_y / (p_y + p_y^h (1 - p_y)) with h = l / (1 + l), (N, K)."""
-    log_probs = torch.log_softmax(logits, -1)
-    h = (leverage / (1 + leverage)).unsqueeze(-1)
-    others = torch.log1p(-log_probs.exp().clamp(max=1 - 1e-15))
-    return log_probs - torch.logaddexp(log_probs, h * log_probs + others)
-
-
 def probit(view: View, knob: float) -> Tensor:
     """Return softmax(z / √(1 + π/8 diag V))."""
     var = knob * view.kernel.diagonal()
@@ -181,7 +174,7 @@ FAMILIES: Mapping[str, Family] = {
     WEIGHED: lambda v, knob: solved(v.logits, v.kernel.scaled(knob * v.score)),
     SQUARED: lambda v, knob: solved(v.logits, v.kernel.scaled(knob * v.score**2)),
     EXTENDED: lambda v, knob: solved(v.logits, v.extended.scaled(knob)),
-    LEVERAGE: lambda v, knob: leverage_nml(v.logits, knob * v.score**2),
+    LEVERAGE: lambda v, knob: genie_log_probs(v.logits, knob * v.score**2),
 }
 
 

@@ -13,6 +13,7 @@ from torch import nn
 import acnml
 from acnml import Classifier, Map, Tempered, metrics, tuning
 from acnml.cli._shared.digits import Labelled
+from acnml.predictors.pnml import genie_log_probs
 from studies.evidence import report
 from studies.evidence import study as study_module
 from studies.evidence.measures import Interval, Scored, resampled, resamples
@@ -24,7 +25,6 @@ from studies.evidence.methods import (
     NEIGHBOURS,
     OWN_CHOICE,
     WEIGHED,
-    leverage_nml,
 )
 from studies.evidence.report import won_and_lost, write_pages
 from studies.evidence.settings import EvidenceStudy
@@ -169,9 +169,9 @@ def test_leverage_nml_by_hand():
     """No leverage leaves the network as it is; an unlikely label has a temperature of 1 + l."""
     logits = torch.tensor([[0.0, -30.0, -40.0]], dtype=torch.float64)
     log_probs = torch.log_softmax(logits, -1)
-    none = leverage_nml(logits, torch.zeros(1, dtype=torch.float64))
+    none = genie_log_probs(logits, torch.zeros(1, dtype=torch.float64))
     torch.testing.assert_close(none, log_probs)
-    some = leverage_nml(logits, torch.full((1,), 0.5, dtype=torch.float64))
+    some = genie_log_probs(logits, torch.full((1,), 0.5, dtype=torch.float64))
     torch.testing.assert_close(some[:, 1:], log_probs[:, 1:] / 1.5, rtol=1e-6, atol=0)
     p, h = log_probs.exp(), 0.5 / 1.5
     torch.testing.assert_close(some, (p / (p + p**h * (1 - p))).log(), rtol=1e-9, atol=1e-12)

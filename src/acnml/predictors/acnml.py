@@ -22,6 +22,7 @@ from acnml.predictors.base import Predictor, matched
 from acnml.solvers import (
     UNSOLVED,
     Gradient,
+    Influence,
     Linearised,
     Reference,
     Solution,
@@ -107,8 +108,8 @@ class Acnml(Predictor):
     @property
     def last_layer(self) -> Site | None:
         """The layer that the posterior covers, if it is one Linear layer solved in logit space."""
-        linearised = isinstance(self.solver, Linearised)
-        return only_linear(self.classifier, self.posterior.mean) if linearised else None
+        in_logit_space = isinstance(self.solver, (Linearised, Influence))
+        return only_linear(self.classifier, self.posterior.mean) if in_logit_space else None
 
     @tensors_for_arrays
     @torch.inference_mode(False)
@@ -125,7 +126,7 @@ class Acnml(Predictor):
     @torch.no_grad()
     def solve_features(self, features: Features) -> Solution:
         """Solve for inputs whose features are known, without running the network."""
-        assert isinstance(self.solver, Linearised)
+        assert isinstance(self.solver, (Linearised, Influence))
         assert self.last_layer is not None
         layer, temperature = self.last_layer.layer, self.classifier.temperature
         scale = None if self.typicality is None else features.observed
@@ -142,11 +143,12 @@ class Acnml(Predictor):
         Args:
             steps: of the solver; more are more exact.
         """
-        layer = self.last_layer
+        layer = self.last_layer if isinstance(self.solver, Linearised) else None
         if layer is None:
             raise ValueError(
-                "only ACNML with a posterior over the last Linear layer can become a module; "
-                "fit it with parameters=[acnml.last_linear(model)], or use acnml.calibrate"
+                "only ACNML with a posterior over the last Linear layer, solved by Linearised, can "
+                "become a module; fit it with parameters=[acnml.last_linear(model)], or use "
+                "acnml.calibrate"
             )
         return network_module(self.classifier, layer, self._scaled, steps, self.typicality)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from acnml._util import checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml.classifier import Classifier, require_classifier
+from acnml.fitting.batches import checked_labels, require_classes
 from acnml.posteriors import Posterior
 
 
@@ -19,6 +21,29 @@ class Predictor(ABC):
     @abstractmethod
     def __call__(self, x: Inputs) -> Tensor:
         """Return log p(y|x), detached, for a batch of any size."""
+
+    @final
+    @arrays_for_arrays
+    def complexity(self, x: Inputs, labels: Any) -> Tensor:
+        """Return -log p(y|x) of the given labels (B,): the nats that it takes to encode them.
+
+        A high value points to a label that is wrong, or to an input that is hard. For a predictor
+        of the NML family this is the stochastic complexity of the label:
+
+            -log p(y|x) = -log p_μ(y|x) - log (p_θ̂_y(y|x) / p_μ(y|x)) + log C(x).
+
+        The first term is the loss of the network. The second one is what adapting the weights to
+        the label gains. The third one, the regret, is what it costs that any label can gain.
+
+        Args:
+            x: the inputs.
+            labels: a class for every input, (B,).
+        """
+        log_probs = self(x)
+        own = torch.as_tensor(labels, device=log_probs.device)
+        own = checked_labels(own, x)
+        require_classes(own, log_probs)
+        return -log_probs.gather(1, own.unsqueeze(1)).squeeze(1)
 
 
 def require_predictor(value: object) -> None:

@@ -2,12 +2,14 @@
 
 from acnml.solvers.base import UNSOLVED, Solution, Solver, UnsolvedError, UnsolvedWarning
 from acnml.solvers.gradient import Gradient
+from acnml.solvers.influence import Influence
 from acnml.solvers.linearised import Linearised
 from acnml.solvers.reference import Reference
 
 __all__ = [
     "UNSOLVED",
     "Gradient",
+    "Influence",
     "Linearised",
     "Reference",
     "Solution",

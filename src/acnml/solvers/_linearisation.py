@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, vmap
 
+from acnml._algebra.kernels import DenseKernel, Kernel
 from acnml._engine.chunks import row_chunks
 from acnml._engine.layers import unsupported
 from acnml._engine.trust import require_apart
@@ -39,24 +40,23 @@ def logit_moments(classifier: Classifier, posterior: Posterior, x: Inputs) -> Lo
 
     J = ∂ logits / ∂ θ at θ = μ, over the parameters that the posterior covers.
     """
-    moments = _of_last_layer(classifier, posterior, x)
-    if moments is None and unsupported(classifier.model, posterior.mean) is None:
-        moments = _by_rows(classifier, posterior, x)
-    logits, kernel = moments or _by_jacobians(classifier, posterior, x)
-    checks.require_finite(kernel, "the logits' covariances are", "check the posterior's")
-    return LogitMoments(_wide(logits), _wide(kernel))
+    logits, kernel = logit_kernel(classifier, posterior, x)
+    matrix = kernel.dense()
+    checks.require_finite(matrix, "the logits' covariances are", "check the posterior's")
+    return LogitMoments(_wide(logits), _wide(matrix))
 
 
-def _of_last_layer(
-    classifier: Classifier, posterior: Posterior, x: Inputs
-) -> tuple[Tensor, Tensor] | None:
-    """Return the closed form if the posterior covers only the last layer, else None."""
+@torch.no_grad()
+def logit_kernel(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Kernel]:
+    """Return the moments without writing the kernel out: a last layer's has a structure."""
     layer = only_linear(classifier, posterior.mean)
     found = None if layer is None else features(classifier, layer, x, posterior.mean)
-    if layer is None or found is None:
-        return None
-    kernel = posterior.output_kernel(layer.layer, found.inputs.to(posterior.dtype))
-    return found.logits, kernel.scaled(classifier.temperature**-2).dense()
+    if layer is not None and found is not None:
+        kernel = posterior.output_kernel(layer.layer, found.inputs.to(posterior.dtype))
+        return found.logits, kernel.scaled(classifier.temperature**-2)
+    supported = unsupported(classifier.model, posterior.mean) is None
+    logits, matrix = (_by_rows if supported else _by_jacobians)(classifier, posterior, x)
+    return logits, DenseKernel(matrix)
 
 
 def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,8 @@
 
 A file has a checksum over everything in it. A predictor is stored without its network, and the user
 passes the network again to `load`, which compares it with a description in the file: all modules,
-their settings, and hashes of all weights.
+their settings, and hashes of all weights. A predictor of several networks, such as an `Ensemble` or
+`Modes`, needs all of them again, in the same order.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from acnml.storage.tree import (
     NEEDS_NETWORK,
     STANDALONE,
     Standalone,
+    count_networks,
     decode,
     encode,
     fields,
+    identity,
 )
 from acnml.typicality import Density
 
@@ -50,10 +53,10 @@ def save(value: Standalone | Predictor | Density, path: str | os.PathLike[str]) 
         )
     if isinstance(value, Swag) and value.updates == 0:
         raise ValueError("the Swag has not collected any weights: store it after the first update")
-    _require_one_network(value)
+    networks = list(dict.fromkeys(identity(classifier) for classifier in _classifiers(value)))
     disk.require_target(Path(path))
     tensors: Params = {}
-    tree = encode(value, "", tensors)
+    tree = encode(value, "", tensors, networks)
     disk.write(Path(path), tree, tensors)
 
 
@@ -62,11 +65,14 @@ def save(value: Standalone | Predictor | Density, path: str | os.PathLike[str]) 
 def load(path: str | os.PathLike[str]) -> Any: ...
 @overload
 def load(
-    path: str | os.PathLike[str], classifier: Classifier, *, weights: Weights = ...
+    path: str | os.PathLike[str],
+    classifier: Classifier | Sequence[Classifier],
+    *,
+    weights: Weights = ...,
 ) -> Predictor: ...
 def load(
     path: str | os.PathLike[str],
-    classifier: Classifier | None = None,
+    classifier: Classifier | Sequence[Classifier] | None = None,
     *,
     weights: Weights = "exact",
 ) -> Any:
@@ -78,23 +84,24 @@ def load(
 
     Args:
         path: of the file.
-        classifier: the network of a stored predictor.
+        classifier: the network of a stored predictor. If it has several, as an `Ensemble` or
+            `Modes` may, a list of them in the order in which they first occur in it.
         weights: "exact" requires the same weights in the same precision, on any device. "rounded"
             also accepts copies of the network in another precision, such as half precision.
     """
-    if classifier is not None:
-        require_classifier(classifier)
+    given = _given(classifier)
     if not isinstance(weights, str) or weights not in (EXACT, ROUNDED):
         raise ValueError(f"weights must be 'exact' or 'rounded', got {weights!r}")
     stored = disk.read(Path(path))
     kind = str(stored.value.get("kind"))
     is_standalone = issubclass(KINDS.get(kind, object), STANDALONE)
-    if classifier is None and not is_standalone:
+    if not given and not is_standalone:
         raise StorageError(f"{path} holds a {kind}, a predictor: use load(path, classifier)")
-    if classifier is not None and is_standalone:
+    if given and is_standalone:
         raise StorageError(f"{path} holds a {kind}, not a predictor: use load(path)")
     try:
-        value = decode(stored.value, stored.tensors, partial(_restored, classifier, weights))
+        _require_count(given, count_networks(stored.value))
+        value = decode(stored.value, stored.tensors, partial(_restored, given, weights))
     except disk.DAMAGE as error:
         raise StorageError(f"{path} cannot be restored: {error}") from error
     if not isinstance(value, (*STANDALONE, *NEEDS_NETWORK)):
@@ -102,13 +109,34 @@ def load(
     return value
 
 
+def _given(classifier: Classifier | Sequence[Classifier] | None) -> tuple[Classifier, ...]:
+    """Return the classifiers that were passed, checked."""
+    if classifier is None:
+        return ()
+    given = tuple(classifier) if isinstance(classifier, (list, tuple)) else (classifier,)
+    if not given:
+        raise ValueError("the list of classifiers is empty: pass one for every network")
+    for one in given:
+        require_classifier(one)
+    return given
+
+
+def _require_count(given: Sequence[Classifier], stored: int) -> None:
+    if given and len(given) != max(stored, 1):
+        raise ValueError(
+            f"the predictor was stored with {stored} networks, but {len(given)} were given; pass a "
+            "list of its classifiers, in the order in which they first occur in it"
+        )
+
+
 def _restored(
-    classifier: Classifier | None,
+    given: Sequence[Classifier],
     weights: Weights,
     *,
     network: Mapping[str, Any] | None,
     overrides: Params,
     temperature: float = 1.0,
+    index: int = 0,
     fingerprints: Mapping[str, Sequence[float]] = MappingProxyType({}),
 ) -> Classifier:
     """Return the given classifier with the overrides and the temperature of the stored one.
@@ -117,8 +145,9 @@ def _restored(
     overrides. If the given classifier already has a temperature, it must be the stored one.
     Otherwise the logits would silently be divided by two temperatures.
     """
-    if classifier is None:
+    if not given:
         raise ValueError("a value that is not a predictor contains a classifier")
+    classifier = given[index]
     if network is not None:
         require_same(classifier, network, weights)
     viewed = classifier.at(overrides)
@@ -131,17 +160,6 @@ def _restored(
             f"has {classifier.temperature:g}; pass a classifier without a temperature"
         )
     return viewed.tempered(temperature)
-
-
-def _require_one_network(value: Standalone | Predictor | Density) -> None:
-    """Raise an error if a predictor has several networks, because `load` takes only one."""
-    # Two heads of one module with different get_logits count as two networks.
-    networks = {(id(c.model), c._get_logits) for c in _classifiers(value)}
-    if len(networks) > 1:
-        raise ValueError(
-            f"this {type(value).__name__} holds several networks, but a file can hold only one; "
-            "save its members one by one and combine them again after loading"
-        )
 
 
 def _classifiers(value: Any) -> list[Classifier]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -34,14 +34,17 @@ from acnml.predictors import (
     DensityTempered,
     Ensemble,
     Glm,
+    IfComp,
     LogitSampling,
     Map,
     McDropout,
+    Modes,
+    Pnml,
     Predictor,
     Probit,
     Tempered,
 )
-from acnml.solvers import Gradient, Linearised, Reference
+from acnml.solvers import Gradient, Influence, Linearised, Reference
 from acnml.storage import network
 from acnml.typicality import Density, NearestNeighbours, Place, Reader, Typicality
 
@@ -59,9 +62,10 @@ KINDS = {
         *(Diagonal, Full, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
         *(DiagonalCurvature, FullCurvature, KroneckerCurvature, Factors, Swag),
         *(EkfacCurvature, EigenFactors),
-        *(Reference, Gradient, Linearised),
+        *(Reference, Gradient, Linearised, Influence),
         *(Map, Bma, Acnml, Ensemble, Tempered, DensityTempered, McDropout),
         *(Glm, Probit, LogitSampling),
+        *(IfComp, Pnml, Modes),
         *(Calibrated, CalibrationRow),
         *(Typicality, NearestNeighbours, Reader, Place),
     )
@@ -71,25 +75,39 @@ KINDS = {
 Restore: TypeAlias = Callable[..., Classifier]
 
 
-def encode(value: Any, path: str, tensors: Params) -> Any:
-    """Convert a value to JSON, and add its tensors to `tensors` under their paths."""
+# What tells networks apart: two heads of one module with different get_logits count as two.
+Identity: TypeAlias = tuple[int, Callable[[Any], Tensor]]
+
+
+def identity(classifier: Classifier) -> Identity:
+    """Return what all classifiers of the same network share."""
+    return id(classifier.model), classifier._get_logits
+
+
+def encode(value: Any, path: str, tensors: Params, networks: Sequence[Identity] = ()) -> Any:
+    """Convert a value to JSON, and add its tensors to `tensors` under their paths.
+
+    If there are several networks, every classifier gets the index of its own.
+    """
     if isinstance(value, Tensor):
         tensors[path] = value.detach().cpu().clone().contiguous()
         return {"tensor": path}
     if isinstance(value, Classifier):
         overrides = encode(value.overrides, path, tensors)
-        return {"kind": "Classifier", "overrides": overrides, "temperature": value.temperature}
+        tree = {"kind": "Classifier", "overrides": overrides, "temperature": value.temperature}
+        return {**tree, "index": networks.index(identity(value))} if len(networks) > 1 else tree
     if KINDS.get(type(value).__name__) is type(value):  # not another class of that name
-        tree = {"kind": type(value).__name__, **_encode_items(fields(value), path, tensors)}
+        parts = _encode_items(fields(value), path, tensors, networks)
+        tree = {"kind": type(value).__name__, **parts}
         classifier = getattr(value, "classifier", None)
         described = isinstance(value, Density) and path  # by the predictor around it
         if isinstance(classifier, Classifier) and "classifier" in tree and not described:
             tree["classifier"]["network"] = network.describe(classifier, _replaced(value))
         return tree
     if isinstance(value, Mapping):
-        return {"map": _encode_items(value, path, tensors)}
+        return {"map": _encode_items(value, path, tensors, networks)}
     if isinstance(value, (tuple, list)):
-        return list(_encode_items(dict(enumerate(value)), path, tensors).values())
+        return list(_encode_items(dict(enumerate(value)), path, tensors, networks).values())
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, numbers.Real):  # including NumPy numbers
@@ -110,9 +128,11 @@ def fields(value: Any) -> dict[str, Any]:
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
 
 
-def _encode_items(items: Mapping[Any, Any], path: str, tensors: Params) -> dict[str, Any]:
+def _encode_items(
+    items: Mapping[Any, Any], path: str, tensors: Params, networks: Sequence[Identity]
+) -> dict[str, Any]:
     prefix = f"{path}/" if path else ""
-    return {str(k): encode(item, f"{prefix}{k}", tensors) for k, item in items.items()}
+    return {str(k): encode(item, f"{prefix}{k}", tensors, networks) for k, item in items.items()}
 
 
 def _replaced(predictor: Any) -> set[str]:
@@ -143,3 +163,13 @@ def decode(tree: Any, tensors: Params, restore: Restore) -> Any:
         return restore(network=network, **arguments)
     build = Swag.from_state_dict if kind == Swag.__name__ else KINDS[kind]
     return build(**arguments)
+
+
+def count_networks(tree: Any) -> int:
+    """Return how many networks the classifiers of a stored value have."""
+    if not isinstance(tree, (dict, list)):
+        return 0
+    items = list(tree.values()) if isinstance(tree, dict) else tree
+    is_classifier = isinstance(tree, dict) and tree.get("kind") == "Classifier"
+    own = int(tree.get("index", 0)) + 1 if isinstance(tree, dict) and is_classifier else 0
+    return max([own, *map(count_networks, items)])

@@ -14,7 +14,8 @@ from acnml._util.batches import Inputs, as_loader, chunks, split_labels
 from acnml._util.progress import track
 from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features
-from acnml.predictors import Acnml, Map, Predictor
+from acnml.predictors import Acnml, Ensemble, Map, Modes, Predictor
+from acnml.predictors.ensemble import log_mean
 from acnml.solvers import UnsolvedError
 from acnml.typicality.density import Observer
 
@@ -50,6 +51,12 @@ class Validation:
 
     def predictions(self, predictor: Predictor, description: str) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities (N, K) and labels (N,) of all data, on the CPU."""
+        if isinstance(predictor, Modes) and all(isinstance(m, Acnml) for m in predictor.predictors):
+            log_lik, labels = self._log_lik_of_modes(predictor, description)
+            return torch.log_softmax(log_lik, dim=-1), labels
+        if isinstance(predictor, Ensemble):
+            members = [self.predictions(member, description) for member in predictor.predictors]
+            return log_mean([log_probs for log_probs, _ in members]), members[0][1]
         if isinstance(predictor, Acnml):
             cached = self.prepared(predictor)
             if cached is not None and cached.features is not None:
@@ -60,6 +67,19 @@ class Validation:
                 if known.features is not None and known.network.agrees_with(predictor.classifier):
                     return _log_softmax(known.features.logits).cpu(), known.labels
         return self.over_batches(description, lambda x: predictor(x), torch.cat)
+
+    def _log_lik_of_modes(self, modes: Modes, description: str) -> tuple[Tensor, Tensor]:
+        """Return the log-likelihoods (N, K) and labels (N,), with one pass for every network."""
+        parts = []
+        for member in modes.predictors:
+            assert isinstance(member, Acnml)
+            cached = self.prepared(member)
+            if cached is not None and cached.features is not None:
+                log_lik = member.solve_features(cached.features).log_lik.cpu()
+                parts.append((log_lik, cached.labels))
+            else:
+                parts.append(self.over_batches(description, member.log_lik, torch.cat))
+        return modes.combined([log_lik for log_lik, _ in parts]), parts[0][1]
 
     def prepared(self, predictor: Acnml) -> _Cached | None:
         """Return the features for a predictor, or None if it adapts more than the last layer."""

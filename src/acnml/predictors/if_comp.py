@@ -1,0 +1,150 @@
+"""IfComp: influence functions with EK-FAC and a temperature (Ng, Grosse & Ghassemi 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs, arrays_for_arrays
+from acnml._util.selection import Parameters
+from acnml.classifier import Classifier, require_classifier
+from acnml.fitting import Fisher, MonteCarloFisher, ekfac_curvature
+from acnml.fitting.batches import checked_labels, require_classes
+from acnml.posteriors import Posterior
+from acnml.predictors.acnml import Acnml
+from acnml.predictors.base import Predictor
+from acnml.solvers import Influence
+from acnml.solvers.influence import SelfInfluence, self_influence
+
+# The default damping as a share of the mean eigenvalue of the curvature.
+RELATIVE_DAMPING = 1e-2
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class IfComp(Predictor):
+    """p(y|x) = softmax((z + c n) / T), with the self-influence n_y of every label.
+
+        n_y = gᵀ (F + λI)⁻¹ g,    g = ∇_θ log softmax(z / T)_y
+
+    Here z are the logits of the network, T is a temperature, F is the Fisher matrix summed over the
+    training data and λ is a damping. This is `Acnml(classifier.tempered(T), posterior, Influence(),
+    alpha=c / T)`: ACNML to first order. `fit_if_comp` fits the posterior by EK-FAC, as IF-COMP
+    does. A higher T makes n depend less on what the network predicts, and more on how the input
+    differs from the training data. The authors use temperatures up to 1,000 for their scores.
+
+    Args:
+        classifier: the model, with its temperature T.
+        posterior: N(θ̂, (F + λI)⁻¹) over some or all weights.
+        c: the weight of the self-influence. Larger is more cautious. Choose it on validation data,
+            for example with `acnml.tuning.within_price`.
+    """
+
+    classifier: Classifier
+    posterior: Posterior
+    c: float = 1.0
+    _acnml: Acnml = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require_classifier(self.classifier)
+        checks.require_positive(self.c, "c")
+        alpha = self.c / self.classifier.temperature
+        acnml = Acnml(self.classifier, self.posterior, Influence(), alpha, on_unsolved="ignore")
+        object.__setattr__(self, "posterior", acnml.posterior)
+        object.__setattr__(self, "_acnml", acnml)
+
+    @property
+    def acnml(self) -> Acnml:
+        """The same predictions as an `Acnml` predictor, with α = c / T."""
+        return self._acnml
+
+    @arrays_for_arrays
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return the normalised log-probabilities (B, K)."""
+        return self._acnml(x)
+
+    @arrays_for_arrays
+    def log_lik(self, x: Inputs) -> Tensor:
+        """Return log softmax(z / T)_y + (c / T) n_y before it is normalised (B, K)."""
+        return self._acnml.log_lik(x)
+
+    @arrays_for_arrays
+    def regret(self, x: Inputs) -> Tensor:
+        """Return log C(x) = log Σ_y p_y exp((c / T) n_y) (B,), which can exceed log K."""
+        return self._acnml.regret(x)
+
+    @arrays_for_arrays
+    def influence(self, x: Inputs) -> Tensor:
+        """Return the self-influence n_y of every label (B, K)."""
+        return self._terms(x).gain
+
+    @arrays_for_arrays
+    def ood_score(self, x: Inputs) -> Tensor:
+        """Return Σ_y p_y n_y (B,), with p = softmax(z / T): higher is more out of distribution.
+
+        To first order in c this is T/c times the regret.
+        """
+        return _expected(self._terms(x))
+
+    @arrays_for_arrays
+    def mislabel_score(self, x: Inputs, labels: Any) -> Tensor:
+        """Return -log p_y + (c / T) Σ_i p_i n_i (B,): higher for labels that are likely wrong.
+
+        It is the loss at temperature T plus the regret, to first order in c. `complexity` is the
+        length of the code for the label instead, which also has what the label itself gains.
+        """
+        terms = self._terms(x)
+        own = checked_labels(torch.as_tensor(labels, device=terms.gain.device), x)
+        require_classes(own, terms.gain)
+        loss = -terms.log_probs.gather(1, own.unsqueeze(1)).squeeze(1)
+        return loss + self._acnml.alpha * _expected(terms)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _terms(self, x: Inputs) -> SelfInfluence:
+        chunks = batches.chunks(self.classifier.prepare(x))
+        parts = [self_influence(self.classifier, self.posterior, chunk) for chunk in chunks]
+        return SelfInfluence(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def fit_if_comp(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    *,
+    temperature: float = 1.0,
+    c: float = 1.0,
+    damping: float | None = None,
+    parameters: Parameters = None,
+    fisher: Fisher | None = None,
+    progress: bool | None = None,
+) -> IfComp:
+    """Fit EK-FAC to the tempered likelihood and return an `IfComp` predictor.
+
+    Args:
+        classifier: the trained model.
+        loader: the training data, complete and without augmentation. It is iterated twice.
+        temperature: T. The temperature of least validation NLL is a good choice for probabilities
+            (`acnml.tuning.temperature_by_nll`), a high one for `ood_score`.
+        c: the weight of the self-influence.
+        damping: λ, added to the Fisher matrix summed over the data. The default is a hundredth of
+            its mean eigenvalue.
+        parameters: parameters, their names or submodules to cover. The default is all Linear and
+            Conv2d layers; `[acnml.last_linear(model)]` is much faster.
+        fisher: by default `MonteCarloFisher()`, one sampled label for every example.
+        progress: whether to show a progress bar; by default only in a terminal.
+    """
+    tempered = classifier.tempered(temperature)
+    chosen = MonteCarloFisher() if fisher is None else fisher
+    curvature = ekfac_curvature(tempered, loader, parameters, chosen, progress)
+    added = RELATIVE_DAMPING * curvature.mean_eigenvalue() if damping is None else damping
+    return IfComp(tempered, curvature.posterior(added), c)
+
+
+def _expected(terms: SelfInfluence) -> Tensor:
+    """Return Σ_y p_y n_y (B,)."""
+    return (terms.log_probs.exp() * terms.gain).sum(-1)

@@ -1,0 +1,130 @@
+"""Modes: ACNML around several networks, for every label with the one that explains it best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, final, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from acnml._util import checks
+from acnml._util.batches import Inputs, arrays_for_arrays
+from acnml.predictors.acnml import Acnml
+from acnml.predictors.base import Predictor, require_predictor
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A predictor that says how well every label can be explained."""
+
+    def log_lik(self, x: Inputs) -> Tensor:
+        """Return log p_θ̂_y(y|x) before it is normalised (B, K)."""
+        ...
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Modes(Predictor):
+    """p(y|x) ∝ max_m w_m p_θ̂_m,y(y|x), the best explanation of each label by any of n networks.
+
+    The posterior is a mixture of Gaussians around independently trained networks, the modes. Each
+    mode m has its own maximiser θ̂_m,y = argmax_θ α log p_θ(y|x) + log q_m(θ). Of several
+    maximisers, the paper takes the one with the highest likelihood of the query (its appendix on
+    multiple MLEs): this choice maximises the regret for that label. A label that a single network
+    can explain counts as explained. The average over networks is an `Ensemble` of the same members.
+
+    The rule treats all modes as equally good for the training data, as independently trained
+    networks usually are. With unequal modes, `log_weights` says by how many nats: a mode with a
+    weight of -1 must explain a label better by a factor of e. They are the logarithms of the
+    densities at the means, relative to the largest, and not the masses of the components: a
+    component that is wider has more mass, but is no better for the training data.
+
+    Prediction costs as much as an ensemble: each member is solved once.
+
+    Args:
+        predictors: the members, usually `Acnml`; any predictor with `log_lik` will do.
+        log_weights: log w_m, by default equal. The largest one counts as 0.
+
+    >>> from acnml import Acnml, Classifier, Diagonal
+    >>> def member():
+    ...     classifier = Classifier(torch.nn.Linear(4, 3))
+    ...     mean = classifier.copy_parameters(["weight", "bias"])
+    ...     var = {name: torch.ones_like(tensor) for name, tensor in mean.items()}
+    ...     return Acnml(classifier, Diagonal(mean, var))
+    >>> Modes((member(), member()))(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
+    """
+
+    predictors: tuple[Predictor, ...]
+    log_weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        checks.require_iterable(self.predictors, "a tuple of predictors")
+        object.__setattr__(self, "predictors", tuple(self.predictors))
+        if not self.predictors:
+            raise ValueError("Modes needs at least one predictor, got none")
+        for member in self.predictors:
+            require_predictor(member)
+            if not isinstance(member, Explaining):
+                kind = type(member).__name__
+                raise TypeError(f"members of Modes need log_lik, as Acnml has it; {kind} has none")
+        if self.log_weights is not None:
+            weights = tuple(float(weight) for weight in self.log_weights)
+            if len(weights) != len(self.predictors):
+                raise ValueError(
+                    f"{len(weights)} log_weights for {len(self.predictors)} predictors"
+                )
+            if not all(map(math.isfinite, weights)):
+                raise ValueError(f"log_weights must be finite, got {weights}")
+            object.__setattr__(self, "log_weights", weights)
+
+    @arrays_for_arrays
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return the normalised log-probabilities (B, K), on the first member's device."""
+        return torch.log_softmax(self.log_lik(x), dim=-1)
+
+    @arrays_for_arrays
+    def regret(self, x: Inputs) -> Tensor:
+        """Return log C(x) (B,), from 0 to log K: higher is more out of distribution."""
+        return torch.logsumexp(self.log_lik(x), dim=-1)
+
+    @arrays_for_arrays
+    def log_lik(self, x: Inputs) -> Tensor:
+        """Return max_m log w_m + log p_θ̂_m,y(y|x) (B, K)."""
+        return self.combined(self._members(x))
+
+    @arrays_for_arrays
+    def explained_by(self, x: Inputs) -> Tensor:
+        """Return the index of the member that explains each label best (B, K)."""
+        return self._weighted(self._members(x)).argmax(0)
+
+    def combined(self, log_liks: Sequence[Tensor]) -> Tensor:
+        """Return the maximum over members, given log p_θ̂_m,y(y|x) (B, K) of each."""
+        return self._weighted(log_liks).amax(0)
+
+    def with_alpha(self, alpha: float) -> Modes:
+        """Return the same modes with another weight α of the query, the same for all."""
+        members = []
+        for member in self.predictors:
+            if not isinstance(member, Acnml):
+                raise TypeError(f"only Acnml has an alpha to choose, got a {type(member).__name__}")
+            members.append(replace(member, alpha=alpha))
+        return replace(self, predictors=tuple(members))
+
+    def _members(self, x: Inputs) -> list[Tensor]:
+        log_liks = [one.log_lik(x) for one in self.predictors if isinstance(one, Explaining)]
+        classes = [tensor.shape[-1] for tensor in log_liks]
+        if len(set(classes)) > 1:
+            raise ValueError(f"members must have the same number of classes, got {classes}")
+        return [tensor.to(log_liks[0].device) for tensor in log_liks]
+
+    def _weighted(self, log_liks: Sequence[Tensor]) -> Tensor:
+        """Add the logarithms of the weights and stack the members: (n, B, K)."""
+        stacked = torch.stack(list(log_liks))
+        if self.log_weights is None:
+            return stacked
+        weights = stacked.new_tensor(self.log_weights)
+        return stacked + (weights - weights.max())[:, None, None]

@@ -1,0 +1,181 @@
+"""Pnml: predictive NML of a last layer in closed form (Bibas, Feder & Hassner 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from acnml._engine.layers import Site
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs, arrays_for_arrays
+from acnml._util.selection import Parameters, last_linear, parameter_names
+from acnml.classifier import Classifier, require_classifier
+from acnml.fitting.batches import over_batches
+from acnml.head.features import Features, features, only_linear
+from acnml.predictors.base import Predictor
+
+# The default ridge as a share of the mean squared feature, summed over the data.
+RELATIVE_RIDGE = 1e-6
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Pnml(Predictor):
+    """p(y|x) ∝ p_y / (p_y + p_y^h (1 - p_y)), with h = l / (1 + l) and the leverage l of the input.
+
+    The leverage is l(x) = c · aᵀ(XᵀX + λI)⁻¹a for the input a of the last layer and the matrix X of
+    all its training inputs. Let the weights of label y alone be fitted again by least squares, so
+    that the layer keeps its outputs on the training data, and the log-probability of y at the input
+    becomes 0. This moves the output by -h log p_y, and the probability of y to the expression
+    above, its genie probability. The regret log C(x), the logarithm of the sum over y, lies between
+    0 and log K. It is the paper's score for inputs that are out of distribution.
+
+    For an unlikely label the genie probability is p_y^(1 / (1 + l)): a temperature of 1 + l(x). In
+    directions that the training data do not have, l is at most ‖a‖²/λ, which is large: h is
+    nearly 1.
+
+    Args:
+        classifier: the model.
+        parameters: the names of the parameters of its last Linear layer.
+        input_cov: (XᵀX + λI)⁻¹, symmetric, in double precision; ends with the bias if the layer has
+            one.
+        c: a weight of the leverage; 1 in the paper. Larger is more cautious, and c → 0 is the
+            network.
+    """
+
+    classifier: Classifier
+    parameters: tuple[str, ...]
+    input_cov: Tensor
+    c: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_classifier(self.classifier)
+        checks.require_positive(self.c, "c")
+        checks.require_square(self.input_cov, "input_cov")
+        object.__setattr__(self, "parameters", tuple(self.parameters))
+        layer = _site(self.classifier, self.parameters).layer
+        size = layer.join(*[self.classifier.parameters] * 2).shape[1]
+        if len(self.input_cov) != size:
+            raise ValueError(
+                f"input_cov has {len(self.input_cov)} rows, but {layer.weight!r} has {size} inputs,"
+                " its bias included"
+            )
+        own = self.input_cov.to(self.classifier.device).double().contiguous()
+        object.__setattr__(self, "input_cov", own)
+
+    @arrays_for_arrays
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return the normalised log-probabilities (B, K)."""
+        return torch.log_softmax(self.log_lik(x), dim=-1)
+
+    @arrays_for_arrays
+    def regret(self, x: Inputs) -> Tensor:
+        """Return log C(x) (B,): higher is more out of distribution."""
+        return torch.logsumexp(self.log_lik(x), dim=-1)
+
+    @arrays_for_arrays
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def log_lik(self, x: Inputs) -> Tensor:
+        """Return the logarithms of the genie probabilities (B, K)."""
+        parts = []
+        for chunk in batches.chunks(self.classifier.prepare(x)):
+            found = self._features(chunk)
+            wide = torch.promote_types(found.logits.dtype, torch.float32)
+            log_lik = genie_log_probs(found.logits.double(), self.c * self._leverage(found))
+            parts.append(log_lik.to(wide))
+        return torch.cat(parts)
+
+    @arrays_for_arrays
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def leverage(self, x: Inputs) -> Tensor:
+        """Return aᵀ(XᵀX + λI)⁻¹a (B,), without the weight c."""
+        chunks = batches.chunks(self.classifier.prepare(x))
+        return torch.cat([self._leverage(self._features(chunk)) for chunk in chunks])
+
+    def _features(self, x: Inputs) -> Features:
+        return _features(self.classifier, _site(self.classifier, self.parameters), x)
+
+    def _leverage(self, found: Features) -> Tensor:
+        a = found.inputs.double()
+        return ((a @ self.input_cov) * a).sum(-1).clamp(min=0)
+
+
+@torch.inference_mode(False)
+def fit_pnml(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    *,
+    ridge: float | None = None,
+    c: float = 1.0,
+    parameters: Parameters = None,
+    progress: bool | None = None,
+) -> Pnml:
+    """Sum aaᵀ over the training data and return a `Pnml` predictor. Labels are not needed.
+
+    Args:
+        classifier: the trained model.
+        loader: the training data, complete and without augmentation.
+        ridge: λ. The default is a millionth of the mean diagonal of XᵀX: the paper has the
+            pseudo-inverse of XᵀX, the limit λ → 0. Choose a larger one if features hardly vary.
+        c: a weight of the leverage.
+        parameters: the last layer; by default `[acnml.last_linear(model)]`.
+        progress: whether to show a progress bar; by default only in a terminal.
+    """
+    require_classifier(classifier)
+    chosen = [last_linear(classifier.model)] if parameters is None else parameters
+    site = _site(classifier, parameter_names(classifier.model, chosen))
+    sums: list[Tensor] = []
+
+    def step(x: Inputs, labels: Tensor | None) -> None:
+        a = _features(classifier, site, x).inputs.double()
+        sums[:] = [sum(sums, a.T @ a)]
+
+    over_batches(classifier, loader, step, "features", progress)
+    (total,) = sums
+    added = RELATIVE_RIDGE * float(total.diagonal().mean()) if ridge is None else ridge
+    checks.require_positive(added, "ridge")
+    eye = torch.eye(len(total), dtype=total.dtype, device=total.device)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(total + added * eye))
+    return Pnml(classifier, site.layer.names, (inverse + inverse.T) / 2, c)
+
+
+def genie_log_probs(logits: Tensor, leverage: Tensor) -> Tensor:
+    """Return log p_y / (p_y + p_y^h (1 - p_y)) (B, K), with h = l / (1 + l) and l (B,)."""
+    log_probs = torch.log_softmax(logits, dim=-1)
+    h = (leverage / (1 + leverage)).unsqueeze(-1)
+    # -log(1 + p_y^(h - 1) (1 - p_y)), a form in which nothing cancels.
+    exponent = (h - 1) * log_probs + _log_others(log_probs)
+    return -torch.logaddexp(torch.zeros_like(exponent), exponent)
+
+
+def _log_others(log_probs: Tensor) -> Tensor:
+    """Return log (1 - p_y) (B, K); for the likeliest label as a sum, because 1 - p_y cancels."""
+    top = log_probs.argmax(-1, keepdim=True)
+    of_top = torch.logsumexp(log_probs.scatter(1, top, -torch.inf), dim=-1, keepdim=True)
+    return torch.log1p(-log_probs.exp().scatter(1, top, 0.0)).scatter(1, top, of_top)
+
+
+def _site(classifier: Classifier, names: Sequence[str]) -> Site:
+    site = only_linear(classifier, names)
+    if site is None:
+        raise ValueError(
+            f"pNML covers a last Linear layer alone, not {list(names)}: name the parameters of the "
+            "last layer"
+        )
+    return site
+
+
+def _features(classifier: Classifier, site: Site, x: Inputs) -> Features:
+    found = features(classifier, site, x)
+    if found is None:
+        raise ValueError(
+            f"the logits are not the outputs of {site.name!r} alone: name the last layer in "
+            "`parameters`"
+        )
+    return found

@@ -1,0 +1,214 @@
+"""Modes: for every label the network that explains it best; and the complexity of labels."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Acnml, Classifier, Ensemble, Map, Modes, StorageError, tuning
+from cases import LINEAR, MLP, POSTERIORS, diagonal, last_layer, normal
+from predicting import fingerprint, same
+from test_calibrate import joined, problem
+
+
+def network(seed: int) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def members(n: int = 3, alpha: float = 0.5, build=last_layer) -> list[Acnml]:
+    models = [network(seed) for seed in range(n)]
+    return [Acnml(Classifier(model), build(model), alpha=alpha) for model in models]
+
+
+@pytest.mark.parametrize("build", [last_layer, POSTERIORS["kronecker_eigen"]])
+def test_it_is_the_maximum_over_modes(build):
+    parts, x = members(build=build), MLP.x(5)
+    modes = Modes(tuple(parts))
+    expected = torch.stack([part.log_lik(x) for part in parts])
+    torch.testing.assert_close(modes.log_lik(x), expected.amax(0))
+    torch.testing.assert_close(modes(x), expected.amax(0).log_softmax(-1))
+    torch.testing.assert_close(modes.regret(x), expected.amax(0).logsumexp(-1))
+    assert torch.equal(modes.explained_by(x), expected.argmax(0))
+    assert len(modes.explained_by(x).unique()) > 1
+
+
+def test_one_mode_is_its_member_and_copies_change_nothing():
+    (part,), x = members(1), MLP.x(5)
+    assert torch.equal(Modes([part])(x), part(x))
+    assert torch.equal(Modes([part, part, part])(x), part(x))
+
+
+def test_every_member_adds_to_the_regret():
+    parts, x = members(4), MLP.x(20)
+    regrets = [Modes(parts[:n]).regret(x) for n in range(1, 5)]
+    for fewer, more in itertools.pairwise(regrets):
+        assert (more >= fewer).all()
+    assert (regrets[0] > 0).all()
+    assert (regrets[-1] < math.log(3)).all()
+
+
+def test_no_member_has_a_higher_regret():
+    parts, x = members(4), MLP.x(50)
+    modes = Modes(parts).regret(x)
+    assert all((modes >= part.regret(x)).all() for part in parts)
+
+
+def test_small_alpha_is_the_maximum_of_the_networks():
+    parts, x = members(3, alpha=1e-9), MLP.x(5)
+    expected = torch.stack([Map(part.classifier)(x) for part in parts]).amax(0)
+    torch.testing.assert_close(Modes(parts).log_lik(x), expected, rtol=0, atol=1e-6)
+
+
+def test_weights_are_handicaps_relative_to_the_heaviest():
+    parts, x = members(2), MLP.x(5)
+    first, second = (part.log_lik(x) for part in parts)
+    handicapped = Modes(parts, (0.0, -1.5))
+    torch.testing.assert_close(handicapped.log_lik(x), torch.maximum(first, second - 1.5))
+    shifted = Modes(parts, (7.0, 5.5))
+    torch.testing.assert_close(shifted.log_lik(x), handicapped.log_lik(x))
+    assert torch.equal(Modes(parts, (0.0, -1e6))(x), parts[0](x))
+
+
+def test_alpha_is_tuned_with_one_pass_per_network():
+    models, calls = [network(seed) for seed in range(2)], [0, 0]
+    for index, model in enumerate(models):
+
+        def count(*_, index=index):
+            calls[index] += 1
+
+        model[0].register_forward_hook(count)
+    parts = [Acnml(Classifier(model), last_layer(model)) for model in models]
+    x = normal(200, 4, seed=8)
+    data = [(x[:100], x[:100].argmax(-1) % 3), (x[100:], x[100:].argmax(-1) % 3)]
+    modes = Modes(parts)
+
+    def choose(grid):
+        return tuning.within_price(
+            modes.with_alpha, grid, data, price=0.05, reference=modes.with_alpha(1e-9)
+        )
+
+    choose([1.0, 0.1])  # the first batches are also checked
+    before = list(calls)
+    choice = choose([10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01])
+    assert [after - b for after, b in zip(calls, before, strict=True)] == [2, 2]
+    chosen = modes.with_alpha(choice.value)
+    nlls = [acnml.metrics.nll(m(x), x.argmax(-1) % 3) for m in (modes.with_alpha(1e-9), chosen)]
+    assert nlls[1] <= nlls[0] + 0.05 + 1e-6
+    assert all(part.alpha == choice.value for part in chosen.predictors)
+
+
+def test_ensembles_are_tuned_from_the_same_features():
+    parts, x = members(2), normal(60, 4, seed=8)
+    data = [(x, x.argmax(-1) % 3)]
+    table = tuning.sweep(
+        lambda alpha: Ensemble(Modes(parts).with_alpha(alpha).predictors), [0.1, 1.0], data
+    )
+    for row in table:
+        ensemble = Ensemble(Modes(parts).with_alpha(row.value).predictors)
+        assert row.nll == pytest.approx(acnml.metrics.nll(ensemble(x), x.argmax(-1) % 3))
+
+
+def test_several_networks_are_stored_in_one_file(tmp_path):
+    parts, x, path = members(3), MLP.x(5), tmp_path / "modes.safetensors"
+    modes = Modes(parts, (0.0, -0.1, -0.2))
+    acnml.save(modes, path)
+    networks = [Classifier(network(seed)) for seed in range(3)]
+    loaded = acnml.load(path, networks)
+    assert torch.equal(loaded(x), modes(x))
+    assert loaded.log_weights == modes.log_weights
+    with pytest.raises(StorageError, match="of the given network differs from when"):
+        acnml.load(path, networks[::-1])
+    with pytest.raises(StorageError, match="stored with 3 networks, but 1 were given"):
+        acnml.load(path, networks[0])
+
+
+def test_typicality_goes_with_its_network(tmp_path):
+    model, train, validation, test = problem()
+    other, path = copy.deepcopy(model), tmp_path / "modes.safetensors"
+    with torch.no_grad():
+        other.body.weight.mul_(1.1)
+    parts = [acnml.calibrate(one, train, validation).predictor for one in (model, other)]
+    acnml.save(Modes(parts), path)
+    loaded = acnml.load(path, [Classifier(model), Classifier(other)])
+    x, _ = joined(test)
+    assert torch.equal(loaded(x), Modes(parts)(x))
+
+
+def test_members_may_be_of_any_kind_and_models_stay_as_they_are():
+    model, x = network(0), normal(20, 4)
+    before = fingerprint(model)
+    classifier = Classifier(model)
+    parts = [
+        acnml.fit_pnml(classifier, [x]),
+        acnml.IfComp(classifier, last_layer(model), c=0.01),
+        Modes(members(2)),
+    ]
+    expected = torch.stack([part.log_lik(x) for part in parts]).amax(0)
+    torch.testing.assert_close(Modes(parts).log_lik(x), expected)
+    assert same(before, fingerprint(model))
+
+
+def test_refusals():
+    parts = members(2)
+    with pytest.raises(ValueError, match="at least one predictor"):
+        Modes(())
+    with pytest.raises(TypeError, match="need log_lik, as Acnml has it; Map has none"):
+        Modes([Map(parts[0].classifier)])
+    with pytest.raises(ValueError, match="1 log_weights for 2 predictors"):
+        Modes(parts, (0.0,))
+    with pytest.raises(ValueError, match="log_weights must be finite"):
+        Modes(parts, (0.0, -math.inf))
+    with pytest.raises(TypeError, match="only Acnml has an alpha to choose, got a Pnml"):
+        Modes([acnml.fit_pnml(parts[0].classifier, [MLP.x()])]).with_alpha(1.0)
+    wide = nn.Linear(4, 5).double()
+    other = Acnml(Classifier(wide), diagonal(wide))
+    with pytest.raises(ValueError, match=r"same number of classes, got \[3, 3, 5\]"):
+        Modes([*parts, other])(MLP.x())
+
+
+# Complexity --------------------------------------------------------------------------------------
+
+
+def test_complexity_is_loss_minus_gain_plus_regret():
+    model, x, labels = LINEAR.model(), LINEAR.x(4), torch.tensor([0, 2, 1, 1])
+    predict = Acnml(Classifier(model), diagonal(model), alpha=0.7)
+    solution = predict.solve(x)
+    index = labels.unsqueeze(1)
+    loss = nn.functional.cross_entropy(model(x), labels, reduction="none").detach()
+    gain = solution.log_lik.gather(1, index).squeeze(1) + loss
+    expected = loss - gain + solution.regret
+    assert (gain > 0).all()
+    torch.testing.assert_close(predict.complexity(x, labels), expected)
+    arrays = predict.complexity(x.numpy(), labels.numpy())
+    assert isinstance(arrays, np.ndarray)
+    assert np.allclose(arrays, expected.numpy())
+
+
+def test_complexity_of_every_predictor_is_its_loss():
+    model, x, labels = MLP.model(), MLP.x(4), torch.tensor([0, 2, 1, 1])
+    classifier = Classifier(model)
+    for predict in (Map(classifier), acnml.fit_pnml(classifier, [x]), Modes(members(2))):
+        found = predict.complexity(x, labels)
+        assert found.mean().item() == pytest.approx(acnml.metrics.nll(predict(x), labels))
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "message"),
+    [
+        (torch.tensor([0, 1]), ValueError, r"labels have shape \(2,\), expected \(3,\)"),
+        (torch.tensor([0, 1, 3]), ValueError, "label 3 at index 2 is outside"),
+        (torch.tensor([0.0, 1.0, 2.0]), TypeError, "labels must be a tensor of integers"),
+    ],
+)
+def test_complexity_refuses_labels_that_do_not_fit(labels, error, message):
+    with pytest.raises(error, match=message):
+        Map(Classifier(MLP.model())).complexity(MLP.x(3), labels)
