@@ -11,6 +11,7 @@ from studies.corruptions import BENCHMARK, CORRUPTIONS, SEVERITIES
 from studies.engine.method import ALPHA, SCALE, TAU, TEMPERATURE, Grids
 from studies.settings import require_positive_fields
 from studies.training import Averaging
+from studies.training.settings import Precision
 
 CLEAN, BLUR = "clean", "gaussian_blur"
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
@@ -35,6 +36,7 @@ class Schedule:
     learning_rate: float | None = None
     swa_learning_rate: float | None = None
     batch_size: int | None = None
+    precision: Precision | None = None
 
     def of(self, training: Averaging) -> Averaging:
         """Return the recipe's training with these changes."""
@@ -261,13 +263,14 @@ SCRATCH = Cifar10CStudy(
     images=Images(in_distribution=TEST_IMAGES),
     choice=Choice(held_out=1000, source="train"),
 )
-# The paper's network on a tenth of its schedule, with the paper's methods.
+# The paper's network on a tenth of its schedule, with the paper's methods. An epoch takes about 8
+# minutes on one core with AVX-512 in bfloat16, and all of the training under four hours.
 VGG16_SHORT = Cifar10CStudy(
     model="vgg16",
     severities=(5, 3),
     only_papers=True,
     milliseconds=4.8,
-    schedule=Schedule(epochs=28, swa_start=20),
+    schedule=Schedule(epochs=28, swa_start=20, precision="bfloat16"),
     images=Images(TEST_IMAGES, 250, 250, 250, 10),
     choice=Choice(held_out=500, source="train"),
     curvature=Curvature(images=2000),
