@@ -84,7 +84,7 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|")
     for name in sys.argv[1:] or SUBJECTS:
         seconds = measure(MODELS[name].untrained(seed=0).eval(), SUBJECTS[name])
-        cells = ["–" if s is None else f"{s:,.3g} s" for s in seconds]
+        cells = ["–" if s is None else f"{float(f'{s:.3g}'):,.8g} s" for s in seconds]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 

@@ -23,6 +23,7 @@ from studies.engine.method import (
     Share,
     cautious_first,
 )
+from studies.settings import SettingError
 
 # What rules stand on, beside HEAD: networks, then posteriors around SWA.
 SGD, SWA, ENSEMBLE, DROPOUT = "SGD", "SWA", "SWA ensemble", "SWA dropout"
@@ -124,11 +125,18 @@ CHEAP_BLOCK, NETWORK_WIDE_BLOCK, STEPS_BLOCK = 500, 50, 5  # images: what a kill
 
 
 def methods_of(settings: Cifar10CStudy) -> tuple[Method, ...]:
-    """Return all methods of a study: an ensemble needs members, dropout a network that has it."""
-    left_out = [SWA_ENSEMBLE] if settings.members == 1 else []
-    left_out += [] if settings.dropout_model else [SWA_DROPOUT]
+    """Return all methods of a study: an ensemble needs members, dropout a network that has it.
+
+    SWA, with which others are compared, is always there.
+    """
     there = PAPERS_OWN if settings.only_papers else (*CHEAP, *NETWORK_WIDE, *COSTLY)
-    return tuple(each for each in there if each not in left_out)
+    known = {each.posterior for each in there}
+    if unknown := set(settings.grounds) - known:
+        raise SettingError(f"grounds: there is no {', '.join(unknown)}, only {', '.join(known)}")
+    grounds = {SWA, *(settings.grounds or known)}
+    grounds -= {ENSEMBLE} if settings.members == 1 else set()
+    grounds -= set() if settings.dropout_model else {DROPOUT}
+    return tuple(each for each in there if each.posterior in grounds)
 
 
 def tried_values(method: Method, settings: Cifar10CStudy) -> tuple[float, ...]:

@@ -129,10 +129,12 @@ def setting(results: Results) -> str:
     ]
     absent = ["no SWA-Ensemble (one member)"] if settings.members == 1 else []
     absent += [] if settings.dropout_model else ["no SWA-Dropout (the network has no dropout)"]
+    only = f" Only methods on {', '.join(settings.grounds)} take part." if settings.grounds else ""
     return (
         f"{settings.model} {weights}; SWAG collects {settings.recipe.training.collected} epochs. "
         f"{len(data.held_out.labels):,} held-out images for the knobs come from the {source}. "
         + (f"There is {' and '.join(absent)}." if absent else "")
+        + only
     ).strip()
 
 
@@ -275,7 +277,7 @@ def severity_table(results: Results, score: str, caption: str) -> Table:
 
 def at_equal_nll(results: Results) -> Section:
     """Show methods whose knobs cost the same on clean images."""
-    if results.study.settings.only_papers:
+    if not {*ms.BUDGET_GROUP, *ms.NEAR_GROUP} <= set(results.study.methods):
         return Section("Comparison at equal held-out NLL")
     budget, near = (f"{results.inputs(group):,}" for group in (ms.BUDGET_GROUP, ms.NEAR_GROUP))
     scores = ["ece", "nll"]

@@ -148,6 +148,7 @@ class Cifar10CStudy:
         severities: in the order in which the costly methods see them.
         steps_severities: those at which the paper's gradient steps are taken.
         only_papers: whether to leave out methods that the paper does not have, and the frontier.
+        grounds: networks and posteriors; only methods on these take part. Empty takes all.
         blurred: severities of Gaussian blur for reliability diagrams.
         resamples: of the bootstrap.
         device: "best" is a GPU where there is one.
@@ -164,6 +165,7 @@ class Cifar10CStudy:
     severities: tuple[int, ...] = (5, 4, 3, 1, 2)
     steps_severities: tuple[int, ...] = (5, 3)
     only_papers: bool = False
+    grounds: tuple[str, ...] = ()
     blurred: tuple[int, ...] = (5, 3)
     bins: int = 20
     resamples: int = 200

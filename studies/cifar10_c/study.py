@@ -85,10 +85,12 @@ def build(settings: Cifar10CStudy) -> Study:
         },
         tried=lambda method: ms.tried_values(method, settings),
         scale_from=ms.BMA_KFAC,
-        frontier=None if settings.only_papers else frontier_of(settings),
+        frontier=None if settings.only_papers or settings.grounds else frontier_of(settings),
         levels=(settings.images.network_wide, settings.images.beside),
         diagrams=settings.blurred_shifts,
-        agreements=tuple((each, replace(each, solver=LINEARISED)) for each in ms.COSTLY),
+        agreements=tuple(
+            (each, replace(each, solver=LINEARISED)) for each in ms.COSTLY if each in used
+        ),
         resamples=settings.resamples,
         bins=settings.bins,
         samples=settings.samples,
@@ -277,6 +279,8 @@ def all_claims(settings: Cifar10CStudy) -> tuple[Claim, ...]:
     }
     if not settings.only_papers:
         trios["KFAC on the last layer"] = (ms.MAP_SWA, ms.BMA_SWAG_D, ms.ACNML_HEAD)
+    used = ms.methods_of(settings)
+    trios = {name: trio for name, trio in trios.items() if set(trio) <= set(used)}
     hard = report.hard_groups(settings)
 
     def attributed(name: str, text: str) -> str:
@@ -329,8 +333,8 @@ def all_claims(settings: Cifar10CStudy) -> tuple[Claim, ...]:
         *(comparable(name, "accuracy") for name in trios),
         *(comparable(name, "nll") for name in trios),
         *(better(name, score) for score in ("ece", "brier", "nll") for name in trios),
-        *(fast(method) for method in ms.COSTLY),
-        *(() if settings.only_papers else beyond),
+        *(fast(method) for method in ms.COSTLY if method in used),
+        *(() if settings.only_papers or settings.grounds else beyond),
     )
 
 

@@ -42,13 +42,17 @@ class Panels(NamedTuple):
 class Section:
     """A section of the report: paragraphs, figures and tables, in this order.
 
-    In paragraphs and captions `*…*` is emphasis and `**…**` is strong.
+    In paragraphs and captions `*…*` is emphasis and `**…**` is strong. `numbers` are CSV files that
+    are written beside the report: columns and rows by file name.
     """
 
     heading: str
     text: Sequence[str] = ()
     panels: Sequence[Panels] = ()
     tables: Sequence[Table] = field(default_factory=tuple)
+    numbers: Mapping[str, tuple[Sequence[str], Sequence[Sequence[object]]]] = field(
+        default_factory=dict
+    )
 
     def html(self, documents: Mapping[str, str]) -> str:
         """Return the section of the page; `documents` are the figures as SVG."""
@@ -73,6 +77,8 @@ def write_report(results: Results, folder: Path) -> Path:
     """Write all files of the report and return the path of the page."""
     sections = sections_of(results)
     write_tables(results, folder)
+    for name, table in (pair for section in sections for pair in section.numbers.items()):
+        write_csv(folder / name, *table)
     documents = write_figures(drawn(sections), folder)
     write_file(folder / "results.md", markdown(results, sections).encode())
     html = page(

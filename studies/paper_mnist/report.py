@@ -148,7 +148,26 @@ def naive(results: Results, part: str) -> Section:
         f"{at_end}."
     )
     table = Table(caption, ("α", "distance to naive CNML"), rows)
-    return Section(heading, panels=panels, tables=[table, scores_table(compared)])
+    numbers = {f"{part}.csv": (COLUMNS, query_rows(compared))}
+    return Section(heading, panels=panels, tables=[table, scores_table(compared)], numbers=numbers)
+
+
+COLUMNS = ("method", "shift", "query", "normaliser", "nll", "confidence", "correct")
+
+
+def query_rows(compared: Compared) -> list[list[object]]:
+    """Return the numbers of every query by every method, as the scatter plots show them."""
+    rows: list[list[object]] = []
+    for shift, found in compared.shifts.items():
+        for name in found.log_lik:
+            each = (found.normaliser(name), found.nll(name), found.confidence(name))
+            correct = found.log_probs(name).argmax(1) == found.labels
+            values = zip(*(tensor.tolist() for tensor in (*each, correct)), strict=True)
+            rows += [
+                [name, shift, query, *numbers, int(right)]
+                for query, (*numbers, right) in enumerate(values)
+            ]
+    return rows
 
 
 def _caption(compared: Compared) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from studies.cifar10_c import KIND, methods
@@ -9,6 +11,7 @@ from studies.cifar10_c.settings import PRESETS
 from studies.engine.predictors import predictor
 from studies.engine.run import phases
 from studies.engine.study import FRONTIER, HELD_OUT
+from studies.settings import SettingError
 
 
 def test_methods_have_names_of_their_own():
@@ -29,3 +32,20 @@ def test_the_order_of_work():
     jobs = [job for phase in phases(described) for job in phase.jobs]
     assert len(set(jobs)) == len(jobs)
     assert len(described.shifts) == 1 + 75 + 2
+
+
+def test_a_study_can_have_few_grounds():
+    """Only methods on them take part, beside SWA, and claims about others are not made."""
+    few = replace(PRESETS["scratch"], grounds=(methods.ENSEMBLE, methods.SWAG_D))
+    study = KIND.build(few)
+    assert {method.posterior for method in study.methods} == {"SWA", "SWA ensemble", "SWAG-D"}
+    assert {job.method.posterior for phase in phases(study) for job in phase.jobs} == {
+        "SWA",
+        "SWA ensemble",
+        "SWAG-D",
+    }
+    assert study.claims
+    assert not any("KFAC" in claim.text for claim in study.claims)
+    assert all(set(pair) <= set(study.methods) for pair in study.agreements)
+    with pytest.raises(SettingError, match="there is no laplace, only"):
+        KIND.build(replace(few, grounds=("laplace",)))

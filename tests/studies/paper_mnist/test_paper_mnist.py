@@ -137,6 +137,20 @@ def test_the_report_has_a_verdict_for_every_claim(finished):
     assert "naive-whole-ece" not in names  # without lines
 
 
+def test_the_numbers_of_every_query_are_written_out(finished):
+    """Four queries upright and four rotated, two of each line, all by five methods."""
+    _, _, results = finished
+    (section,) = [s for s in sections_of(results) if "naive-subset.csv" in s.numbers]
+    columns, rows = section.numbers["naive-subset.csv"]
+    assert len(rows) == (4 + 2 + 4) * 5  # 0°, 90°, random
+    found = results.extras[SUBSET].shifts[RANDOM]
+    (row,) = [r for r in rows if r[:3] == [NAIVE, RANDOM, 3]]
+    told = dict(zip(columns, row, strict=True))
+    assert told["normaliser"] == found.normaliser(NAIVE)[3].item()
+    assert told["nll"] == found.nll(NAIVE)[3].item()
+    assert told["correct"] == int(found.log_probs(NAIVE)[3].argmax() == found.labels[3])
+
+
 def test_figures_leave_out_angles_that_a_method_has_not_seen(finished, tmp_path):
     """While a run goes on, all curves of a figure have the same angles."""
     _, _, results = finished
