@@ -41,7 +41,12 @@ from acnml.metrics import _as_tensor, _checked
 
 @final
 class SetScore(enum.Enum):
-    """How badly a label fits an input, by the probabilities p of all labels."""
+    """How badly a label fits an input, by the probabilities p of all labels.
+
+    >>> probs = torch.tensor([[0.7, 0.2, 0.1]])
+    >>> SetScore.APS(probs.log())
+    tensor([[0.7000, 0.9000, 1.0000]])
+    """
 
     # −log p(y|x), which ranks labels as 1 − p(y|x) does: the smallest sets on average ("least
     # ambiguous set-valued classifier", Sadinle et al. 2019).
@@ -72,6 +77,12 @@ class Conformal:
         coverage: that the sets have on data like the calibration data.
         thresholds: (K,) largest score of every label in a set; infinite for a class that is in
             every set because it has too few calibration data.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> log_probs = torch.log_softmax(torch.randn(500, 3, generator=generator), dim=1)
+    >>> labels = torch.multinomial(log_probs.exp(), 1, generator=generator).squeeze(1)
+    >>> fit(log_probs, labels, coverage=0.9).sets(log_probs[:2]).shape
+    torch.Size([2, 3])
     """
 
     score: SetScore
@@ -106,6 +117,13 @@ def fit(
         labels: class indices (N,).
         coverage: the probability, between 0 and 1.
         score: `SetScore.LAC` for small sets, `SetScore.APS` for adaptive ones.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> log_probs = torch.log_softmax(torch.randn(500, 3, generator=generator), dim=1)
+    >>> labels = torch.multinomial(log_probs.exp(), 1, generator=generator).squeeze(1)
+    >>> sets = fit(log_probs[:400], labels[:400], coverage=0.9).sets(log_probs[400:])
+    >>> bool(0.8 < coverage_of(sets, labels[400:]) <= 1)
+    True
     """
     scores = _scores_of_labels(log_probs, labels, coverage, score)
     thresholds = [_quantile(scores, coverage)] * log_probs.shape[1]
@@ -118,6 +136,12 @@ def fit_by_class(
     """Return prediction sets that hold the label with this probability for every class; see `fit`.
 
     They are larger than those of `fit` where some classes are harder than others.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> log_probs = torch.log_softmax(torch.randn(500, 3, generator=generator), dim=1)
+    >>> labels = torch.multinomial(log_probs.exp(), 1, generator=generator).squeeze(1)
+    >>> fit_by_class(log_probs, labels, coverage=0.9).thresholds.shape  # one for every class
+    torch.Size([3])
     """
     scores = _scores_of_labels(log_probs, labels, coverage, score)
     own = _as_tensor(labels, "labels").cpu()
@@ -126,13 +150,22 @@ def fit_by_class(
 
 
 def coverage_of(sets: Tensor, labels: Tensor) -> float:
-    """Return the share of sets that hold the label."""
+    """Return the share of sets that hold the label.
+
+    >>> sets = torch.tensor([[True, False], [True, True]])
+    >>> coverage_of(sets, torch.tensor([1, 1]))
+    0.5
+    """
     own, at = _as_tensor(sets, "sets").cpu(), _as_tensor(labels, "labels").cpu().long()
     return own.gather(1, at.unsqueeze(1)).double().mean().item()
 
 
 def mean_size(sets: Tensor) -> float:
-    """Return the mean number of labels in a set."""
+    """Return the mean number of labels in a set.
+
+    >>> mean_size(torch.tensor([[True, False], [True, True]]))
+    1.5
+    """
     return _as_tensor(sets, "sets").double().sum(1).mean().item()
 
 

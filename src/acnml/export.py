@@ -22,7 +22,12 @@ LARGEST_DIFFERENCE = 1e-3
 
 
 class Exported(NamedTuple):
-    """What was checked about an exported model, on the example."""
+    """What was checked about an exported model, on the example.
+
+    >>> import acnml
+    >>> acnml.Exported._fields  # what `export_onnx` returns
+    ('path', 'difference', 'residual')
+    """
 
     path: Path
     difference: float  # largest difference in probability between the file and the predictor
@@ -46,6 +51,18 @@ def export_onnx(
         example: a batch of at least two inputs like those that the model will see.
         path: of the file to write; it is complete, or it is not there.
         steps: of the solver; by default as many as `as_module` takes.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
+    >>> model = torch.nn.Linear(4, 2)  # stands for a trained network
+    >>> model.weight.data = torch.tensor([[-3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
+    >>> calibrated = acnml.calibrate(model, x[:1000], (x[1000:], labels[1000:]), price=0.05)
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     exported = acnml.export_onnx(calibrated, x[:8], pathlib.Path(folder) / "model.onnx")
+    >>> exported.difference < 1e-5
+    True
     """
     try:
         import onnx  # noqa: F401

@@ -45,6 +45,18 @@ def from_laplace(la: ParametricLaplace) -> Posterior:
     Its parameters have the names that they have in the model that `la` was made from:
     `acnml.Glm(acnml.Classifier(model), acnml.from_laplace(la))` is the prediction
     `la(x, link_approx="probit")`.
+
+    >>> import acnml, torch, warnings
+    >>> data = [(torch.randn(10, 4), torch.arange(10) % 3) for _ in range(3)]
+    >>> loader = torch.utils.data.DataLoader([pair for x, y in data for pair in zip(x, y)], 10)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     from laplace import Laplace
+    ...     la = Laplace(model, "classification", hessian_structure="kron")
+    ...     la.fit(loader)
+    >>> acnml.from_laplace(la)
+    Kronecker(27 parameters: 2.weight … 2.bias)
     """
     import laplace
 
@@ -73,6 +85,20 @@ def to_laplace(posterior: Posterior, la: ParametricLaplace) -> Any:
     Args:
         posterior: covers the same parameters, with the model's weights as its mean.
         la: a fitted approximation over these parameters. It is not changed.
+
+    >>> import acnml, torch, warnings
+    >>> data = [(torch.randn(10, 4), torch.arange(10) % 3) for _ in range(3)]
+    >>> loader = torch.utils.data.DataLoader([pair for x, y in data for pair in zip(x, y)], 10)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     from laplace import Laplace
+    ...     la = Laplace(model, "classification", hessian_structure="full")
+    ...     la.fit(loader)
+    >>> classifier = acnml.Classifier(model)
+    >>> posterior = acnml.fit_full_laplace(classifier, torch.randn(30, 4), parameters=[model[2]])
+    >>> acnml.to_laplace(posterior, la)(torch.randn(5, 4)).shape
+    torch.Size([5, 3])
     """
     import laplace
 

@@ -42,6 +42,11 @@ class CollectSwag(Callback):
         start_epoch: the first epoch to collect, counted from 0 as `trainer.current_epoch`.
         rank: number of deviations to store.
         parameters: parameters, their names or submodules to cover; by default all.
+
+    >>> from acnml.lightning import CollectSwag
+    >>> callback = CollectSwag(start_epoch=10)  # Trainer(callbacks=[callback]), then callback.swag
+    >>> callback.swag.updates
+    0
     """
 
     def __init__(self, start_epoch: int = 0, rank: int = 20, parameters: Parameters = None) -> None:
@@ -79,6 +84,11 @@ class Calibrate(Callback):
         train_loader: all training data, not augmented; by default the trainer's loader.
         validation_loader: by default the trainer's.
         options: further arguments of `acnml.calibrate`.
+
+    >>> from acnml.lightning import Calibrate
+    >>> callback = Calibrate(price=0.02)  # Trainer(callbacks=[callback]), then callback.calibrated
+    >>> callback.price
+    0.02
     """
 
     def __init__(

@@ -28,7 +28,13 @@ from torch.nn import functional
 
 
 class Reliability(NamedTuple):
-    """The non-empty bins of a reliability diagram, by increasing confidence."""
+    """The non-empty bins of a reliability diagram, by increasing confidence.
+
+    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
+    >>> found = reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
+    >>> found.confidence - found.accuracy
+    tensor([ 0.1250, -0.2500], dtype=torch.float64)
+    """
 
     confidence: Tensor  # (bins,) mean confidence of the points in the bin
     accuracy: Tensor  # (bins,) fraction of the points in the bin that are predicted correctly
@@ -39,6 +45,10 @@ class RiskCoverage(NamedTuple):
     """The risk-coverage curve of selective prediction, at the coverages 1/N, 2/N, …, 1.
 
     At coverage c, the model predicts only for the fraction c of points with the highest confidence.
+
+    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
+    >>> risk_coverage(log_probs, torch.tensor([0, 0, 1])).coverage
+    tensor([0.3333, 0.6667, 1.0000], dtype=torch.float64)
     """
 
     coverage: Tensor  # (N,) fraction of the points that receive a prediction
@@ -96,7 +106,12 @@ def ece(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
 
 
 def ece_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
-    """Return the expected calibration error Σ_b (n_b/N) |acc_b − conf_b|, bins of equal width."""
+    """Return the expected calibration error Σ_b (n_b/N) |acc_b − conf_b|, bins of equal width.
+
+    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
+    >>> round(ece_equal_width(log_probs, torch.tensor([0, 0, 1])), 4)
+    0.3333
+    """
     return _calibration_error(reliability_equal_width(log_probs, labels, bins))
 
 
@@ -115,7 +130,12 @@ def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliabilit
 
 
 def reliability_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliability:
-    """Return accuracy against confidence in the bins (i/B, (i+1)/B], i = 0 … B−1."""
+    """Return accuracy against confidence in the bins (i/B, (i+1)/B], i = 0 … B−1.
+
+    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
+    >>> reliability_equal_width(log_probs, torch.tensor([0, 0, 1]), bins=2).count
+    tensor([1, 2])
+    """
     _check_bins(bins)
     confidence, correct = _sorted_by_confidence(*confidences(log_probs, labels))
     inner_edges = torch.arange(1, bins, dtype=torch.float64) / bins
@@ -137,7 +157,12 @@ def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
 
 
 def aurc(log_probs: Tensor, labels: Tensor) -> float:
-    """Return the area under the risk-coverage curve, the mean risk at coverages 1/N, …, 1."""
+    """Return the area under the risk-coverage curve, the mean risk at coverages 1/N, …, 1.
+
+    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
+    >>> round(aurc(log_probs, torch.tensor([0, 0, 1])), 4)
+    0.1111
+    """
     return risk_coverage(log_probs, labels).risk.mean().item()
 
 
@@ -155,12 +180,22 @@ def confidences(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ece_of_confidences(confidence: Tensor, correct: Tensor, bins: int = 20) -> float:
-    """Return the ECE over bins of equal mass, as `ece`, from confidences and correctness."""
+    """Return the ECE over bins of equal mass, as `ece`, from confidences and correctness.
+
+    >>> correct = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    >>> round(ece_of_confidences(correct / 4 + 0.5, correct, bins=2), 4)
+    0.375
+    """
     return _calibration_error(_equal_mass(*_checked_confidences(confidence, correct), bins))
 
 
 def aurc_of_confidences(confidence: Tensor, correct: Tensor) -> float:
-    """Return the area under the risk-coverage curve, as `aurc`, from the same."""
+    """Return the area under the risk-coverage curve, as `aurc`, from the same.
+
+    >>> correct = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    >>> aurc_of_confidences(torch.tensor([0.75, 0.5], dtype=torch.float64), correct)
+    0.25
+    """
     return _risk_coverage(*_checked_confidences(confidence, correct)).risk.mean().item()
 
 
@@ -208,7 +243,12 @@ def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
 
 
 def summary(log_probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, float]:
-    """Return accuracy, NLL, Brier score and equal-mass ECE by name."""
+    """Return accuracy, NLL, Brier score and equal-mass ECE by name.
+
+    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
+    >>> list(summary(log_probs, torch.tensor([0, 0, 1])))
+    ['accuracy', 'nll', 'brier', 'ece']
+    """
     scores = {metric.__name__: metric(log_probs, labels) for metric in (accuracy, nll, brier)}
     return {**scores, "ece": ece(log_probs, labels, bins)}
 

@@ -79,6 +79,13 @@ def reliability(
         bins: of the diagram and of the ECE.
         label: name of the method.
         ax: axes to draw on.
+
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> import torch
+    >>> from acnml import plots
+    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
+    >>> axes = plots.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
     """
     diagram = metrics.reliability(_tensor(log_probs), _tensor(labels), bins)
     error = metrics.ece(_tensor(log_probs), _tensor(labels), bins)
@@ -98,7 +105,18 @@ def reliability(
 
 
 def frame_of_reliability(ax: Axes) -> None:
-    """Draw the diagonal of perfect calibration, and set limits and labels."""
+    """Draw the diagonal of perfect calibration, and set limits and labels.
+
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> import torch
+    >>> from acnml import plots
+    >>> from matplotlib.figure import Figure
+    >>> axes = Figure().add_subplot()
+    >>> plots.frame_of_reliability(axes)
+    >>> axes.get_xlabel()
+    'confidence'
+    """
     ax.plot([0, 1], [0, 1], color=FAINT, linestyle=DASHES, linewidth=1, zorder=0)
     ax.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
     ax.set_aspect("equal")
@@ -114,6 +132,13 @@ def risk_coverage(
         labels: class indices (N,).
         label: name of the method. The legend states the area under the curve (AURC).
         ax: axes to draw on.
+
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> import torch
+    >>> from acnml import plots
+    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
+    >>> axes = plots.risk_coverage(log_probs, torch.tensor([0, 0, 1]))
     """
     curve = metrics.risk_coverage(_tensor(log_probs), _tensor(labels))
     area = curve.risk.mean().item()
@@ -145,6 +170,12 @@ def regret(
         names: of the two.
         bins: of the histograms.
         ax: axes to draw on.
+
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> import torch
+    >>> from acnml import plots
+    >>> axes = plots.regret(torch.rand(100), 1 + torch.rand(100))
     """
     inside, outside = _tensor(in_regret), _tensor(out_regret)
     area = metrics.auroc(inside, outside)
@@ -170,6 +201,18 @@ def price_frontier(calibrated: Calibrated, *, ax: Axes | None = None) -> Axes:
     Args:
         calibrated: the result of `acnml.calibrate`.
         ax: axes to draw on.
+
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> import torch
+    >>> from acnml import plots
+    >>> import acnml
+    >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
+    >>> model = torch.nn.Linear(4, 2)  # stands for a trained network
+    >>> model.weight.data = torch.tensor([[-3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
+    >>> calibrated = acnml.calibrate(model, x[:1000], (x[1000:], labels[1000:]), price=0.05)
+    >>> axes = plots.price_frontier(calibrated)
     """
     ax = _axes(ax)
     rows = calibrated.table
@@ -214,6 +257,12 @@ def class_probabilities(
         label: the true class, which is marked.
         most: classes to show.
         ax: axes to draw on.
+
+    >>> import matplotlib
+    >>> matplotlib.use("Agg")
+    >>> import torch
+    >>> from acnml import plots
+    >>> axes = plots.class_probabilities(torch.tensor([0.7, 0.2, 0.1]).log(), names=["a", "b", "c"])
     """
     values = _tensor(log_probs).double().cpu()
     if values.ndim == 2 and len(values) == 1:

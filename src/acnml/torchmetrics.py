@@ -94,7 +94,13 @@ class _Confidences(Metric):
 
 @final
 class Nll(_Mean):
-    """The mean negative log-likelihood, see `acnml.metrics.nll`."""
+    """The mean negative log-likelihood, see `acnml.metrics.nll`.
+
+    >>> metric = Nll()
+    >>> metric.update(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([0, 1]))
+    >>> round(metric.compute().item(), 4)
+    0.4904
+    """
 
     @staticmethod
     def _score(log_probs: Tensor, labels: Tensor) -> float:
@@ -103,7 +109,13 @@ class Nll(_Mean):
 
 @final
 class Brier(_Mean):
-    """The Brier score, see `acnml.metrics.brier`."""
+    """The Brier score, see `acnml.metrics.brier`.
+
+    >>> metric = Brier()
+    >>> metric.update(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([0, 1]))
+    >>> round(metric.compute().item(), 4)
+    0.3125
+    """
 
     @staticmethod
     def _score(log_probs: Tensor, labels: Tensor) -> float:
@@ -117,6 +129,11 @@ class Ece(_Confidences):
     Args:
         bins: their number.
         options: of `torchmetrics.Metric`.
+
+    >>> metric = Ece(bins=2)
+    >>> metric.update(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([0, 1]))
+    >>> round(metric.compute().item(), 4)
+    0.375
     """
 
     def __init__(self, bins: int = 20, **options: Any) -> None:
@@ -131,7 +148,13 @@ class Ece(_Confidences):
 
 @final
 class Aurc(_Confidences):
-    """The area under the risk-coverage curve, see `acnml.metrics.aurc`."""
+    """The area under the risk-coverage curve, see `acnml.metrics.aurc`.
+
+    >>> metric = Aurc()
+    >>> metric.update(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([0, 1]))
+    >>> round(metric.compute().item(), 4)
+    0.25
+    """
 
     def _score(self, confidence: Tensor, correct: Tensor) -> float:
         return metrics.aurc_of_confidences(confidence, correct)

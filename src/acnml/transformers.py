@@ -54,6 +54,18 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
         model: decides which columns are inputs.
         tokenizer: pads the batches.
         batch_size: number of texts per batch.
+
+    >>> import datasets, torch, transformers
+    >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
+    >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> config = transformers.BertConfig(**size, intermediate_size=16, vocab_size=8)
+    >>> model = transformers.BertForSequenceClassification(config).eval()
+    >>> rows = {**tokenizer(["good film", "bad film"] * 40), "label": [1, 0] * 40}
+    >>> data = datasets.Dataset.from_dict(rows)
+    >>> batch = next(iter(loader(data, model, tokenizer, batch_size=8)))
+    >>> batch["input_ids"].shape, batch["labels"].shape
+    (torch.Size([8, 4]), torch.Size([8]))
     """
     from transformers import DataCollatorWithPadding
 
@@ -83,6 +95,15 @@ class LastToken(nn.Module):
 
     Args:
         model: such a model, or a PEFT model around it.
+
+    >>> import torch, transformers
+    >>> from acnml.transformers import LastToken
+    >>> size = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "pad_token_id": 0}
+    >>> config = transformers.GPT2Config(**size, bos_token_id=1, eos_token_id=1, num_labels=3)
+    >>> model = LastToken(transformers.GPT2ForSequenceClassification(config)).eval()
+    >>> mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    >>> model(input_ids=torch.tensor([[5, 6, 7], [5, 6, 0]]), attention_mask=mask).shape
+    torch.Size([2, 3])
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -138,6 +159,21 @@ class TextClassifier:
         tokenizer: of the model.
         batch_size: number of texts per forward pass.
         max_length: tokens after which a text is cut; by default the tokenizer's own limit.
+
+    >>> import acnml, datasets, torch, transformers
+    >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
+    >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> config = transformers.BertConfig(**size, intermediate_size=16, vocab_size=8)
+    >>> model = transformers.BertForSequenceClassification(config).eval()
+    >>> rows = {**tokenizer(["good film", "bad film"] * 40), "label": [1, 0] * 40}
+    >>> data = datasets.Dataset.from_dict(rows)
+    >>> batches = acnml.transformers.loader(data, model, tokenizer)
+    >>> held_out = list(batches)  # stands for other data
+    >>> calibrated = acnml.calibrate(model, batches, held_out, price=0.5, temperature=1)
+    >>> ask = acnml.transformers.TextClassifier(calibrated, tokenizer)
+    >>> len(ask(["a good film", "bad"]))
+    2
     """
 
     calibrated: Calibrated
@@ -220,6 +256,21 @@ def pipeline(
         tokenizer: of the model; by default the one in the folder.
         batch_size: number of texts per forward pass.
         max_length: tokens after which a text is cut; by default the tokenizer's own limit.
+
+    >>> import acnml, datasets, torch, transformers
+    >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
+    >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> config = transformers.BertConfig(**size, intermediate_size=16, vocab_size=8)
+    >>> model = transformers.BertForSequenceClassification(config).eval()
+    >>> rows = {**tokenizer(["good film", "bad film"] * 40), "label": [1, 0] * 40}
+    >>> data = datasets.Dataset.from_dict(rows)
+    >>> batches = acnml.transformers.loader(data, model, tokenizer)
+    >>> held_out = list(batches)  # stands for other data
+    >>> calibrated = acnml.calibrate(model, batches, held_out, price=0.5, temperature=1)
+    >>> ask = acnml.transformers.pipeline(calibrated, tokenizer)
+    >>> sorted(ask("a good film")[0])
+    ['label', 'regret', 'score']
     """
     if not isinstance(calibrated, Calibrated):
         from transformers import AutoTokenizer
@@ -243,6 +294,24 @@ def save_pretrained(
     The calibration is in `acnml.safetensors`. The model's files are those of its own
     `save_pretrained`, so everything else that reads the folder works as before. For a PEFT model
     these are the adapter and its head; the base model stays where it is.
+
+    >>> import acnml, datasets, torch, transformers
+    >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
+    >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> config = transformers.BertConfig(**size, intermediate_size=16, vocab_size=8)
+    >>> model = transformers.BertForSequenceClassification(config).eval()
+    >>> rows = {**tokenizer(["good film", "bad film"] * 40), "label": [1, 0] * 40}
+    >>> data = datasets.Dataset.from_dict(rows)
+    >>> batches = acnml.transformers.loader(data, model, tokenizer)
+    >>> held_out = list(batches)  # stands for other data
+    >>> calibrated = acnml.calibrate(model, batches, held_out, price=0.5, temperature=1)
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     acnml.transformers.save_pretrained(calibrated, folder, tokenizer)
+    ...     again = acnml.transformers.from_pretrained(folder)
+    >>> again.alpha == calibrated.alpha
+    True
     """
     network = calibrated.classifier.model
     model: Any = network.model if isinstance(network, LastToken) else network
@@ -267,6 +336,24 @@ def from_pretrained(
         model: the model, if you have loaded it already or it is not a class of `transformers`.
         options: for the `from_pretrained` of the model, for example `num_labels` for the base of a
             PEFT model.
+
+    >>> import acnml, datasets, torch, transformers
+    >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
+    >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
+    >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> config = transformers.BertConfig(**size, intermediate_size=16, vocab_size=8)
+    >>> model = transformers.BertForSequenceClassification(config).eval()
+    >>> rows = {**tokenizer(["good film", "bad film"] * 40), "label": [1, 0] * 40}
+    >>> data = datasets.Dataset.from_dict(rows)
+    >>> batches = acnml.transformers.loader(data, model, tokenizer)
+    >>> held_out = list(batches)  # stands for other data
+    >>> calibrated = acnml.calibrate(model, batches, held_out, price=0.5, temperature=1)
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     acnml.transformers.save_pretrained(calibrated, folder, tokenizer)
+    ...     again = acnml.transformers.from_pretrained(folder)
+    >>> again.alpha == calibrated.alpha
+    True
     """
     path = Path(folder) / FILE
     if not path.is_file():

@@ -135,6 +135,16 @@ def calibrate_folds(
         prior_precision: of the Gaussian prior of the last layer's weights.
         temperature: of the network; by default that of least validation NLL.
         progress: show progress bars; by default in a terminal only.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
+    >>> model = torch.nn.Linear(4, 2)  # stands for a trained network
+    >>> model.weight.data = torch.tensor([[-3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
+    >>> halves = (x[:1000], labels[:1000]), (x[1000:], labels[1000:])
+    >>> folds = [(model, halves[0], halves[1]), (model, halves[1], halves[0])]
+    >>> acnml.calibrate_folds(model, x, folds, price=0.05).probs(x[:3]).shape
+    torch.Size([3, 2])
     """
     checks.require_positive(price, "price")
     recipe = Recipe(layer, curvature, prior_precision, False, progress)

@@ -25,7 +25,12 @@ EQUAL_PRICE = "temperature, +"
 
 @final
 class Score(enum.Enum):
-    """What an abstaining predictor looks at."""
+    """What an abstaining predictor looks at.
+
+    >>> import acnml
+    >>> acnml.Score("regret") is acnml.Score.REGRET  # as in calibrated.abstains(x, score=...)
+    True
+    """
 
     CONFIDENCE = "confidence"  # the probability of the likeliest class; low is uncertain
     REGRET = "regret"  # log C(x); high is uncertain
@@ -34,7 +39,19 @@ class Score(enum.Enum):
 @final
 @dataclass(frozen=True)
 class CalibrationRow:
-    """A method on the validation data."""
+    """A method on the validation data.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
+    >>> model = torch.nn.Linear(4, 2)  # stands for a trained network
+    >>> model.weight.data = torch.tensor([[-3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
+    >>> calibrated = acnml.calibrate(model, x[:1000], (x[1000:], labels[1000:]), price=0.05)
+    >>> [row.method for row in calibrated.table][:2]
+    ['network', 'temperature']
+    >>> calibrated.table[1].nll < calibrated.table[0].nll
+    True
+    """
 
     method: str
     temperature: float
@@ -61,6 +78,18 @@ class Calibrated(Predictor):
         price: the price that was asked for, in nats.
         confidence_quantiles: of the validation data, for `threshold`.
         regret_quantiles: of the validation data, for `threshold`.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
+    >>> model = torch.nn.Linear(4, 2)  # stands for a trained network
+    >>> model.weight.data = torch.tensor([[-3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
+    >>> calibrated = acnml.calibrate(model, x[:1000], (x[1000:], labels[1000:]), price=0.05)
+    >>> calibrated.probs(x[:3]).shape
+    torch.Size([3, 2])
+    >>> answers = calibrated.predict(x)[~calibrated.abstains(x, share=0.05)]
+    >>> calibrated.temperature > 1 and calibrated.alpha > 0
+    True
     """
 
     predictor: Acnml

@@ -58,7 +58,12 @@ class LogisticProblem:
 
 
 def with_intercept(features: Tensor) -> Tensor:
-    """Append a feature of ones: (..., d) to (..., d + 1)."""
+    """Append a feature of ones: (..., d) to (..., d + 1).
+
+    >>> with_intercept(torch.tensor([[2.0], [3.0]]))
+    tensor([[2., 1.],
+            [3., 1.]])
+    """
     return functional.pad(features, (0, 1), value=1.0)
 
 

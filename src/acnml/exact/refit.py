@@ -23,7 +23,15 @@ COPIES = 6  # intermediate results of the size of a row's logits that are in mem
 
 
 class Fit(NamedTuple):
-    """The solution for the training set without a query; see `Refits` for the fields."""
+    """The solution for the training set without a query; see `Refits` for the fields.
+
+    >>> import torch
+    >>> from acnml.exact import LogisticProblem, fit, with_intercept
+    >>> points = with_intercept(torch.tensor([[-1.0], [0.0], [0.5], [1.0]]))
+    >>> problem = LogisticProblem(points, torch.tensor([0, 0, 1, 1]), l2=1.0)
+    >>> bool(fit(problem).converged.all())
+    True
+    """
 
     weights: Tensor  # (K, d)
     log_lik: Tensor  # () Σ_i log p_θ̂(y_i|x_i), without the penalty
@@ -41,6 +49,14 @@ class Refits(NamedTuple):
 
     If a refit has no finite maximum, `limit` is True, `log_lik` is the limit of the log-likelihood,
     and `weights` are the last iterate. If `converged` is False, the result may be wrong.
+
+    >>> import torch
+    >>> from acnml.exact import LogisticProblem, cnml, with_intercept
+    >>> points = with_intercept(torch.tensor([[-1.0], [0.0], [0.5], [1.0]]))
+    >>> problem = LogisticProblem(points, torch.tensor([0, 0, 1, 1]), l2=1.0)
+    >>> refits = cnml(problem, points[:2])
+    >>> refits.log_lik.shape, bool(refits.converged.all())
+    (torch.Size([2, 2]), True)
     """
 
     log_lik: Tensor  # (Q, K) log p_θ̂_y(y|x), not normalised
@@ -66,6 +82,13 @@ def fit(problem: LogisticProblem) -> Fit:
 
     Without a penalty and with linearly dependent features, several weights are equally good. The
     ones with the smallest norm are returned.
+
+    >>> import torch
+    >>> from acnml.exact import LogisticProblem, fit, with_intercept
+    >>> points = with_intercept(torch.tensor([[-1.0], [0.0], [0.5], [1.0]]))
+    >>> problem = LogisticProblem(points, torch.tensor([0, 0, 1, 1]), l2=1.0)
+    >>> fit(problem).weights.shape  # (classes, features)
+    torch.Size([2, 2])
     """
     design = Design.of(problem)
     optimum, log_lik = _train(design, problem.labels)
@@ -82,6 +105,14 @@ def cnml(problem: LogisticProblem, queries: Tensor, memory: int | None = None) -
         queries: feature vectors (Q, d), with an intercept if the problem's features have one.
         memory: maximum memory in bytes for one batch of refits; by default a fraction of the free
             memory.
+
+    >>> import torch
+    >>> from acnml.exact import LogisticProblem, cnml, with_intercept
+    >>> points = with_intercept(torch.tensor([[-1.0], [0.0], [0.5], [1.0]]))
+    >>> problem = LogisticProblem(points, torch.tensor([0, 0, 1, 1]), l2=1.0)
+    >>> far = with_intercept(torch.tensor([[0.5], [50.0]]))
+    >>> cnml(problem, far).regret  # near the data, and far from them: at most log 2
+    tensor([0.0897, 0.6787], dtype=torch.float64)
     """
     require_memory(memory)
     require_features(queries, "queries")

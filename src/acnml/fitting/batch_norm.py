@@ -28,6 +28,14 @@ def batch_norm_statistics(
         classifier: the model.
         loader: the training data; labels are ignored.
         tensors: weights to use in place of the model's own, e.g. the mean of a `Swag`.
+
+    >>> import acnml, torch
+    >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    >>> classifier = acnml.Classifier(model)
+    >>> statistics = acnml.batch_norm_statistics(classifier, [torch.randn(50, 4) + 2])
+    >>> refreshed = classifier.at(statistics)  # the model itself is not changed
+    >>> bool(statistics["0.running_mean"].mean() > 1)
+    True
     """
     require_classifier(classifier)
     module = classifier.copy_module(tensors)

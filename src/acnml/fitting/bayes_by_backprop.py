@@ -66,6 +66,12 @@ def fit_bayes_by_backprop(
         progress: whether to show a progress bar; by default only in a terminal.
         variance_learning_rate: learning rate of Adam for the log-variances; by default the same as
             `learning_rate`.
+
+    >>> import acnml, torch
+    >>> data = [(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(5)]
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> acnml.fit_bayes_by_backprop(classifier, data, epochs=2)
+    Diagonal(15 parameters: weight … bias)
     """
     require_loader(loader, "Bayes by Backprop")
     # Check all settings before the pass over the data that counts the examples.

@@ -25,7 +25,16 @@ MakeBlock: TypeAlias = Callable[[Affine, Tensor, Tensor, float], Block]
 
 
 class Curvature(ABC):
-    """An approximation H of -∇² log p(D|θ), summed over the data D, at the trained weights θ̂."""
+    """An approximation H of -∇² log p(D|θ), summed over the data D, at the trained weights θ̂.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> curvature = acnml.kronecker_curvature(classifier, torch.randn(100, 4))
+    >>> curvature.posterior(prior_precision=1.0)
+    Kronecker(15 parameters: weight … bias)
+    >>> curvature.eigenvalues().shape
+    torch.Size([15])
+    """
 
     mean: Params
 
@@ -67,6 +76,12 @@ class DiagonalCurvature(Curvature):
     Args:
         mean: θ̂, the trained weights.
         diagonal: the diagonal of H, with the same names and shapes.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> curvature = acnml.diagonal_curvature(classifier, torch.randn(100, 4))
+    >>> curvature.posterior(prior_precision=1.0)
+    Diagonal(15 parameters: weight … bias)
     """
 
     mean: Params
@@ -105,6 +120,12 @@ class FullCurvature(Curvature):
         mean: θ̂, the trained weights.
         hessian: H (P, P). Rows and columns follow the order of the parameters in `mean`, each
             flattened.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> curvature = acnml.full_curvature(classifier, torch.randn(100, 4))
+    >>> curvature.hessian.shape
+    torch.Size([15, 15])
     """
 
     mean: Params
@@ -148,6 +169,12 @@ class KroneckerCurvature(Curvature):
         mean: θ̂, the trained weights.
         factors: one `Factors` for every layer. Together they must name exactly the parameters in
             `mean`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> curvature = acnml.kronecker_curvature(classifier, torch.randn(100, 4))
+    >>> [tuple(factor.shape) for factor in curvature.factors[0][1:]]
+    [(5, 5), (3, 3)]
     """
 
     mean: Params
@@ -226,6 +253,12 @@ class EkfacCurvature(Curvature):
         mean: θ̂, the trained weights.
         factors: one `EigenFactors` for every layer. Together they must name exactly the parameters
             in `mean`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> curvature = acnml.ekfac_curvature(classifier, torch.randn(100, 4))
+    >>> curvature.posterior(prior_precision=1.0)
+    Kronecker(15 parameters: weight … bias)
     """
 
     mean: Params

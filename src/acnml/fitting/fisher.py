@@ -60,6 +60,12 @@ class ExactFisher(Fisher):
 
     It uses s_c = √p_c (e_c - p), one vector for every class c. This takes K backward passes per
     batch, or none for a last layer.
+
+    >>> import acnml, torch
+    >>> data = [(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(5)]
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> acnml.fit_kfac_laplace(classifier, data, fisher=acnml.ExactFisher())  # the default
+    Kronecker(15 parameters: weight … bias)
     """
 
     def cotangents(
@@ -103,6 +109,12 @@ class MonteCarloFisher(Fisher):
     Args:
         samples: number of labels drawn from the model for every input.
         seed: random seed of the labels.
+
+    >>> import acnml, torch
+    >>> data = [(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(5)]
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> acnml.fit_kfac_laplace(classifier, data, fisher=acnml.MonteCarloFisher(samples=2))
+    Kronecker(15 parameters: weight … bias)
     """
 
     samples: int = 1
@@ -123,7 +135,14 @@ class MonteCarloFisher(Fisher):
 @final
 @dataclass(frozen=True)
 class EmpiricalFisher(Fisher):
-    """The outer product of the loss gradients at the true labels; one backward pass per batch."""
+    """The outer product of the loss gradients at the true labels; one backward pass per batch.
+
+    >>> import acnml, torch
+    >>> data = [(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(5)]
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> acnml.fit_kfac_laplace(classifier, data, fisher=acnml.EmpiricalFisher())
+    Kronecker(15 parameters: weight … bias)
+    """
 
     def cotangents(
         self, probs: Tensor, labels: Tensor | None, generator: torch.Generator

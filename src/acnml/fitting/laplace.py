@@ -76,6 +76,11 @@ def fit_laplace_diagonal(
         parameters: parameters, their names or submodules to cover; by default the whole model.
         fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
         progress: whether to show a progress bar; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> acnml.fit_laplace_diagonal(classifier, torch.randn(100, 4), prior_precision=0.1)
+    Diagonal(15 parameters: weight … bias)
     """
     curvature = diagonal_curvature(classifier, loader, parameters, fisher, progress)
     return curvature.posterior(prior_precision)
@@ -108,6 +113,11 @@ def fit_kfac_laplace(
             with another module, such as a head that is tied to an embedding.
         fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
         progress: whether to show a progress bar; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> acnml.fit_kfac_laplace(classifier, torch.randn(100, 4), prior_precision=0.1)
+    Kronecker(15 parameters: weight … bias)
     """
     curvature = kronecker_curvature(classifier, loader, parameters, fisher, progress)
     return curvature.posterior(prior_precision)
@@ -127,6 +137,11 @@ def fit_ekfac_laplace(
     has the form and the cost of the one from `fit_kfac_laplace`, but every layer's H is closer to
     the exact one. The fit takes two passes over the data. Arguments are those of
     `fit_kfac_laplace`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> acnml.fit_ekfac_laplace(classifier, torch.randn(100, 4), prior_precision=0.1)
+    Kronecker(15 parameters: weight … bias)
     """
     curvature = ekfac_curvature(classifier, loader, parameters, fisher, progress)
     return curvature.posterior(prior_precision)
@@ -140,7 +155,13 @@ def fit_full_laplace(
     fisher: Fisher = EXACT,
     progress: bool | None = None,
 ) -> Full:
-    """Return N(θ̂, (H + τI)⁻¹) with a dense H for the last layer; see `full_curvature`."""
+    """Return N(θ̂, (H + τI)⁻¹) with a dense H for the last layer; see `full_curvature`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> acnml.fit_full_laplace(classifier, torch.randn(100, 4), prior_precision=0.1)
+    Full(15 parameters: weight … bias)
+    """
     curvature = full_curvature(classifier, loader, parameters, fisher, progress)
     return curvature.posterior(prior_precision)
 
@@ -157,6 +178,12 @@ def diagonal_curvature(
     """Sum the squared gradients of every parameter over the data; see `fit_laplace_diagonal`.
 
     `watch` sees features from other places of the network in the same pass; for a last layer only.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> curvature = acnml.diagonal_curvature(classifier, torch.randn(100, 4))
+    >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # the data are read only once
+    [Diagonal(15 parameters: weight … bias), Diagonal(15 parameters: weight … bias)]
     """
     require_classifier(classifier)
     names = parameter_names(classifier.model, parameters)
@@ -200,6 +227,12 @@ def kronecker_curvature(
     """Sum the two factors of every layer over the data; see `fit_kfac_laplace`.
 
     `watch` sees features from other places of the network in the same pass; for a last layer only.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> curvature = acnml.kronecker_curvature(classifier, torch.randn(100, 4))
+    >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # the data are read only once
+    [Kronecker(15 parameters: weight … bias), Kronecker(15 parameters: weight … bias)]
     """
     require_classifier(classifier)
     chosen = _affine_names(classifier) if parameters is None else parameters
@@ -241,6 +274,12 @@ def ekfac_curvature(
 
     The loader is iterated twice. `watch` sees features from other places of the network in the
     first pass; for a last layer only.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> curvature = acnml.ekfac_curvature(classifier, torch.randn(100, 4))
+    >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # the data are read only once
+    [Kronecker(15 parameters: weight … bias), Kronecker(15 parameters: weight … bias)]
     """
     kfac = kronecker_curvature(classifier, loader, parameters, fisher, progress, watch)
     mean, bases = (
@@ -295,6 +334,12 @@ def full_curvature(
         fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
         progress: whether to show a progress bar; by default only in a terminal.
         watch: sees features from other places of the network in the same pass.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> curvature = acnml.full_curvature(classifier, torch.randn(100, 4))
+    >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # the data are read only once
+    [Full(15 parameters: weight … bias), Full(15 parameters: weight … bias)]
     """
     require_classifier(classifier)
     chosen = [last_linear(classifier.model)] if parameters is None else parameters

@@ -65,6 +65,10 @@ class Refit:
             rows then use the same batches.
         memory: maximum memory in bytes for rows that are trained together; by default a fraction of
             the free memory. Use 1 to train rows one by one, without `torch.func.vmap`.
+
+    >>> import acnml
+    >>> acnml.Refit(epochs=1, learning_rate=0.1).momentum  # see `NaiveCnml`
+    0.9
     """
 
     epochs: int = 5

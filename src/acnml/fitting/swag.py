@@ -233,6 +233,12 @@ def fit_swag(
         parameters: parameters, their names or submodules to train and cover. The default is the
             whole model, including parameters that do not require gradients in the user's model.
         progress: whether to show a progress bar; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> data = [(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(5)]
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> acnml.fit_swag(classifier, data, epochs=3)
+    LowRank(15 parameters: weight … bias)
     """
     swag = collect_swag(classifier, loader, epochs, learning_rate, rank, seed, parameters, progress)
     return swag.low_rank()
@@ -249,7 +255,15 @@ def collect_swag(
     parameters: Parameters = None,
     progress: bool | None = None,
 ) -> Swag:
-    """Run SGD on a copy of the model and collect its weights after every epoch; see `fit_swag`."""
+    """Run SGD on a copy of the model and collect its weights after every epoch; see `fit_swag`.
+
+    >>> import acnml, torch
+    >>> data = [(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(5)]
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> swag = acnml.collect_swag(classifier, data, epochs=3)
+    >>> swag.updates, swag.diagonal()
+    (3, Diagonal(15 parameters: weight … bias))
+    """
     require_classifier(classifier)
     require_loader(loader, "SWAG")
     seed = checks.require_integer(seed, "seed")

@@ -31,6 +31,16 @@ class Posterior(ABC):
     Some methods take a vector v in parameter space as a `Dual`: for each affine layer, v is either
     a full tensor or a sum of outer products δaᵀ ("in factors"), where a is an input of the layer
     and δ a gradient at its output. The gradient of one example has this form.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> isinstance(posterior, acnml.Posterior)
+    True
+    >>> wide, narrow = posterior.scaled(10.0), posterior.scaled(0.1)
+    >>> v = {name: torch.ones_like(tensor) for name, tensor in posterior.mean.items()}
+    >>> torch.allclose(wide.cov_mv(v)["bias"], 100 * narrow.cov_mv(v)["bias"])
+    True
     """
 
     mean: Params

@@ -79,7 +79,15 @@ class Block(ABC):
 @final
 @dataclass(frozen=True, eq=False)
 class FactorBlock(Block):
-    """Σ = A⁻¹ ⊗ G⁻¹, given by the two inverses (symmetric, positive definite)."""
+    """Σ = A⁻¹ ⊗ G⁻¹, given by the two inverses (symmetric, positive definite).
+
+    >>> import acnml, torch
+    >>> layer = acnml.Affine("weight", "bias")
+    >>> block = acnml.FactorBlock(layer, input_cov=torch.eye(5), output_cov=torch.eye(3))
+    >>> mean = {"weight": torch.zeros(3, 4), "bias": torch.zeros(3)}
+    >>> acnml.Kronecker(mean, (block,))
+    Kronecker(15 parameters: weight … bias)
+    """
 
     layer: Affine
     input_cov: Tensor  # A⁻¹ (in, in)
@@ -150,7 +158,15 @@ class FactorBlock(Block):
 @final
 @dataclass(frozen=True, eq=False)
 class EigenBlock(Block):
-    """Σ = U diag(S) Uᵀ with U = U_A ⊗ U_G: the entries are independent in a rotated basis."""
+    """Σ = U diag(S) Uᵀ with U = U_A ⊗ U_G: the entries are independent in a rotated basis.
+
+    >>> import acnml, torch
+    >>> layer = acnml.Affine("weight", "bias")
+    >>> block = acnml.EigenBlock(layer, torch.eye(5), torch.eye(3), torch.ones(3, 5))
+    >>> mean = {"weight": torch.zeros(3, 4), "bias": torch.zeros(3)}
+    >>> acnml.Kronecker(mean, (block,))
+    Kronecker(15 parameters: weight … bias)
+    """
 
     layer: Affine
     input_basis: Tensor  # U_A (in, in), orthogonal
@@ -227,6 +243,14 @@ class Kronecker(Posterior):
         mean: μ.
         blocks: a `FactorBlock` or `EigenBlock` for every layer. Together they must name exactly the
             parameters in `mean`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior
+    Kronecker(15 parameters: weight … bias)
+    >>> posterior.sample(7, torch.Generator().manual_seed(0))["weight"].shape
+    torch.Size([7, 3, 4])
     """
 
     mean: Params

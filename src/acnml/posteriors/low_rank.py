@@ -32,6 +32,12 @@ class LowRank(Posterior):
         mean: μ.
         var: s, with the shapes of the mean.
         directions: F by parameter name, each tensor (r, *shape of the parameter).
+
+    >>> import acnml, torch
+    >>> mean = {"weight": torch.zeros(3, 4)}
+    >>> directions = {"weight": torch.randn(2, 3, 4)}
+    >>> acnml.LowRank(mean, var={"weight": torch.ones(3, 4)}, directions=directions)
+    LowRank(12 parameters: weight)
     """
 
     mean: Params

@@ -64,6 +64,15 @@ class Acnml(Predictor):
         typicality: scales α for every input: α(x) = α s(x), where s(x) says how atypical the
             input's features are. With a posterior over the last layer this needs no further pass.
             With other posteriors, the network runs once more, and inputs are solved one by one.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> predict = acnml.Acnml(classifier, posterior, alpha=0.1)
+    >>> predict(torch.randn(5, 4)).shape
+    torch.Size([5, 3])
+    >>> bool((predict.regret(torch.randn(5, 4)) >= 0).all())
+    True
     """
 
     classifier: Classifier

@@ -16,7 +16,13 @@ from acnml.posteriors import Posterior
 
 
 class Predictor(ABC):
-    """A function from a batch of inputs to normalised log-probabilities (B, K)."""
+    """A function from a batch of inputs to normalised log-probabilities (B, K).
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> isinstance(acnml.Map(classifier), acnml.Predictor)
+    True
+    """
 
     @abstractmethod
     def __call__(self, x: Inputs) -> Tensor:

@@ -36,6 +36,12 @@ class Bma(Predictor):
         samples: the number n of samples; the ACNML paper uses 30.
         seed: random seed of the samples.
         statistics: batch-norm statistics of every sample; see `refreshed`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> acnml.Bma(classifier, posterior, samples=10)(torch.randn(5, 4)).shape
+    torch.Size([5, 3])
     """
 
     classifier: Classifier

@@ -29,6 +29,15 @@ class DensityTempered(Predictor):
         density: s(x), from `fit_typicality` or `fit_neighbours`.
         temperature: T.
         slope: c, not negative.
+
+    >>> import acnml, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    >>> classifier = acnml.Classifier(model)
+    >>> x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    >>> typicality = acnml.fit_typicality(classifier, x[:200], x[200:])
+    >>> predict = acnml.DensityTempered(classifier, typicality, temperature=1.2, slope=0.1)
+    >>> predict(x[:5]).shape
+    torch.Size([5, 3])
     """
 
     classifier: Classifier

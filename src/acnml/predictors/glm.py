@@ -33,6 +33,12 @@ class Probit:
     """The approximation softmax(m / √(1 + π/8 diag V)).
 
     It needs no sampling, but ignores the correlations between logits.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> acnml.Glm(classifier, posterior, acnml.Probit())(torch.randn(5, 4)).shape
+    torch.Size([5, 3])
     """
 
     def __call__(self, moments: LogitMoments) -> Tensor:
@@ -51,6 +57,12 @@ class LogitSampling:
     Args:
         samples: the number n of samples.
         seed: random seed of the εᵢ.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> acnml.Glm(classifier, posterior, acnml.LogitSampling(samples=50))(torch.randn(5, 4)).shape
+    torch.Size([5, 3])
     """
 
     samples: int = 100
@@ -82,6 +94,12 @@ class Glm(Predictor):
         posterior: the posterior N(μ, Σ).
         link: how to compute probabilities from the Gaussian logits, `Probit()` or
             `LogitSampling()`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> acnml.Glm(classifier, posterior)(torch.randn(5, 4)).shape
+    torch.Size([5, 3])
     """
 
     classifier: Classifier

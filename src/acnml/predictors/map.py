@@ -22,6 +22,11 @@ class Map(Predictor):
     """p_θ(y|x) at the classifier's parameters θ.
 
     For other parameters, use e.g. `Map(classifier.at(posterior.mean))`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> acnml.Map(classifier)(torch.randn(5, 4)).shape
+    torch.Size([5, 3])
     """
 
     classifier: Classifier

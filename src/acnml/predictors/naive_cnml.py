@@ -116,6 +116,12 @@ class NaiveCnmlMax(_Refitting):
 
     This reduces the noise of SGD, but is biased towards high likelihoods. Arguments and cost are
     those of `NaiveCnml`.
+
+    >>> import acnml, torch
+    >>> data = [(torch.eye(2), torch.tensor([0, 1]))]
+    >>> classifier = acnml.Classifier(torch.nn.Linear(2, 3))
+    >>> acnml.NaiveCnmlMax(classifier, data, acnml.Refit(epochs=1))(torch.zeros(4, 2)).shape
+    torch.Size([4, 3])
     """
 
     @staticmethod

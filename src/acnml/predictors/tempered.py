@@ -25,6 +25,14 @@ class Tempered(Predictor):
         predictor: the predictor to scale.
         temperature: T. Values above 1 make predictions less confident, and T → ∞ makes them
             uniform. The ranking of classes does not change.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> x = torch.randn(5, 4)
+    >>> plain = acnml.Map(classifier)
+    >>> cooler = acnml.Tempered(plain, temperature=2.0)
+    >>> bool((cooler(x).amax(-1) <= plain(x).amax(-1)).all())
+    True
     """
 
     predictor: Predictor

@@ -86,6 +86,14 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         estimator_: the fitted classifier.
         n_features_in_: number of features.
         feature_names_in_: their names, if `fit` was given a DataFrame.
+
+    >>> from sklearn.datasets import load_digits
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> from acnml.sklearn import AcnmlClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> classifier = AcnmlClassifier(LogisticRegression(C=0.001), cv=2, price=0.05)
+    >>> classifier.fit(X[:1000] / 16, y[:1000]).predict_proba(X[1000:] / 16).shape
+    (797, 10)
     """
 
     def __init__(

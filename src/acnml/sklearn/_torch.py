@@ -42,6 +42,13 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
     Attributes:
         module_: the trained network, in eval mode.
         classes_: the labels.
+
+    >>> import torch
+    >>> from acnml.sklearn import TorchClassifier
+    >>> X, y = torch.randn(60, 4).numpy(), ["a", "b", "c"] * 20
+    >>> classifier = TorchClassifier(torch.nn.Linear, epochs=2, random_state=0).fit(X, y)
+    >>> classifier.predict_proba(X).shape
+    (60, 3)
     """
 
     def __init__(

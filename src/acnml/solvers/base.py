@@ -43,6 +43,13 @@ class Solution(NamedTuple):
 
     `solved` is True where the residual is at most 0.1 (`UNSOLVED`), and where `omitted` bounds what
     was left out. Elsewhere the answer is a rough one. Rows of `failed` inputs are NaN.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> solution = acnml.Acnml(classifier, posterior).solve(torch.randn(5, 4))
+    >>> solution.log_probs.shape, solution.regret.shape, bool(solution.solved.all())
+    (torch.Size([5, 3]), torch.Size([5]), True)
     """
 
     log_lik: Tensor  # (B, K)
@@ -68,12 +75,36 @@ class Solution(NamedTuple):
 
 @final
 class UnsolvedError(RowsError):
-    """Raised when a solver diverges or stops far from an optimum. The message says what to do."""
+    """Raised when a solver diverges or stops far from an optimum. The message says what to do.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> rough = acnml.Gradient(steps=1, step_size=0.01)
+    >>> predict = acnml.Acnml(classifier, posterior.scaled(100.0), rough, on_unsolved="raise")
+    >>> try:
+    ...     predict(torch.randn(5, 4))
+    ... except acnml.UnsolvedError as error:
+    ...     print(error.rows)
+    (0, 1, 2, 3, 4)
+    """
 
 
 @final
 class UnsolvedWarning(UserWarning):
-    """Some answers are rough: their solver stopped far from an optimum. See `Solution.solved`."""
+    """Some answers are rough: their solver stopped far from an optimum. See `Solution.solved`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> import warnings
+    >>> rough = acnml.Gradient(steps=1, step_size=0.01)
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     log_probs = acnml.Acnml(classifier, posterior.scaled(100.0), rough)(torch.randn(5, 4))
+    >>> caught[0].category
+    <class 'acnml.solvers.base.UnsolvedWarning'>
+    """
 
 
 class Solver(Protocol):
@@ -81,6 +112,13 @@ class Solver(Protocol):
 
     The paper's weight α of the query is part of the posterior: α log p + log q has the same
     maximiser as log p + log q_α, where q_α is `posterior.scaled(α)`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> solver: acnml.Solver = acnml.Linearised()
+    >>> solver.log_lik(classifier, posterior, torch.randn(5, 4)).shape
+    torch.Size([5, 3])
     """
 
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:

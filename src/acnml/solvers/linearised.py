@@ -74,6 +74,13 @@ class Linearised:
         negligible: with more than 64 classes and a last-layer posterior, labels are not solved for
             that add this much to C(x) at most, all together, by a bound that `Solution` reports.
         memory: bytes that the rows solved at once may take; a share of what is free by default.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> solution = acnml.Linearised()(classifier, posterior, torch.randn(5, 4))
+    >>> bool(solution.solved.all())
+    True
     """
 
     polish: int = 0

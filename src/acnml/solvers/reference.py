@@ -37,6 +37,15 @@ class Reference:
         step_size: ε. The paper uses 0.5, and 0.25 for KFAC posteriors.
         rows_at_once: number of rows per vectorised computation. Memory grows with it. Use 1 for
             models that `torch.func.vmap` does not support; rows then run one by one without it.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> x = torch.randn(5, 4)
+    >>> slow = acnml.Acnml(classifier, posterior, acnml.Reference(steps=10))(x)
+    >>> fast = acnml.Acnml(classifier, posterior, acnml.Gradient(steps=10))(x)
+    >>> torch.allclose(slow, fast, atol=1e-5)
+    True
     """
 
     steps: int = 5

@@ -45,6 +45,17 @@ def save(value: Standalone | Predictor | Density, path: str | os.PathLike[str]) 
     The write is atomic: if it fails, no partial file is left and an existing file is unchanged. A
     file that cannot be written raises a `StorageError`. Only regular files are replaced; a symbolic
     link is followed. The mode of the file follows the umask.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "posterior.safetensors"
+    ...     acnml.save(posterior, path)
+    ...     again = acnml.load(path)
+    >>> torch.equal(again.mean["weight"], posterior.mean["weight"])
+    True
     """
     if not isinstance(value, (*STANDALONE, *NEEDS_NETWORK)):
         kind = type(value).__name__
@@ -88,6 +99,19 @@ def load(
             `Modes` may, a list of them in the order in which they first occur in it.
         weights: "exact" requires the same weights in the same precision, on any device. "rounded"
             also accepts copies of the network in another precision, such as half precision.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> predict = acnml.Acnml(classifier, posterior, alpha=0.1)
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "predictor.safetensors"
+    ...     acnml.save(predict, path)
+    ...     again = acnml.load(path, classifier)  # predictors belong to a network
+    >>> x = torch.randn(5, 4)
+    >>> torch.equal(again(x), predict(x))
+    True
     """
     given = _given(classifier)
     if not isinstance(weights, str) or weights not in (EXACT, ROUNDED):

@@ -33,7 +33,18 @@ DAMAGE = (
 
 @final
 class StorageError(ValueError):
-    """Raised when a file cannot be written or restored. The message gives the reason."""
+    """Raised when a file cannot be written or restored. The message gives the reason.
+
+    >>> import acnml, pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "broken.safetensors"
+    ...     _ = path.write_bytes(b"not a file of this library")
+    ...     try:
+    ...         acnml.load(path)
+    ...     except acnml.StorageError:
+    ...         print("refused")
+    refused
+    """
 
 
 class Stored(NamedTuple):

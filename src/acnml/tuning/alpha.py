@@ -32,7 +32,12 @@ ALPHAS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Judged(NamedTuple):
-    """`Scores`, and whether accuracy and NLL are within the tolerance of those of MAP."""
+    """`Scores`, and whether accuracy and NLL are within the tolerance of those of MAP.
+
+    >>> from acnml.tuning import Judged
+    >>> Judged._fields  # a row of the table of `largest_harmless_alpha`
+    ('value', 'accuracy', 'nll', 'brier', 'ece', 'harmless')
+    """
 
     value: float
     accuracy: float
@@ -43,7 +48,12 @@ class Judged(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Differences between the likelihoods p_θ̂_y(y|x) of ACNML and of CNML."""
+    """Differences between the likelihoods p_θ̂_y(y|x) of ACNML and of CNML.
+
+    >>> from acnml.tuning import Match
+    >>> Match._fields  # a row of the table of `alpha_matching_cnml`
+    ('value', 'distance', 'excess')
+    """
 
     value: float
     distance: float  # mean |ACNML - CNML|
@@ -53,7 +63,12 @@ class Match(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest acceptable loss of validation accuracy and increase of NLL (in nats) over MAP."""
+    """The largest acceptable loss of validation accuracy and increase of NLL (in nats) over MAP.
+
+    >>> from acnml.tuning import Tolerance
+    >>> Tolerance(accuracy=0.01)
+    Tolerance(accuracy=0.01, nll=0.05)
+    """
 
     accuracy: float = 0.005
     nll: float = 0.05
@@ -90,6 +105,19 @@ def largest_harmless_alpha(
         alphas: the values to try; the paper's are `PAPERS_ALPHAS`.
         tolerance: the largest acceptable cost of α; by default `Tolerance()`.
         progress: whether to show progress bars; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, :3] + 0.5 * x[:, 1:]).argmax(-1)
+    >>> model = torch.nn.Linear(4, 3)
+    >>> model.weight.data = torch.eye(3, 4)
+    >>> classifier = acnml.Classifier(model)
+    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> validation = [(x[250:], labels[250:])]
+    >>> predict = acnml.Acnml(classifier, posterior)
+    >>> choice = acnml.tuning.largest_harmless_alpha(predict, validation, alphas=(0.01, 0.1, 1.0))
+    >>> choice.value in (0.01, 0.1, 1.0)
+    True
     """
     _require_acnml(predictor)
     tolerance = tolerance or Tolerance()
@@ -126,6 +154,19 @@ def alpha_by_nll(
 
     On in-distribution data this is often the smallest α of the grid. The table begins with α = 0,
     which is MAP. See `largest_harmless_alpha` for the arguments.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, :3] + 0.5 * x[:, 1:]).argmax(-1)
+    >>> model = torch.nn.Linear(4, 3)
+    >>> model.weight.data = torch.eye(3, 4)
+    >>> classifier = acnml.Classifier(model)
+    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> validation = [(x[250:], labels[250:])]
+    >>> predict = acnml.Acnml(classifier, posterior)
+    >>> choice = acnml.tuning.alpha_by_nll(predict, validation, alphas=(0.01, 0.1, 1.0))
+    >>> choice.value in (0.01, 0.1, 1.0)
+    True
     """
     _require_acnml(predictor)
     make_predictor, validation = _with_alpha(predictor), Validation(loader, progress)
@@ -157,6 +198,19 @@ def alpha_matching_cnml(
         cnml_log_lik: `NaiveCnml(classifier, train_loader).log_lik(x)`, (B, K).
         alphas: the values to try.
         progress: whether to show a progress bar; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, :3] + 0.5 * x[:, 1:]).argmax(-1)
+    >>> model = torch.nn.Linear(4, 3)
+    >>> model.weight.data = torch.eye(3, 4)
+    >>> classifier = acnml.Classifier(model)
+    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> validation = [(x[250:], labels[250:])]
+    >>> predict = acnml.Acnml(classifier, posterior)
+    >>> exact = acnml.Linearised().log_lik(classifier, posterior.scaled(0.1), x[:20])
+    >>> acnml.tuning.alpha_matching_cnml(predict, x[:20], exact, alphas=(0.01, 0.1, 1.0)).value
+    0.1
     """
     _require_acnml(predictor)
     expected = cnml_log_lik.double().cpu().exp()

@@ -49,6 +49,19 @@ def density_temperature(
         loader: validation data, with labels.
         price: nats of validation NLL that caution may cost, over the best temperature.
         progress: whether to show a progress bar; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, :3] + 0.5 * x[:, 1:]).argmax(-1)
+    >>> model = torch.nn.Linear(4, 3)
+    >>> model.weight.data = torch.eye(3, 4)
+    >>> classifier = acnml.Classifier(model)
+    >>> typicality = acnml.fit_typicality(classifier, x[:250], x[250:])
+    >>> predict = acnml.tuning.density_temperature(
+    ...     classifier, typicality, [(x[250:], labels[250:])], price=0.02
+    ... )
+    >>> predict(x[:5]).shape
+    torch.Size([5, 3])
     """
     plain = DensityTempered(classifier, density)
 

@@ -100,6 +100,24 @@ def within_price(
         price: the acceptable increase of the NLL in nats, not negative.
         reference: the predictor to compare with, or its validation NLL.
         progress: whether to show progress bars; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, :3] + 0.5 * x[:, 1:]).argmax(-1)
+    >>> model = torch.nn.Linear(4, 3)
+    >>> model.weight.data = torch.eye(3, 4)
+    >>> classifier = acnml.Classifier(model)
+    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> validation = [(x[250:], labels[250:])]
+    >>> choice = acnml.tuning.within_price(
+    ...     lambda alpha: acnml.Acnml(classifier, posterior, alpha=alpha),
+    ...     grid=(10.0, 1.0, 0.1, 0.01),  # the most cautious first
+    ...     loader=validation,
+    ...     price=0.1,
+    ...     reference=acnml.Map(classifier),
+    ... )
+    >>> choice.value > 0
+    True
     """
     values = _most_cautious_first(grid)
     if not 0 <= price < math.inf:

@@ -14,7 +14,12 @@ PRIOR_PRECISIONS = tuple(10.0**exponent for exponent in range(-4, 7))
 
 
 class Evidence(NamedTuple):
-    """A prior precision and its log marginal likelihood, up to a constant."""
+    """A prior precision and its log marginal likelihood, up to a constant.
+
+    >>> from acnml.tuning import Evidence
+    >>> Evidence(value=0.1, log_evidence=-12.0).value
+    0.1
+    """
 
     value: float
     log_evidence: float
@@ -33,6 +38,16 @@ def prior_precision_by_evidence(
     Args:
         curvature: e.g. from `diagonal_curvature` or `kronecker_curvature`.
         grid: values of τ. The maximum must lie between the smallest and the largest.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, :3] + 0.5 * x[:, 1:]).argmax(-1)
+    >>> model = torch.nn.Linear(4, 3)
+    >>> model.weight.data = torch.eye(3, 4)
+    >>> classifier = acnml.Classifier(model)
+    >>> curvature = acnml.kronecker_curvature(classifier, x)
+    >>> choice = acnml.tuning.prior_precision_by_evidence(curvature)
+    >>> posterior = curvature.posterior(choice.value)
     """
     taus = increasing(grid)
     found = {tau: curvature.log_evidence(tau) for tau in taus}
@@ -59,6 +74,21 @@ def prior_precision_by_nll(
         loader: validation data, with labels; see `sweep` for the number of passes.
         grid: the values to try.
         progress: whether to show progress bars; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, :3] + 0.5 * x[:, 1:]).argmax(-1)
+    >>> model = torch.nn.Linear(4, 3)
+    >>> model.weight.data = torch.eye(3, 4)
+    >>> classifier = acnml.Classifier(model)
+    >>> curvature = acnml.kronecker_curvature(classifier, x[:250])
+    >>> choice = acnml.tuning.prior_precision_by_nll(
+    ...     lambda tau: acnml.Glm(classifier, curvature.posterior(tau)),
+    ...     [(x[250:], labels[250:])],
+    ...     grid=(0.1, 1.0, 10.0),
+    ... )
+    >>> choice.value in (0.1, 1.0, 10.0)
+    True
     """
     table = sweep(make_predictor, increasing(grid), loader, progress)
     return Choice(least_nll(table), table, "the prior precision of least validation NLL")

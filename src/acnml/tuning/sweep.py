@@ -20,7 +20,12 @@ T = TypeVar("T")
 
 
 class Scores(NamedTuple):
-    """Scores of a predictor on the validation data."""
+    """Scores of a predictor on the validation data.
+
+    >>> from acnml.tuning import Scores
+    >>> Scores._fields  # a row of the table of a `Choice`
+    ('value', 'accuracy', 'nll', 'brier', 'ece')
+    """
 
     value: float  # of the hyperparameter
     accuracy: float
@@ -45,6 +50,18 @@ def sweep(
         grid: the values to try.
         loader: validation data, with labels.
         progress: whether to show progress bars; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, :3] + 0.5 * x[:, 1:]).argmax(-1)
+    >>> model = torch.nn.Linear(4, 3)
+    >>> model.weight.data = torch.eye(3, 4)
+    >>> classifier = acnml.Classifier(model)
+    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> validation = [(x[250:], labels[250:])]
+    >>> make = lambda alpha: acnml.Acnml(classifier, posterior, alpha=alpha)
+    >>> [row.value for row in acnml.tuning.sweep(make, (0.01, 0.1), validation)]
+    [0.01, 0.1]
     """
     validation = Validation(loader, progress)
     return tuple(

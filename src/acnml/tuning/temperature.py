@@ -32,6 +32,17 @@ def temperature_by_nll(
         predictor: the predictor to calibrate.
         loader: validation data, with labels. One pass is made.
         progress: whether to show a progress bar; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x[:, :3] + 0.5 * x[:, 1:]).argmax(-1)
+    >>> model = torch.nn.Linear(4, 3)
+    >>> model.weight.data = torch.eye(3, 4)
+    >>> classifier = acnml.Classifier(model)
+    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> validation = [(x[250:], labels[250:])]
+    >>> choice = acnml.tuning.temperature_by_nll(acnml.Map(classifier), validation)
+    >>> tempered = classifier.tempered(choice.value)
     """
     require_predictor(predictor)
     log_probs, labels = Validation(loader, progress).predictions(predictor, "temperature")

@@ -130,6 +130,16 @@ class Density(ABC):
 
     It is 1 on average on held-out data. It is also a score for the detection of inputs that are out
     of distribution.
+
+    >>> import acnml, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    >>> classifier = acnml.Classifier(model)
+    >>> x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    >>> typicality = acnml.fit_typicality(classifier, x[:200], x[200:])
+    >>> isinstance(typicality, acnml.Density)
+    True
+    >>> typicality(x[:5]).shape
+    torch.Size([5])
     """
 
     classifier: Classifier

@@ -90,6 +90,14 @@ class Typicality(Density):
             column of zeros: they have no scale to measure a difference by.
         typical: the mean of d² on held-out data.
         shrinkage: the share ρ of the identity in Σ̂.
+
+    >>> import acnml, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    >>> classifier = acnml.Classifier(model)
+    >>> x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    >>> typicality = acnml.fit_typicality(classifier, x[:200], x[200:])
+    >>> bool(typicality(5 * x[200:]).mean() > typicality(x[200:]).mean())
+    True
     """
 
     classifier: Classifier

@@ -35,6 +35,14 @@ class NearestNeighbours(Density):
         kept: standardised features of training inputs (n, q).
         k: which neighbour.
         typical: the mean squared distance of held-out data.
+
+    >>> import acnml, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    >>> classifier = acnml.Classifier(model)
+    >>> x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    >>> neighbours = acnml.fit_neighbours(classifier, x[:200], x[200:], k=5)
+    >>> neighbours(x[:5]).shape
+    torch.Size([5])
     """
 
     classifier: Classifier
@@ -80,6 +88,14 @@ def fit_neighbours(
         most: training inputs to keep at most; a random choice among all.
         places: where to take features, as for `fit_typicality`.
         progress: whether to show progress bars; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    >>> classifier = acnml.Classifier(model)
+    >>> x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    >>> neighbours = acnml.fit_neighbours(classifier, x[:200], x[200:], k=5)
+    >>> bool(neighbours(5 * x[200:]).mean() > neighbours(x[200:]).mean())
+    True
     """
     require_classifier(classifier)
     moments, sample, held_out = Moments(), _Sample(most), list[Tensor]()

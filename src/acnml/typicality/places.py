@@ -45,6 +45,14 @@ class Place:
         module: its name in the model, "" for the model itself.
         is_input: whether to take the first argument of the module instead of its output.
         channels: the dimension that counts channels, where there are positions to pool over.
+
+    >>> import acnml, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    >>> classifier = acnml.Classifier(model)
+    >>> x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    >>> hidden = acnml.Place("1")  # the output of the second module, Tanh
+    >>> acnml.fit_typicality(classifier, x[:200], x[200:], places=[hidden])(x[:5]).shape
+    torch.Size([5])
     """
 
     module: str
