@@ -43,6 +43,13 @@ class IfComp(Predictor):
         posterior: N(θ̂, (F + λI)⁻¹) over some or all weights.
         c: the weight of the self-influence. Larger is more cautious. Choose it on validation data,
             for example with `acnml.tuning.within_price`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> x = torch.randn(100, 4)
+    >>> posterior = acnml.fit_ekfac_laplace(classifier, x)
+    >>> acnml.IfComp(classifier, posterior, c=0.01)(x[:5]).shape
+    torch.Size([5, 3])
     """
 
     classifier: Classifier
@@ -137,6 +144,12 @@ def fit_if_comp(
             Conv2d layers; `[acnml.last_linear(model)]` is much faster.
         fisher: by default `MonteCarloFisher()`, one sampled label for every example.
         progress: whether to show a progress bar; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> x = torch.randn(100, 4)
+    >>> acnml.fit_if_comp(classifier, x, temperature=2.0, c=0.01)(x[:5]).shape
+    torch.Size([5, 3])
     """
     tempered = classifier.tempered(temperature)
     chosen = MonteCarloFisher() if fisher is None else fisher

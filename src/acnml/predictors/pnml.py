@@ -45,6 +45,13 @@ class Pnml(Predictor):
             one.
         c: a weight of the leverage; 1 in the paper. Larger is more cautious, and c → 0 is the
             network.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> x = torch.randn(100, 4)
+    >>> pnml = acnml.fit_pnml(classifier, x)
+    >>> bool((pnml.regret(x) >= 0).all())
+    True
     """
 
     classifier: Classifier
@@ -126,6 +133,12 @@ def fit_pnml(
         c: a weight of the leverage.
         parameters: the last layer; by default `[acnml.last_linear(model)]`.
         progress: whether to show a progress bar; by default only in a terminal.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> x = torch.randn(100, 4)
+    >>> acnml.fit_pnml(classifier, x)(x[:5]).shape
+    torch.Size([5, 3])
     """
     require_classifier(classifier)
     chosen = [last_linear(classifier.model)] if parameters is None else parameters

@@ -55,6 +55,14 @@ class Influence:
     `Solution.residual` measures θ = μ + Σg as a solution of the linearised problem: it is √(FᵀVF)
     with the gap F = p - softmax(z + V(e_y - p)). Where it exceeds 0.1 the label is not `solved`:
     the step overshoots, and `Linearised` gives another answer.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> x = torch.randn(100, 4)
+    >>> posterior = acnml.fit_kfac_laplace(classifier, x)
+    >>> predict = acnml.Acnml(classifier, posterior, acnml.Influence(), alpha=0.001)
+    >>> predict(x[:5]).shape
+    torch.Size([5, 3])
     """
 
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
