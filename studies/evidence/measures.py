@@ -2,10 +2,14 @@
 
 The images of all shifts of a network are the same test images, so a resample draws images and takes
 them at every shift. A resample is a weight per image: how often it was drawn.
+
+Some shifts add inputs that belong to no class. Every answer to them is wrong, and they have no
+likelihood: accuracy, ECE and AURC count them, NLL and Brier score are missing.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -19,9 +23,16 @@ INTERVAL = (0.025, 0.975)
 
 
 class Scored(NamedTuple):
-    """A method at a shift; detection tells clean from shifted images."""
+    """A method at a shift. NaN is missing.
+
+    Detection tells clean inputs from shifted ones, or from those of no class where there are some.
+    Higher scores mean shifted: minus the confidence, the regret, and s(x). Shifted inputs are the
+    positives of AUROC and AUPR. FPR95 is the share of clean inputs above the score that 95 % of
+    the shifted ones reach.
+    """
 
     network: str
+    seed: int
     shift: str
     group: str  # shifts of one kind and strength
     price: float  # 0 for the method's own choice
@@ -39,6 +50,9 @@ class Scored(NamedTuple):
     fpr95_regret: float
     auroc_typicality: float
     fpr95_typicality: float
+    aupr_confidence: float
+    aupr_regret: float
+    aupr_typicality: float
 
 
 class Interval(NamedTuple):
@@ -58,9 +72,30 @@ class Interval(NamedTuple):
         return f"{self.mean:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
 
 
-def detection(in_scores: Tensor, out_scores: Tensor) -> tuple[float, float]:
-    """Return AUROC and FPR95 of scores that are higher for shifted images."""
-    return metrics.auroc(in_scores, out_scores), metrics.fpr95(in_scores, out_scores)
+def is_missing(cell: object) -> bool:
+    """Whether a cell of a row has no value."""
+    return isinstance(cell, float) and math.isnan(cell)
+
+
+DETECTION = {"auroc": metrics.auroc, "fpr95": metrics.fpr95, "aupr": metrics.aupr}
+
+
+def scores(log_probs: Tensor, labels: Tensor, bins: int) -> dict[str, float]:
+    """Return accuracy, NLL, Brier score, ECE and AURC."""
+    if (labels >= 0).all():
+        return {
+            **metrics.summary(log_probs, labels, bins),
+            "aurc": metrics.aurc(log_probs, labels),
+        }
+    confidence, predicted = log_probs.exp().max(1)
+    pair = confidence.clamp(max=1), (predicted == labels).double()
+    return {
+        "accuracy": pair[1].mean().item(),
+        "nll": math.nan,
+        "brier": math.nan,
+        "ece": metrics.ece_of_confidences(*pair, bins),
+        "aurc": metrics.aurc_of_confidences(*pair),
+    }
 
 
 def resamples(images: int, count: int, seed: int) -> Tensor:
@@ -71,19 +106,24 @@ def resamples(images: int, count: int, seed: int) -> Tensor:
     return weights.scatter_add_(1, drawn, torch.ones(drawn.shape, dtype=torch.float64))
 
 
-def resampled(log_probs: Tensor, labels: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """Return ECE, NLL and Brier score of all resamples, (R,) each."""
+def resampled(
+    log_probs: Tensor, labels: Tensor, weights: Tensor, bins: int = BINS
+) -> dict[str, Tensor]:
+    """Return ECE, NLL and Brier score of all resamples, (R,) each, as far as they exist."""
     total, probs = weights.sum(1), log_probs.exp()
+    ece = _resampled_ece(probs, labels, weights, bins)
+    if (labels < 0).any():
+        return {"ece": ece}
     nll = -log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
     squares = (probs**2).sum(1) - 2 * (-nll).exp() + 1
     return {
-        "ece": _resampled_ece(probs, labels, weights),
+        "ece": ece,
         "nll": weights @ nll / total,
         "brier": weights @ squares / total,
     }
 
 
-def _resampled_ece(probs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+def _resampled_ece(probs: Tensor, labels: Tensor, weights: Tensor, bins: int) -> Tensor:
     """Return the ECE with bins of equal mass, for weights (R, N)."""
     confidence, predicted = probs.max(1)
     order = confidence.argsort()
@@ -91,7 +131,7 @@ def _resampled_ece(probs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     sorted_weights = weights[:, order]
     middle = sorted_weights.cumsum(1) - sorted_weights / 2
     total = weights.sum(1, keepdim=True)
-    index = (middle / total * BINS).long().clamp(max=BINS - 1)
-    sums = torch.zeros(len(weights), BINS, dtype=gap.dtype)
+    index = (middle / total * bins).long().clamp(max=bins - 1)
+    sums = torch.zeros(len(weights), bins, dtype=gap.dtype)
     sums.scatter_add_(1, index, sorted_weights * gap)
     return sums.abs().sum(1) / total.squeeze(1)

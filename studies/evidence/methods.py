@@ -1,13 +1,14 @@
-"""The methods, as functions of what was recorded of the network, and their knobs.
+"""The methods, as functions of what is known of the data, and their knobs.
 
-Each method has one knob, which is 0 for the network at its best temperature T. Larger values are
-more cautious. The knob is chosen on held-out data: the largest value within a price over T, or the
-value of least NLL. Everything is a function of logits, inputs of the last layer and s(x).
+Each method has one knob. At 0 it is the network at its best temperature T, or an average at its
+own best temperature. Larger values are more cautious. The knob is chosen on held-out data: the
+largest value within a price over T, or the value of least NLL.
 
 - `EQUAL`: softmax(z / (T (1 + knob))), the temperature of equal price.
 - `DENSITY`, `NEIGHBOURS`: the temperature T (1 + knob · s²), with the Mahalanobis distance or the
   distance to the k-th nearest neighbour. At its own choice, T is tuned together with the knob.
 - `GLM`: the probit approximation of a linearised Laplace predictive, with covariance knob · Σ.
+- `BMA`: the mean prediction of weights that are drawn from the posterior with covariance knob · Σ.
 - `ACNML`: last-layer ACNML with α = knob. `UNIT_PRIOR` has a prior precision of 1.
 - `WEIGHED`: α(x) = knob · s(x). `SQUARED`: α(x) = knob · s(x)².
 - `EXTENDED`: the head is extended by the features of s(x), with mean weights 0: the kernel is
@@ -16,136 +17,75 @@ value of least NLL. Everything is a function of logits, inputs of the last layer
 - `LEVERAGE`: predictive NML of a linear head under squared loss (Bibas, Feder & Hassner 2021). It
   has a closed form, p_y / (p_y + p_y^h (1 - p_y)) with h = l / (1 + l) and the leverage l. For an
   unlikely label it is p_y^(1/(1+l)): a temperature 1 + l. Here l = knob · s(x)².
+- `DROPOUT`: the mean over dropout masks of a network that was trained with dropout, at the
+  temperature T_d (1 + knob), where T_d is its best one.
+- `ENSEMBLE`: the mean of several networks, at such a temperature. `ENSEMBLE_ACNML` and
+  `ENSEMBLE_WEIGHED` are means of their ACNMLs with one α or one α · s(x).
+- `WHOLE`: ACNML over all weights with α = knob.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias, final
 
 import torch
-from torch import Tensor, nn
+from scipy.optimize import brentq
+from torch import Tensor
 
-from acnml import Classifier, KroneckerCurvature, Posterior, kronecker_curvature, metrics
-from acnml._algebra.kernels import Kernel, SpectralKernel
-from acnml.calibration import RELATIVE_PRIOR
-from acnml.head.features import only_linear
+from acnml import metrics
+from acnml._algebra.kernels import Kernel
 from acnml.head.solve import Precision, solve_head
 from acnml.predictors.density_tempered import density_tempered
+from acnml.predictors.ensemble import log_mean
 from acnml.predictors.pnml import genie_log_probs
 from acnml.tuning.density import slope_of_least_nll
-from acnml.tuning.temperature import least_nll_temperature
-from acnml.typicality import NearestNeighbours, Reader, Typicality
-from acnml.typicality.mahalanobis import Moments
-from acnml.typicality.neighbours import neighbours_of
-from studies.evidence.recorded import Recorded
+from studies.evidence.views import View
 
 PLAIN, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"
 DENSITY, NEIGHBOURS = "density temperature", "density temperature, k-NN"
-GLM, ACNML, UNIT_PRIOR = "GLM-Laplace", "ACNML", "ACNML, prior precision 1"
+GLM, BMA, ACNML, UNIT_PRIOR = "GLM-Laplace", "BMA", "ACNML", "ACNML, prior precision 1"
 WEIGHED, SQUARED, EXTENDED = "ACNML · s", "ACNML · s²", "ACNML, extended head"
 BOTH, LEVERAGE = "both", "leverage NML"
-METHODS = (
-    *(PLAIN, TEMPERATURE, EQUAL, DENSITY, NEIGHBOURS, GLM),
+DROPOUT, ENSEMBLE = "MC dropout", "ensemble"
+ENSEMBLE_ACNML, ENSEMBLE_WEIGHED = "ensemble of ACNML", "ensemble of ACNML · s"
+WHOLE = "ACNML, all weights"
+
+# Methods that need no more than one network.
+POST_HOC: tuple[str, ...] = (
+    *(PLAIN, TEMPERATURE, EQUAL, DENSITY, NEIGHBOURS, GLM, BMA),
     *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE),
 )
-WITH_REGRET = (ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE)
+SEVERAL = (ENSEMBLE, ENSEMBLE_ACNML, ENSEMBLE_WEIGHED)
+METHODS: tuple[str, ...] = (*POST_HOC, DROPOUT, *SEVERAL, WHOLE)
+# Where 150 classes make ACNML slow, its variants are left out.
+MANY_CLASSES = tuple(m for m in POST_HOC if m not in (UNIT_PRIOR, EXTENDED, BOTH))
+WITH_REGRET = (
+    *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE),
+    *(ENSEMBLE_ACNML, ENSEMBLE_WEIGHED, WHOLE),
+)
 OWN_CHOICE = 0.0  # stands for a price where the knob of least NLL is taken
 
-# Knobs are searched between exp of these; beyond them they make no difference.
-LOWEST, HIGHEST, BISECTIONS, GRID = -14.0, 8.0, 24, 23
+# Logarithms of knobs that are tried, in ascending order.
+LOWEST, HIGHEST, STEPS = -14.0, 8.0, 24
+EXACT = 1e-3  # of the logarithm of a chosen knob
 TOLERANCE = 1e-5
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class View:
-    """What the methods know of a split or shift."""
-
-    logits: Tensor  # z / T in double precision (N, K)
-    kernel: Kernel  # V / T², covariance of the tempered logits
-    unit_kernel: Kernel  # the same with a prior precision of 1
-    extended: Kernel  # the same of a head that is extended by the features of s
-    score: Tensor  # s (N,)
-    neighbours: Tensor  # s by nearest neighbours (N,)
-    labels: Tensor
+def usable(methods: Sequence[str], view: View) -> tuple[str, ...]:
+    """Return the methods that have what they need."""
+    missing = [
+        *(SEVERAL if view.ensemble is None else ()),
+        *((DROPOUT,) if view.dropout is None else ()),
+        *((WHOLE,) if view.whole is None else ()),
+    ]
+    return tuple(method for method in methods if method not in missing)
 
 
 # (data, knob) -> unnormalised log-likelihoods (N, K); their logsumexp is the regret.
 Family: TypeAlias = Callable[[View, float], Tensor]
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Fitted:
-    """A network's posteriors and densities."""
-
-    layer: nn.Linear
-    temperature: float
-    curvature: KroneckerCurvature
-    typicality: Typicality
-    neighbours: NearestNeighbours
-    count: int  # training data
-
-    @staticmethod
-    def of(
-        network: nn.Module, layer: nn.Linear, train: Recorded, held_out: Recorded, k: int
-    ) -> Fitted:
-        """Fit everything on the training data; only the temperature sees labels."""
-        temperature = least_nll_temperature(
-            torch.log_softmax(held_out.logits.double(), -1), held_out.labels
-        )
-        tempered = Classifier(layer).tempered(temperature)
-        curvature = kronecker_curvature(tempered, [(train.inputs, train.labels)], progress=False)
-        classifier, moments = Classifier(network), Moments()
-        reader = Reader.of((), train.taps[:1000])
-        for batch in train.taps.split(1000):
-            moments.add(reader.read(batch))
-        known = reader.read(held_out.taps)
-        typicality = Typicality.of_moments(classifier, reader, moments, known)
-        kept = reader.read(train.taps)
-        neighbours = neighbours_of(classifier, reader, moments, kept, known, k)
-        return Fitted(layer, temperature, curvature, typicality, neighbours, len(train.labels))
-
-    @cached_property
-    def posteriors(self) -> tuple[Posterior, Posterior]:
-        """With the default prior of `calibrate`, and with a prior precision of 1."""
-        default = RELATIVE_PRIOR * self.curvature.mean_eigenvalue()
-        return self.curvature.posterior(default), self.curvature.posterior(1.0)
-
-    def view(self, data: Recorded) -> View:
-        """Return what the methods need to know."""
-        site = only_linear(Classifier(self.layer), ["weight", "bias"])
-        assert site is not None
-        inputs = nn.functional.pad(data.inputs, (0, 1), value=1.0)
-        kernel, unit = (p.output_kernel(site.layer, inputs).double() for p in self.posteriors)
-        read = self.typicality.reader.read(data.taps)
-        score = self.typicality.score(read).double()
-        square = self.temperature**-2
-        assert isinstance(kernel, SpectralKernel)
-        return View(
-            data.logits.double() / self.temperature,
-            kernel.scaled(square),
-            unit.scaled(square),
-            self._extended(kernel, score).scaled(square),
-            score,
-            self.neighbours.score(read).double(),
-            data.labels,
-        )
-
-    def _extended(self, kernel: SpectralKernel, score: Tensor) -> SpectralKernel:
-        """Add (d²/n) G⁻¹ to V; both are diagonal in the eigenbasis of G.
-
-        Both factors of a `KroneckerCurvature` have √n in them. G has none here.
-        """
-        G = self.curvature.factors[0].gradients.double() / math.sqrt(self.count)
-        values = (kernel.basis.T @ G @ kernel.basis).diagonal()
-        leverage = score * self.typicality.typical / self.count
-        added = leverage.unsqueeze(1) / (values + RELATIVE_PRIOR * values.mean())
-        return SpectralKernel(kernel.basis, kernel.var + added)
 
 
 def solved(logits: Tensor, kernel: Kernel) -> Tensor:
@@ -164,43 +104,75 @@ def tempered(view: View, score: Tensor, knob: float) -> Tensor:
     return density_tempered(view.logits, score, 1.0, knob)
 
 
+def untempered(view: View, temperature: float) -> Tensor:
+    """Return the network's own log-probabilities."""
+    return torch.log_softmax(view.logits * temperature, -1)
+
+
+def averaged(view: View, knob: float) -> Tensor:
+    """Return log E softmax(z + ε) with ε ~ N(0, knob · V), from samples that are fixed."""
+    generator = torch.Generator().manual_seed(0)
+    kernel, shape = view.kernel, view.logits.shape
+    spread = (knob * kernel.var).sqrt()
+
+    def drawn() -> Tensor:
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return torch.log_softmax(view.logits + (spread * noise) @ kernel.basis.T, -1)
+
+    return log_mean([drawn() for _ in range(view.samples)])
+
+
+def warmer(log_probs: Tensor | None, knob: float) -> Tensor:
+    """Return an average's log-probabilities at a higher temperature."""
+    assert log_probs is not None
+    return torch.log_softmax(log_probs / (1 + knob), -1)
+
+
+def mean_of_members(family: Family) -> Family:
+    """Return the mean of the members' probabilities, and of their regrets."""
+
+    def of_all(view: View, knob: float) -> Tensor:
+        found = [family(member, knob) for member in view.members]
+        regret = torch.stack([torch.logsumexp(each, -1) for each in found]).mean(0)
+        return log_mean([torch.log_softmax(each, -1) for each in found]) + regret.unsqueeze(-1)
+
+    return of_all
+
+
+def acnml(view: View, knob: float) -> Tensor:
+    """Return ACNML's log-likelihoods with one α."""
+    return solved(view.logits, view.kernel.scaled(knob))
+
+
+def weighed(view: View, knob: float) -> Tensor:
+    """Return ACNML's log-likelihoods with α · s(x)."""
+    return solved(view.logits, view.kernel.scaled(knob * view.score))
+
+
+def whole(view: View, knob: float) -> Tensor:
+    """Return the log-likelihoods of ACNML over all weights."""
+    assert view.whole is not None
+    return view.whole(knob)
+
+
 FAMILIES: Mapping[str, Family] = {
     EQUAL: lambda v, knob: torch.log_softmax(v.logits / (1 + knob), -1),
     DENSITY: lambda v, knob: tempered(v, v.score, knob),
     NEIGHBOURS: lambda v, knob: tempered(v, v.neighbours, knob),
     GLM: probit,
-    ACNML: lambda v, knob: solved(v.logits, v.kernel.scaled(knob)),
+    BMA: averaged,
+    ACNML: acnml,
     UNIT_PRIOR: lambda v, knob: solved(v.logits, v.unit_kernel.scaled(knob)),
-    WEIGHED: lambda v, knob: solved(v.logits, v.kernel.scaled(knob * v.score)),
+    WEIGHED: weighed,
     SQUARED: lambda v, knob: solved(v.logits, v.kernel.scaled(knob * v.score**2)),
     EXTENDED: lambda v, knob: solved(v.logits, v.extended.scaled(knob)),
     LEVERAGE: lambda v, knob: genie_log_probs(v.logits, knob * v.score**2),
+    DROPOUT: lambda v, knob: warmer(v.dropout, knob),
+    ENSEMBLE: lambda v, knob: warmer(v.ensemble, knob),
+    ENSEMBLE_ACNML: mean_of_members(acnml),
+    ENSEMBLE_WEIGHED: mean_of_members(weighed),
+    WHOLE: whole,
 }
-
-
-def largest(family: Family, held_out: View, limit: float) -> float:
-    """Return the largest knob whose held-out NLL is at most a limit, by bisection in its log."""
-
-    def nll(at: float) -> float:
-        return metrics.nll(torch.log_softmax(family(held_out, math.exp(at)), -1), held_out.labels)
-
-    low, high = LOWEST, HIGHEST
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if nll(middle) <= limit else (low, middle)
-    return math.exp(low)
-
-
-def least(family: Family, held_out: View) -> float:
-    """Return the knob of least held-out NLL on a grid; 0 if none is better than the temperature."""
-
-    def nll(knob: float) -> float:
-        return metrics.nll(torch.log_softmax(family(held_out, knob), -1), held_out.labels)
-
-    plain = metrics.nll(torch.log_softmax(held_out.logits, -1), held_out.labels)
-    step = (HIGHEST - 2 - LOWEST) / (GRID - 1)
-    knob = min((math.exp(LOWEST + step * i) for i in range(GRID)), key=nll)
-    return knob if nll(knob) < plain else 0.0
 
 
 @final
@@ -215,39 +187,89 @@ class Chosen:
 
     def log_lik(self, view: View) -> Tensor:
         """Return unnormalised log-likelihoods (N, K)."""
-        return self.family(view, self.knob) if self.knob else torch.log_softmax(view.logits, -1)
+        if not self.knob and self.method not in (DROPOUT, ENSEMBLE):
+            return torch.log_softmax(view.logits, -1)
+        return self.family(view, self.knob)
 
 
-def choose(method: str, price: float, held_out: View, temperature: float) -> Chosen:
-    """Choose a method's knob for a price, or for the least NLL (`OWN_CHOICE`)."""
-    if method == PLAIN:
-        return Chosen(method, price, temperature, lambda v, t: torch.log_softmax(v.logits * t, -1))
-    if method == TEMPERATURE:
-        return Chosen(method, price, 0.0, FAMILIES[EQUAL])
-    if price == OWN_CHOICE and method in (DENSITY, NEIGHBOURS):
-        return _tuned_together(method, held_out)
+@final
+class Search:
+    """The held-out NLL of a method by its knob.
+
+    Knobs are tried in ascending order until the NLL is above a limit, so that no time is lost on
+    values that are far too cautious.
+
+    Args:
+        family: the method.
+        held_out: the held-out data.
+        limit: the highest NLL that will be asked for.
+    """
+
+    def __init__(self, family: Family, held_out: View, limit: float) -> None:
+        self._family, self._held_out = family, held_out
+        self._tried: list[tuple[float, float]] = []
+        for step in range(STEPS + 1):
+            at = LOWEST + (HIGHEST - LOWEST) * step / STEPS
+            self._tried.append((at, self.nll(at)))
+            if self._tried[-1][1] > limit:
+                break
+
+    def nll(self, at: float) -> float:
+        """Return the NLL at the exponential of a number."""
+        log_lik = self._family(self._held_out, math.exp(at))
+        return metrics.nll(torch.log_softmax(log_lik, -1), self._held_out.labels)
+
+    def least(self, otherwise: float) -> float:
+        """Return the tried knob of least NLL; 0 if none is better than another NLL."""
+        at, nll = min(self._tried, key=lambda pair: pair[1])
+        return math.exp(at) if nll < otherwise else 0.0
+
+    def largest(self, limit: float) -> float:
+        """Return the knob at which the NLL exceeds a limit; 0 if it does everywhere."""
+        above = next((i for i, (_, nll) in enumerate(self._tried) if nll > limit), None)
+        if above is None:
+            return math.exp(self._tried[-1][0])
+        if above == 0:
+            return 0.0
+        ends = self._tried[above - 1][0], self._tried[above][0]
+        return math.exp(brentq(lambda at: self.nll(at) - limit, *ends, xtol=EXACT))
+
+
+def choose(
+    method: str, prices: Sequence[float], held_out: View, temperature: float
+) -> list[Chosen]:
+    """Choose a method's knob for every price, and for the least NLL (`OWN_CHOICE`)."""
     best = metrics.nll(torch.log_softmax(held_out.logits, -1), held_out.labels)
+    every = (*prices, OWN_CHOICE)
+    if method == PLAIN:
+        return [Chosen(method, price, temperature, untempered) for price in every]
+    if method == TEMPERATURE:
+        return [Chosen(method, price, 0.0, FAMILIES[EQUAL]) for price in every]
     if method == BOTH:
-        half = 0.0
-        if price != OWN_CHOICE:
-            half = largest(FAMILIES[DENSITY], held_out, best + price / 2)
-        family = _both(half)
-    else:
-        family = FAMILIES[method]
-    if price == OWN_CHOICE:
-        return Chosen(method, price, least(family, held_out), family)
-    return Chosen(method, price, largest(family, held_out, best + price), family)
+        return [_both(price, best, held_out) for price in every]
+    family = FAMILIES[method]
+    search = Search(family, held_out, best + max(prices))
+    found = [Chosen(method, price, search.largest(best + price), family) for price in prices]
+    if method in (DENSITY, NEIGHBOURS):
+        return [*found, _tuned_together(method, held_out)]
+    return [*found, Chosen(method, OWN_CHOICE, search.least(best), family)]
 
 
-def _both(slope: float) -> Family:
-    """Return ACNML · s on a network with a density temperature."""
+def _both(price: float, best: float, held_out: View) -> Chosen:
+    """Return a density temperature for half of the price, then ACNML · s for the rest."""
+    slope = 0.0
+    if price != OWN_CHOICE:
+        half = best + price / 2
+        slope = Search(FAMILIES[DENSITY], held_out, half).largest(half)
 
     def family(view: View, knob: float) -> Tensor:
         factor = 1 + slope * view.score**2
         kernel = view.kernel.scaled(knob * view.score / factor**2)
         return solved(view.logits / factor.unsqueeze(-1), kernel)
 
-    return family
+    search = Search(family, held_out, best + price)
+    knob = search.least(best) if price == OWN_CHOICE else search.largest(best + price)
+    return Chosen(BOTH, price, knob, family)
 
 
 def _tuned_together(method: str, held_out: View) -> Chosen:

@@ -1,4 +1,4 @@
-"""What a network makes of its images: computed once, in resumable artefacts.
+"""What a network makes of its data: computed once, in resumable artefacts.
 
 All methods of the study are functions of the last layer's inputs, the logits and the pooled
 features of the network's stages.
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from acnml import Classifier, last_linear
 from acnml.typicality.places import Taps, find_places
-from studies.evidence.settings import EvidenceStudy
 from studies.evidence.subjects import Subject
 from studies.store import Stage, Store
 
@@ -21,7 +20,7 @@ BLOCK = 250
 
 
 class Recorded(NamedTuple):
-    """The images of a split or a shift, as the network sees them."""
+    """The data of a split or a shift, as the network sees them."""
 
     inputs: Tensor  # of the last layer (N, d)
     logits: Tensor  # (N, K)
@@ -29,14 +28,13 @@ class Recorded(NamedTuple):
     labels: Tensor  # (N,)
 
 
-def recorded(subject: Subject, study: EvidenceStudy, part: str, store: Store) -> Recorded:
+def recorded(subject: Subject, part: str, store: Store) -> Recorded:
     """Return the training data, the held-out data or a shift of a network."""
     data = subject.data(part)
-    decided = (study.held_out, study.test, study.train_images, study.epochs)
-    stage = Stage(f"recorded {subject.name} {part}", decided, study.seed)
-    layer = last_linear(subject.network)
-    classifier = Classifier(subject.network)
-    name = next(n for n, module in subject.network.named_modules() if module is layer)
+    stage = Stage(f"recorded {subject.name} {part}", subject.decided, subject.seed)
+    network = subject.trained
+    layer, classifier = last_linear(network), Classifier(network)
+    name = next(n for n, module in network.named_modules() if module is layer)
     places = find_places(classifier, subject.prepare(data.inputs[:8]))
 
     @torch.no_grad()

@@ -3,49 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch
 
 from acnml.cli._shared.drawing import panel
 from acnml.cli._shared.files import write_file
-from studies.engine.report import Panels, Section, footer, short_report, written_by
-from studies.engine.tables import Table, write_csv
-from studies.evidence.measures import Interval, Scored
+from studies.engine.figures import write_figures
+from studies.engine.report import Panels, Section, drawn, footer, short_report, written_by
+from studies.engine.tables import Table, mean, select, shown, write_csv
+from studies.evidence.comparisons import (
+    Cases,
+    Comparison,
+    cases,
+    comparisons,
+    groups,
+    priced,
+    seed_means,
+)
+from studies.evidence.measures import Scored, is_missing
 from studies.evidence.methods import (
     ACNML,
     DENSITY,
+    ENSEMBLE,
+    ENSEMBLE_ACNML,
     EQUAL,
     LEVERAGE,
-    METHODS,
     OWN_CHOICE,
-    PLAIN,
-    TEMPERATURE,
     WEIGHED,
     WITH_REGRET,
 )
-from studies.evidence.settings import EvidenceStudy
+from studies.evidence.settings import (
+    DIGITS,
+    DIGITS_200,
+    GIVEN,
+    LETTERS,
+    OWN,
+    TABLES,
+    TEXT,
+    EvidenceStudy,
+)
 from studies.evidence.study import Evidence
-from studies.evidence.subjects import CLEAN
 
-DRAWN = {EQUAL: "#8a9099", DENSITY: "#d95f02", ACNML: "#1f77b4", WEIGHED: "#08306b"}
-PRICED = tuple(method for method in METHODS if method not in (PLAIN, TEMPERATURE))
-
-
-def select(rows: Sequence[Scored], **wanted: object) -> list[Scored]:
-    """Return the rows with these values."""
-    return [row for row in rows if all(getattr(row, k) == v for k, v in wanted.items())]
-
-
-def mean(rows: Sequence[Scored], score: str) -> float:
-    """Return the mean over shifts."""
-    return float(sum(getattr(row, score) for row in rows) / len(rows))
-
-
-def groups(rows: Sequence[Scored]) -> list[tuple[str, str]]:
-    """Return all networks with their groups of shifted images."""
-    return list(dict.fromkeys((r.network, r.group) for r in rows if r.group != CLEAN))
+DRAWN = {
+    EQUAL: "#8a9099",
+    DENSITY: "#d95f02",
+    ACNML: "#1f77b4",
+    WEIGHED: "#08306b",
+    ENSEMBLE: "#66a61e",
+    ENSEMBLE_ACNML: "#1b7837",
+}
+# The rule α · s(x) was found on data of the first kind. Data of the second had no part in it.
+FAMILIES: Mapping[str, Sequence[str]] = {
+    "in which typicality was found": (DIGITS, *GIVEN, OWN),
+    "fresh": (LETTERS, TEXT, TABLES),
+}
+SCORES = ("ece", "nll", "brier", "aurc", "accuracy")
 
 
 def label(price: float) -> str:
@@ -53,105 +65,102 @@ def label(price: float) -> str:
     return "own choice" if price == OWN_CHOICE else f"+{price:g}"
 
 
+def cell(rows: Sequence[Scored], score: str) -> str:
+    """Return the mean over shifts, and its deviation over seeds."""
+    values = seed_means(rows, score)
+    return "" if any(map(math.isnan, values)) else shown(values)
+
+
 def scores_table(study: EvidenceStudy, rows: Sequence[Scored], network: str, group: str) -> Table:
     """Return the mean scores of all methods in a group of shifts."""
-    lines = []
+    inside, lines = select(rows, network=network, group=group), []
+    with_price = priced(inside)
     for price in (*study.prices, OWN_CHOICE):
-        for method in METHODS if price == study.prices[0] else PRICED:
-            own = select(rows, network=network, group=group, price=price, method=method)
-            cells = [f"{mean(own, s):.3f}" for s in ("ece", "nll", "brier", "aurc", "accuracy")]
-            lines.append([label(price) if method in PRICED else "", method, *cells])
+        every = list(dict.fromkeys(row.method for row in inside))
+        for method in every if price == study.prices[0] else with_price:
+            own = select(inside, price=price, method=method)
+            cells = [cell(own, score) for score in SCORES]
+            lines.append([label(price) if method in with_price else "", method, *cells])
     head = ("price", "method", "ECE", "NLL", "Brier", "AURC", "accuracy")
-    return Table(f"{network}, {group}: means over shifts.", head, lines)
+    seeds = len({row.seed for row in inside})
+    over = f" and {seeds} seeds; ± is the standard deviation over seeds" if seeds > 1 else ""
+    return Table(f"{network}, {group}: means over shifts{over}.", head, lines)
 
 
-def difference(evidence: Evidence, rows: Sequence[Scored], other: str, score: str) -> Interval:
-    """Return the mean difference to another method over the shifts of some rows of a method."""
-    means, draws = [], []
-    for row in rows:
-        place = (row.network, row.shift, row.price)
-        rival = evidence.by_key[(*place, other)]
-        means.append(getattr(row, score) - getattr(rival, score))
-        own, its = (evidence.resampled[(*place, m, score)] for m in (row.method, other))
-        draws.append(own - its)
-    return Interval.of(sum(means) / len(means), torch.stack(draws).double().mean(0))
-
-
-def won_and_lost(evidence: Evidence, rows: Sequence[Scored], other: str, score: str) -> str:
-    """Count shifts won and lost, and in brackets those whose interval excludes 0."""
-    single = [difference(evidence, [row], other, score) for row in rows]
-    won, lost = (sum(each.mean * sign > 0 for each in single) for sign in (-1, 1))
-    clearly = sum(each.high < 0 for each in single), sum(each.low > 0 for each in single)
-    return f"{won} ({clearly[0]}) : {lost} ({clearly[1]})"
-
-
-def rivals_table(study: EvidenceStudy, evidence: Evidence, other: str) -> Table:
+def rivals_table(found: Sequence[Comparison], rival: str, price: float) -> Table:
     """Return the differences of all methods to a rival."""
     lines = []
-    for network, group in groups(evidence.rows):
-        for price in study.prices:
-            for method in PRICED:
-                if method == other:
-                    continue
-                own = select(
-                    evidence.rows, network=network, group=group, price=price, method=method
-                )
-                cells = []
-                for score in ("ece", "nll"):
-                    cells += [
-                        str(difference(evidence, own, other, score)),
-                        won_and_lost(evidence, own, other, score),
-                    ]
-                lines.append([network, group, label(price), method, *cells])
+    for ece in select(found, rival=rival, price=price, score="ece"):
+        nll = select(
+            found,
+            **{k: getattr(ece, k) for k in ("network", "group", "price", "method", "rival")},
+            score="nll",
+        )
+        cells = [c for one in (ece, *nll) for c in (str(one.interval), one.counts)]
+        lines.append([ece.network, ece.group, ece.method, *cells, *([] if nll else ["", ""])])
     caption = (
-        f"Difference to “{other}” at equal price: mean over shifts with a bootstrap interval of "
-        "95 % over images, and shifts won : lost (in brackets: those whose own interval excludes "
-        "0). Negative is better."
+        f"Difference to “{rival}” at {label(price)} nats: mean over shifts with a bootstrap "
+        "interval of 95 % over test inputs, and shifts won : lost (in brackets: those whose own "
+        "interval excludes 0). Negative is better. comparisons.csv has all prices."
     )
-    head = ("network", "shifts", "price", "method", "ECE", "won : lost", "NLL", "won : lost")
+    head = ("network", "shifts", "method", "ECE", "won : lost", "NLL", "won : lost")
     return Table(caption, head, lines)
 
 
+def cases_table(found: Sequence[Cases]) -> Table:
+    """Return how often the means of a method are lower than a rival's."""
+    lines = []
+    for networks, method, rival in dict.fromkeys((c.networks, c.method, c.rival) for c in found):
+        own = select(found, networks=networks, method=method, rival=rival)
+        cells = [f"{one.lower} of {one.cases}" for one in own]
+        lines.append([networks, method, rival, *cells, *[""] * (3 - len(cells))])
+    caption = (
+        "Cases in which the mean of a method is lower than its rival's. A case is a network with a "
+        "group of shifts and a price."
+    )
+    return Table(caption, ("data", "method", "rival", "ECE", "NLL", "Brier"), lines)
+
+
 def detection_table(study: EvidenceStudy, rows: Sequence[Scored]) -> Table:
-    """Return AUROC and FPR95 of clean against shifted images, at the middle price."""
+    """Return AUROC, AUPR and FPR95 of clean against shifted inputs, at the middle price."""
     price = study.prices[len(study.prices) // 2]
     lines = []
+
+    def measured(own: Sequence[Scored], by: str) -> str:
+        values = [mean(own, f"{metric}_{by}") for metric in ("auroc", "aupr", "fpr95")]
+        return " / ".join(f"{value:.3f}" for value in values)
+
     for network, group in groups(rows):
-        for method in METHODS:
-            own = select(rows, network=network, group=group, price=price, method=method)
-            shown = [("confidence", True), ("regret", method in WITH_REGRET)]
-            cells = [
-                f"{mean(own, f'auroc_{by}'):.3f} / {mean(own, f'fpr95_{by}'):.3f}" if known else ""
-                for by, known in shown
-            ]
-            lines.append([network, group, method, *cells])
-        typical = f"{mean(own, 'auroc_typicality'):.3f} / {mean(own, 'fpr95_typicality'):.3f}"
-        lines.append([network, group, "s(x) alone", typical, ""])
-    caption = f"Clean against shifted images at {label(price)} nats: AUROC / FPR95."
+        inside = select(rows, network=network, group=group, price=price)
+        for method in dict.fromkeys(row.method for row in inside):
+            own = select(inside, method=method)
+            known = method in WITH_REGRET and not any(is_missing(r.auroc_regret) for r in own)
+            regret = measured(own, "regret") if known else ""
+            lines.append([network, group, method, measured(own, "confidence"), regret])
+        lines.append([network, group, "s(x) alone", measured(inside, "typicality"), ""])
+    caption = (
+        f"Clean against shifted inputs, or against those of no class, at {label(price)} nats: "
+        "AUROC / AUPR / FPR95. Shifted inputs are the positives."
+    )
     return Table(caption, ("network", "shifts", "method", "by confidence", "by regret"), lines)
 
 
-def beats_everywhere(study: EvidenceStudy, evidence: Evidence) -> list[str]:
+def beats_everywhere(found: Sequence[Comparison]) -> list[str]:
     """Name the methods that are better than the density temperature in mean ECE and NLL always."""
-    found = []
-    for method in PRICED:
-        pairs = [
-            difference(evidence, own, DENSITY, score).mean
-            for network, group in groups(evidence.rows)
-            for price in study.prices
-            for own in [
-                select(evidence.rows, network=network, group=group, price=price, method=method)
-            ]
-            for score in ("ece", "nll")
-        ]
-        if method != DENSITY and all(each < 0 for each in pairs):
-            found.append(method)
-    return found
+    rows = [one for one in found if one.rival == DENSITY and one.score != "brier"]
+    methods = dict.fromkeys(one.method for one in rows)
+    networks = {one.network for one in rows}
+    return [
+        method
+        for method in methods
+        for own in [select(rows, method=method)]
+        if {one.network for one in own} == networks and all(one.mean < 0 for one in own)
+    ]
 
 
-def verdict(study: EvidenceStudy, evidence: Evidence) -> str:
+def verdict(study: EvidenceStudy, found: Sequence[Comparison]) -> str:
     """Say what beats the density temperature, and how ACNML does against plain temperatures."""
-    best = beats_everywhere(study, evidence)
+    best = beats_everywhere(found)
     rival = (
         f"Better than the density temperature in mean ECE and NLL for every network, group and "
         f"price: {', '.join(best)}."
@@ -162,8 +171,14 @@ def verdict(study: EvidenceStudy, evidence: Evidence) -> str:
     price = study.prices[len(study.prices) // 2]
     parts = []
     for method in (ACNML, WEIGHED, DENSITY, LEVERAGE):
-        own = [r for r in select(evidence.rows, price=price, method=method) if r.group != CLEAN]
-        counts = [won_and_lost(evidence, own, EQUAL, score) for score in ("ece", "nll")]
+        counts = []
+        for score in ("ece", "nll"):
+            own = select(found, rival=EQUAL, price=price, method=method, score=score)
+            won, surely_won, lost, surely_lost = (
+                sum(getattr(one, name) for one in own)
+                for name in ("won", "surely_won", "lost", "surely_lost")
+            )
+            counts.append(f"{won} ({surely_won}) : {lost} ({surely_lost})")
         parts.append(f"{method}: ECE {counts[0]}, NLL {counts[1]}")
     return (
         f"{rival} Shifts won : lost against the temperature of equal price at +{price:g} nats, in "
@@ -172,65 +187,81 @@ def verdict(study: EvidenceStudy, evidence: Evidence) -> str:
 
 
 def figures(study: EvidenceStudy, rows: Sequence[Scored]) -> Panels:
-    """Draw ECE against NLL for every price, for the last group of every network."""
-    drawn = {}
-    for network in study.networks:
-        group = groups(select(rows, network=network))[-1][1]
+    """Draw ECE against NLL for every price, for the strongest shifts of every network."""
+    plotted = {}
+    for network in dict.fromkeys(row.network for row in rows):
+        if (group := strongest(rows, network)) is None:
+            continue
+        inside = select(rows, network=network, group=group)
         figure, axes = panel(f"{network}, {group}", (3.8, 3.2))
         for method, colour in DRAWN.items():
-            own = [
-                select(rows, network=network, group=group, price=p, method=method)
-                for p in study.prices
-            ]
+            own = [select(inside, price=price, method=method) for price in study.prices]
+            if not own[0]:
+                continue
             points = [(mean(each, "nll"), mean(each, "ece")) for each in own]
-            axes.plot(
-                *zip(*points, strict=True), marker="o", markersize=4, color=colour, label=method
-            )
+            xs, ys = zip(*points, strict=True)
+            axes.plot(xs, ys, marker="o", markersize=4, color=colour, label=method)
         axes.set(xlabel="NLL", ylabel="ECE")
         axes.legend(fontsize=7)
-        drawn[f"prices-{network}"] = figure
+        plotted[f"prices-{network}"] = figure
     prices = ", ".join(label(price) for price in study.prices)
     return Panels(
-        drawn, f"Means over shifts at {prices} nats; lower left is better.", "small panels"
+        plotted, f"Means over shifts at {prices} nats; lower left is better.", "small panels"
     )
+
+
+def strongest(rows: Sequence[Scored], network: str) -> str | None:
+    """Return the group of shifts with labels at which the network has the highest NLL."""
+    names = [group for own, group in groups(rows) if own == network]
+    nlls = {name: mean(select(rows, network=network, group=name), "nll") for name in names}
+    labelled = {name: nll for name, nll in nlls.items() if not math.isnan(nll)}
+    return max(labelled, key=lambda name: labelled[name]) if labelled else None
+
+
+def about(study: EvidenceStudy) -> list[str]:
+    """Describe the data."""
+    return [
+        f"All knobs are chosen on {study.held_out} clean held-out inputs (resnet20-own: 1,000, "
+        f"{DIGITS_200}: 500, tables: a quarter of the rows), at prices over the NLL of the best "
+        "temperature of the network, or for the least NLL (own choice). Posteriors and densities "
+        f"are fitted on {study.train_images or 'all'} training images, and on all training "
+        f"questions and rows. Every shift has {study.test} test inputs, and as many of no class "
+        "where there are some. CIFAR-10-C's corruptions are applied to the test images with the "
+        "published parameters.",
+        "Networks of our own differ in their random seeds. An ensemble consists of the networks "
+        f"of all seeds ({DIGITS}: {study.members}), so there is one. MC dropout and ensembles are "
+        "taken at their own best temperature where that costs more than the price, and otherwise "
+        "at the temperature that costs the price.",
+    ]
 
 
 def write_pages(study: EvidenceStudy, evidence: Evidence, out: Path) -> Path:
-    """Write metrics.csv, results.md and report.html; return the path of the last."""
-    lines = [["" if _is_missing(cell) else cell for cell in row] for row in evidence.rows]
+    """Write the CSV files, the figures, results.md and report.html; return the path of the last."""
+    found = comparisons(evidence, study.prices)
+    counted = cases(found, dict(FAMILIES))
+    lines = [["" if is_missing(value) else value for value in row] for row in evidence.rows]
     write_csv(out / "metrics.csv", Scored._fields, lines)
-    about = (
-        f"All knobs are chosen on {study.held_out} clean held-out images, at prices over the NLL "
-        "of the best temperature, or for the least NLL (own choice). Posteriors and densities are "
-        f"fitted on {study.train_images or 'all'} training images. Every shift has {study.test} "
-        "test images. CIFAR-10-C's corruptions are applied to the test images with the published "
-        "parameters."
-    )
-    tables = [scores_table(study, evidence.rows, *each) for each in groups(evidence.rows)]
+    write_csv(out / "comparisons.csv", Comparison._fields, found)
+    write_csv(out / "cases.csv", Cases._fields, counted)
+    price = study.prices[len(study.prices) // 2]
     sections = [
-        Section("Prices", [about], [figures(study, evidence.rows)], []),
-        Section("Scores", [], [], tables),
-        Section(
-            "Against the density temperature", [], [], [rivals_table(study, evidence, DENSITY)]
+        Section("Prices", about(study), [figures(study, evidence.rows)], []),
+        *(
+            Section(f"Against “{rival}”", [], [], [rivals_table(found, rival, price)])
+            for rival in (EQUAL, DENSITY)
         ),
-        Section(
-            "Against the temperature of equal price", [], [], [rivals_table(study, evidence, EQUAL)]
-        ),
+        Section("Cases", [], [], [cases_table(counted)]),
         Section("Detection", [], [], [detection_table(study, evidence.rows)]),
+        Section(
+            "Scores",
+            [],
+            [],
+            [scores_table(study, evidence.rows, *each) for each in groups(evidence.rows)],
+        ),
     ]
-    found = verdict(study, evidence)
-    text = "\n\n".join(
-        [
-            "# Evidence: results",
-            f"Written by {written_by('evidence')}.",
-            found,
-            *(section.markdown() for section in sections),
-        ]
-    )
-    write_file(out / "results.md", (text + "\n").encode())
-    page = short_report("Evidence", found, sections, footer("evidence"))
+    write_figures(drawn(sections), out)
+    finding = verdict(study, found)
+    parts = [f"Written by {written_by('evidence')}.", finding, *(s.markdown() for s in sections)]
+    write_file(out / "results.md", ("\n\n".join(["# Evidence: results", *parts]) + "\n").encode())
+    page = short_report("Evidence", finding, sections, footer("evidence"))
     return write_file(out / "report.html", page.encode())
-
-
-def _is_missing(cell: object) -> bool:
-    return isinstance(cell, float) and math.isnan(cell)

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-NETWORKS = ("mnist", "resnet20", "resnet56", "resnet18")
+DIGITS, DIGITS_200, LETTERS = "mnist", "mnist-200", "letters"
+GIVEN, OWN = ("resnet20", "resnet56", "resnet18"), "resnet20-own"
+TEXT, TABLES = "clinc150", "tables"
+NETWORKS = (DIGITS, LETTERS, *GIVEN, OWN, TEXT, TABLES, DIGITS_200)
 
 
 @final
@@ -16,17 +19,23 @@ class EvidenceStudy:
 
     Args:
         networks: some of `NETWORKS`.
-        held_out: images for choosing, cut from the test set of CIFAR-10 (its networks have seen all
-            training images) and from the training set of MNIST.
+        held_out: inputs for choosing. They are cut from the training set where the network is ours,
+            and from the test set of CIFAR-10 where it is given and has seen all training images.
         test: images of every shift.
         severities: of the corruptions.
-        angles: of the digits.
+        angles: of digits and letters.
         prices: in nats, over the best temperature.
         train_images: for posteriors and densities; None takes all.
         neighbours: k of the nearest-neighbour density.
-        epochs: of the MNIST network.
+        epochs: of the networks for digits. Those for letters, of which there are an eighth as many,
+            have four times as many.
+        members: networks of the ensemble for digits.
+        dropout: probability, in networks for digits with dropout.
+        samples: of Bayesian model averages, and masks of dropout.
+        folds: pairs of domains of questions that are left out of training, from 0 to 5.
         resamples: for bootstrap intervals.
-        seed: of splits, training and the bootstrap.
+        seeds: of the networks that are ours.
+        seed: of splits and the bootstrap.
     """
 
     networks: tuple[str, ...] = NETWORKS
@@ -38,19 +47,31 @@ class EvidenceStudy:
     train_images: int | None = 10_000
     neighbours: int = 10
     epochs: int = 8
+    members: int = 5
+    dropout: float = 0.5
+    samples: int = 30
+    folds: int = 5
     resamples: int = 1000
+    seeds: tuple[int, ...] = (0, 1, 2)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.networks) - set(NETWORKS):
+            raise ValueError(f"there is no {unknown.pop()!r}, only {', '.join(NETWORKS)}")
 
 
 PRESETS: Mapping[str, EvidenceStudy] = {
     "quick": EvidenceStudy(
-        networks=("mnist", "resnet20"),
         held_out=1000,
         test=200,
         severities=(5,),
         angles=(30, 60, 90, 180),
         train_images=5000,
         epochs=3,
+        members=2,
+        samples=10,
+        folds=1,
+        seeds=(0,),
     ),
     "full": EvidenceStudy(),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,35 +15,49 @@ import acnml
 from acnml import Classifier, Map, Tempered, metrics, tuning
 from acnml.cli._shared.digits import Labelled
 from acnml.predictors.pnml import genie_log_probs
+from studies.engine.tables import mean, select
 from studies.evidence import report
 from studies.evidence import study as study_module
-from studies.evidence.measures import Interval, Scored, resampled, resamples
+from studies.evidence.comparisons import Cases, cases, compared, comparisons
+from studies.evidence.digits import grey
+from studies.evidence.measures import Interval, Scored, resampled, resamples, scores
 from studies.evidence.methods import (
     ACNML,
+    BMA,
     DENSITY,
+    DROPOUT,
+    ENSEMBLE,
+    ENSEMBLE_WEIGHED,
     EQUAL,
     METHODS,
     NEIGHBOURS,
     OWN_CHOICE,
+    PLAIN,
     WEIGHED,
+    WHOLE,
 )
-from studies.evidence.report import won_and_lost, write_pages
-from studies.evidence.settings import EvidenceStudy
+from studies.evidence.report import write_pages
+from studies.evidence.settings import NETWORKS, PRESETS, EvidenceStudy
 from studies.evidence.study import Evidence, collect
-from studies.evidence.subjects import Subject
+from studies.evidence.subjects import Subject, with_unknown
 from studies.store import Reporter, Store
 
 PRICE = 0.02
-STUDY = EvidenceStudy(networks=("tiny",), test=200, prices=(PRICE,), resamples=50)
+STUDY = EvidenceStudy(
+    networks=("mnist",), test=200, prices=(PRICE,), resamples=50, seeds=(0, 1), samples=200
+)
 
 
-def subject() -> Subject:
-    """A small network on noisy clusters; the shift scales its inputs."""
+def subject(seed: int = 0, **more: object) -> Subject:
+    """A small network on noisy clusters; shifts scale its inputs or add others of no class."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         labels = torch.arange(650) % 3
         x = 1.5 * torch.randn(3, 4)[labels] + torch.randn(650, 4)
-        network = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+        torch.manual_seed(1 + seed)
+        network = nn.Sequential(
+            nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3)
+        ).eval()
         optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
         for _ in range(150):
             optimizer.zero_grad()
@@ -52,18 +67,31 @@ def subject() -> Subject:
     train, held_out, test = parts
 
     def load(shift: str) -> Labelled:
+        if shift == "unknown":
+            return with_unknown(test, 5 * test.inputs.flip(0)[:80])
         return Labelled((1.0 if shift == "clean" else float(shift)) * test.inputs, test.labels)
 
-    shifts = {"clean": "clean", "2": "scaled", "4": "scaled"}
-    return Subject("tiny", lambda: network, lambda x: x, train, held_out, shifts, load)
+    shifts = {"clean": "clean", "2": "scaled", "4": "scaled", "unknown": "beyond"}
+    return Subject(
+        *("tiny", "tiny", seed, lambda: network, lambda x: x, train, held_out, shifts, load),
+        decided="tiny",
+        methods=METHODS,
+        **more,
+    )
+
+
+def subjects() -> list[Subject]:
+    """Two seeds; the first has everything that a subject may have."""
+    first, second = subject(0), subject(1)
+    everything = subject(0, members=(first, second), dropout=subject(2).build, whole=True)
+    return [everything, second]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("evidence")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study_module, "subject", lambda name, study, cache, store: subject())
-        patch.setattr(report, "figures", lambda study, rows: report.Panels({}, ""))
+        patch.setattr(study_module, "subjects", lambda *_: subjects())
         for _ in range(2):  # the second run finds everything
             log = io.StringIO()
             store = Store(out, STUDY, Reporter(Console(file=log), out / "run.log"))
@@ -88,10 +116,10 @@ def test_numbers_are_those_of_the_library_on_the_network_itself(finished):
         NEIGHBOURS: tuning.density_temperature(classifier, neighbours, held_out, PRICE),
     }
     for method, predictor in predictors.items():
-        for shift in own.shifts:
+        for shift in ("clean", "2", "4"):
             data = own.load(shift)
             expected = metrics.summary(predictor(data.inputs).double(), data.labels)
-            (row,) = report.select(evidence.rows, shift=shift, price=PRICE, method=method)
+            (row,) = select(evidence.rows, shift=shift, price=PRICE, method=method, seed=0)
             found = {name: getattr(row, name) for name in expected}
             assert found == pytest.approx(expected, abs=5e-4), method
 
@@ -104,7 +132,7 @@ def test_own_choices_are_not_worse_than_the_temperature_on_held_out_data(finishe
     classifier = Classifier(own.build())
     typicality = acnml.fit_typicality(classifier, [own.train], [own.held_out])
     predictor = tuning.density_temperature(classifier, typicality, [own.held_out])
-    (row,) = report.select(evidence.rows, shift="4", price=OWN_CHOICE, method=DENSITY)
+    (row,) = select(evidence.rows, shift="4", price=OWN_CHOICE, method=DENSITY, seed=0)
     data = own.load("4")
     assert row.nll == pytest.approx(metrics.nll(predictor(data.inputs), data.labels), abs=1e-3)
 
@@ -118,13 +146,22 @@ def test_a_second_run_computes_nothing(finished):
 def test_pages_state_the_numbers(finished):
     evidence, out, _ = finished
     text = (out / "results.md").read_text()
-    scaled = report.select(evidence.rows, group="scaled", price=PRICE, method=WEIGHED)
-    assert f"| +0.02 | {WEIGHED} | {report.mean(scaled, 'ece'):.3f} |" in text
-    assert "density temperature" in report.verdict(STUDY, evidence)
+    scaled = select(evidence.rows, group="scaled", price=PRICE, method=WEIGHED)
+    assert f"| +0.02 | {WEIGHED} | {mean(scaled, 'ece'):.3f} ± " in text
+    found = comparisons(evidence, STUDY.prices)
+    assert "density temperature" in report.verdict(STUDY, found)
+    assert {one.score for one in found if one.group == "beyond"} == {"ece"}
+    assert {one.shifts for one in select(found, group="scaled", method=WEIGHED)} == {2 * 2}
+    assert {one.shifts for one in select(found, group="scaled", method=ENSEMBLE)} == {2}
     with (out / "metrics.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == len(evidence.rows)
     assert {line["auroc_regret"] for line in lines if line["method"] == DENSITY} == {""}
+    assert {line["nll"] for line in lines if line["shift"] == "unknown"} == {""}
+    with (out / "comparisons.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(found)
+    assert (out / "cases.csv").is_file()
+    assert (out / "prices-tiny.png").is_file()
     assert (out / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
@@ -148,7 +185,95 @@ def test_a_resample_of_every_image_once_gives_the_metrics():
     assert error < 3 * again["ece"].std().item()
 
 
-def test_shifts_are_counted():
+def test_averages_are_those_of_the_library(finished):
+    """Ensemble, dropout, all weights and Bayesian average, each at its own or at no price."""
+    evidence, _, _ = finished
+    first, second = subjects()
+    data, held_out = first.load("4"), first.held_out
+    classifiers = [Classifier(each.build()) for each in (first, second)]
+    best = [tuning.temperature(Map(each), [held_out]).value for each in classifiers]
+    members = [Tempered(Map(c), t) for c, t in zip(classifiers, best, strict=True)]
+    averages = {
+        ENSEMBLE: acnml.Ensemble(tuple(members)),
+        DROPOUT: acnml.McDropout(Classifier(first.dropout()), STUDY.samples),
+    }
+    for method, average in averages.items():
+        warm = Tempered(average, tuning.temperature(average, [held_out]).value)
+        limit = metrics.nll(members[0](held_out.inputs), held_out.labels) + PRICE
+        (row,) = select(evidence.rows, shift="4", price=PRICE, method=method, seed=0)
+        warmer = Tempered(warm, 1 + row.knob)
+        chosen = metrics.nll(warmer(held_out.inputs), held_out.labels)
+        assert row.knob == 0 or chosen == pytest.approx(limit, abs=2e-3)
+        expected = metrics.nll(warmer(data.inputs), data.labels)
+        assert row.nll == pytest.approx(expected, abs=0.02 if method == DROPOUT else 1e-4)
+
+
+def test_the_ensemble_of_acnml_averages_its_members(finished):
+    evidence, _, _ = finished
+    first, second = subjects()
+    (row,) = select(evidence.rows, shift="4", price=PRICE, method=ENSEMBLE_WEIGHED, seed=0)
+    own = [first.train], [first.held_out]
+    calibrated = [acnml.calibrate(each.build(), *own, price=PRICE) for each in (first, second)]
+    members = [replace(each.predictor, alpha=row.knob) for each in calibrated]
+    data = first.load("4")
+    log_probs = acnml.Ensemble(tuple(members))(data.inputs)
+    assert row.nll == pytest.approx(metrics.nll(log_probs, data.labels), abs=2e-3)
+    clean = first.load("clean")
+    regrets = [
+        torch.stack([each.solve(x).regret for each in members]).mean(0)
+        for x in (clean.inputs, data.inputs)
+    ]
+    assert row.auroc_regret == pytest.approx(metrics.auroc(*regrets), abs=2e-3)
+
+
+def test_a_bayesian_average_is_that_of_the_posterior(finished):
+    """From 200 samples of the logits here, and from other samples of the weights."""
+    evidence, _, _ = finished
+    own = subject()
+    (row,) = select(evidence.rows, shift="2", price=PRICE, method=BMA, seed=0)
+    calibrated = acnml.calibrate(
+        own.build(), [own.train], [own.held_out], price=PRICE, typicality=False
+    )
+    predictor = calibrated.predictor
+    bma = acnml.Bma(predictor.classifier, predictor.posterior.scaled(row.knob), samples=400)
+    data = own.load("2")
+    assert row.nll == pytest.approx(metrics.nll(bma(data.inputs), data.labels), rel=0.02)
+
+
+def test_all_weights_are_solved_for(finished):
+    evidence, _, _ = finished
+    (row,) = select(evidence.rows, shift="2", price=PRICE, method=WHOLE, seed=0)
+    own = subject()
+    predictor = acnml.calibrate(own.build(), [own.train], [own.held_out], price=PRICE).predictor
+    curvature = acnml.kronecker_curvature(predictor.classifier, [own.train])
+    posterior = curvature.posterior(1e-4 * len(own.train.labels))
+    solver = acnml.Acnml(predictor.classifier, posterior, alpha=row.knob, on_unsolved="ignore")
+    data = own.load("2")
+    assert row.nll == pytest.approx(metrics.nll(solver(data.inputs), data.labels), abs=1e-4)
+    assert not select(evidence.rows, method=WHOLE, seed=1)
+
+
+def test_inputs_of_no_class_are_never_answered_correctly(finished):
+    evidence, _, _ = finished
+    own = subject()
+    data, clean = own.load("unknown"), own.load("clean")
+    log_probs = torch.log_softmax(own.build()(data.inputs).double(), -1).detach()
+    (row,) = select(evidence.rows, shift="unknown", price=PRICE, method=PLAIN, seed=0)
+    confidence, predicted = log_probs.exp().max(1)
+    correct = (predicted == data.labels).double()
+    assert correct[len(clean.labels) :].sum() == 0
+    assert row.accuracy == pytest.approx(correct.mean().item())
+    assert row.ece == pytest.approx(metrics.ece_of_confidences(confidence, correct), abs=1e-6)
+    split = len(clean.labels)
+    pair = -confidence[:split], -confidence[split:]
+    assert row.auroc_confidence == pytest.approx(metrics.auroc(*pair), abs=1e-6)
+    assert row.aupr_confidence == pytest.approx(metrics.aupr(*pair), abs=1e-6)
+    assert row.n == len(data.labels)
+    (draws,) = resampled(log_probs, data.labels, torch.ones(1, len(data.labels)).double()).values()
+    assert draws.item() == pytest.approx(scores(log_probs, data.labels, 20)["ece"], abs=1e-9)
+
+
+def test_shifts_and_cases_are_counted():
     """Shift a is won for certain, b lost for certain, c won by a difference within its interval."""
     rows, draws = [], {}
     for shift, own, rival, spread in (("a", 1.0, 2.0, 0.1), ("b", 2, 1, 0.1), ("c", 1, 1.1, 1.0)):
@@ -157,12 +282,31 @@ def test_shifts_are_counted():
             values = {"network": "n", "shift": shift, "group": "g", "price": 0.01, "nll": value}
             rows.append(Scored(**{**blank, **values, "method": method}))
             noise = spread * torch.linspace(-1, 1, 101) if method == ACNML else torch.zeros(101)
-            draws["n", shift, 0.01, method, "nll"] = value + noise
+            draws["n", 0, shift, 0.01, method, "nll"] = value + noise
     evidence = Evidence(rows, draws)
-    own = report.select(rows, method=ACNML)
-    assert won_and_lost(evidence, own, EQUAL, "nll") == "2 (1) : 1 (1)"
-    assert report.difference(evidence, own, EQUAL, "nll").mean == pytest.approx(-0.1 / 3)
+    found = compared(evidence, select(rows, method=ACNML), EQUAL, "nll")
+    assert found.counts == "2 (1) : 1 (1)"
+    assert found.mean == pytest.approx(-0.1 / 3)
     assert str(Interval(-0.1, -0.2, 0.3)) == "-0.1000 [-0.2000, +0.3000]"
+    worse = found._replace(price=0.03, mean=0.1)
+    other = found._replace(network="m")
+    counted = cases([found, worse, other], {"one": ("n",), "all": ("n", "m")})
+    assert counted == [
+        Cases("one", ACNML, EQUAL, "nll", 1, 2),
+        Cases("all", ACNML, EQUAL, "nll", 2, 3),
+    ]
+
+
+def test_grey_images_keep_their_mean():
+    """Grey is the usual mean of the colours, on a smaller grid."""
+    one = torch.full((2, 3, 32, 32), 51, dtype=torch.uint8)
+    torch.testing.assert_close(grey(one), torch.full((2, 1, 28, 28), 0.2))
+
+
+def test_networks_are_checked():
+    assert set(PRESETS["quick"].networks) == set(PRESETS["full"].networks) == set(NETWORKS)
+    with pytest.raises(ValueError, match="there is no 'resnet19', only mnist"):
+        EvidenceStudy(networks=("resnet19",))
 
 
 def test_leverage_nml_by_hand():

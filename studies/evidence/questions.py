@@ -1,0 +1,70 @@
+"""Questions to an assistant (CLINC150): heads on a frozen encoder, and questions of no class.
+
+A shift adds questions that belong to no class: those that the data set provides, or those of two
+domains that are left out of training. No answer to them is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from acnml.cli._shared.digits import Labelled
+from studies import text
+from studies.evidence.methods import MANY_CLASSES
+from studies.evidence.settings import TEXT, EvidenceStudy
+from studies.evidence.subjects import CLEAN, Subject, with_unknown
+from studies.store import Content, Stage, Store, Work
+
+
+def questions(study: EvidenceStudy, store: Store) -> list[Subject]:
+    """Return a head for all intents and one for every pair of domains left out, for all seeds."""
+    settings = text.TextStudy(folds=study.folds, seeds=study.seeds)
+    tasks = text.tasks(settings, store)
+    return [
+        _subject(few(task, study), settings, store, seed) for task in tasks for seed in study.seeds
+    ]
+
+
+def few(task: text.Task, study: EvidenceStudy) -> text.Task:
+    """Return a task with as many held-out and test questions as there are of images."""
+    return replace(
+        task,
+        held_out=task.held_out.first(study.held_out),
+        test=task.test.first(study.test),
+        beyond=task.beyond[: study.test],
+    )
+
+
+def _subject(task: text.Task, settings: text.TextStudy, store: Store, seed: int) -> Subject:
+    left_out = task.fold or "all intents"
+    trained = (text.ENCODER, text.TWO, settings.hidden, settings.epochs, left_out)
+    sizes = [len(part.labels) for part in (task.train, task.held_out, task.test)]
+
+    def build() -> nn.Module:
+        def make(work: Work) -> Content:
+            return Content(text.trained(settings, text.TWO, task, seed, work).state_dict())
+
+        network = text.build(settings, text.TWO, task.classes)
+        stage = Stage(f"train {TEXT} {left_out}", trained, seed)
+        network.load_state_dict(store.make(stage, make).load())
+        return network
+
+    def load(shift: str) -> Labelled:
+        return with_unknown(task.test, task.beyond) if shift == unknown else task.test
+
+    unknown = f"without {task.fold}" if task.fold else "out-of-scope questions"
+    return Subject(
+        name=f"{TEXT} {left_out}",
+        network=TEXT,
+        seed=seed,
+        build=build,
+        prepare=lambda x: x,
+        train=task.train,
+        held_out=task.held_out,
+        shifts={f"{CLEAN}, {left_out}": CLEAN, unknown: task.experiment},
+        load=load,
+        decided=(trained, *sizes, len(task.beyond)),
+        methods=MANY_CLASSES,
+    )
