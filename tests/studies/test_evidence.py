@@ -191,14 +191,14 @@ def test_averages_are_those_of_the_library(finished):
     first, second = subjects()
     data, held_out = first.load("4"), first.held_out
     classifiers = [Classifier(each.build()) for each in (first, second)]
-    best = [tuning.temperature(Map(each), [held_out]).value for each in classifiers]
+    best = [tuning.temperature_by_nll(Map(each), [held_out]).value for each in classifiers]
     members = [Tempered(Map(c), t) for c, t in zip(classifiers, best, strict=True)]
     averages = {
         ENSEMBLE: acnml.Ensemble(tuple(members)),
         DROPOUT: acnml.McDropout(Classifier(first.dropout()), STUDY.samples),
     }
     for method, average in averages.items():
-        warm = Tempered(average, tuning.temperature(average, [held_out]).value)
+        warm = Tempered(average, tuning.temperature_by_nll(average, [held_out]).value)
         limit = metrics.nll(members[0](held_out.inputs), held_out.labels) + PRICE
         (row,) = select(evidence.rows, shift="4", price=PRICE, method=method, seed=0)
         warmer = Tempered(warm, 1 + row.knob)
