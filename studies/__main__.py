@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -28,22 +28,52 @@ def kinds() -> dict[str, Kind[Any]]:
     return {kind.name: kind for kind in (paper_mnist.KIND, rotated_mnist.KIND, cifar10_c.KIND)}
 
 
-def run_with_store(
-    presets: Mapping[str, Any],
-    run: Callable[[Any, Path, Store], Path],
-    preset: str,
-    settings: list[str],
-    out: Path,
-) -> None:
-    """Run a study that uses only the store of artefacts, and say where its report is."""
-    try:
-        require_writable(out)
-        study = override(choose_preset(presets, preset), settings)
-        console = Console()
-        store = Store(out, study, Reporter(console, out / "run.log"))
-        console.print(f"Report: {run(study, out, store)}", soft_wrap=True, highlight=False)
-    except EXPECTED as error:
-        sys.exit(str(error))
+class Stored(NamedTuple):
+    """A study that uses only the store of artefacts, not the engine."""
+
+    about: str
+    module: str  # has PRESETS and run(study, out, store), which returns the path of the report
+
+
+def in_one_go() -> dict[str, Stored]:
+    """Return the studies that use only the store, by name."""
+    return {
+        "evidence": Stored(
+            "Compare methods of calibration under shift at equal price.", "studies.evidence.report"
+        ),
+        "text": Stored(
+            "Intents of questions to an assistant, and questions that are out of scope.",
+            "studies.text",
+        ),
+        "tabular": Stored(
+            "Compare acnml.sklearn with CalibratedClassifierCV on tables, in distribution and "
+            "shifted.",
+            "studies.tabular",
+        ),
+    }
+
+
+def register_stored(app: typer.Typer, name: str, study: Stored) -> None:
+    """Add the command of a study; its module is imported when the command runs."""
+
+    def command(
+        out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path(name),
+        preset: Annotated[str, typer.Option(help="quick or full.")] = "quick",
+        settings: Settings = None,
+    ) -> None:
+        module = import_module(study.module)
+        try:
+            require_writable(out)
+            chosen = override(choose_preset(module.PRESETS, preset), settings or [])
+            console = Console()
+            store = Store(out, chosen, Reporter(console, out / "run.log"))
+            path = module.run(chosen, out, store)
+            console.print(f"Report: {path}", soft_wrap=True, highlight=False)
+        except EXPECTED as error:
+            sys.exit(str(error))
+
+    again = "Run the same command again to continue an interrupted run."
+    app.command(name, help=f"{study.about}\n\n{again}")(command)
 
 
 def build_app() -> typer.Typer:
@@ -82,53 +112,8 @@ def build_app() -> typer.Typer:
         report = partial(write_report, folder=out)
         run_short(TheoryStudy(seed=seed), run, report, results_table, closing_sentence)
 
-    @app.command()
-    def evidence(
-        out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("evidence"),
-        preset: Annotated[str, typer.Option(help="quick or full.")] = "quick",
-        settings: Settings = None,
-    ) -> None:
-        """Compare methods of calibration under shift at equal price.
-
-        Run the same command again to continue an interrupted run.
-        """
-        from studies.evidence.report import write_pages
-        from studies.evidence.settings import PRESETS
-        from studies.evidence.study import collect
-
-        def run(study: Any, out: Path, store: Store) -> Path:
-            return write_pages(study, collect(study, out, store), out)
-
-        run_with_store(PRESETS, run, preset, settings or [], out)
-
-    @app.command()
-    def text(
-        out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("text"),
-        preset: Annotated[str, typer.Option(help="quick or full.")] = "quick",
-        settings: Settings = None,
-    ) -> None:
-        """Intents of questions to an assistant, and questions that are out of scope.
-
-        Run the same command again to continue an interrupted run.
-        """
-        from studies import text
-
-        run_with_store(text.PRESETS, text.run, preset, settings or [], out)
-
-    @app.command()
-    def tabular(
-        out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path("tabular"),
-        preset: Annotated[str, typer.Option(help="quick or full.")] = "quick",
-        settings: Settings = None,
-    ) -> None:
-        """Compare acnml.sklearn with CalibratedClassifierCV on tables, in distribution and shifted.
-
-        Run the same command again to continue an interrupted run.
-        """
-        from studies import tabular
-
-        run_with_store(tabular.PRESETS, tabular.run, preset, settings or [], out)
-
+    for name, study in in_one_go().items():
+        register_stored(app, name, study)
     for kind in kinds().values():
         register(app, kind)
 
@@ -140,6 +125,7 @@ def build_app() -> typer.Typer:
         preset: Annotated[str | None, typer.Option(help="As for the study.")] = None,
         settings: Settings = None,
         seed: Annotated[int, typer.Option(min=0)] = 0,
+        weights: Annotated[Path | None, typer.Option(help="Write its weights to a file.")] = None,
     ) -> None:
         """Train one network of a study, in several processes under torchrun.
 
@@ -151,7 +137,7 @@ def build_app() -> typer.Typer:
             sys.exit(f"There is no study {study!r}, only {', '.join(kinds())}.")
         kind = kinds()[study]
         chosen = preset or next(iter(kind.presets))
-        train_network(build(kind, chosen, settings or []), network, seed, out)
+        train_network(build(kind, chosen, settings or []), network, seed, out, weights)
 
     @app.command()
     def compare(

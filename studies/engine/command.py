@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import safetensors.torch
 import typer
 from rich.console import Console
 
-from acnml.cli._shared.files import CannotWriteError, require_writable
+from acnml.cli._shared.files import CannotWriteError, require_writable, write_file
 from studies.data.folder import DataError
 from studies.engine.report import headline, write_report
 from studies.engine.results import collect
@@ -95,8 +96,13 @@ def run_study(study: Study, out: Path, report_only: bool) -> None:
     console.print(f"\n{headline(results)}", highlight=False)
 
 
-def train_network(study: Study, network: str, seed: int, out: Path) -> None:
-    """Train one network of a study, in as many processes as `torchrun` has started."""
+def train_network(
+    study: Study, network: str, seed: int, out: Path, weights: Path | None = None
+) -> None:
+    """Train one network of a study, in as many processes as `torchrun` has started.
+
+    If `weights` is given, the weights that the study takes are written to this file.
+    """
     trainable = [name for name, each in study.networks.items() if each.training is not None]
     if network not in trainable:
         sys.exit(f"There is no network {network!r} to train, only {', '.join(trainable)}.")
@@ -110,5 +116,7 @@ def train_network(study: Study, network: str, seed: int, out: Path) -> None:
             workshop = Workshop(study, data, Making(store), seed)
             stage = workshop.training_stage(network)
             make_together(store, stage, training, lambda: workshop.task(network), processes)
+            if weights is not None and processes.leads:
+                write_file(weights, safetensors.torch.save(workshop.weights(network).load()))
     except EXPECTED as error:
         sys.exit(str(error))

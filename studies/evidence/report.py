@@ -42,7 +42,9 @@ from studies.evidence.settings import (
     TEXT,
     EvidenceStudy,
 )
-from studies.evidence.study import Evidence
+from studies.evidence.settings import PRESETS as PRESETS
+from studies.evidence.study import Evidence, collect
+from studies.store import Store
 
 DRAWN = {
     EQUAL: "#8a9099",
@@ -233,6 +235,11 @@ def about(study: EvidenceStudy) -> list[str]:
         "taken at their own best temperature where that costs more than the price, and otherwise "
         "at the temperature that costs the price.",
     ]
+
+
+def run(study: EvidenceStudy, out: Path, store: Store) -> Path:
+    """Do everything that is missing and write the pages."""
+    return write_pages(study, collect(study, out, store), out)
 
 
 def write_pages(study: EvidenceStudy, evidence: Evidence, out: Path) -> Path:

@@ -58,11 +58,19 @@ class Subject:
     @cached_property
     def trained(self) -> nn.Module:
         """The trained network, in the memory layout that is fastest for convolutions."""
-        network: nn.Module = self.build().eval()
+        with torch.enable_grad():  # it may have to be trained first
+            network: nn.Module = self.build().eval()
         for parameter in network.parameters():
             if parameter.ndim == 4:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         return network
+
+    @cached_property
+    def trained_with_dropout(self) -> nn.Module:
+        """The network that was trained with dropout."""
+        assert self.dropout is not None
+        with torch.enable_grad():
+            return self.dropout().eval()
 
     @property
     def clean(self) -> str:

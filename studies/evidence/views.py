@@ -196,8 +196,7 @@ class Views:
 
     def _dropout(self, part: str) -> Tensor:
         own, data = self._own, self._own.data(part)
-        assert own.dropout is not None
-        predictor = McDropout(Classifier(own.dropout()), self._study.samples)
+        predictor = McDropout(Classifier(own.trained_with_dropout), self._study.samples)
         stage = Stage(f"dropout {own.name} {part}", (own.decided, self._study.samples), own.seed)
 
         def compute(rows: slice) -> dict[str, Tensor]:

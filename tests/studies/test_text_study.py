@@ -78,7 +78,7 @@ def test_a_second_run_makes_nothing(finished):
 def test_every_score_is_measured(finished):
     out, _ = finished
     found = rows(out / "detection.csv")
-    per_task = 2 * (3 + 3) + 1 + 3  # two scores of six methods, the energy, three regrets
+    per_task = 2 * (3 + 6) + 1 + 6  # two scores of nine methods, the energy, six regrets
     assert len(found) == 2 * per_task
     assert {row["fold"] for row in found} == {"", "banking, credit cards"}
     assert all(0 <= float(row["auroc"]) <= 1 for row in found)
@@ -92,6 +92,7 @@ def test_every_score_is_measured(finished):
     text = (out / "results.md").read_text()
     assert "Domains left out" in text
     assert "ACNML, +0.05 | regret" in text
+    assert "ACNML · s, +0.05 | regret" in text
 
 
 def test_scores_are_those_of_the_stored_predictions(finished):
