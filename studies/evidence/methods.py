@@ -60,8 +60,12 @@ POST_HOC: tuple[str, ...] = (
 )
 SEVERAL = (ENSEMBLE, ENSEMBLE_ACNML, ENSEMBLE_WEIGHED)
 METHODS: tuple[str, ...] = (*POST_HOC, DROPOUT, *SEVERAL, WHOLE)
-# Where 150 classes make ACNML slow, its variants are left out.
-MANY_CLASSES = tuple(m for m in POST_HOC if m not in (UNIT_PRIOR, EXTENDED, BOTH))
+# Without variants of ACNML.
+MAIN = tuple(m for m in METHODS if m not in (UNIT_PRIOR, SQUARED, EXTENDED, BOTH))
+# Where 150 classes make methods slow, variants are left out.
+MANY_CLASSES = tuple(
+    method for method in POST_HOC if method not in (BMA, UNIT_PRIOR, SQUARED, EXTENDED, BOTH)
+)
 WITH_REGRET = (
     *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE),
     *(ENSEMBLE_ACNML, ENSEMBLE_WEIGHED, WHOLE),

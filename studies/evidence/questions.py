@@ -19,11 +19,16 @@ from studies.store import Content, Stage, Store, Work
 
 
 def questions(study: EvidenceStudy, store: Store) -> list[Subject]:
-    """Return a head for all intents and one for every pair of domains left out, for all seeds."""
+    """Return a head for all intents, for all seeds, and one for every pair of domains left out.
+
+    One seed is enough for the pairs: they are the repetitions.
+    """
     settings = text.TextStudy(folds=study.folds, seeds=study.seeds)
     tasks = text.tasks(settings, store)
     return [
-        _subject(few(task, study), settings, store, seed) for task in tasks for seed in study.seeds
+        _subject(few(task, study), settings, store, seed)
+        for task in tasks
+        for seed in (study.seeds[:1] if task.fold else study.seeds)
     ]
 
 
