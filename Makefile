@@ -4,10 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce test fuzz lint types check bench format docs numbers clean
+.PHONY: help setup demo playground page reproduce test fuzz lint types check bench format docs numbers clean
 
 help:  # list the targets
-	@grep -hE '^[a-z]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-10s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.installed  # create a virtual environment with the package and all extras
 
@@ -21,6 +21,20 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt tests/lapla
 
 demo: setup  # acnml.calibrate and its rivals on rotated digits; writes demo/report.html
 	$(BIN)/acnml demo
+
+playground: page  # draw digits in a browser and see what three methods say; needs Node.js 20 and npm
+	$(BIN)/acnml playground
+
+PAGE := src/acnml/cli/_playground/page
+page: setup playground/node_modules/.installed  # train the playground's network and build its page
+	$(BIN)/python -m playground
+	cd playground && npm run build
+	rm -rf $(PAGE) && cp -R playground/dist $(PAGE)
+
+playground/node_modules/.installed: playground/package.json playground/package-lock.json
+	@command -v npm > /dev/null || { echo "The playground needs Node.js 20 or newer, with npm."; exit 1; }
+	cd playground && npm ci
+	touch $@
 
 reproduce: setup  # run a study: make reproduce STUDY=rotated-mnist ARGS="--preset full"
 	$(BIN)/python -m studies $(STUDY) $(ARGS)
@@ -54,5 +68,6 @@ docs: setup  # build the documentation site, with warnings as errors; writes bui
 numbers: setup  # write current numbers and tables from docs/results into the pages
 	$(BIN)/python docs/_ext/results.py
 
-clean:  # remove the virtual environment, the caches and the demo
+clean:  # remove the virtual environment, the caches, the demo and the playground's page
+	rm -rf $(addprefix playground/,node_modules build dist model) $(PAGE)
 	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

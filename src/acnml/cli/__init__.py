@@ -31,7 +31,7 @@ def build_app() -> "Typer":
 
     import typer
 
-    from acnml.cli import demo
+    from acnml.cli import demo, playground
 
     app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -50,6 +50,7 @@ def build_app() -> "Typer":
         """Calibrated classifiers by amortized conditional normalized maximum likelihood."""
 
     demo.register(app)
+    playground.register(app)
     return app
 
 

@@ -1,0 +1,6 @@
+"""The playground: a page that runs a calibrated network in the browser.
+
+`drawing` turns strokes into images and distorts them, exactly as the page does in TypeScript.
+`model` trains the page's network, calibrates it and exports it. `python -m playground` runs this.
+The page itself is in `index.html` and `src`. `docs/playground.md` is for its users.
+"""

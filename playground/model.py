@@ -1,0 +1,262 @@
+"""The network of the page: trained, calibrated by `acnml.calibrate`, exported to ONNX.
+
+MNIST is used where the data folder has it (`ACNML_DATA`), else scikit-learn's digits. Everything
+goes into one folder:
+
+- `model.onnx`: images (B, 1, 28, 28) to the network's `logits`, ACNML's `log_probs`, and `regret`;
+- `model.json`: the temperature, thresholds for abstaining, examples and what was chosen;
+- `network.safetensors` and `calibrated.safetensors`: the same predictor for Python.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, final
+
+import onnx
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import acnml
+from acnml._util.files import write_file
+from acnml.cli._demo.training import Training, train
+from acnml.cli._shared.digits import CLASSES, Labelled, split
+from playground import drawing
+from playground.drawing import BOX, CENTRE, SIDE
+from studies.data.digits import handwritten_digits
+
+FOLDER = Path(__file__).parent / "model"
+NETWORK, CALIBRATED, ONNX, INFO = (
+    "network.safetensors",
+    "calibrated.safetensors",
+    "model.onnx",
+    "model.json",
+)
+
+# Of the validation digits, the shares on which every method may abstain.
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
+
+
+@final
+@dataclass(frozen=True)
+class Recipe:
+    """How the network is trained.
+
+    Args:
+        seed: of the split, the initial weights and the batches.
+        validation: the share of the training digits on which everything is chosen.
+        passes: what training does, one after the other.
+    """
+
+    seed: int = 0
+    validation: float = 0.1
+    passes: tuple[Training, ...] = (
+        Training(epochs=3, learning_rate=0.05),
+        Training(epochs=1, learning_rate=0.005),
+    )
+
+
+FEW_DIGITS = Recipe(
+    validation=0.25,
+    passes=(
+        Training(epochs=50, learning_rate=0.03, batch_size=50),
+        Training(epochs=10, learning_rate=0.003, batch_size=50),
+    ),
+)
+
+
+class Data(NamedTuple):
+    """Images (N, 1, 28, 28) in three parts."""
+
+    name: str
+    train: Labelled
+    validation: Labelled
+    test: Labelled
+    recipe: Recipe
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    """Return an untrained convolutional network with 64 features before its last layer."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(1, 16, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64, CLASSES),
+        )
+
+
+def load_data() -> Data:
+    """Return MNIST as it is, or scikit-learn's digits enlarged by the rules of MNIST."""
+    digits = handwritten_digits()
+    recipe = Recipe() if digits.name == "MNIST" else FEW_DIGITS
+    held_out = round(recipe.validation * len(digits.train.labels))
+    parts = split(digits.train, (len(digits.train.labels) - held_out, held_out), recipe.seed)
+    train_part, validation, test = (
+        Labelled(fitted(part.inputs), part.labels) for part in (*parts, digits.test)
+    )
+    return Data(digits.name, train_part, validation, test, recipe)
+
+
+def fitted(images: Tensor) -> Tensor:
+    """Enlarge images (N, 1, H, W) until the ink fits a box of 20 pixels, and centre its mass.
+
+    Images of 28 x 28 pixels are returned as they are: MNIST was made by this rule.
+    """
+    if images.shape[-1] == SIDE:
+        return images
+    count, _, height, width = images.shape
+    mass = images[:, 0]
+    rows, columns = mass.amax(2) > 0, mass.amax(1) > 0
+    longer = torch.maximum(_extent(rows), _extent(columns))
+    total = mass.sum((1, 2))
+    x = (mass.sum(1) * torch.arange(width)).sum(1) / total
+    y = (mass.sum(2) * torch.arange(height)).sum(1) / total
+    # Pixel p of the result shows the place (p - centre) · longer / 20 + centre of mass.
+    steps = (torch.arange(SIDE) - CENTRE) / BOX
+    from_x = longer[:, None] * steps + x[:, None]
+    from_y = longer[:, None] * steps + y[:, None]
+    grid = torch.stack(
+        [
+            ((2 * from_x + 1) / width - 1)[:, None, :].expand(count, SIDE, SIDE),
+            ((2 * from_y + 1) / height - 1)[:, :, None].expand(count, SIDE, SIDE),
+        ],
+        dim=-1,
+    )
+    return nn.functional.grid_sample(images, grid, align_corners=False)
+
+
+def _extent(used: Tensor) -> Tensor:
+    """Return from the first to the last True of every row (N, L), in pixels."""
+    places = torch.arange(used.shape[1])
+    last = torch.where(used, places, -1).amax(1)
+    first = torch.where(used, places, used.shape[1]).amin(1)
+    return (last - first + 1).float()
+
+
+def fingerprint(data: str) -> str:
+    """Return a digest of everything that decides what the model is."""
+    sources = b"".join(Path(str(file)).read_bytes() for file in (__file__, drawing.__file__))
+    versions = f"{acnml.__version__} {torch.__version__} {data}"
+    return hashlib.sha256(sources + versions.encode()).hexdigest()
+
+
+def is_current(folder: Path, digest: str) -> bool:
+    """Whether the folder has a complete model with this fingerprint."""
+    try:
+        found = json.loads((folder / INFO).read_text())["fingerprint"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return bool(found == digest) and all(
+        (folder / name).exists() for name in (NETWORK, CALIBRATED, ONNX)
+    )
+
+
+def build(folder: Path, say: Callable[[str], None]) -> None:
+    """Write the model of the page, unless it is there and current."""
+    data = load_data()
+    digest = fingerprint(data.name)
+    if is_current(folder, digest):
+        say(f"The model in {folder} is current.")
+        return
+    say(f"Training on {len(data.train.labels):,} images of {data.name} ...")
+    net = network(data.recipe.seed)
+    for seed, training in enumerate(data.recipe.passes, start=data.recipe.seed):
+        train(net, data.train, training, seed)
+    say("Calibrating ...")
+    calibrated = acnml.calibrate(net, data.train, data.validation, progress=False)
+    say(str(calibrated))
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(net.state_dict(), folder / NETWORK)
+    acnml.save(calibrated, folder / CALIBRATED)
+    acnml.export_onnx(calibrated, data.validation.inputs[:16], folder / ONNX)
+    add_logits(folder / ONNX)
+    info = {"fingerprint": digest, **describe(calibrated, net, data)}
+    write_file(folder / INFO, json.dumps(info, indent=1).encode())  # last: it says "complete"
+    size = (folder / ONNX).stat().st_size
+    say(f"Wrote {folder / ONNX}, {size / 1e6:.2f} MB.")
+
+
+def load(folder: Path = FOLDER) -> acnml.Calibrated:
+    """Return the predictor of the page for Python."""
+    net = network()
+    net.load_state_dict(load_file(folder / NETWORK))
+    calibrated = acnml.load(folder / CALIBRATED, acnml.Classifier(net))
+    assert isinstance(calibrated, acnml.Calibrated)
+    return calibrated
+
+
+def add_logits(path: Path) -> None:
+    """Make the logits of the network a third output of the file, and leave out its comments.
+
+    The logits are in its graph already: the output of the last layer, before the temperature. The
+    comments, stack traces of every node, are two thirds of the file.
+    """
+    model = onnx.load(path)
+    (layer,) = (node for node in model.graph.node if "linear.weight" in node.input)
+    rename = {layer.output[0]: "logits"}
+    for node in model.graph.node:
+        del node.metadata_props[:]
+        node.input[:] = [rename.get(name, name) for name in node.input]
+        node.output[:] = [rename.get(name, name) for name in node.output]
+    shape: list[str | int | None] = ["batch", CLASSES]
+    value = onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, shape)
+    kept = [known for known in model.graph.value_info if known.name not in rename]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    model.graph.output.append(value)
+    onnx.checker.check_model(model)
+    write_file(path, model.SerializeToString())
+
+
+@torch.no_grad()
+def describe(calibrated: acnml.Calibrated, net: nn.Module, data: Data) -> dict[str, Any]:
+    """Return what the page says about the model and what it needs beside the ONNX file."""
+    logits = net(data.validation.inputs)
+    confidences = {
+        "network": logits.softmax(-1).amax(-1),
+        "temperature": (logits / calibrated.temperature).softmax(-1).amax(-1),
+    }
+    ours = {"acnml": acnml.Score.CONFIDENCE, "regret": acnml.Score.REGRET}
+    thresholds = {
+        name: [values.double().quantile(share).item() for share in SHARES]
+        for name, values in confidences.items()
+    } | {
+        name: [calibrated.threshold(share, score) for share in SHARES]
+        for name, score in ours.items()
+    }
+    return {
+        "data": data.name,
+        "images": {"train": len(data.train.labels), "validation": len(data.validation.labels)},
+        "accuracy": (calibrated.predict(data.test.inputs) == data.test.labels)
+        .double()
+        .mean()
+        .item(),
+        "temperature": calibrated.temperature,
+        "alpha": calibrated.alpha,
+        "price": calibrated.price,
+        "table": [asdict(row) for row in calibrated.table],
+        "shares": SHARES,
+        "thresholds": thresholds,
+        "examples": [_example(data.test, digit) for digit in range(CLASSES)],
+    }
+
+
+def _example(test: Labelled, digit: int) -> dict[str, Any]:
+    """Return the first test image of a class, its 784 bytes in base64."""
+    index = int((test.labels == digit).nonzero()[0])
+    pixels = (255 * test.inputs[index, 0]).round().to(torch.uint8).numpy().tobytes()
+    return {"label": digit, "index": index, "pixels": base64.b64encode(pixels).decode()}

@@ -1,0 +1,34 @@
+// A worker that is asked for the newest request only: those that it had no time for are dropped.
+
+export class Latest<Request, Result> {
+  private waiting: Request | undefined;
+  private busy = false;
+
+  constructor(
+    private readonly worker: Worker,
+    private readonly receive: (result: Result) => void,
+  ) {
+    worker.onmessage = (event: MessageEvent<Result>) => {
+      this.busy = false;
+      this.receive(event.data);
+      this.next();
+    };
+  }
+
+  /** Whether every request has been answered or dropped. */
+  get isIdle(): boolean {
+    return !this.busy && this.waiting === undefined;
+  }
+
+  ask(request: Request): void {
+    this.waiting = request;
+    this.next();
+  }
+
+  private next(): void {
+    if (this.busy || this.waiting === undefined) return;
+    this.busy = true;
+    this.worker.postMessage(this.waiting);
+    this.waiting = undefined;
+  }
+}

@@ -1,0 +1,1 @@
+"""The built page of the playground, and a server for it."""

@@ -1,0 +1,499 @@
+"""The playground: its Python, the command that serves it, and the page in a real browser.
+
+`playground/tests/browse.mjs` uses the built page in Chromium and writes down what it sees. It runs
+once, and the tests below judge what it saw: each of them is about one promise of the page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+
+from acnml import Acnml, Linearised, exact
+from acnml.cli._playground import server
+
+pytest.importorskip("onnx", reason="the playground needs the extra onnx")
+pytest.importorskip("sklearn", reason="the playground needs scikit-learn")
+
+from playground import drawing, model
+
+ROOT = Path(__file__).parents[1] / "playground"
+DIST = ROOT / "dist"
+DRAWINGS = json.loads((ROOT / "src" / "digits" / "drawings.json").read_text())
+METHODS = ("network", "temperature", "acnml")
+
+
+def chromium() -> str | None:
+    return os.environ.get("CHROMIUM") or shutil.which("chromium")
+
+
+def missing() -> str | None:
+    """What a test in the browser lacks, or None."""
+    if shutil.which("node") is None:
+        return "Node.js is not installed"
+    if chromium() is None:
+        return "Chromium is not installed"
+    parts = (DIST / "index.html", ROOT / "node_modules", model.FOLDER / model.INFO)
+    if not all(part.exists() for part in parts):
+        return "the page is not built, run `make page`"
+    sources = [*(ROOT / "src").rglob("*"), ROOT / "index.html", model.FOLDER / model.INFO]
+    built = (DIST / "index.html").stat().st_mtime
+    if any(path.stat().st_mtime > built for path in sources):
+        return "the built page is older than its sources, run `make page`"
+    return None
+
+
+in_browser = pytest.mark.skipif(
+    missing() is not None, reason=f"no test of the playground in a browser: {missing()}"
+)
+
+
+@pytest.fixture(scope="session")
+def seen(tmp_path_factory, worker_id):
+    """What the browser saw; workers share one run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base if worker_id == "master" else base.parent
+    target = folder / "playground.json"
+    with FileLock(folder / "playground.lock"):
+        if not target.exists():
+            browse(target)
+    return json.loads(target.read_text())
+
+
+def browse(target: Path) -> None:
+    draft = target.with_suffix(".draft")
+    with server.serve(0, DIST) as page:
+        threading.Thread(target=page.serve_forever, daemon=True).start()
+        command = ["node", str(ROOT / "tests" / "browse.mjs"), server.address(page), str(draft)]
+        environment = {**os.environ, "CHROMIUM": str(chromium())}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        page.shutdown()
+    assert done.returncode == 0, done.stderr
+    draft.rename(target)
+
+
+def confidence(observed: dict, method: str) -> float:
+    return max(bar["width"] for bar in observed["bars"][method])
+
+
+# In the browser: the whole page
+
+
+@in_browser
+def test_nothing_is_written_to_the_console(seen):
+    assert seen["finished"]
+    assert seen["console"] == []
+
+
+@in_browser
+def test_it_works_offline_and_asks_no_other_host(seen):
+    assert seen["foreign"] == []
+    assert len(seen["requests"]) >= 6
+
+
+@in_browser
+def test_the_first_load_is_under_15_megabytes_and_the_model_under_2(seen):
+    assert sum(request["bytes"] for request in seen["requests"]) < 15e6
+    assert sum(path.stat().st_size for path in DIST.rglob("*") if path.is_file()) < 15e6
+    (onnx_file,) = DIST.rglob("*.onnx")
+    assert onnx_file.stat().st_size < 2e6
+    assert onnx_file.read_bytes() == (model.FOLDER / model.ONNX).read_bytes()
+
+
+@in_browser
+def test_all_bars_are_measured_while_sliders_move(seen):
+    """The times are reported, not judged: they depend on what else the machine does."""
+    times, computing = np.array(seen["speed"]["times"]), seen["speed"]["computing"]
+    p50, p95 = np.percentile(times, [50, 95])
+    sys.stdout.write(f"slider to bars: p50 {p50:.1f} ms, p95 {p95:.1f} ms; ")
+    sys.stdout.write(f"computing {computing:.1f} ms a movement\n")
+    assert len(times) == 400
+    assert (times > 0).all()
+
+
+# In the browser: digits
+
+
+@in_browser
+def test_strokes_change_the_bars(seen):
+    for method in METHODS:
+        before, seven, three = (
+            [bar["width"] for bar in seen[name]["bars"][method]]
+            for name in ("empty", "seven", "three")
+        )
+        assert int(np.argmax(seven)) == 7
+        assert int(np.argmax(three)) == 3
+        assert seven != before
+    assert sum(seen["empty"]["pixels"]) == 0
+
+
+@in_browser
+def test_bars_and_texts_agree_and_sum_to_one(seen):
+    for name in ("seven", "letter", "example"):
+        for method in METHODS:
+            bars = seen[name]["bars"][method]
+            assert sum(bar["width"] for bar in bars) == pytest.approx(1, abs=1e-3)
+            for bar in bars:
+                assert float(bar["text"].rstrip(" %")) == pytest.approx(
+                    100 * bar["width"], abs=0.06
+                )
+
+
+@in_browser
+def test_turning_a_seven_lowers_the_confidence_of_acnml_more_than_the_networks(seen):
+    drops = {
+        method: np.array(
+            [confidence(seen["seven"], method) - confidence(at, method) for at in seen["turned"]]
+        )
+        for method in METHODS
+    }
+    for method in ("network", "temperature"):
+        assert (drops["acnml"] >= drops[method]).all()
+        assert drops["acnml"].mean() > drops[method].mean() + 0.1
+    assert all(at["regret"] > seen["seven"]["regret"] for at in seen["turned"])
+
+
+@in_browser
+def test_the_drawing_on_the_pad_is_the_image_of_its_strokes(seen):
+    """The mouse stands on whole pixels of the screen, so that points are slightly off."""
+    for name, digit in (("seven", "7"), ("three", "3")):
+        expected = drawing.render(DRAWINGS[digit]).ravel()
+        assert np.abs(np.array(seen[name]["pixels"]) - expected).mean() < 0.02
+
+
+@in_browser
+def test_images_of_the_page_are_those_of_python(seen):
+    names = {row["name"] for row in seen["images"]}
+    assert names == set(DRAWINGS)
+    for row in seen["images"]:
+        how = drawing.Distortion(**row["distortion"])
+        expected = drawing.distort(drawing.render(DRAWINGS[row["name"]]), how)
+        np.testing.assert_allclose(row["pixels"], expected.ravel(), rtol=0, atol=1e-6)
+
+
+@in_browser
+def test_answers_of_the_page_are_those_of_pytorch(seen):
+    """The library's own solver, not the exported file, for all images and three methods."""
+    calibrated = model.load()
+    pixels = torch.tensor([row["pixels"] for row in seen["images"]], dtype=torch.float32)
+    images = pixels.view(-1, 1, drawing.SIDE, drawing.SIDE)
+    solved = calibrated.solve(images)
+    tempered = calibrated.classifier.logits(images).detach()
+    expected = {
+        "network": (tempered * calibrated.temperature).softmax(-1),
+        "temperature": tempered.softmax(-1),
+        "acnml": solved.log_probs.exp(),
+    }
+    for method in METHODS:
+        found = torch.tensor([row["probabilities"][method] for row in seen["images"]])
+        torch.testing.assert_close(found, expected[method], rtol=0, atol=1e-4)
+    regret = torch.tensor([row["regret"] for row in seen["images"]])
+    torch.testing.assert_close(regret, solved.regret, rtol=0, atol=1e-4)
+
+
+@in_browser
+def test_bars_show_what_pytorch_says_about_the_image_on_the_screen(seen):
+    calibrated = model.load()
+    for name in ("seven", "letter", "example"):
+        pixels = torch.tensor(seen[name]["pixels"], dtype=torch.float32)
+        (expected,) = calibrated.probs(pixels.view(1, 1, drawing.SIDE, drawing.SIDE))
+        found = [bar["width"] for bar in seen[name]["bars"]["acnml"]]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+@in_browser
+def test_methods_abstain_below_their_thresholds(seen):
+    info = json.loads((model.FOLDER / model.INFO).read_text())
+    usual = info["shares"].index(0.05)
+    for observed in (seen["seven"], seen["letter"], *seen["turned"]):
+        for method in METHODS:
+            below = confidence(observed, method) < info["thresholds"][method][usual]
+            assert observed["decision"][method] == ("abstains" if below else "answers")
+    decisions = {at["decision"]["acnml"] for at in seen["turned"]} | {
+        seen["seven"]["decision"]["acnml"]
+    }
+    assert decisions == {"abstains", "answers"}
+
+
+@in_browser
+def test_a_finger_draws_and_the_page_fits_a_phone(seen):
+    touch = seen["touch"]
+    assert sum(touch["blank"]["pixels"]) == 0
+    assert int(np.argmax([bar["width"] for bar in touch["drawn"]["bars"]["network"]])) == 1
+    assert touch["widths"][0] <= touch["widths"][1]
+    assert touch["scrolled"] == 0
+
+
+# In the browser: keyboard and screen readers
+
+
+@in_browser
+def test_the_keyboard_draws_and_turns(seen):
+    keyboard = seen["keyboard"]
+    assert int(np.argmax([bar["width"] for bar in keyboard["line"]["bars"]["network"]])) == 1
+    assert keyboard["rotation"] == "20°"
+    assert keyboard["turned"]["pixels"] != keyboard["line"]["pixels"]
+    assert keyboard["plane"]
+
+
+@in_browser
+def test_tab_reaches_every_control_and_the_focus_is_visible(seen):
+    order = [stop["element"] for stop in seen["keyboard"]["order"]]
+    first = order[: order.index("share") + 1]
+    assert {"tab-digits", "theme", "pad", "undo", "clear", "reset", "share"} <= set(first)
+    assert {f"Digit {digit}" for digit in range(10)} <= set(first)
+    sliders = ["rotation", "scale", "right", "down", "blur", "noise"]
+    assert {f"slide-{name}" for name in sliders} <= set(first)
+    shown = seen["keyboard"]["order"][: len(first)]
+    assert [stop["element"] for stop in shown if not stop["isVisible"]] == []
+
+
+@in_browser
+def test_every_control_has_a_name_and_changes_are_announced(seen):
+    assert seen["unnamed"] == []
+    for text in ("Network: ", "Temperature: ", "ACNML: ", "Regret "):
+        assert text in seen["live"]
+    assert seen["example"]["confidence"]["acnml"] in seen["live"]
+    assert "ACNML abstains below" in seen["chart"]
+
+
+# In the browser: the plane
+
+
+@in_browser
+def test_the_plane_computes_what_acnml_exact_computes(seen):
+    for case in seen["judgements"]:
+        found = {
+            name: torch.tensor([row[name] for row in case["found"]], dtype=torch.float64)
+            for name in case["found"][0]
+        }
+        for name, expected in judged(case).items():
+            torch.testing.assert_close(found[name], expected, rtol=0, atol=1e-4)
+
+
+def judged(case: dict) -> dict[str, torch.Tensor]:
+    """The same numbers by the library: p(1|x) and log C of three methods at all queries."""
+    queries = features(case["queries"])
+    if not case["samples"]:  # without data: the prior alone, with covariance I/2λ
+        return of_the_prior(queries, case["penalty"])
+    labels = torch.tensor([sample["label"] for sample in case["samples"]])
+    problem = exact.LogisticProblem(features(case["samples"]), labels, case["penalty"])
+    laplace, refits = exact.laplace(problem), exact.cnml(problem, queries)
+    solver = Linearised(tolerance=1e-8)
+    approximate = Acnml(laplace.classifier, laplace.posterior, alpha=1.0, solver=solver)
+    solved = approximate.solve(queries)
+    return {
+        "plain": laplace.fit.log_probs(queries)[:, 1].exp(),
+        "acnml": solved.log_probs[:, 1].exp(),
+        "acnmlRegret": solved.regret,
+        "cnml": refits.log_probs[:, 1].exp(),
+        "cnmlRegret": refits.regret,
+    }
+
+
+def of_the_prior(queries: torch.Tensor, penalty: float) -> dict[str, torch.Tensor]:
+    """By symmetry 1/2 everywhere; the margin solves m = κσ(-m) for both labels and methods."""
+    kappa = queries.square().sum(-1) / (2 * penalty)
+    low, high = torch.zeros_like(kappa), kappa
+    for _ in range(200):
+        middle = (low + high) / 2
+        above = middle > kappa * torch.sigmoid(-middle)
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    half, regret = torch.full_like(kappa, 0.5), torch.log(2 * torch.sigmoid(low))
+    return {
+        "plain": half,
+        "acnml": half,
+        "acnmlRegret": regret,
+        "cnml": half,
+        "cnmlRegret": regret,
+    }
+
+
+def features(places: list[dict]) -> torch.Tensor:
+    points = [[place["x"], place["y"]] for place in places]
+    return exact.with_intercept(torch.tensor(points, dtype=torch.float64))
+
+
+@in_browser
+def test_points_can_be_dragged_added_and_removed(seen):
+    plane = seen["plane"]
+    start, dragged, added, removed = (
+        plane[name] for name in ("start", "dragged", "added", "removed")
+    )
+    moved = dragged["samples"][0]
+    assert (moved["x"], moved["y"]) == pytest.approx((3, 3), abs=0.05)
+    assert dragged["samples"][1:] == start["samples"][1:]
+    assert dragged["rows"] != start["rows"]
+    assert dragged["notes"] != start["notes"]  # all surfaces were computed again
+    assert len(added["samples"]) == len(start["samples"]) + 1
+    assert added["samples"][-1]["label"] == 1
+    assert removed["samples"] == dragged["samples"]
+    assert removed["rows"] == dragged["rows"]
+    assert plane["penalty"]["penalty"] == pytest.approx(10**0.5)
+    assert plane["penalty"]["rows"] != plane["keys"]["rows"]
+
+
+@in_browser
+def test_the_keyboard_moves_points_changes_classes_adds_and_removes(seen):
+    plane = seen["plane"]
+    before, after = plane["removed"]["samples"][0], plane["moved"]["samples"][0]
+    assert after["x"] == pytest.approx(before["x"] + 0.1)
+    assert after["y"] == pytest.approx(before["y"] + 0.5)
+    assert after["label"] != before["label"]
+    keys = plane["keys"]["samples"]
+    assert keys[1] == plane["moved"]["samples"][2]  # the second is gone
+    assert keys[-1]["label"] == 0
+    assert plane["focus"].startswith("Blue point at ")
+
+
+@in_browser
+def test_the_table_of_the_query_shows_the_methods(seen):
+    state = seen["plane"]["penalty"]
+    case = {**state, "queries": [state["query"]]}
+    expected = judged(case)
+    for panel in ("plain", "acnml", "cnml"):
+        blue, orange, regret = state["rows"][panel]
+        assert float(orange.rstrip(" %")) == pytest.approx(100 * expected[panel].item(), abs=0.06)
+        assert float(blue.rstrip(" %")) == pytest.approx(
+            100 - 100 * expected[panel].item(), abs=0.06
+        )
+        if panel != "plain":
+            assert float(regret) == pytest.approx(expected[f"{panel}Regret"].item(), abs=6e-4)
+
+
+# Without a browser
+
+
+@pytest.mark.parametrize("name", sorted(DRAWINGS))
+def test_ink_fits_the_box_and_its_mass_is_central(name):
+    """To a fifth of a pixel, because the moved ink is drawn anew; MNIST moves by whole pixels."""
+    image = drawing.render(DRAWINGS[name])
+    rows, columns = np.nonzero(image > 0.5)
+    longer = max(np.ptp(rows), np.ptp(columns)) + 1
+    assert drawing.BOX - 2 <= longer <= drawing.BOX + 1
+    where = np.arange(drawing.SIDE)
+    centre = ((image.sum(0) * where).sum(), (image.sum(1) * where).sum()) / image.sum()
+    np.testing.assert_allclose(centre, drawing.CENTRE, rtol=0, atol=0.2)
+
+
+def test_place_and_size_of_a_drawing_do_not_matter():
+    smaller = [[(0.3 + 0.5 * x, 0.1 + 0.5 * y) for x, y in s] for s in DRAWINGS["5"]]
+    np.testing.assert_allclose(drawing.render(smaller), drawing.render(DRAWINGS["5"]), atol=1e-12)
+
+
+def test_a_dot_stays_a_dot_and_nothing_is_empty():
+    assert 4 < drawing.render([[(0.2, 0.9)]]).sum() < 12
+    assert drawing.render([]).sum() == 0
+
+
+def test_distortions_against_scipy():
+    """Turns by scipy's interpolation, blurs by its Gaussian filter, shifts by slices."""
+    from scipy import ndimage
+
+    image = drawing.render(DRAWINGS["2"])
+    turned = ndimage.rotate(image, 33, axes=(-1, -2), reshape=False, order=1, mode="grid-constant")
+    ours = drawing.distort(image, drawing.Distortion(rotation=33))
+    np.testing.assert_allclose(ours, turned, atol=1e-12)
+    blurred = ndimage.gaussian_filter(image, 1.2, mode="constant", radius=4)
+    ours = drawing.distort(image, drawing.Distortion(blur=1.2))
+    np.testing.assert_allclose(ours, blurred, atol=1e-12)
+    shifted = drawing.distort(image, drawing.Distortion(right=3, down=-2))
+    np.testing.assert_allclose(shifted[:-2, 3:], image[2:, :-3], atol=1e-12)
+    assert shifted[:, :3].sum() == shifted[-2:].sum() == 0
+
+
+def test_noise_is_standard_normal_and_images_stay_in_range():
+    noise = drawing.noise_pattern()
+    assert abs(noise.mean()) < 0.1
+    assert abs(noise.std() - 1) < 0.1
+    noisy = drawing.distort(drawing.render(DRAWINGS["2"]), drawing.Distortion(noise=0.5))
+    assert noisy.min() >= 0
+    assert noisy.max() <= 1
+
+
+def test_small_digits_are_enlarged_by_the_rules_of_drawings():
+    """Ink of scikit-learn's digits: 20 pixels along the longer side, mass in the centre."""
+    from acnml.cli._shared.digits import all_digits
+
+    small = all_digits().inputs[:200]
+    images = model.fitted(small)[:, 0].double()
+    assert images.shape == (200, drawing.SIDE, drawing.SIDE)
+    where = torch.arange(drawing.SIDE)
+    total = images.sum((1, 2))
+    for axis in (1, 2):
+        centres = (images.sum(axis) * where).sum(1) / total
+        assert (centres - drawing.CENTRE).abs().max() < 0.3
+    ink = images > 0.5 * images.amax((1, 2), keepdim=True)
+    longest = torch.maximum(ink.any(2).sum(1), ink.any(1).sum(1))
+    assert longest.max() <= drawing.BOX + 1
+    assert longest.double().mean() > drawing.BOX - 4
+
+
+def test_mnist_follows_the_rules_of_drawings():
+    """As published: at most 20 pixels along a side, mass within a pixel of the centre."""
+    from studies.data.catalogue import MNIST
+    from studies.data.digits import load_mnist
+    from studies.data.folder import locate
+
+    if not all(locate(file) for file in MNIST.files):
+        pytest.skip("the data folder has no MNIST")
+    images = load_mnist("test").inputs[:1000, 0].double()
+    ink = images > 0
+    longest = torch.maximum(ink.any(2).sum(1), ink.any(1).sum(1))
+    assert longest.max() <= drawing.BOX
+    assert longest.double().mean() > drawing.BOX - 0.1
+    where = torch.arange(drawing.SIDE)
+    centre = (images.sum(1) * where).sum(1) / images.sum((1, 2))
+    assert (centre - drawing.CENTRE).abs().max() < 1.01
+    assert model.fitted(images[:, None]).shape == (1000, 1, drawing.SIDE, drawing.SIDE)
+
+
+def test_the_command_serves_its_folder_to_this_machine_only(tmp_path):
+    (tmp_path / "index.html").write_text("the page")
+    (tmp_path / "module.mjs").write_text("export {}")
+    with server.serve(0, tmp_path) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        with urllib.request.urlopen(server.address(running)) as page:
+            assert page.read() == b"the page"
+        with urllib.request.urlopen(server.address(running) + "module.mjs") as module:
+            assert module.headers["Content-Type"] == "text/javascript"
+        running.shutdown()
+    assert running.server_address[0] == "127.0.0.1"
+
+
+def test_the_command_says_what_to_do_without_a_page(tmp_path, monkeypatch):
+    from acnml.cli import playground
+
+    monkeypatch.setattr(playground, "PAGE", tmp_path)
+    with pytest.raises(SystemExit, match="make playground"):
+        playground.run_playground(0, browser=False)
+
+
+def test_a_model_is_built_again_only_if_something_changed(tmp_path):
+    assert not model.is_current(tmp_path, "digest")
+    for name in (model.NETWORK, model.CALIBRATED, model.ONNX):
+        (tmp_path / name).touch()
+    (tmp_path / model.INFO).write_text('{"fingerprint": "digest"}')
+    assert model.is_current(tmp_path, "digest")
+    assert not model.is_current(tmp_path, "other")
+    (tmp_path / model.ONNX).unlink()
+    assert not model.is_current(tmp_path, "digest")
+    assert model.fingerprint("MNIST") != model.fingerprint("scikit-learn digits")
+
+
+def test_the_lock_file_names_no_host_of_packages():
+    lock = json.loads((ROOT / "package-lock.json").read_text())
+    assert not [name for name, package in lock["packages"].items() if "resolved" in package]
+    wanted = {**lock["packages"][""]["dependencies"], **lock["packages"][""]["devDependencies"]}
+    assert all(version[0].isdigit() for version in wanted.values())  # exact versions
