@@ -64,30 +64,28 @@ def test_a_wide_low_rank_posterior_never_explains_a_label_worse():
 
 def objective(classifier, posterior, x, polish):
     """The objective at the end of the ascent, from the density of the weights themselves."""
+    from acnml._algebra.dual import combination
     from acnml._engine.chunks import row_chunks
     from acnml.solvers import linearised
 
     seen = []
-    original = linearised._climbed
 
-    def spy(rows, point, labels, steps, tolerance):
+    def spy(rows, bundle, labels, steps, tolerance):
         for _ in range(steps):
-            point = linearised._advanced(rows, point, labels, torch.ones_like(point.size) > 0)
-            v = point.v
+            bundle = linearised._advanced(rows, bundle, labels, torch.ones_like(bundle.size) > 0)
+            v = combination(bundle.points, bundle.coefficients)
             theta = {
                 n: posterior.mean[n] + moved
                 for n, moved in posterior.cov_mv(v.materialised(posterior.mean)).items()
             }
             prior = posterior.log_prob(theta) - posterior.log_prob(posterior.mean)
-            seen.append((point.objective, point.log_lik + prior))
-        return original(rows, point, labels, 0, tolerance)
+            seen.append((bundle.objective, bundle.log_lik + prior))
+        return bundle.log_lik, linearised._residual(rows, bundle)
 
-    linearised._climbed = spy
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linearised, "_climbed", spy)
         for rows, n_labels in row_chunks(classifier, posterior, x, 1 + polish, None):
             list(Linearised(polish=polish).solve(rows, n_labels))
-    finally:
-        linearised._climbed = original
     return seen
 
 
@@ -126,6 +124,28 @@ def test_rows_that_are_run_alone_equal_those_of_the_whole_grid(case, monkeypatch
         found = solver(classifier, posterior, x)
         torch.testing.assert_close(found.log_lik, expected.log_lik, rtol=0, atol=1e-9)
         torch.testing.assert_close(found.residual, expected.residual, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 200])
+def test_combinations_of_gradients_have_a_low_cost(rounds, monkeypatch):
+    """The cost never rises. The duality gap λᵀh - min_i h_i, with derivatives h, becomes small."""
+    from acnml.solvers.linearised import _least_on_simplex
+
+    monkeypatch.setattr("acnml.solvers.linearised.ROUNDS", rounds)
+    roots, costs = normal(50, 6, 4), normal(50, 6).abs()
+    matrix, start = roots @ roots.mT, torch.zeros(50, 6, dtype=torch.float64)
+    start[:, 2] = 1
+    weights = _least_on_simplex(matrix, costs, start)
+    derivative = costs + (matrix @ weights[..., None]).squeeze(-1)
+    value = (weights * derivative).sum(-1)
+    assert (weights >= 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(50, dtype=torch.float64))
+    if rounds == 200:
+        assert (value - derivative.amin(-1) <= 0.01 * value).all()
+    before = (costs * start).sum(-1) + (start[:, None] @ matrix @ start[..., None]).flatten() / 2
+    after = (costs * weights).sum(-1)
+    after += (weights[:, None] @ matrix @ weights[..., None]).flatten() / 2
+    assert (after <= before + 1e-12).all()
 
 
 # Unsolved labels ---------------------------------------------------------------------------------
@@ -219,7 +239,34 @@ def test_the_fallback_falls_back_to_the_literal_iteration():
     assert predict.solve(normal(4, 4)).solved.all()
 
 
+def test_the_fallback_solves_many_more_labels_of_a_trained_relu_network():
+    """Optima at kinks of a network with 128 hidden units, which few steps do not reach."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        centres = torch.randn(10, 20)
+        labels = torch.arange(500) % 10
+        x = centres[labels] + torch.randn(500, 20)
+        layers = nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+        model = nn.Sequential(*layers)
+        optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+        for _ in range(200):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(model(x), labels).backward()
+            optimiser.step()
+        queries = centres[:2] + torch.randn(2, 20)
+    posterior = acnml.fit_kfac_laplace(Classifier(model), [(x, labels)], 1.0, progress=False)
+    predict = Acnml(Classifier(model), posterior, alpha=1.0, on_unsolved="ignore")
+    first = predict.solve(queries)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnsolvedWarning)  # of what is left
+        found = replace(predict, on_unsolved="fallback").solve(queries)
+    assert first.solved.double().mean() < 0.5
+    assert found.solved.double().mean() > 0.8
+    assert (found.log_lik >= predict.classifier.log_probs(queries) - 1e-6).all()
+
+
 def test_what_no_fallback_solves_stays_flagged(monkeypatch):
+    monkeypatch.setattr("acnml.predictors.acnml.FALLBACK_POLISH", 1)
     monkeypatch.setattr("acnml.predictors.acnml.FALLBACK_STEPS", 1)
     model = MLP.model()
     predict = Acnml(

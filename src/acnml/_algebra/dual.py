@@ -11,13 +11,13 @@ stored once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from acnml._util.params import Params
 
@@ -176,11 +176,32 @@ class Dual(NamedTuple):
         return {name: v for part in (self.dense, *factored) for name, v in part.items()}
 
 
-def blended(mine: Dual, its: Dual, share: Tensor) -> Dual:
-    """Return (1 - share) · mine + share · its, for a share per row (B, L)."""
-    tensors = (*mine.dense.values(), *(outers.deltas for outers in mine.outers.values()))
-    share = share.to(tensors[0].dtype)
-    return mine.scaled(1 - share).plus(its.scaled(share))
+def combination(duals: Sequence[Dual], weights: Tensor) -> Dual:
+    """Return Σ_i w_i v_i for weights (B, L, M) of M points (B, L, ...).
+
+    Outer products of the same inputs are merged, others become terms.
+    """
+    tensors = (*duals[0].dense.values(), *(one.deltas for one in duals[0].outers.values()))
+    shares = weights.to(tensors[0].dtype).unbind(-1)
+    scaled = [v.scaled(share) for v, share in zip(duals, shares, strict=True)]
+    dense = {name: reduce(torch.add, [v.dense[name] for v in scaled]) for name in duals[0].dense}
+    outers = {layer: _joined([v.outers[layer] for v in scaled]) for layer in duals[0].outers}
+    return Dual(dense, outers)
+
+
+def _joined(parts: Sequence[Outers]) -> Outers:
+    """Return the sum: deltas of the same inputs are added up, others are concatenated once."""
+    merged: dict[int, Outers] = {}
+    for one in parts:
+        known = merged.get(one.inputs.id)
+        merged[one.inputs.id] = one if known is None else known.merged(one)
+    each = list(merged.values())
+    if len(each) == 1:
+        return each[0]
+    batch = torch.broadcast_shapes(*(one.deltas.shape[:-2] for one in each))
+    vectors = [one.inputs.vectors.expand(*batch, -1, -1) for one in each]
+    deltas = [(one.weight * one.deltas).expand(*batch, -1, -1) for one in each]
+    return Outers(torch.cat(deltas, dim=-2), LayerInputs.new(torch.cat(vectors, dim=-2)))
 
 
 def taken(where: tuple[Tensor, ...], *duals: Dual) -> list[Dual]:
@@ -203,33 +224,6 @@ def taken(where: tuple[Tensor, ...], *duals: Dual) -> list[Dual]:
         )
         for dual in duals
     ]
-
-
-def aligned(*duals: Dual) -> list[Dual]:
-    """Write several dual points over the same outer products, so that sums of them do not grow.
-
-    What is added are zeros. Points with the same inputs stay as they are.
-    """
-    outers: list[dict[Affine, Outers]] = [{} for _ in duals]
-    for layer in duals[0].outers:
-        own = [dual.outers[layer] for dual in duals]
-        inputs = {one.inputs.id: one.inputs for one in own}
-        shared = next(iter(inputs.values()))
-        spans, width = {}, 0
-        for key, each in inputs.items():
-            spans[key] = slice(width, width + each.vectors.shape[-2])
-            width = spans[key].stop
-        if len(inputs) > 1:
-            batch = torch.broadcast_shapes(*(one.deltas.shape[:-2] for one in own))
-            vectors = [each.vectors.expand(*batch, -1, -1) for each in inputs.values()]
-            shared = LayerInputs.new(torch.cat(vectors, dim=-2))
-        for one, result in zip(own, outers, strict=True):
-            deltas = one.weight * one.deltas
-            if len(inputs) > 1:
-                padding = spans[one.inputs.id].start, width - spans[one.inputs.id].stop
-                deltas = functional.pad(deltas, (0, 0, *padding))
-            result[layer] = Outers(deltas, shared)
-    return [Dual(dual.dense, own) for dual, own in zip(duals, outers, strict=True)]
 
 
 def by_row(values: Tensor, like: Tensor) -> Tensor:

@@ -138,5 +138,5 @@ def _scalars_per_row(rows: Rows, n_gradients: int) -> int:
             total += positions * outs // classes + TILE if positions > 1 else 0
         else:
             shapes = (rows.posterior.mean[name].shape for name in site.layer.names)
-            total += COPIES * sum(math.prod(shape) for shape in shapes)
+            total += (COPIES + n_gradients) * sum(math.prod(shape) for shape in shapes)
     return max(total, 1)

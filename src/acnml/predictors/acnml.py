@@ -34,7 +34,9 @@ from acnml.typicality import Density
 
 T = TypeVar("T")
 
-# What "fallback" takes where the solver has not reached an optimum.
+# What "fallback" takes where the solver has not reached an optimum: steps of `Linearised`, and then
+# of `Reference`.
+FALLBACK_POLISH = 50
 FALLBACK_STEPS, FALLBACK_STEP_SIZE = 100, 0.1
 
 
@@ -290,7 +292,7 @@ def _fallbacks(solver: Solver, classifier: Classifier, posterior: Posterior) -> 
     literal = Reference(FALLBACK_STEPS, FALLBACK_STEP_SIZE)
     if unsupported(classifier.model, posterior.mean) is not None:
         return [literal]
-    longer = Linearised(polish=FALLBACK_STEPS)
+    longer = Linearised(polish=FALLBACK_POLISH)
     if isinstance(solver, (Linearised, Gradient)):
         longer = replace(longer, memory=solver.memory)
     return [longer, literal]

@@ -16,9 +16,9 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from acnml._algebra.actions import Displacement
-from acnml._algebra.dual import Affine, Dual, aligned, blended, taken
+from acnml._algebra.dual import Affine, Dual, combination, taken
 from acnml._algebra.kernels import Kernel
 from acnml._algebra.newton import solve_logits
 from acnml._engine import chunks
@@ -40,19 +40,29 @@ HALVINGS = 6
 # With a smaller share of rows left to improve, only these are run.
 MANY = 0.5
 
-# A step must gain this share of what the slope promises.
-SHARE_OF_SLOPE = 0.1
+# A step must gain this share of what is expected of it.
+SHARE_OF_GAIN = 0.1
 
-# A step at most this long, in posterior standard deviations, that does not improve a row has
-# crossed a kink. The residual of a solution is the least norm of a combination of gradients this
-# close to it.
-KINK = 0.1
+# Step sizes change by these factors, from one step to the next.
+SHRINK, KEEP, GROW = 0.3, 0.9, 2.0
 
-# Step sizes change by these factors at most, from one step to the next.
-SHRINK, GROW = 0.1, 2.0
+# The size of steps whose gain is hidden by rounding.
+LONGEST_BLIND = 0.5
 
 # Changes of the objective below this many units of rounding mean nothing.
 ROUNDING = 64
+
+# A cost that keeps a gradient out of every combination.
+NEVER = 1e30
+
+# Pairwise steps at most for every variable of a problem.
+ROUNDS = 4
+
+# Steps end when the duality gap, a bound on what is left to gain, is this share of the value.
+CLOSE = 0.01
+
+# Numbers and gradients closer than this, relative to their size, differ by rounding.
+ALIKE = 1e-10
 
 
 @final
@@ -134,13 +144,12 @@ class Linearised:
             found = solve_logits(logits, kernel, labels, self.tolerance, self.newton_steps)
             at_mean = rows.log_lik(rows.start.logits, labels).double()
             view = _start(rows, labels, found.coefficients, kernel, at_mean)
+            begun = partial(_Bundle.begun, rows, view, labels, self.step_size)
             if self.polish == 0:
-                log_lik, residual = view.log_lik, partial(_residual, rows, view, labels, wide)
+                log_lik = view.log_lik
+                residual = partial(lambda begin: _residual(rows, begin()).to(wide), begun)
             else:
-                point = _Point.at(rows, view, labels, torch.full_like(at_mean, self.step_size))
-                log_lik, known = _climbed(
-                    rows, point.joined(), labels, self.polish, self.polish_tolerance
-                )
+                log_lik, known = _climbed(rows, begun(), labels, self.polish, self.polish_tolerance)
                 residual = partial(known.to, wide)
             # Rounding may leave the likelihood a little below that at the mean.
             yield Solved(torch.maximum(log_lik, at_mean).to(wide), residual)
@@ -195,6 +204,19 @@ class Linearised:
 
 
 # Ascent of the true objective --------------------------------------------------------------------
+#
+# Up to a constant the objective is F(v) = log p_θ(y|x) - ½ vᵀΣv at θ = μ + Σv. With gradients g_i
+# of log p_θ(y|x), taken at points v_i, the method is a proximal bundle method (Kiwiel 1985; Teo et
+# al. 2010, where the quadratic term is also exact): a step leads to the maximum of
+#
+#     min_i [log p(v_i) + g_iᵀΣ(v' - v_i)] - ½ v'ᵀΣv' - (1/t - 1)/2 · (v' - v)ᵀΣ(v' - v),
+#
+# which is v' = v + t (Σ_i λ_i g_i - v) for weights λ_i ≥ 0 that sum to one. One gradient gives the
+# paper's step. Several are needed in ReLU networks, whose optima are often at kinks, where the
+# gradients on all sides differ and none vanishes.
+#
+# Every point is a combination of the start and the gradients so far. So all that is kept, next to
+# the gradients themselves, are coefficients and a Gram matrix.
 
 
 class _View(NamedTuple):
@@ -215,57 +237,6 @@ class _View(NamedTuple):
     def objective(self) -> Tensor:
         """log p_θ(y|x) - ½ vᵀΣv."""
         return self.log_lik - self.squared / 2
-
-
-class _Point(NamedTuple):
-    """Rows on their way up, all that the next step needs. Numbers are (B, L)."""
-
-    v: Dual
-    moved: Displacement  # Σv
-    gradient: Dual  # g = ∇log p_θ(y|x), or a combination of gradients next to a kink
-    moved_gradient: Displacement  # Σg
-    log_lik: Tensor
-    objective: Tensor
-    squared: Tensor  # vᵀΣv
-    cross: Tensor  # vᵀΣg
-    length: Tensor  # gᵀΣg
-    residual: Tensor  # √((g - v)ᵀΣ(g - v)); its square is the objective's slope along g - v
-    size: Tensor  # of the next step
-
-    @staticmethod
-    def at(rows: Rows, view: _View, labels: Tensor, size: Tensor) -> _Point:
-        """Compute the gradient from a run of the network."""
-        gradient = rows.log_lik_gradient(view.tape, labels)
-        moved = rows.posterior.displacement(gradient)
-        cross = inner_product(gradient, view.path.moved).double()
-        length = inner_product(gradient, moved).double()
-        residual = _norm(length, cross, view.squared, rows.posterior.dtype)
-        numbers = view.log_lik, view.objective, view.squared, cross, length, residual, size
-        return _Point(view.path.v(), view.path.moved, gradient, moved, *numbers)
-
-    def joined(self) -> _Point:
-        """Write v and g over the same outer products: a v that steps along g does not grow."""
-        v, gradient = aligned(self.v, self.gradient)
-        return self._replace(v=v, gradient=gradient)
-
-    def stepped(self, size: Tensor) -> tuple[Dual, Tensor]:
-        """Return v + size · (g - v) and its squared norm."""
-        kept = 1 - size
-        squared = kept**2 * self.squared + 2 * size * kept * self.cross + size**2 * self.length
-        return blended(self.v, self.gradient, size), squared
-
-    def take(self, rows: Rows, where: tuple[Tensor, ...]) -> _Point:
-        """Return some rows (n,), with one label each."""
-        v, gradient = taken(where, self.v, self.gradient)
-        moved = (rows.posterior.displacement(each) for each in (v, gradient))
-        numbers = (number[where].unsqueeze(1) for number in self[4:])
-        return _Point(v, next(moved), gradient, next(moved), *numbers)
-
-
-def _norm(length: Tensor, cross: Tensor, squared: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return √((g - v)ᵀΣ(g - v)), or what rounding leaves of the difference if that is more."""
-    rounding = torch.finfo(dtype).eps * (length + squared)
-    return torch.maximum(length - 2 * cross + squared, rounding).sqrt()
 
 
 def _start(
@@ -306,107 +277,266 @@ def _best_share(rows: Rows, labels: Tensor, view: _View, worse: Tensor, at_mean:
     return torch.ones_like(at_mean).index_put(where, share.squeeze(1))
 
 
-def _residual(rows: Rows, view: _View, labels: Tensor, dtype: torch.dtype) -> Tensor:
-    return _Point.at(rows, view, labels, torch.ones_like(view.log_lik)).residual.to(dtype)
+class _Bundle(NamedTuple):
+    """Rows on their way up. Numbers are (B, L, ...); M points are the start and all gradients."""
+
+    points: tuple[Dual, ...]  # v_0, where the ascent began, and gradients g_i of log p_θ(y|x)
+    gram: Tensor  # (M, M) their inner products with Σ between them
+    coefficients: Tensor  # (M,) of v: v = Σ_i c_i · points_i
+    log_lik: Tensor  # log p_θ(y|x) at v
+    latest: Tensor  # index of the gradient at v
+    sources: Tensor  # (M - 1, M) coefficients of the points where the gradients were taken
+    values: Tensor  # (M - 1,) log p_θ(y|x) there
+    usable: Tensor  # (M - 1,) whether these gradients are finite
+    size: Tensor  # t of the next step
+
+    @staticmethod
+    def begun(rows: Rows, view: _View, labels: Tensor, size: float) -> _Bundle:
+        """Begin at a point where the network was run."""
+        one = torch.ones_like(view.log_lik)
+        begin = _Bundle(
+            (view.path.v(),),
+            view.squared[..., None, None],
+            one[..., None],
+            view.log_lik,
+            torch.zeros_like(one, dtype=torch.long),
+            one.new_zeros(*one.shape, 0, 1),
+            one.new_zeros(*one.shape, 0),
+            torch.zeros(*one.shape, 0, dtype=torch.bool, device=one.device),
+            size * one,
+        )
+        return begin.with_gradient(rows, view, labels, begin.coefficients)
+
+    def with_gradient(self, rows: Rows, view: _View, labels: Tensor, source: Tensor) -> _Bundle:
+        """Add the gradient at another point, which has the given coefficients."""
+        gradient = rows.log_lik_gradient(view.tape, labels)
+        norm = inner_product(gradient, rows.posterior.displacement(gradient)).double()
+        usable = norm.isfinite() & view.log_lik.isfinite() & view.squared.isfinite()
+        gradient = gradient.where(usable)
+        moved = rows.posterior.displacement(gradient)
+        points = *self.points, gradient
+        edge = torch.stack([inner_product(each, moved).double() for each in points], dim=-1)
+        gram = torch.cat([self.gram, edge[..., None, :-1]], dim=-2)
+        return self._replace(
+            points=points,
+            gram=torch.cat([gram, edge[..., None]], dim=-1),
+            coefficients=_widened(self.coefficients),
+            sources=_widened(torch.cat([self.sources, source[..., None, :]], dim=-2)),
+            values=torch.cat([self.values, view.log_lik[..., None]], dim=-1),
+            usable=torch.cat([self.usable, usable[..., None]], dim=-1),
+        )
+
+    @property
+    def squared(self) -> Tensor:
+        """vᵀΣv."""
+        return _quadratic(self.gram, self.coefficients)
+
+    @property
+    def objective(self) -> Tensor:
+        """log p_θ(y|x) - ½ vᵀΣv."""
+        return self.log_lik - self.squared / 2
+
+    def slopes(self) -> Tensor:
+        """Return the inner products of all g_i - v, (M - 1, M - 1)."""
+        cross = (self.gram @ self.coefficients[..., None])[..., 1:, :]  # g_iᵀΣv
+        squared = self.squared[..., None, None]
+        return self.gram[..., 1:, 1:] - cross - cross.mT + squared
+
+    def distances(self) -> Tensor:
+        """Return the squared distances from v to the points of the gradients, (M - 1,)."""
+        apart = self.coefficients[..., None, :] - self.sources
+        return ((apart @ self.gram) * apart).sum(-1).clamp(min=0)
+
+    def at_latest(self) -> Tensor:
+        """Return weights (M - 1,) that choose the gradient at v."""
+        chosen = torch.arange(self.values.shape[-1], device=self.values.device)
+        return (chosen == self.latest[..., None]).double()
+
+    def where(self, rows: Tensor, other: _Bundle) -> _Bundle:
+        """Return the chosen rows (B, L) of this bundle and the others of another one."""
+        by_row = rows[..., None]
+        return self._replace(
+            coefficients=torch.where(by_row, self.coefficients, other.coefficients),
+            log_lik=torch.where(rows, self.log_lik, other.log_lik),
+            latest=torch.where(rows, self.latest, other.latest),
+        )
+
+    def take(self, where: tuple[Tensor, ...]) -> _Bundle:
+        """Return some rows (n,), with one label each."""
+        numbers = (number[where].unsqueeze(1) for number in self[1:])
+        return _Bundle(tuple(taken(where, *self.points)), *numbers)
+
+
+def _residual(rows: Rows, bundle: _Bundle) -> Tensor:
+    """Return how far v is from an optimum, in posterior standard deviations, (B, L).
+
+    For a single gradient it is √((g - v)ᵀΣ(g - v)). At a kink it is the least value of
+
+        √(‖Σ_i λ_i g_i - v‖² + Σ_i λ_i ‖v_i - v‖²)
+
+    over convex combinations of gradients: one that vanishes, of gradients at v itself.
+    """
+    slopes, distances = bundle.slopes(), bundle.distances()
+    costs = torch.where(bundle.usable, distances, NEVER)
+    weights = _least_on_simplex(2 * slopes, costs, bundle.at_latest())
+    least = _quadratic(slopes, weights) + (weights * distances).sum(-1)
+    # What rounding leaves of the difference may be more.
+    eps = torch.finfo(rows.posterior.dtype).eps
+    lengths = bundle.gram.diagonal(dim1=-2, dim2=-1)[..., 1:]
+    rounding = eps * ((weights * lengths).sum(-1) + bundle.squared)
+    found = torch.maximum(least, rounding).sqrt()
+    here = (bundle.at_latest() * bundle.usable).sum(-1) > 0
+    return torch.where(here, found, torch.nan)
 
 
 def _climbed(
-    rows: Rows, point: _Point, labels: Tensor, steps: int, tolerance: float
+    rows: Rows, bundle: _Bundle, labels: Tensor, steps: int, tolerance: float
 ) -> tuple[Tensor, Tensor]:
-    """Take steps v ← v + ε(g - v); return log p_θ(y|x) and residuals (B, L) of where they end."""
+    """Take steps; return log p_θ(y|x) and residuals (B, L) of where they end."""
+    known = _residual(rows, bundle)
     for step in range(steps):
-        active = (point.residual > tolerance) & point.residual.isfinite()
+        active = known > tolerance
         if not bool(active.any()):
             break
         if active.double().mean() < MANY and active.numel() > active.sum():
             where = active.nonzero(as_tuple=True)
             some, own = rows.take(where[0]), labels.expand_as(active)[where].unsqueeze(1)
-            left = _climbed(some, point.take(rows, where), own, steps - step, tolerance)
-            known = (point.log_lik, point.residual)
-            pairs = zip(known, left, strict=True)
-            log_lik, residual = (old.index_put(where, new.squeeze(1)) for old, new in pairs)
-            return log_lik, residual
-        point = _advanced(rows, point, labels, active)
-    return point.log_lik, point.residual
+            left = _climbed(some, bundle.take(where), own, steps - step, tolerance)
+            pairs = zip((bundle.log_lik, known), left, strict=True)
+            log_lik, known = (old.index_put(where, new.squeeze(1)) for old, new in pairs)
+            return log_lik, known
+        bundle = _advanced(rows, bundle, labels, active)
+        known = _residual(rows, bundle)
+    return bundle.log_lik, known
 
 
-def _advanced(rows: Rows, point: _Point, labels: Tensor, active: Tensor) -> _Point:
+def _advanced(rows: Rows, old: _Bundle, labels: Tensor, active: Tensor) -> _Bundle:
     """Take one step with the active rows; those that it does not improve stay where they are.
 
-    Those that stay although the step was short are at a kink, as ReLU networks have them: the
-    gradients on its two sides differ, and neither leads up. They go on with a convex combination
-    of both, the one whose direction is steepest (an aggregate of a bundle method).
+    Either way the gradient at the new point is added, so that the next step knows more.
     """
-    tried = torch.where(active, point.size, 0.0)
-    v, squared = point.stepped(tried)
-    view = _View.at(rows, Path.to(rows.posterior, v), squared, labels)
-    new = _Point.at(rows, view, labels, point.size)
-    rounding = _rounding(point, rows.posterior.dtype)
-    better = active & _improved(new, point, SHARE_OF_SLOPE * tried * point.residual**2, rounding)
-    new = new._replace(size=_next_size(new, point, better, rounding))
-    if bool(better.all()):
-        return new.joined()
-    usable = new.length.isfinite() & new.cross.isfinite()
-    short = active & ~better & usable & (tried * point.residual <= KINK)
-    return _mixed(rows, point, new, tried, better, short)
+    slopes, rounding = old.slopes(), _rounding(old, rows.posterior.dtype)
+    weights, expected = _direction(old, slopes, rounding)
+    tried = torch.where(active, old.size, 0.0)
+    aim = torch.cat([torch.zeros_like(weights[..., :1]), weights], dim=-1)
+    coefficients = torch.lerp(old.coefficients, aim, tried[..., None])
+    v = combination(old.points, coefficients)
+    path = Path.to(rows.posterior, v)
+    view = _View.at(rows, path, _quadratic(old.gram, coefficients), labels)
+    new = old.with_gradient(rows, view, labels, coefficients)
+    moved = new._replace(
+        coefficients=_widened(coefficients),
+        log_lik=view.log_lik,
+        latest=torch.full_like(old.latest, new.values.shape[-1] - 1),
+    )
+    gain = view.objective - old.objective
+    # Where rounding hides a gain, the gradient must get closer to v, or rounding hides that too.
+    before, after = (_quadratic(each.slopes(), each.at_latest()) for each in (old, moved))
+    closer = (after < before) | (after < 4 * rounding)
+    better = (gain >= SHARE_OF_GAIN * expected) | ((gain >= -rounding) & closer)
+    better = active & better & new.usable[..., -1]
+    hidden = _quadratic(slopes, weights) < rounding
+    size = _next_size(old.size, _quadratic(slopes, weights), gain, better, hidden)
+    return moved.where(better, new)._replace(size=size)
 
 
-def _mixed(
-    rows: Rows, old: _Point, new: _Point, tried: Tensor, better: Tensor, short: Tensor
-) -> _Point:
-    """Let the better rows go on from the new point, the others from the old one.
+def _direction(bundle: _Bundle, slopes: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights of the gradients (M - 1,) and the gain that the model expects.
 
-    After a short step the gradient a of the old point and b of the new one are combined. The share
-    λ for which (1 - λ)a + λb is closest to v minimises a parabola.
+    Its dual problem is to minimise Σ_i λ_i e_i + t/2 ‖Σ_i λ_i g_i - v‖², where e_i is how far the
+    tangent plane i lies above log p at v. It may lie below, because log p is not concave. Half the
+    squared distance is the least that is assumed.
     """
-    fresh = new.gradient.where(better | short)
-    both = inner_product(fresh, old.moved_gradient).double()  # aᵀΣb
-    other = inner_product(fresh, old.moved).double()  # vᵀΣb
-    apart = old.length - 2 * both + new.length
-    share = (old.length - old.cross - both + other) / apart
-    share = torch.where(short, share.nan_to_num(0.0).clamp(0, 1), 0.0)
-    kept = 1 - share
-    length = kept**2 * old.length + 2 * kept * share * both + share**2 * new.length
-    cross = kept * old.cross + share * other
-    combined = old._replace(
-        length=torch.where(share > 0, length, old.length),
-        cross=torch.where(share > 0, cross, old.cross),
-        # With a new direction the old step size is worth another try.
-        size=torch.where(share > SHRINK, old.size, new.size),
-    )
-    residual = _norm(combined.length, combined.cross, combined.squared, rows.posterior.dtype)
-    combined = combined._replace(residual=torch.where(share > 0, residual, old.residual))
-    numbers = (torch.where(better, a, b) for a, b in zip(new[4:], combined[4:], strict=True))
-    v, _ = old.stepped(torch.where(better, tried, 0.0))
-    v, gradient, fresh = aligned(v, old.gradient, fresh)
-    gradient = blended(gradient, fresh, torch.where(better, 1.0, share))
-    moved = (rows.posterior.displacement(each) for each in (v, gradient))
-    return _Point(v, next(moved), gradient, next(moved), *numbers)
+    apart = bundle.coefficients[..., None, :] - bundle.sources
+    across = ((apart @ bundle.gram)[..., 1:]).diagonal(dim1=-2, dim2=-1)  # g_iᵀΣ(v - v_i)
+    errors = bundle.values + across - bundle.log_lik[..., None]
+    costs = torch.maximum(errors, bundle.distances() / 2)
+    costs = torch.where(bundle.usable, costs, NEVER)
+    size, plain = bundle.size[..., None], bundle.at_latest()
+    weights = _least_on_simplex(size[..., None] * slopes, costs, plain)
+    # Close to a smooth optimum, differences of gradients are rounding errors.
+    smooth = _quadratic(slopes, plain) < rounding
+    weights = torch.where(smooth[..., None], plain, weights)
+    return weights, (weights * costs).sum(-1) + bundle.size * _quadratic(slopes, weights) / 2
 
 
-def _improved(new: _Point, old: _Point, gain: Tensor, rounding: Tensor) -> Tensor:
-    """Whether a row's objective rose enough or, where rounding hides that, its residual shrank."""
-    # A residual this small is rounding too: its square is a sum of four larger numbers.
-    shrank = (new.residual < old.residual) | (new.residual**2 < 4 * rounding)
-    return (new.objective >= old.objective + gain) | (
-        (new.objective >= old.objective - rounding) & shrank
-    )
-
-
-def _next_size(new: _Point, old: _Point, better: Tensor, rounding: Tensor) -> Tensor:
+def _next_size(size: Tensor, slope: Tensor, gain: Tensor, better: Tensor, hidden: Tensor) -> Tensor:
     """Return the step size at which a parabola through the objective's last values peaks.
 
-    The parabola has the slope r² at the old point, r being its residual.
+    The parabola has the given slope at the old point. Where rounding hides it, keep the size, but
+    for sizes with which steps along a single gradient may oscillate.
     """
-    slope, size = old.residual**2, old.size
-    bend = 2 * (old.objective + size * slope - new.objective) / size**2
+    bend = 2 * (size * slope - gain) / size**2
     peak = torch.where(bend > 0, slope / bend, torch.inf).nan_to_num(0.0)
-    most = torch.where(better, GROW * size, size / 2)
-    found = torch.minimum(torch.maximum(peak, SHRINK * size), most).clamp(max=1.0)
-    return torch.where(better & (slope < rounding), size, found)
+    least = torch.where(better, size / GROW, SHRINK * size)
+    most = torch.where(better, GROW * size, KEEP * size)
+    found = torch.minimum(torch.maximum(peak, least), most).clamp(max=1.0)
+    return torch.where(better & hidden, size.clamp(max=LONGEST_BLIND), found)
 
 
-def _rounding(point: _Point, dtype: torch.dtype) -> Tensor:
+def _rounding(bundle: _Bundle, dtype: torch.dtype) -> Tensor:
     """Return the change of the objective that means nothing."""
+    lengths = bundle.gram.diagonal(dim1=-2, dim2=-1)[..., 1:]
+    length = (bundle.at_latest() * lengths).sum(-1)
     eps = torch.finfo(dtype).eps
-    return ROUNDING * eps * (1 + point.objective.abs() + point.length + point.squared)
+    return ROUNDING * eps * (1 + bundle.objective.abs() + length + bundle.squared)
+
+
+def _quadratic(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Return xᵀAx, not below zero."""
+    product = (matrix @ vector[..., None]).squeeze(-1)
+    return (product * vector).sum(-1).clamp(min=0)
+
+
+def _widened(coefficients: Tensor) -> Tensor:
+    """Append a zero for a new point."""
+    return functional.pad(coefficients, (0, 1))
+
+
+def _least_on_simplex(matrix: Tensor, costs: Tensor, start: Tensor) -> Tensor:
+    """Return λ with λ_i ≥ 0 and Σ_i λ_i = 1 that nearly minimises costsᵀλ + ½ λᵀAλ.
+
+    Every step moves weight from the variable whose derivative is largest to the one with which this
+    gains most, as in sequential minimal optimisation (Fan, Chen & Lin 2005). The value never rises.
+    Any λ gives a direction and a valid residual; a better one makes the residual smaller.
+
+    Args:
+        matrix: A, symmetric and positive semi-definite, (..., M, M).
+        costs: (..., M).
+        start: feasible weights (..., M).
+    """
+    weights = start.clone()
+    derivative = costs + (matrix @ weights[..., None]).squeeze(-1)
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    for _ in range(ROUNDS * (costs.shape[-1] - 1)):
+        most, high = _first_largest(torch.where(weights > ALIKE, derivative, -torch.inf))
+        gaps, value = most - derivative, (weights * derivative).sum(-1, keepdim=True)
+        # Every problem ends by itself, so that rows do not touch each other.
+        goes_on = value - derivative.amin(-1, keepdim=True) > CLOSE * value.abs()
+        if not bool(goes_on.any()):
+            break
+        away = _row(matrix, high)
+        both = diagonal + diagonal.gather(-1, high)
+        bends = torch.maximum(both - 2 * away, ALIKE * both).clamp(min=1e-300)
+        low = _first_largest((gaps.clamp(min=0) ** 2 / bends).nan_to_num(0.0))[1]
+        toward = _row(matrix, low)
+        step = (gaps / bends).gather(-1, low).nan_to_num(0.0).clamp(min=0)
+        step = torch.where(goes_on, torch.minimum(step, weights.gather(-1, high)), 0.0)
+        weights = weights.scatter_add(-1, low, step).scatter_add(-1, high, -step)
+        derivative = torch.addcmul(derivative, step, toward - away)
+    return weights
+
+
+def _first_largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest value (..., 1) and the first index at which it is, up to rounding.
+
+    Equal gradients are frequent. Rounding must not decide between them.
+    """
+    largest = values.amax(-1, keepdim=True)
+    index = (values >= largest - ALIKE * largest.abs()).int().argmax(-1, keepdim=True)
+    return largest, index
+
+
+def _row(matrix: Tensor, index: Tensor) -> Tensor:
+    """Return row `index` (..., 1) of every matrix."""
+    return torch.take_along_dim(matrix, index[..., None], dim=-2).squeeze(-2)
