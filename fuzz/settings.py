@@ -136,7 +136,7 @@ CALLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
         lambda **s: Map(Classifier(_model()).tempered(**s))(_x()),
         ["temperature"],
     ),
-    "Bma": (_of_network(Bma), ["samples", "seed"]),
+    "Bma": (_of_network(Bma), ["samples", "seed", "statistics"]),
     "Glm": (_of_network(Glm), ["link"]),
     "LogitSampling": (
         lambda **s: _of_network(Glm)(link=LogitSampling(**s)),

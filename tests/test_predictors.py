@@ -13,7 +13,7 @@ from torch import nn
 import acnml
 from acnml import Acnml, Bma, Classifier, Map, Reference
 from acnml._util.batches import size, take
-from cases import MODELS, POSTERIORS, Case, normal
+from cases import MODELS, POSTERIORS, Case, diagonal, normal
 from predicting import Idle, bad_inputs, each_case, fingerprint, posterior_over, same
 
 
@@ -273,3 +273,19 @@ def test_refuses_no_samples():
     model = MODELS[1].model()
     with pytest.raises(ValueError, match="samples must be at least 1"):
         Bma(Classifier(model), POSTERIORS["diagonal"](model), samples=0)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "message"),
+    [
+        (3, "statistics must be a tuple"),
+        ({}, "statistics must be a tuple"),
+        ((1, 2), r"statistics\[0\] must be a mapping"),
+        (({"0.weight": 1.0}, {}), r"statistics\[0\] of '0.weight' must be a tensor"),
+        (({"nowhere": torch.ones(1)}, {}), "nowhere"),
+    ],
+)
+def test_statistics_of_the_wrong_kind_are_refused(statistics, message):
+    model = MODELS[1].model()
+    with pytest.raises((TypeError, ValueError), match=message):
+        acnml.Bma(Classifier(model), diagonal(model), samples=2, statistics=statistics)

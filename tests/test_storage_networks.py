@@ -253,3 +253,25 @@ def test_a_network_without_weights_is_said_to_be_one(path):
     model.to("meta")
     with pytest.raises(StorageError, match="on the meta device and has no weights"):
         acnml.load(path, classifier)
+
+
+class Counting(nn.Module):
+    """A network with a public attribute that changes whenever it is run by its owner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.calls = nn.Linear(4, 3), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.head(x)
+
+
+def test_the_error_for_an_attribute_that_changes_says_what_to_do(tmp_path):
+    model = Counting()
+    acnml.save(acnml.Map(Classifier(model)), tmp_path / "a")
+    model(torch.zeros(1, 4))
+    with pytest.raises(ValueError, match="set it to 0 before loading, and name it _calls"):
+        acnml.load(tmp_path / "a", Classifier(model))
+    model.calls = 0
+    acnml.load(tmp_path / "a", Classifier(model))
