@@ -16,10 +16,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised, Posterior, fit_kfac_laplace
+from acnml import (
+    Acnml,
+    Classifier,
+    Diagonal,
+    Gradient,
+    Linearised,
+    Posterior,
+    fit_kfac_laplace,
+    last_linear,
+)
 from acnml.solvers import Solver
 
 INPUTS = 256
+FEWER = 32  # with many classes, where every input has many rows
 
 
 def mlp() -> tuple[nn.Module, Tensor]:
@@ -38,19 +48,27 @@ def cnn() -> tuple[nn.Module, Tensor]:
 def many_classes() -> tuple[nn.Module, Tensor]:
     """A multilayer perceptron with 200 classes."""
     layers = (nn.Linear(50, 100), nn.Tanh(), nn.Linear(100, 200))
+    return nn.Sequential(*layers), torch.randn(FEWER, 50)
+
+
+def thousand_classes() -> tuple[nn.Module, Tensor]:
+    """A multilayer perceptron with 1,000 classes."""
+    layers = (nn.Linear(50, 100), nn.Tanh(), nn.Linear(100, 1000))
     return nn.Sequential(*layers), torch.randn(INPUTS, 50)
 
 
 NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "mlp": mlp,
     "cnn": cnn,
-    "many classes": many_classes,
+    "200 classes": many_classes,
+    "1000 classes": thousand_classes,
 }
 SOLVERS: dict[str, Linearised | Gradient] = {
     "Linearised": Linearised(polish=2),
     "Gradient": Gradient(),
 }
 POSTERIORS = ("diagonal", "kronecker")
+LAST_LAYER = "last layer"  # a Kronecker posterior, solved in logit space
 BUDGETS = (100, 400)  # MB
 
 
@@ -59,7 +77,12 @@ def main() -> None:
     if sys.argv[1:]:
         measure(*sys.argv[1:])
         return
-    for each in itertools.product(NETWORKS, SOLVERS, POSTERIORS, map(str, BUDGETS)):
+    few = [name for name in NETWORKS if name != "1000 classes"]
+    heads = [name for name in NETWORKS if "classes" in name]
+    for each in (
+        *itertools.product(few, SOLVERS, POSTERIORS, map(str, BUDGETS)),
+        *itertools.product(heads, ["Linearised"], [LAST_LAYER], map(str, BUDGETS)),
+    ):
         command = [sys.executable, "-m", "benchmarks.peaks", *each]
         subprocess.run(command, check=True)
 
@@ -71,17 +94,19 @@ def measure(network: str, solver: str, kind: str, megabytes: str) -> None:
     model, x = NETWORKS[network]()
     classifier, memory = Classifier(model), int(float(megabytes) * 1e6)
     mean = classifier.copy_parameters([name for name, _ in model.named_parameters()])
-    q = (
-        Diagonal(mean, {name: torch.full_like(tensor, 1e-3) for name, tensor in mean.items()})
-        if kind == "diagonal"
-        else fit_kfac_laplace(classifier, [(x[:64], torch.zeros(64, dtype=torch.long))], 1.0)
-    )
+    q: Posterior
+    if kind == "diagonal":
+        q = Diagonal(mean, {name: torch.full_like(tensor, 1e-3) for name, tensor in mean.items()})
+    else:
+        covered = [last_linear(model)] if kind == LAST_LAYER else None
+        data = [(x[:64], torch.zeros(len(x[:64]), dtype=torch.long))]
+        q = fit_kfac_laplace(classifier, data, 1.0, parameters=covered)
     _solve(classifier, q, replace(SOLVERS[solver], memory=1), x[:2])
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     start = _status("VmRSS")
     _solve(classifier, q, replace(SOLVERS[solver], memory=memory), x)
     peak = (_status("VmHWM") - start) / 1e6
-    print(f"{network:13} {solver:10} {kind:9} budget {megabytes:>4} MB, peak {peak:4.0f} MB")
+    print(f"{network:13} {solver:10} {kind:10} budget {megabytes:>4} MB, peak {peak:4.0f} MB")
 
 
 def _solve(classifier: Classifier, q: Posterior, solver: Solver, x: Tensor) -> None:

@@ -1,0 +1,65 @@
+"""Measure how many labels the default solver solves (`python -m benchmarks.solved`).
+
+A ReLU network with layers of 20, 64, 64 and 10 units, trained on clusters until it makes no error,
+with a KFAC posterior over all layers. Its optima are often at kinks. Times are CPU times of one
+thread.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from acnml import Acnml, Classifier, Linearised, fit_kfac_laplace
+from acnml._util.seeding import seeded
+
+ALPHAS = (0.01, 0.1, 1.0)
+STEPS = (0, 10, 30)
+QUERIES = 50
+
+
+def trained() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    """Return a network, its training data and queries."""
+    with seeded(0):
+        centres, labels = torch.randn(10, 20), torch.arange(2000) % 10
+        x = centres[labels] + torch.randn(2000, 20)
+        queries = centres[torch.arange(QUERIES) % 10] + torch.randn(QUERIES, 20)
+        hidden = nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()
+        model = nn.Sequential(*hidden, nn.Linear(64, 10))
+        optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+        for _ in range(60):
+            for some in torch.randperm(len(x)).split(100):
+                optimiser.zero_grad()
+                functional.cross_entropy(model(x[some]), labels[some]).backward()
+                optimiser.step()
+    return model, x, labels, queries
+
+
+def main() -> None:
+    """Print one line for every α and number of steps."""
+    torch.set_num_threads(1)
+    model, x, labels, queries = trained()
+    classifier = Classifier(model)
+    posterior = fit_kfac_laplace(classifier, [(x, labels)], 1.0, progress=False)
+    for alpha in ALPHAS:
+        for steps in STEPS:
+            solver = Linearised(polish=steps)
+            predict = Acnml(classifier, posterior, solver, alpha, on_unsolved="ignore")
+            predict.solve(queries[:2])
+            start = time.process_time()
+            solution = predict.solve(queries)
+            took = time.process_time() - start
+            share = solution.solved.double().mean()
+            print(
+                f"alpha {alpha:4g}, {steps:2} steps: {share:6.1%} solved, "
+                f"median residual {solution.residual.median():.3f}, mean log-likelihood "
+                f"{solution.log_lik.mean():.3f}, {took:.2f} s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
