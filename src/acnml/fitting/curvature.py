@@ -2,6 +2,9 @@
 
 `curvature.posterior(prior_precision)` adds a Gaussian prior and returns a Laplace posterior. Many
 prior precisions can be tried without another pass over the data. `acnml.save` stores a curvature.
+
+Curvatures are sums over data, so those of disjoint parts of the data add up: `first + second` is
+the curvature of both parts together. This is how fits in several processes become one.
 """
 
 from __future__ import annotations
@@ -10,15 +13,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from acnml._algebra.dual import Affine
 from acnml._util import checks
-from acnml._util.params import Params, count, flatten
+from acnml._util.params import Params, add, count, flatten
 from acnml.posteriors import Block, Diagonal, EigenBlock, Full, Kronecker, Posterior
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Makes a block from a layer, its two factors A and G, and a prior precision.
 MakeBlock: TypeAlias = Callable[[Affine, Tensor, Tensor, float], Block]
@@ -49,6 +55,14 @@ class Curvature(ABC):
     @abstractmethod
     def trace(self) -> float:
         """Return the trace of H, the sum of its eigenvalues."""
+
+    @abstractmethod
+    def __add__(self, other: Self) -> Self:
+        """Return the curvature of two disjoint parts of the data together, at the same weights.
+
+        Both must be fitted with the same classifier: the same weights, which is checked, and the
+        same temperature, which a curvature does not know.
+        """
 
     @final
     def mean_eigenvalue(self) -> float:
@@ -110,6 +124,11 @@ class DiagonalCurvature(Curvature):
         """Return the sum of the diagonal."""
         return float(self.eigenvalues().double().sum())
 
+    def __add__(self, other: DiagonalCurvature) -> DiagonalCurvature:
+        """Return the curvature of two parts of the data together: h₁ + h₂."""
+        _require_addable(self, other)
+        return DiagonalCurvature(self.mean, add(self.diagonal, other.diagonal))
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -146,6 +165,11 @@ class FullCurvature(Curvature):
         """Return the sum of the diagonal."""
         return float(self.hessian.double().trace())
 
+    def __add__(self, other: FullCurvature) -> FullCurvature:
+        """Return the curvature of two parts of the data together: H₁ + H₂."""
+        _require_addable(self, other)
+        return FullCurvature(self.mean, self.hessian + other.hessian)
+
 
 class Factors(NamedTuple):
     """The factors of a layer's H ≈ A ⊗ G: second moments of its inputs and output gradients."""
@@ -169,6 +193,9 @@ class KroneckerCurvature(Curvature):
         mean: θ̂, the trained weights.
         factors: one `Factors` for every layer. Together they must name exactly the parameters in
             `mean`.
+        data: the number n of training examples; needed to add curvatures up.
+        positions: the number of input vectors a of every layer, n times the positions of an
+            example; needed to add curvatures up.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
@@ -179,9 +206,16 @@ class KroneckerCurvature(Curvature):
 
     mean: Params
     factors: tuple[Factors, ...]
+    data: int | None = None
+    positions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         checks.require_mean(self.mean)
+        if self.data is not None and len(self.positions) != len(self.factors):
+            raise ValueError(
+                f"there are {len(self.positions)} numbers of positions for {len(self.factors)} "
+                "layers: give one for every layer"
+            )
         names = [name for factors in self.factors for name in factors.layer.names]
         checks.require_same_names(names, self.mean, "the factors", "mean")
         for layer, inputs, gradients in self.factors:
@@ -214,6 +248,52 @@ class KroneckerCurvature(Curvature):
             float((_trace(factors.inputs) * _trace(factors.gradients)).sum())
             for factors in self.factors
         )
+
+    def __add__(self, other: KroneckerCurvature) -> KroneckerCurvature:
+        """Return the curvature of two parts of the data together.
+
+        The sums behind the factors add up: Σ aaᵀ = A N/√n over N positions, and Σ δδᵀ = √n G. So
+
+            A = √n/N (A₁ N₁/√n₁ + A₂ N₂/√n₂)  and  G = (√n₁ G₁ + √n₂ G₂)/√n
+
+        with n = n₁ + n₂ and N = N₁ + N₂. This is not A₁ ⊗ G₁ + A₂ ⊗ G₂, but what a fit on all data
+        would have returned.
+        """
+        _require_addable(self, other)
+        if self.data is None or other.data is None:
+            raise ValueError(
+                "a curvature does not know how many data it was fitted on, so it cannot be added "
+                "to another; fit it again with kronecker_curvature"
+            )
+        if [f.layer for f in self.factors] != [f.layer for f in other.factors]:
+            raise ValueError("the curvatures have different layers: fit both in the same way")
+        data = self.data + other.data
+        positions = tuple(a + b for a, b in zip(self.positions, other.positions, strict=True))
+        factors = []
+        for index, (layer, A, G) in enumerate(self.factors):
+            _, other_A, other_G = other.factors[index]
+            own_share = self.positions[index] / math.sqrt(self.data)
+            other_share = other.positions[index] / math.sqrt(other.data)
+            inputs = A.double() * own_share + other_A.double() * other_share
+            inputs = inputs * (math.sqrt(data) / max(positions[index], 1))
+            gradients = G.double() * math.sqrt(self.data) + other_G.double() * math.sqrt(other.data)
+            gradients = gradients / math.sqrt(data)
+            factors.append(Factors(layer, inputs.to(A.dtype), gradients.to(G.dtype)))
+        return KroneckerCurvature(self.mean, tuple(factors), data, positions)
+
+
+def _require_addable(first: Curvature, second: Curvature) -> None:
+    """Raise an error unless two curvatures are of one kind, and at the same weights."""
+    if type(first) is not type(second):
+        kinds = type(first).__name__, type(second).__name__
+        raise TypeError(f"a {kinds[0]} and a {kinds[1]} cannot be added: fit both in the same way")
+    checks.require_same_names(second.mean, first.mean, "the second curvature", "the first")
+    for name, tensor in first.mean.items():
+        if not torch.equal(tensor, second.mean[name]):
+            raise ValueError(
+                f"the curvatures are at different weights, first in {name!r}: only those of one "
+                "trained network add up"
+            )
 
 
 @final

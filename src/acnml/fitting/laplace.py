@@ -28,7 +28,7 @@ from acnml._engine.gradients import (
 from acnml._engine.layers import AFFINE, OTHER_WAYS, SCALING, Site, find_sites, is_plain, names_of
 from acnml._engine.recorder import Tape, record, require_tracked
 from acnml._engine.trust import require_understood
-from acnml._util import checks
+from acnml._util import checks, processes
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, count, flatten, widened
 from acnml._util.selection import Parameters, last_linear, parameter_names
@@ -174,10 +174,13 @@ def diagonal_curvature(
     fisher: Fisher = EXACT,
     progress: bool | None = None,
     watch: Watch | None = None,
+    distributed: bool = False,
 ) -> DiagonalCurvature:
     """Sum the squared gradients of every parameter over the data; see `fit_laplace_diagonal`.
 
     `watch` sees features from other places of the network in the same pass; for a last layer only.
+    `distributed` adds up the sums of all processes of `torch.distributed`, each of which passes its
+    own part of the data.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
@@ -186,6 +189,7 @@ def diagonal_curvature(
     [Diagonal(15 parameters: weight … bias), Diagonal(15 parameters: weight … bias)]
     """
     require_classifier(classifier)
+    together = processes.group(distributed)
     names = parameter_names(classifier.model, parameters)
     sites = find_sites(classifier.model, names, AFFINE + SCALING, OTHER_WAYS)
     mean = widened(classifier.copy_parameters(names))
@@ -211,7 +215,9 @@ def diagonal_curvature(
                 for name, square in squares.items():
                     sums[name] += square
 
-    _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress, watch)
+    run = _Run(classifier, sites, fisher, together.rank, progress, watch)
+    _over_data(run, loader, add_tape, add_last_layer)
+    together.add_up(sums.values())
     return DiagonalCurvature(mean, {name: sums[name].to(mean[name].dtype) for name in names})
 
 
@@ -223,10 +229,13 @@ def kronecker_curvature(
     fisher: Fisher = EXACT,
     progress: bool | None = None,
     watch: Watch | None = None,
+    distributed: bool = False,
 ) -> KroneckerCurvature:
     """Sum the two factors of every layer over the data; see `fit_kfac_laplace`.
 
     `watch` sees features from other places of the network in the same pass; for a last layer only.
+    `distributed` adds up the sums of all processes of `torch.distributed`, each of which passes its
+    own part of the data.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
@@ -235,6 +244,7 @@ def kronecker_curvature(
     [Kronecker(15 parameters: weight … bias), Kronecker(15 parameters: weight … bias)]
     """
     require_classifier(classifier)
+    together = processes.group(distributed)
     chosen = _affine_names(classifier) if parameters is None else parameters
     names = parameter_names(classifier.model, chosen)
     way_out = f"KFAC covers Linear and Conv2d: {OTHER_WAYS}"
@@ -253,8 +263,13 @@ def kronecker_curvature(
             for site, deltas in pulled.items():
                 sums[site].add_gradients(_wide(joined_deltas(site, deltas)))
 
-    data = _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress, watch)
-    return KroneckerCurvature(mean, tuple(sums[site].factors(data) for site in sites))
+    run = _Run(classifier, sites, fisher, together.rank, progress, watch)
+    data = together.total(_over_data(run, loader, add_tape, add_last_layer))
+    for one in sums.values():
+        together.add_up([one.inputs, one.gradients])
+        one.positions = together.total(one.positions)
+    factors = tuple(sums[site].factors(data) for site in sites)
+    return KroneckerCurvature(mean, factors, data, tuple(sums[s].positions for s in sites))
 
 
 @torch.inference_mode(False)
@@ -320,6 +335,7 @@ def full_curvature(
     fisher: Fisher = EXACT,
     progress: bool | None = None,
     watch: Watch | None = None,
+    distributed: bool = False,
 ) -> FullCurvature:
     """Sum the full curvature of the last layer over the data.
 
@@ -334,6 +350,8 @@ def full_curvature(
         fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
         progress: whether to show a progress bar; by default only in a terminal.
         watch: sees features from other places of the network in the same pass.
+        distributed: add up the sums of all processes of `torch.distributed`, each of which passes
+            its own part of the data.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
@@ -342,6 +360,7 @@ def full_curvature(
     [Full(15 parameters: weight … bias), Full(15 parameters: weight … bias)]
     """
     require_classifier(classifier)
+    together = processes.group(distributed)
     chosen = [last_linear(classifier.model)] if parameters is None else parameters
     names = parameter_names(classifier.model, chosen)
     remedy = "full_curvature covers a last Linear layer alone: name it in `parameters`"
@@ -361,7 +380,9 @@ def full_curvature(
     def add_tape(tape: Tape, pull_backs: PullBacks) -> None:
         raise ValueError(f"the logits are not the outputs of {sites[0].name!r} alone; {remedy}")
 
-    _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress, watch)
+    run = _Run(classifier, sites, fisher, together.rank, progress, watch)
+    _over_data(run, loader, add_tape, add_last_layer)
+    together.add_up([total])
     dtype = next(iter(mean.values())).dtype
     return FullCurvature(mean, ((total + total.T) / 2).to(dtype))
 
@@ -402,15 +423,24 @@ class LastLayerBatch:
         return hessians / self.temperature**2
 
 
+@final
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """What a pass over the data needs, whatever it sums up."""
+
+    classifier: Classifier
+    sites: list[Site]
+    fisher: Fisher
+    rank: int  # of the process; sampled labels must not be the same in all processes
+    progress: bool | None
+    watch: Watch | None
+
+
 def _over_data(
-    classifier: Classifier,
+    run: _Run,
     loader: Iterable[Any],
-    sites: list[Site],
-    fisher: Fisher,
     add_tape: Callable[[Tape, PullBacks], None],
     add_last_layer: Callable[[LastLayerBatch], None],
-    progress: bool | None,
-    watch: Watch | None,
 ) -> int:
     """Call one of two functions for every batch; return the number of examples.
 
@@ -418,8 +448,9 @@ def _over_data(
     Otherwise `add_tape` is called with a recorded forward pass and an iterator of backward passes.
     The model may run under autocast, but the sums do not.
     """
+    classifier, sites, fisher, watch = run.classifier, run.sites, run.fisher, run.watch
     seed = fisher.seed if isinstance(fisher, MonteCarloFisher) else 0
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + run.rank)
     names = names_of(sites)
     layer = only_linear(classifier, names)
 
@@ -456,7 +487,7 @@ def _over_data(
         if watch is not None and found is not None and found.observed is not None:
             watch.tell(found.observed)
 
-    return over_batches(classifier, loader, step, "curvature", progress)
+    return over_batches(classifier, loader, step, "curvature", run.progress)
 
 
 def _wide(tensor: Tensor) -> Tensor:

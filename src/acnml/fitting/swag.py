@@ -108,6 +108,32 @@ class Swag:
         directions = {n: share * torch.stack([d[n] for d in deviations]) for n in self.mean}
         return LowRank(self.mean, scale(var, 0.5), directions)
 
+    def __add__(self, other: Swag) -> Swag:
+        """Return the `Swag` of two runs of SGD together, for example from several machines.
+
+        Mean and variance are those of all weights of both runs (Chan et al. 1979). The deviations
+        are the latest of both in equal numbers, as far as there are so many, about the common mean.
+        """
+        if not isinstance(other, Swag):
+            raise TypeError(f"only a Swag can be added to a Swag, got a {type(other).__name__}")
+        if self._rank != other._rank:
+            raise ValueError(
+                f"the ranks are {self._rank} and {other._rank}: collect with the same rank"
+            )
+        if not self.updates or not other.updates:
+            raise ValueError("a Swag has not collected any weights: add it after the first update")
+        checks.require_same_names(other.mean, self.mean, "the second Swag", "the first")
+        both = Swag(self._rank, list(self.mean))
+        both.updates = self.updates + other.updates
+        share = other.updates / both.updates
+        gap = subtract(other.mean, self.mean)
+        both.mean = add(self.mean, scale(gap, share))
+        between = scale(zip_with(torch.mul, gap, gap), share * self.updates)
+        both._squares = add(add(self._squares, other._squares), between)
+        for swag, deviation in _latest_of_both(self, other):
+            both._deviations.append(add(deviation, subtract(swag.mean, both.mean)))
+        return both
+
     def state_dict(self) -> Params:
         """Return a copy of the running state as a flat dict of tensors.
 
@@ -194,6 +220,15 @@ class Swag:
                 f"SWAG needs at least 2 updates to estimate a variance, got {self.updates}"
             )
         return {n: (s / self.updates).clamp(min=0) for n, s in self._squares.items()}
+
+
+def _latest_of_both(first: Swag, second: Swag) -> list[tuple[Swag, Params]]:
+    """Return deviations with their `Swag`, alternately from both and the latest last."""
+    queues = [(swag, list(swag._deviations)) for swag in (first, second)]
+    latest: list[tuple[Swag, Params]] = []
+    while len(latest) < first._rank and any(queue for _, queue in queues):
+        latest += [(swag, queue.pop()) for swag, queue in reversed(queues) if queue]
+    return latest[: first._rank][::-1]
 
 
 def _required(state: Mapping[str, Tensor], name: str) -> Tensor:

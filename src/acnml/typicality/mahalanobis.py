@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from acnml._util import checks
+from acnml._util.processes import Group
 from acnml.classifier import Classifier, require_classifier
 from acnml.typicality.density import CONSTANT, Density, Reader, over_data
 from acnml.typicality.places import Place
@@ -47,6 +48,37 @@ class Moments:
         self.count += len(centred)
         self._sum = self._sum + centred.sum(0)
         self._products.addmm_(centred.T, centred)
+
+    def __add__(self, other: Moments) -> Moments:
+        """Return the moments of two parts of the data together."""
+        if self._origin is None or other._origin is None:
+            return other if self._origin is None else self
+        both, moved = Moments(), other._about(self._origin)
+        both.count, both._origin = self.count + other.count, self._origin
+        both._sum = self._sum + moved._sum
+        both._products = self._products + moved._products
+        return both
+
+    def over_processes(self, group: Group) -> Moments:
+        """Return the moments of the data of all processes; every process must have some."""
+        if self._origin is None:
+            raise ValueError("a process has no training data: give each a part of them")
+        together = self._about(group.share(self._origin))
+        together.count = group.total(self.count)
+        group.add_up([together._sum, together._products])
+        return together
+
+    def _about(self, origin: Tensor) -> Moments:
+        """Return these moments with sums of differences from another origin."""
+        assert self._origin is not None
+        moved, step = Moments(), self._origin - origin
+        moved.count, moved._origin = self.count, origin
+        moved._sum = self._sum + self.count * step
+        crossed = torch.outer(self._sum, step)
+        moved._products = (
+            self._products + crossed + crossed.T + self.count * torch.outer(step, step)
+        )
+        return moved
 
     @property
     def mean(self) -> Tensor:
