@@ -404,8 +404,21 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(monkeypatch,
 
 
 def test_missing_extras_are_one_line(monkeypatch):
-    monkeypatch.setattr(cli, "EXTRAS", ("rich", "no_such_package"))
+    extras = {"": ("demo", ("no_such_package",)), "demo": ("demo", ("rich", "no_such_package"))}
+    monkeypatch.setattr(cli, "EXTRAS", extras)
+    for arguments, called in ((["demo"], "acnml demo"), ([], "acnml")):
+        monkeypatch.setattr("sys.argv", ["acnml", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        message = f"The command {called} needs no_such_package: pip install 'acnml[demo]'"
+        assert stop.value.code == message
+
+
+def test_commands_need_only_their_own_extras(monkeypatch, capsys):
+    extras = cli.EXTRAS | {"demo": ("demo", ("no_such_package",))}
+    monkeypatch.setattr(cli, "EXTRAS", extras)
+    monkeypatch.setattr("sys.argv", ["acnml", "merge", "--help"])
     with pytest.raises(SystemExit) as stop:
         cli.main()
-    message = "The acnml command needs no_such_package: pip install 'acnml[demo]'"
-    assert stop.value.code == message
+    assert stop.value.code == 0
+    assert "Add up curvatures" in capsys.readouterr().out

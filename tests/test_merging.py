@@ -20,6 +20,7 @@ from acnml import (
     KroneckerCurvature,
     Swag,
     diagonal_curvature,
+    ekfac_curvature,
     full_curvature,
     kronecker_curvature,
 )
@@ -83,6 +84,22 @@ def test_curvatures_of_a_last_layer_add_up(fit, temperature):
     assert_equal(found, whole)
     for tau in (0.1, 10.0):
         assert found.log_evidence(tau) == pytest.approx(whole.log_evidence(tau), rel=1e-12)
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_curvatures_in_one_basis_add_up(case: Case):
+    classifier, data = Classifier(case.model()), (case.x(sum(SIZES)), torch.arange(12) % 3)
+    whole = ekfac_curvature(classifier, [data])
+    parts = parts_of(*data)
+    basis = reduce(add, [kronecker_curvature(classifier, [part]) for part in parts])
+    found = [ekfac_curvature(classifier, [part], basis=basis) for part in parts]
+    total = reduce(add, found)
+    for tau in (0.1, 10.0):  # bases of equal matrices may differ in signs and order
+        assert total.log_evidence(tau) == pytest.approx(whole.log_evidence(tau), rel=1e-9)
+    again = ekfac_curvature(classifier, [data], basis=basis)
+    assert_equal(total, again)
+    with pytest.raises(ValueError, match="different bases, first for"):
+        found[2] + ekfac_curvature(classifier, [parts[1]])
 
 
 def test_parts_may_have_other_numbers_of_positions():

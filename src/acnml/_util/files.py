@@ -79,6 +79,18 @@ def write_file(path: Path, content: bytes) -> Path:
     the umask, but never permits more than that of the file that is replaced. Every failure is an
     `OSError`, and leaves an existing file unchanged.
     """
+    with drafted(path) as file:
+        file.write(content)
+    return path
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to be written piece by piece; it is at its path once the block has ended.
+
+    If the block ends with an error, nothing is at the path that was not there before. Otherwise
+    this is like `write_file`.
+    """
     target = Path(os.path.realpath(path))
     old = require_target(path)
     _remove_abandoned_drafts(target)
@@ -86,13 +98,20 @@ def write_file(path: Path, content: bytes) -> Path:
         if old is not None:
             own = os.fstat(file.fileno()).st_mode
             draft.chmod(stat.S_IMODE(own & old))
-        file.write(content)
+        yield file
         file.flush()
         os.fsync(file.fileno())
         if fcntl is None:
             file.close()  # Windows renames no open files
         draft.replace(target)
-    return path
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the drafts of killed writers of any file in a folder."""
+    for draft in folder.glob(".*.tmp"):
+        middle = draft.name.removesuffix(".tmp").rpartition(".")[2]
+        if len(middle) == 32 and draft.is_file():
+            _remove_if_abandoned(draft)
 
 
 @contextmanager

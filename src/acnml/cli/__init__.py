@@ -1,7 +1,7 @@
 """`acnml …`: the command line. Each command lives in a file of its own, as `register(app)`.
 
-Packages of the extra `demo` are imported only when a command runs, so that a missing package gives
-one clear line instead of a traceback.
+Packages of extras are imported only when a command runs, so that a missing package gives one clear
+line instead of a traceback.
 """
 
 import importlib.util
@@ -11,17 +11,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typer import Typer
 
-EXTRAS = ("matplotlib", "rich", "scipy", "sklearn", "typer")
+# What every command needs: the extra that has it, and its packages by the names they are imported
+# under. Without a command there is only a help text.
+EXTRAS = {
+    "": ("demo", ("typer",)),
+    "demo": ("demo", ("matplotlib", "rich", "scipy", "sklearn", "typer")),
+    "merge": ("predict", ("typer",)),
+    "predict": ("predict", ("PIL", "pyarrow", "typer")),
+}
 
 
 def main() -> None:
     """Run the command that the arguments name."""
     if sys.argv[1:] == ["--version"]:  # needs no extra
         _show_version(True)
-    missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
+    command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
+    extra, packages = EXTRAS.get(command, EXTRAS[""])
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        names = ", ".join(missing)
-        sys.exit(f"The acnml command needs {names}: pip install 'acnml[demo]'")
+        names, called = ", ".join(missing), f"acnml {command}".strip()
+        sys.exit(f"The command {called} needs {names}: pip install 'acnml[{extra}]'")
     build_app()()
 
 
@@ -32,6 +41,7 @@ def build_app() -> "Typer":
     import typer
 
     from acnml.cli import demo, playground
+    from acnml.cli import demo, merge, predict
 
     app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -51,6 +61,8 @@ def build_app() -> "Typer":
 
     demo.register(app)
     playground.register(app)
+    for command in (demo, predict, merge):
+        command.register(app)
     return app
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 import torch
@@ -363,6 +363,21 @@ class EkfacCurvature(Curvature):
     def trace(self) -> float:
         """Return the sum of s, which is the exact trace of H."""
         return float(self.eigenvalues().double().sum())
+
+    def __add__(self, other: EkfacCurvature) -> EkfacCurvature:
+        """Return the curvature of two parts of the data together: s₁ + s₂, in the same basis."""
+        _require_addable(self, other)
+        factors = []
+        for own, its in zip(self.factors, other.factors, strict=True):
+            bases = (own.input_basis, its.input_basis), (own.output_basis, its.output_basis)
+            if own.layer != its.layer or not all(torch.equal(*pair) for pair in bases):
+                raise ValueError(
+                    f"the curvatures have different bases, first for {own.layer.weight!r}, and "
+                    "only those in one basis add up; fit the parts with the same `basis`, the "
+                    "KroneckerCurvature of all data"
+                )
+            factors.append(replace(own, values=own.values + its.values))
+        return EkfacCurvature(self.mean, tuple(factors))
 
 
 def _products(factors: Factors) -> Tensor:

@@ -280,6 +280,8 @@ def ekfac_curvature(
     fisher: Fisher = EXACT,
     progress: bool | None = None,
     watch: Watch | None = None,
+    distributed: bool = False,
+    basis: KroneckerCurvature | None = None,
 ) -> EkfacCurvature:
     """Return KFAC's eigenbasis, with eigenvalues refitted in a second pass; see `EkfacCurvature`.
 
@@ -288,6 +290,11 @@ def ekfac_curvature(
     a fixed order, both passes draw the same labels.
 
     The loader is iterated twice. `watch` sees features from other places of the network in the
+    first pass; for a last layer only. `distributed` adds up the sums of all processes of
+    `torch.distributed`, each of which passes its own part of the data.
+
+    With a `basis`, the curvature of all data or of some, there is no first pass. Curvatures of
+    disjoint parts of the data add up if they have the same basis.
     first pass; for a last layer only.
 
     >>> import acnml, torch
@@ -296,10 +303,18 @@ def ekfac_curvature(
     >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # the data are read only once
     [Kronecker(15 parameters: weight … bias), Kronecker(15 parameters: weight … bias)]
     """
-    kfac = kronecker_curvature(classifier, loader, parameters, fisher, progress, watch)
+    together = processes.group(distributed)
+    if basis is not None and watch is not None:
+        raise ValueError("with a `basis` there is no first pass to watch: leave out one of them")
+    kfac = basis or kronecker_curvature(
+        classifier, loader, parameters, fisher, progress, watch, distributed
+    )
     mean, bases = (
         kfac.mean,
-        {f.layer: (_basis(f.inputs), _basis(f.gradients)) for f in kfac.factors},
+        {
+            f.layer: (together.share(_basis(f.inputs)), together.share(_basis(f.gradients)))
+            for f in kfac.factors
+        },
     )
     sites = find_sites(classifier.model, mean, AFFINE, OTHER_WAYS)
     sums = {site: torch.zeros_like(_matrix(site, mean), dtype=torch.float64) for site in sites}
@@ -319,7 +334,9 @@ def ekfac_curvature(
                 rotated = _wide(joined_deltas(site, deltas)) @ bases[site.layer][1]
                 sums[site] += _squared(inputs[site], rotated)
 
-    _over_data(classifier, loader, sites, fisher, add_tape, add_last_layer, progress, None)
+    run = _Run(classifier, sites, fisher, together.rank, progress, None)
+    _over_data(run, loader, add_tape, add_last_layer)
+    together.add_up(sums.values())
     factors = (
         EigenFactors(site.layer, *bases[site.layer], sums[site].to(_matrix(site, mean).dtype))
         for site in sites

@@ -1,0 +1,55 @@
+"""`acnml merge`."""
+
+from __future__ import annotations
+
+import sys
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command()
+    def merge(
+        parts: Annotated[list[Path], typer.Argument(help="Files of acnml.save, at least two.")],
+        output: Annotated[Path, typer.Option(help="File for the sum.")],
+    ) -> None:
+        """Add up curvatures, or SWAG states, that were fitted on parts of the data.
+
+        Save the curvature of every part with acnml.save. The sum is the curvature
+        of all data, as if one process had fitted it. The parts must not overlap,
+        and all must be of the same trained network.
+        """
+        run_merge(parts, output)
+
+
+def run_merge(parts: list[Path], output: Path) -> None:
+    """Add up the files and write their sum."""
+    import acnml
+
+    if len(parts) < 2:
+        sys.exit("Name at least two files to merge.")
+    if len({part.resolve() for part in parts}) < len(parts):
+        sys.exit("A file is named twice: its data would count twice.")
+    try:
+        values = [_loaded(part) for part in parts]
+        total = reduce(add, values)
+        acnml.save(total, output)
+    except (OSError, TypeError, ValueError) as error:
+        sys.exit(f"Nothing was written. {error}")
+    sys.stdout.write(f"{output}: a {type(total).__name__} of {len(parts)} parts\n")
+
+
+def _loaded(path: Path) -> Any:
+    import acnml
+
+    value = acnml.load(path)
+    if not isinstance(value, (acnml.Curvature, acnml.Swag)):
+        kind = type(value).__name__
+        raise TypeError(f"{path} holds a {kind}; only curvatures and SWAG states add up")
+    return value

@@ -1,0 +1,244 @@
+"""`acnml predict`."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, final
+
+import typer
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from acnml.scoring import Engine, Job, Summary
+
+# Exit status if all rows were read, but some have no answer.
+SOME_REJECTED = 3
+
+
+class _Engine(str, enum.Enum):
+    """Who computes."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+class _Score(str, enum.Enum):
+    """What abstaining looks at."""
+
+    CONFIDENCE = "confidence"
+    REGRET = "regret"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command()
+    def predict(
+        model: Annotated[
+            str,
+            typer.Option(
+                help="Function that returns the network: package.module:build or file.py:build."
+            ),
+        ],
+        predictor: Annotated[Path, typer.Option(help="File of acnml.save.")],
+        input: Annotated[
+            str,
+            typer.Option(
+                help="Parquet, .npy or .npz file, folder or pattern of such files, or folder of "
+                "images."
+            ),
+        ],
+        output: Annotated[Path, typer.Option(help="Folder for the answers.")],
+        weights: Annotated[
+            Path | None, typer.Option(help="Safetensors file with the network's state dict.")
+        ] = None,
+        columns: Annotated[
+            str, typer.Option(help="Inputs of the model: a,b or argument=column, by commas.")
+        ] = "",
+        stack: Annotated[
+            bool, typer.Option("--stack", help="Join columns of numbers into one vector.")
+        ] = False,
+        carry: Annotated[
+            str, typer.Option(help="Columns to copy to the output, separated by commas.")
+        ] = "",
+        shape: Annotated[
+            str, typer.Option(help="Shape of an input that is stored flat, for example 1,28,28.")
+        ] = "",
+        as_float: Annotated[
+            bool, typer.Option("--as-float", help="Convert integers to floating point numbers.")
+        ] = False,
+        image_mode: Annotated[str, typer.Option(help="Mode of images: RGB, L, ...")] = "RGB",
+        image_size: Annotated[
+            str, typer.Option(help="Resize images to height,width, for example 32,32.")
+        ] = "",
+        transform: Annotated[
+            str | None, typer.Option(help="Function that makes an array of an image of Pillow.")
+        ] = None,
+        log_probs: Annotated[
+            bool, typer.Option("--log-probs", help="Write the log-probabilities of all classes.")
+        ] = False,
+        abstain_share: Annotated[
+            float,
+            typer.Option(help="Share of the validation data on which to abstain."),
+        ] = 0.05,
+        abstain_by: Annotated[
+            _Score, typer.Option(help="What abstaining looks at.")
+        ] = _Score.CONFIDENCE,
+        part_rows: Annotated[
+            int, typer.Option(min=1, help="Rows of a file of the output.")
+        ] = 16384,
+        batch_rows: Annotated[int, typer.Option(min=1, help="Rows scored together.")] = 1024,
+        device: Annotated[str, typer.Option(help="Device of the network: cpu or cuda.")] = "cpu",
+        threads: Annotated[
+            int | None, typer.Option(min=1, help="Threads of torch, for every actor of Ray.")
+        ] = None,
+        engine: Annotated[_Engine, typer.Option(help="Who computes.")] = _Engine.LOCAL,
+        address: Annotated[
+            str | None, typer.Option(help="Address of a Ray cluster; by default a local one.")
+        ] = None,
+        actors: Annotated[
+            int | None, typer.Option(min=1, help="Actors of Ray; by default one per free CPU.")
+        ] = None,
+    ) -> None:
+        """Score many inputs with a saved predictor, in bounded memory.
+
+        Writes Parquet files to the output folder: label, confidence, regret, solved,
+        abstain and the columns to carry. Rows without an answer (NaN, wrong shape,
+        damaged images) go to the folder _rejects with the reason. Run the same
+        command again after an interruption: finished parts are kept, and every row
+        occurs once.
+
+        Exit status: 0 if all rows have an answer, 3 if some were rejected, 1 for an
+        error, 2 for wrong arguments.
+        """
+        from acnml.scoring import Answers, Job, Reading
+
+        with _one_line():
+            reading = Reading(
+                columns=_names(columns),
+                stack=stack,
+                carry=_names(carry),
+                shape=_sizes(shape, "shape"),
+                as_float=as_float,
+                image_mode=image_mode,
+                image_size=_pair(image_size),
+                transform=transform,
+            )
+            job = Job(
+                model=model,
+                predictor=str(predictor),
+                input=input,
+                output=str(output),
+                weights=None if weights is None else str(weights),
+                reading=reading,
+                answers=Answers(log_probs, abstain_share, abstain_by.value),
+                part_rows=part_rows,
+                batch_rows=batch_rows,
+                device=device,
+            )
+            if engine is _Engine.LOCAL and (address or actors):
+                raise ValueError("--address and --actors are for --engine ray")
+            summary = run_predict(job, _engine(engine, address, actors, threads))
+        raise typer.Exit(SOME_REJECTED if summary.n_rejected else 0)
+
+
+def run_predict(job: Job, engine: Engine) -> Summary:
+    """Score with a progress bar, and print what has become of all rows."""
+    from acnml.scoring import score
+
+    start = time.perf_counter()
+    with _Bar() as bar:
+        summary = score(job, engine, bar.show)
+    seconds, fresh = time.perf_counter() - start, bar.fresh
+    lines = [f"{summary.scored:,} of {summary.rows:,} rows scored in {summary.parts} parts."]
+    if summary.found:
+        lines.append(f"{summary.found} parts were complete before this run.")
+    if fresh:
+        lines.append(f"{fresh:,} rows in {seconds:.1f} s: {fresh / seconds:,.0f} rows/s.")
+    if summary.abstained:
+        lines.append(f"{summary.abstained:,} rows should not be answered (abstain).")
+    if summary.unsolved:
+        lines.append(f"{summary.unsolved:,} rows are not solved: their answers are rough.")
+    lines += [f"{count:,} rows rejected: {reason}." for reason, count in summary.rejected.items()]
+    lines.append(f"Output: {job.output}")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return summary
+
+
+@final
+class _Bar:
+    """A progress bar over rows, in a terminal."""
+
+    def __init__(self) -> None:
+        self._bar = tqdm(unit=" rows", unit_scale=True, disable=None, leave=False)
+        self._found: int | None = None
+        self.fresh = 0  # rows of this run
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def show(self, done: int, total: int) -> None:
+        """Show how far the run is; the rate is that of this run."""
+        if self._found is None:
+            self._found = done
+            self._bar.total, self._bar.initial, self._bar.n = total, done, done
+            self._bar.refresh()
+            return
+        self._bar.update(done - self._found - self.fresh)
+        self.fresh = done - self._found
+
+
+def _engine(
+    engine: _Engine, address: str | None, actors: int | None, threads: int | None
+) -> Engine:
+    if engine is _Engine.LOCAL:
+        import torch
+
+        from acnml.scoring import locally
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        return locally
+    try:
+        from acnml.ray import Cluster
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--engine ray needs {error.name}: pip install 'acnml[ray]'") from error
+    return Cluster(address, actors, threads)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Turn errors about files and settings into one line and exit status 1."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted. Run the same command again to go on.\n")
+        sys.exit(130)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _sizes(text: str, what: str) -> tuple[int, ...] | None:
+    try:
+        return tuple(int(size) for size in text.split(",")) if text else None
+    except ValueError as error:
+        raise ValueError(f"--{what} must be numbers separated by commas, got {text!r}") from error
+
+
+def _pair(text: str) -> tuple[int, int] | None:
+    sizes = _sizes(text, "image-size")
+    if sizes is not None and len(sizes) != 2:
+        raise ValueError(f"--image-size must be height,width, got {text!r}")
+    return None if sizes is None else (sizes[0], sizes[1])

@@ -1,0 +1,204 @@
+"""Score and fit on a Ray cluster. This module needs the extra `ray`.
+
+- `Cluster` is an engine for `acnml.scoring.score`: `acnml predict --engine ray`.
+- `score` adds answers to a Ray Dataset.
+- `fit` fits parts of the data in parallel tasks, and adds up the results pairwise.
+
+Without an address, everything runs on a cluster that Ray starts on this machine. What a lost worker
+was computing is computed again by another one. The results do not depend on it: a part of the
+output is written atomically, and a Dataset contains the blocks of one attempt only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+import pyarrow as pa
+import ray
+import ray.data
+import torch
+
+from acnml.predictors import Predictor
+from acnml.scoring import Answers, Job, Reading, Scorer, Unit, Worker
+from acnml.scoring.output import arrow_columns
+from acnml.scoring.run import Part
+from acnml.scoring.tables import input_columns, whole
+
+T = TypeVar("T")
+
+# A lost actor is started again as often as needed, and its task is given to another one.
+ALWAYS = -1
+
+
+@final
+@dataclass(frozen=True)
+class Cluster:
+    """An engine that scores parts of a job by a pool of Ray actors.
+
+    Every actor loads the predictor once. The input, the predictor's files and the output folder
+    must be at the same paths on all machines. A task is a stretch of the input that is best read at
+    once, such as a row group of a Parquet file.
+
+    Args:
+        address: of a running cluster; by default Ray's usual choice, see `ray.init`. A cluster that
+            this process is connected to is used as it is.
+        actors: how many; by default as many as there are CPUs for.
+        threads: of torch in every actor, which are the CPUs that it reserves. The default is 1:
+            actors with more threads than CPUs would fight over them.
+    """
+
+    address: str | None = None
+    actors: int | None = None
+    threads: int | None = None
+
+    def __call__(self, job: Job, units: Sequence[Unit]) -> Iterator[int]:
+        """Score all units; yield numbers of rows as they are done."""
+        connect(self.address)
+        threads = self.threads or 1
+        actors = self.actors or max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
+        tasks = ray.data.from_items(
+            [{"unit": [list(part) for part in unit]} for unit in units],
+            override_num_blocks=len(units),
+        )
+        done = tasks.map_batches(
+            _Scoring,
+            fn_constructor_args=(job.at_absolute_paths(), threads),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=min(actors, len(units))),
+            num_cpus=threads,
+            max_restarts=ALWAYS,
+            max_task_retries=ALWAYS,
+        )
+        for row in done.iter_rows():
+            yield int(row["rows"])
+
+
+def connect(address: str | None = None) -> None:
+    """Connect to a cluster, or start one on this machine; without a dashboard and usage reports."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not ray.is_initialized():
+        local = {} if address else {"include_dashboard": False}
+        ray.init(address=address, log_to_driver=False, **local)
+    quiet = ray.data.DataContext.get_current()
+    quiet.enable_progress_bars = False
+
+
+@final
+class _Scoring:
+    """Scores the units of a job in an actor."""
+
+    def __init__(self, job: Job, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._worker = Worker(job)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
+        rows = 0
+        for unit in batch["unit"]:
+            parts = tuple(Part(*map(int, part)) for part in unit)
+            rows += sum(self._worker.run(parts))
+        return {"rows": [rows]}
+
+
+def score(
+    dataset: ray.data.Dataset,
+    factory: Callable[[], Predictor],
+    *,
+    reading: Reading | None = None,
+    answers: Answers | None = None,
+    batch_rows: int = 1024,
+    actors: int = 2,
+    threads: int = 1,
+) -> ray.data.Dataset:
+    """Add answers to the rows of a Ray Dataset, lazily, as all its transformations are.
+
+    The result has the columns of the dataset (or those of `reading.carry`), the answers of `Scorer`
+    and `reject`. Every row occurs once. A row without an answer has nulls, and the reason in
+    `reject`, which is null for all others.
+
+    Args:
+        dataset: the rows.
+        factory: returns the predictor; it is called once in every actor. It must be importable on
+            the workers, or be a function that Ray can send.
+        reading: how rows become inputs; settings of images are not used.
+        answers: what is asked for.
+        batch_rows: rows that are scored together.
+        actors: how many actors share the work.
+        threads: of torch in every actor, which are the CPUs that it reserves.
+    """
+    reading, answers = reading or Reading(), answers or Answers()
+    return dataset.map_batches(
+        _Adding,
+        fn_constructor_args=(factory, reading, answers, threads),
+        batch_size=batch_rows,
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(size=actors),
+        num_cpus=threads,
+        max_restarts=ALWAYS,
+        max_task_retries=ALWAYS,
+    )
+
+
+@final
+class _Adding:
+    """Adds answers to tables in an actor."""
+
+    def __init__(
+        self, factory: Callable[[], Predictor], reading: Reading, answers: Answers, threads: int
+    ) -> None:
+        torch.set_num_threads(threads)
+        self._scorer, self._reading = Scorer(factory(), answers), reading
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        found = input_columns(self._reading, table)
+        reads = [column.read(whole(table, column.name)) for column in found.columns]
+        inputs, kept, reasons = found.joined(reads)
+        scored = self._scorer(inputs)
+        reasons |= {int(kept[row]): reason for row, reason in scored.reasons.items()}
+        rows = kept[scored.kept]
+        result = table.select(list(self._reading.carry)) if self._reading.carry else table
+        for name, column in arrow_columns(scored.columns, rows, len(table)).items():
+            result = result.append_column(name, column)
+        texts = [reasons.get(row) for row in range(len(table))]
+        return result.append_column("reject", pa.array(texts, pa.string()))
+
+
+def fit(
+    shards: Sequence[T],
+    fit_one: Callable[[T], Any],
+    *,
+    threads: int = 1,
+    address: str | None = None,
+) -> Any:
+    """Fit every shard of the data in a task of its own, and add up the results pairwise.
+
+    What is fitted must add up: a curvature, a `Swag`. The order of additions depends only on the
+    number of shards, so the result is the same in every run.
+
+    Args:
+        shards: descriptions of parts of the data that do not overlap, for example paths of files.
+        fit_one: returns, for example, `kronecker_curvature(classifier, loader_of(shard))`.
+        threads: of torch in every task, which are the CPUs that it reserves.
+        address: of a running cluster, see `Cluster`.
+    """
+    if not shards:
+        raise ValueError("there are no shards: pass at least one part of the data")
+    connect(address)
+    task = ray.remote(num_cpus=threads, max_retries=ALWAYS)
+    run, add = task(_fit_one), task(_add)
+    sums = [run.remote(fit_one, shard, threads) for shard in shards]
+    while len(sums) > 1:
+        pairs = [add.remote(*pair) for pair in zip(sums[::2], sums[1::2], strict=False)]
+        sums = [*pairs, *sums[2 * len(pairs) :]]
+    return ray.get(sums[0])
+
+
+def _fit_one(fit_one: Callable[[T], Any], shard: T, threads: int) -> Any:
+    torch.set_num_threads(threads)
+    return fit_one(shard)
+
+
+def _add(first: Any, second: Any) -> Any:
+    return first + second

@@ -1,0 +1,34 @@
+"""Score many inputs from files: Parquet, NumPy arrays or images in, Parquet out.
+
+`score(job)` is what `acnml predict` runs. The input is cut into parts. Every part of the output is
+complete or absent, so a run that was killed goes on where it stopped, and every row occurs exactly
+once. Memory does not grow with the input. This package needs the extra `predict`.
+
+- `job.py`: what is scored, and how: settings.
+- `models.py`: the predictor of a job.
+- `sources.py`: rows of the input, from `parquet.py`, `arrays.py` and `images.py`.
+- `columns.py`: columns of a table as arrays, and rows that do not fit.
+- `scorer.py`: inputs to answers.
+- `output.py`: the folder with the results.
+- `run.py`: everything together.
+"""
+
+from acnml.scoring.job import Answers, Job, Reading
+from acnml.scoring.models import ScoringError
+from acnml.scoring.output import Summary
+from acnml.scoring.run import Engine, Unit, Worker, locally, score
+from acnml.scoring.scorer import Scorer
+
+__all__ = [
+    "Answers",
+    "Engine",
+    "Job",
+    "Reading",
+    "Scorer",
+    "ScoringError",
+    "Summary",
+    "Unit",
+    "Worker",
+    "locally",
+    "score",
+]

@@ -1,0 +1,139 @@
+"""What is scored, and how. The same job gives the same files."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from acnml._util import checks
+
+# Rows of a part of the output, which is done again if the run is killed in the middle of it.
+PART_ROWS = 16_384
+
+# Rows that are read and scored together. The predictors cut them into smaller chunks where needed.
+BATCH_ROWS = 1024
+
+SCORES = ("confidence", "regret")
+
+
+@final
+@dataclass(frozen=True)
+class Reading:
+    """How rows become inputs of the model.
+
+    Args:
+        columns: the columns to pass to the model; by default the only one that can be an input. One
+            column is passed as `model(x)`. Several are passed by name, as `model(a=…, b=…)`, and
+            "argument=column" names the argument of a column.
+        stack: join numeric columns into one vector per row, in this order, and pass it as
+            `model(x)`.
+        carry: the columns to copy to the output.
+        shape: of one input; for a single column that is stored flat.
+        as_float: convert integers to floating point numbers.
+        image_mode: of images, for example "RGB" or "L", see Pillow.
+        image_size: (height, width) to which images are resized; by default they are not.
+        transform: "package.module:function" or "file.py:function" that makes an array of an image
+            of Pillow. By default, an image is an array (channels, height, width) from 0 to 1.
+    """
+
+    columns: tuple[str, ...] = ()
+    stack: bool = False
+    carry: tuple[str, ...] = ()
+    shape: tuple[int, ...] | None = None
+    as_float: bool = False
+    image_mode: str = "RGB"
+    image_size: tuple[int, int] | None = None
+    transform: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("shape", "image_size"):
+            sizes = getattr(self, name)
+            if sizes is not None:
+                plain = tuple(checks.require_integer(size, name, least=1) for size in sizes)
+                object.__setattr__(self, name, plain)
+        if self.stack and self.shape is not None:
+            raise ValueError("stacked columns are vectors: leave out `shape`")
+        if self.shape is not None and len(self.columns) > 1:
+            raise ValueError("`shape` is for a single column, but several are named")
+
+
+@final
+@dataclass(frozen=True)
+class Answers:
+    """What the output has for every row, besides the columns that are carried over.
+
+    Args:
+        log_probs: whether to write the log-probabilities of all classes.
+        abstain_share: the share of validation data on which a `Calibrated` predictor would abstain.
+        abstain_by: "confidence" or "regret", see `Calibrated.abstains`.
+    """
+
+    log_probs: bool = False
+    abstain_share: float = 0.05
+    abstain_by: str = "confidence"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.abstain_share <= 1:
+            raise ValueError(f"abstain_share must be between 0 and 1, got {self.abstain_share}")
+        if self.abstain_by not in SCORES:
+            raise ValueError(f"abstain_by must be one of {SCORES}, got {self.abstain_by!r}")
+
+
+@final
+@dataclass(frozen=True)
+class Job:
+    """A predictor, the rows to score with it, and a folder for the answers.
+
+    Args:
+        model: "package.module:build" or "file.py:build", a function that returns the network (an
+            `nn.Module`, or a `Classifier` if its outputs are not logits).
+        predictor: a file of `acnml.save`.
+        input: a Parquet, .npy or .npz file, a folder of such files, a pattern such as
+            "data/*.parquet", or a folder of images.
+        output: a new folder, or that of the same job, which then goes on.
+        weights: a safetensors file with the network's state dict; by default the network keeps the
+            weights that `model` gives it.
+        reading: how rows become inputs.
+        answers: what is written.
+        part_rows: rows of a part of the output.
+        batch_rows: rows that are scored together.
+        device: of the network, for example "cuda".
+    """
+
+    model: str
+    predictor: str
+    input: str
+    output: str
+    weights: str | None = None
+    reading: Reading = field(default_factory=Reading)
+    answers: Answers = field(default_factory=Answers)
+    part_rows: int = PART_ROWS
+    batch_rows: int = BATCH_ROWS
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        checks.settle_integers(self, part_rows=1, batch_rows=1)
+
+    def at_absolute_paths(self) -> Job:
+        """Return the same job for processes in other working directories."""
+        model, colon, function = self.model.rpartition(":")
+        model = f"{Path(model).resolve()}" if model.endswith(".py") else model
+        paths = {
+            name: None if value is None else str(Path(value).absolute())
+            for name, value in (
+                ("predictor", self.predictor),
+                ("weights", self.weights),
+                ("input", self.input),
+                ("output", self.output),
+            )
+        }
+        return dataclasses.replace(self, model=f"{model}{colon}{function}", **paths)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what must be the same when a run goes on, as JSON data; not where files are."""
+        everything = dataclasses.asdict(self)
+        for path in ("predictor", "weights", "input", "output"):
+            del everything[path]
+        return everything

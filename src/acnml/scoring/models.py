@@ -1,0 +1,102 @@
+"""The predictor of a job: a network from a factory, its weights, and a file of `acnml.save`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from acnml.classifier import Classifier
+from acnml.predictors import Predictor
+from acnml.scoring.job import Job
+from acnml.storage import load
+
+
+@final
+class ScoringError(ValueError):
+    """Raised when a job cannot be run. The message says why, and what to do."""
+
+
+def load_predictor(job: Job) -> Predictor:
+    """Return the predictor of a job on its device."""
+    built = load_function(job.model, "model")()
+    model = built.model if isinstance(built, Classifier) else built
+    if not isinstance(model, nn.Module):
+        kind = type(built).__name__
+        raise ScoringError(f"{job.model} must return an nn.Module or a Classifier, got a {kind}")
+    if job.weights is not None:
+        _load_weights(model, Path(job.weights))
+    model.to(_device(job.device))
+    return load(job.predictor, built if isinstance(built, Classifier) else Classifier(model))
+
+
+def load_function(name: str, what: str) -> Callable[..., Any]:
+    """Return the function that "package.module:function" or "file.py:function" names.
+
+    Modules are looked for in the working directory first, as `python -m` does.
+    """
+    place, colon, attribute = name.rpartition(":")
+    if not (place and colon and attribute):
+        raise ScoringError(
+            f"{what} must be package.module:function or file.py:function, got {name!r}"
+        )
+    module = _module_of_file(Path(place)) if place.endswith(".py") else _module(place, what)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise ScoringError(f"{place} has no function {attribute!r}: check {what}")
+    return found
+
+
+def _module(name: str, what: str) -> Any:
+    here = os.getcwd()  # noqa: PTH109  # a string, as all entries of sys.path
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise  # a module that the module itself imports
+        raise ScoringError(
+            f"there is no module {name!r}: check {what}, and run the command in the folder that "
+            "the module is in, or install its package"
+        ) from error
+
+
+def _module_of_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ScoringError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(f"_acnml_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickle look modules up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    if not path.is_file():
+        raise ScoringError(f"there is no file {path} with weights")
+    try:
+        safetensors.torch.load_model(model, path)
+    except (SafetensorError, RuntimeError) as error:
+        raise ScoringError(f"the weights in {path} do not fit the model: {error}") from error
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ScoringError(f"{name!r} is not a device: use cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ScoringError(f"there is no GPU for device {name!r}: use cpu")
+    return device

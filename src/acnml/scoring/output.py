@@ -1,0 +1,245 @@
+"""The folder with the results: parts that are complete or absent, and a manifest.
+
+    scored/part-00000000.parquet   the answers for the rows of a part, in their order
+    scored/_rejects/part-….parquet rows of the part without an answer, with the reason; if any
+    scored/_manifest.json          settings, hashes of the files, and counts
+
+A part is written after its rejects, and both atomically. So a part that exists is complete. Readers
+of Parquet folders leave out names that begin with an underscore.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from acnml._util import files
+from acnml.scoring.columns import Array
+from acnml.scoring.models import ScoringError
+from acnml.scoring.scorer import Scored
+from acnml.scoring.sources import Block
+
+MANIFEST, REJECTS = "_manifest.json", "_rejects"
+FORMAT = 1
+COUNTS = b"acnml.counts"  # the key of a part's counts in its metadata
+
+# Columns of every part, before those that are carried over and the answers.
+KEYS = ("file", "row")
+ANSWERS = ("label", "confidence", "regret", "solved", "abstain", "log_probs")
+
+# Answers are written as a row group when they have this many bytes.
+GROUP_BYTES = 32 * 2**20
+
+
+@final
+@dataclass(frozen=True)
+class Summary:
+    """What has become of all rows.
+
+    Args:
+        rows: of the input.
+        scored: rows with an answer.
+        rejected: rows without an answer, by the reason.
+        unsolved: scored rows for which the solver did not reach an optimum.
+        abstained: scored rows that the predictor should not answer.
+        parts: of the output.
+        found: parts that were complete before this run.
+    """
+
+    rows: int
+    scored: int
+    rejected: dict[str, int]
+    unsolved: int
+    abstained: int
+    parts: int
+    found: int = field(default=0, compare=False)
+
+    @property
+    def n_rejected(self) -> int:
+        """The number of rows without an answer."""
+        return sum(self.rejected.values())
+
+
+@final
+@dataclass(frozen=True)
+class Folder:
+    """The folder of a job."""
+
+    path: Path
+
+    def begin(self, identity: dict[str, Any]) -> None:
+        """Make the folder, or check that it is one of the same job."""
+        if (self.path / MANIFEST).exists():
+            self._require_same(identity)
+        elif self.path.is_dir() and any(not _is_draft(file) for file in self.path.iterdir()):
+            raise ScoringError(
+                f"{self.path} is not empty, and not a folder of `acnml predict`: choose another"
+            )
+        (self.path / REJECTS).mkdir(parents=True, exist_ok=True)
+        for folder in (self.path, self.path / REJECTS):
+            files.remove_abandoned(folder)
+        if not (self.path / MANIFEST).exists():
+            self._write_manifest({**identity, "status": "running"})
+
+    def part(self, index: int) -> Path:
+        """Return the path of a part."""
+        return self.path / f"part-{index:08d}.parquet"
+
+    def rejects(self, index: int) -> Path:
+        """Return the path of the rejects of a part."""
+        return self.path / REJECTS / self.part(index).name
+
+    def finish(self, identity: dict[str, Any], lengths: Iterable[int], found: int) -> Summary:
+        """Check that all parts are there, with all rows, and write their counts."""
+        total, rejected, rows, parts = Counter[str](), Counter[str](), 0, 0
+        for index, length in enumerate(lengths):
+            counts = json.loads(pq.read_metadata(self.part(index)).metadata[COUNTS])
+            rejected.update(counts.pop("rejected"))
+            total.update(counts)
+            rows, parts = rows + length, parts + 1
+            if total["scored"] + rejected.total() != rows:
+                raise ScoringError(
+                    f"{self.part(index)} does not have the rows of its part: remove it, and run "
+                    "the same command again"
+                )
+        reasons = dict(sorted(rejected.items()))
+        summary = Summary(
+            rows, total["scored"], reasons, total["unsolved"], total["abstained"], parts, found
+        )
+        counts = {k: v for k, v in vars(summary).items() if k != "found"}
+        self._write_manifest({**identity, "status": "complete", "counts": counts})
+        return summary
+
+    def _require_same(self, identity: dict[str, Any]) -> None:
+        path = self.path / MANIFEST
+        try:
+            before = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ScoringError(f"{path} cannot be read ({error}): choose another folder") from error
+        different = [
+            name
+            for name in {**identity, **identity["settings"]}
+            if name != "settings"
+            and {**before, **before.get("settings", {})}.get(name)
+            != json.loads(json.dumps({**identity, **identity["settings"]}[name]))
+        ]
+        if different:
+            raise ScoringError(
+                f"{self.path} has results of another job: {', '.join(different)} differ. Choose "
+                "another output folder, or run with the same settings and files"
+            )
+
+    def _write_manifest(self, content: dict[str, Any]) -> None:
+        text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+        files.write_file(self.path / MANIFEST, text.encode())
+
+
+@final
+class PartWriter:
+    """Collects the answers for a part and writes them, in row groups of bounded size."""
+
+    def __init__(self, folder: Folder, index: int, carried: pa.Schema, answers: pa.Schema) -> None:
+        keys = pa.schema([("file", pa.string()), ("row", pa.int64())])
+        self._folder, self._index = folder, index
+        self._schema = pa.schema([*keys, *carried, *answers])
+        self._reject_schema = pa.schema([*keys, *carried, pa.field("reason", pa.string())])
+        self._rejects: list[pa.Table] = []
+        self._counts = Counter[str](scored=0, unsolved=0, abstained=0)
+        self._reasons = Counter[str]()
+
+    def write(self, blocks: Iterable[tuple[Block, Scored]]) -> int:
+        """Write all blocks of the part; return the number of rows."""
+        rows, group = 0, list[pa.Table]()
+        with files.drafted(self._folder.part(self._index)) as file:
+            with pq.ParquetWriter(file, self._schema, compression="zstd") as writer:
+                for block, scored in blocks:
+                    rows += len(block.rows)
+                    group.append(self._answers(block, scored))
+                    self._reject(block, scored)
+                    if sum(table.nbytes for table in group) > GROUP_BYTES:
+                        writer.write_table(pa.concat_tables(group))
+                        group = []
+                writer.write_table(pa.concat_tables(group or [self._schema.empty_table()]))
+                counts = {**self._counts, "rejected": self._reasons}
+                writer.add_key_value_metadata({COUNTS: json.dumps(counts, sort_keys=True)})
+            # Before the part itself is in its place, so that a part never lacks its rejects.
+            if self._rejects:
+                self._write_rejects()
+        return rows
+
+    def _write_rejects(self) -> None:
+        with files.drafted(self._folder.rejects(self._index)) as file:
+            pq.write_table(pa.concat_tables(self._rejects), file, compression="zstd")
+
+    def _answers(self, block: Block, scored: Scored) -> pa.Table:
+        kept = block.kept[scored.kept]
+        table = _keys(block, kept)
+        self._counts["scored"] += len(kept)
+        for name in self._schema.names[table.num_columns :]:
+            kind = self._schema.field(name).type
+            column = scored.columns.get(name)
+            table = table.append_column(name, _arrow(column, kind))
+        if len(kept):
+            self._counts["unsolved"] += int((~scored.columns.get("solved", _TRUE)).sum())
+            self._counts["abstained"] += int(scored.columns.get("abstain", ~_TRUE).sum())
+        return table.cast(self._schema)
+
+    def _reject(self, block: Block, scored: Scored) -> None:
+        reasons = block.reasons | {
+            int(block.kept[row]): reason for row, reason in scored.reasons.items()
+        }
+        if not reasons:
+            return
+        rows = np.array(sorted(reasons))
+        texts = [reasons[row] for row in rows.tolist()]
+        self._reasons.update(texts)
+        table = _keys(block, rows).append_column("reason", pa.array(texts, pa.string()))
+        self._rejects.append(table.cast(self._reject_schema))
+
+
+_TRUE = np.ones((), dtype=bool)
+
+
+def answer_fields(columns: dict[str, Array]) -> pa.Schema:
+    """Return the types of answers such as these."""
+    kinds = {name: pa.from_numpy_dtype(array.dtype) for name, array in columns.items()}
+    if "log_probs" in columns:
+        kinds["log_probs"] = pa.list_(kinds["log_probs"], columns["log_probs"].shape[1])
+    return pa.schema([(name, kinds[name]) for name in ANSWERS if name in kinds])
+
+
+def arrow_columns(columns: dict[str, Array], rows: Array, size: int) -> dict[str, pa.Array]:
+    """Return answers for some rows of `size` rows, with null for the other rows."""
+    place = np.full(size, -1)
+    place[rows] = np.arange(len(rows))
+    index = pa.array(place, mask=place < 0)
+    kinds = answer_fields(columns)
+    return {name: _arrow(columns[name], kinds.field(name).type).take(index) for name in kinds.names}
+
+
+def _keys(block: Block, rows: Array) -> pa.Table:
+    """Return where rows are from, and the columns that are carried over."""
+    carried = dict(zip(block.carried.column_names, block.carried.columns, strict=True))
+    table = pa.table({"file": block.files, "row": block.rows, **carried})
+    return table if len(rows) == len(table) else table.take(pa.array(rows))
+
+
+def _arrow(values: Array | None, kind: pa.DataType) -> pa.Array:
+    if values is None:
+        return pa.array([], kind)
+    if values.ndim == 1:
+        return pa.array(values)
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _is_draft(file: Path) -> bool:
+    return file.name.startswith(".") and file.suffix == ".tmp"

@@ -1,0 +1,165 @@
+"""Rows of Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, final
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from acnml.scoring.job import Reading
+from acnml.scoring.models import ScoringError
+from acnml.scoring.sources import SHOWN, Block, Source, identity_of
+from acnml.scoring.tables import input_columns, require_columns, whole
+
+# Pages are read in pieces of this size. Without a buffer, whole columns of a row group are read.
+BUFFER = 2**20
+
+
+@final
+class ParquetSource(Source):
+    """Parquet files with the same columns; names of folders such as "day=3" are columns as well."""
+
+    def __init__(self, root: Path, files: list[Path], reading: Reading) -> None:
+        self._root, self._files = root, files
+        self._groups = [_row_groups(file) for file in files]
+        self._begins = [[0, *accumulate(groups)] for groups in self._groups]
+        self.lengths = tuple(begins[-1] for begins in self._begins)
+        self._keys = [_keys_of_folders(file.relative_to(root)) for file in files]
+        self._schemas = [pq.read_schema(file) for file in files]
+        schema = self._schemas[0]
+        for name in self._keys[0]:
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, pa.string()))
+        require_columns(reading.carry, schema.names, "carry")
+        self.carried = pa.schema([schema.field(name) for name in reading.carry])
+        self._inputs = input_columns(reading, self._first_rows())
+        self._require_same_columns()
+        self._open: _Rows | None = None
+
+    def identity(self) -> list[tuple[str, int, int]]:
+        """Return name, size and time of change of every file."""
+        return identity_of(self._root, self._files)
+
+    def stretch(self, file: int, row: int) -> int:
+        """Return where the row group of a row begins."""
+        return max(begin for begin in self._begins[file] if begin <= row)
+
+    def blocks(self, file: int, start: int, stop: int, size: int) -> Iterator[Block]:
+        """Yield rows `start` to `stop` of a file."""
+        if self._open is None or not self._open.is_at(file, start):
+            self.close()
+            own = set(self._schemas[file].names)
+            names = [name for name in self._wanted if name in own]
+            self._open = _Rows(self._files[file], file, start, self._groups[file], names, size)
+        name = self._files[file].relative_to(self._root).as_posix()
+        for first in range(start, stop, size):
+            table = self._open.next(min(size, stop - first))
+            reads = [column.read(whole(table, column.name)) for column in self._inputs.columns]
+            inputs, kept, reasons = self._inputs.joined(reads)
+            files = pa.repeat(name, len(table))
+            rows = np.arange(first, first + len(table))
+            yield Block(files, rows, self._carried_over(table, file), inputs, kept, reasons)
+
+    def close(self) -> None:
+        """Close the file that is being read."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    @property
+    def _wanted(self) -> list[str]:
+        return list(dict.fromkeys([*self._inputs.names, *self.carried.names]))
+
+    def _carried_over(self, table: pa.Table, file: int) -> pa.Table:
+        for name in self.carried.names:
+            if name not in table.column_names:
+                table = table.append_column(name, pa.repeat(self._keys[file][name], len(table)))
+        return table.select(self.carried.names).cast(self.carried)
+
+    def _first_rows(self) -> pa.Table:
+        """Return some rows of the first file that has any."""
+        index = next((i for i, length in enumerate(self.lengths) if length), None)
+        if index is None:
+            raise ScoringError(f"{self._root} has no rows")
+        with pq.ParquetFile(self._files[index], buffer_size=BUFFER) as file:
+            return pa.Table.from_batches([next(file.iter_batches(SHOWN))])
+
+    def _require_same_columns(self) -> None:
+        """Raise an error if a file lacks a column, or has it with another type."""
+        first = self._schemas[0]
+        for file, keys, schema in zip(self._files, self._keys, self._schemas, strict=True):
+            for name in self._wanted:
+                if name not in schema.names and name not in keys:
+                    raise ScoringError(f"{file} has no column {name!r}, but other files have")
+                is_column = name in schema.names and name in first.names
+                if is_column and schema.field(name).type != first.field(name).type:
+                    raise ScoringError(
+                        f"column {name!r} has type {schema.field(name).type} in {file}, but "
+                        f"{first.field(name).type} in {self._files[0]}: convert one of them"
+                    )
+
+
+@final
+class _Rows:
+    """Reads the rows of one file in order, from some row on."""
+
+    def __init__(
+        self, path: Path, file: int, start: int, groups: list[int], names: list[str], size: int
+    ) -> None:
+        ends = list(accumulate(groups))
+        group = next((i for i, end in enumerate(ends) if end > start), len(groups))
+        self._file, self._at = file, start
+        self._parquet = pq.ParquetFile(path, buffer_size=BUFFER)
+        self._batches = self._parquet.iter_batches(
+            size, row_groups=list(range(group, len(groups))), columns=names, use_threads=False
+        )
+        self._rest: list[Any] = []  # record batches that are read, but not yet given out
+        self._skip(start - (ends[group - 1] if group else 0))
+
+    def is_at(self, file: int, row: int) -> bool:
+        return (file, row) == (self._file, self._at)
+
+    def next(self, count: int) -> pa.Table:
+        """Return the next rows."""
+        while sum(map(len, self._rest)) < count:
+            self._rest.append(next(self._batches))
+        taken, missing = [], count
+        while missing:
+            batch = self._rest.pop(0)
+            taken.append(batch.slice(0, missing))
+            if len(batch) > missing:
+                self._rest.insert(0, batch.slice(missing))
+            missing -= len(taken[-1])
+        self._at += count
+        return pa.Table.from_batches(taken)
+
+    def close(self) -> None:
+        self._parquet.close()
+
+    def _skip(self, count: int) -> None:
+        while count:
+            batch = next(self._batches)
+            if len(batch) > count:
+                self._rest.append(batch.slice(count))
+            count -= min(count, len(batch))
+
+
+def _row_groups(path: Path) -> list[int]:
+    """Return the numbers of rows of all row groups."""
+    try:
+        metadata = pq.read_metadata(path)
+    except pa.ArrowInvalid as error:
+        raise ScoringError(f"{path} is not a Parquet file, or damaged: {error}") from error
+    return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+
+
+def _keys_of_folders(path: Path) -> dict[str, str]:
+    """Return the columns in the names of folders such as "day=3"."""
+    pairs = [folder.split("=", 1) for folder in path.parts[:-1] if "=" in folder]
+    return {unquote(name): unquote(value) for name, value in pairs}

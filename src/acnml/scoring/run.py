@@ -1,0 +1,173 @@
+"""Run a job: cut the input into parts, let an engine score those that are missing, and count."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, TypeVar, final
+
+import acnml
+from acnml.scoring.job import Job
+from acnml.scoring.models import ScoringError, load_predictor
+from acnml.scoring.output import ANSWERS, FORMAT, KEYS, Folder, PartWriter, Summary, answer_fields
+from acnml.scoring.scorer import Scored, Scorer
+from acnml.scoring.sources import SHOWN, Block, Source, open_source
+
+T = TypeVar("T")
+
+
+class Part(NamedTuple):
+    """Rows `start` to `stop` of a file of the input, which become one file of the output."""
+
+    number: int
+    file: int
+    start: int
+    stop: int
+
+
+# Parts that follow each other and are best read by the same process.
+Unit: TypeAlias = tuple[Part, ...]
+
+# Scores all units of a job, and yields numbers of rows as they are done.
+Engine: TypeAlias = Callable[[Job, Sequence[Unit]], Iterator[int]]
+
+
+def locally(job: Job, units: Sequence[Unit]) -> Iterator[int]:
+    """Score in this process: the engine of `score` unless another is given."""
+    with closing(Worker(job)) as worker:
+        for unit in units:
+            yield from worker.run(unit)
+
+
+def score(
+    job: Job,
+    engine: Engine = locally,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Summary:
+    """Score all rows of a job that are not scored yet, and return what has become of all rows.
+
+    Args:
+        job: what to score, and how.
+        engine: who computes; by default this process. `acnml.ray.Cluster` is another engine.
+        progress: is called with the number of rows that are done and the number of all rows.
+    """
+    source, folder = open_source(job.input, job.reading), Folder(Path(job.output))
+    _require_free_names(job, source)
+    identity = {
+        "format": FORMAT,
+        "acnml": acnml.__version__,
+        "settings": job.settings(),
+        "input": source.fingerprint(),
+        "predictor": _sha256(Path(job.predictor)),
+        "weights": None if job.weights is None else _sha256(Path(job.weights)),
+    }
+    folder.begin(identity)
+    parts = list(parts_of(source, job.part_rows))
+    missing = [part for part in parts if not folder.part(part.number).exists()]
+    total = sum(part.stop - part.start for part in parts)
+    done = total - sum(part.stop - part.start for part in missing)
+    progress(done, total)
+    for rows in engine(job, units_of(source, missing)) if missing else ():
+        done += rows
+        progress(done, total)
+    lengths = (part.stop - part.start for part in parts)
+    return folder.finish(identity, lengths, found=len(parts) - len(missing))
+
+
+def parts_of(source: Source, rows: int) -> Iterator[Part]:
+    """Cut the files of an input into parts of so many rows; the last of a file may have fewer."""
+    number = 0
+    for file, length in enumerate(source.lengths):
+        for start in range(0, length, rows):
+            yield Part(number, file, start, min(start + rows, length))
+            number += 1
+
+
+def units_of(source: Source, parts: Iterable[Part]) -> list[Unit]:
+    """Join parts of one stretch of a file, because reading cannot begin inside of it."""
+    stretches = groupby(parts, lambda part: (part.file, source.stretch(part.file, part.start)))
+    return [tuple(unit) for _, unit in stretches]
+
+
+@final
+class Worker:
+    """Scores parts of a job: it loads the predictor once, and reads while it computes.
+
+    Args:
+        job: the job. Its folder must exist.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._folder = job, Folder(Path(job.output))
+        self._source = open_source(job.input, job.reading)
+        self._scorer = Scorer(load_predictor(job), job.answers)
+        self._fields = answer_fields(self._first_answers().columns)
+
+    def run(self, unit: Unit) -> Iterator[int]:
+        """Score parts and write them, unless they are there already; yield numbers of rows."""
+        for part in unit:
+            if self._folder.part(part.number).exists():  # of a worker that was lost after writing
+                yield part.stop - part.start
+                continue
+            writer = PartWriter(self._folder, part.number, self._source.carried, self._fields)
+            with ThreadPoolExecutor(1) as reader:
+                blocks = self._source.blocks(part.file, part.start, part.stop, self._job.batch_rows)
+                yield writer.write(self._scored(ahead(blocks, reader)))
+
+    def close(self) -> None:
+        """Close the input."""
+        self._source.close()
+
+    def _scored(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, Scored]]:
+        for block in blocks:
+            yield block, self._scorer(block.inputs)
+
+    def _first_answers(self) -> Scored:
+        """Score the first row that has an answer, to see the types of all answers.
+
+        A model that does not fit the inputs fails here, before anything is written.
+        """
+        for file, length in enumerate(self._source.lengths):
+            for block in self._source.blocks(file, 0, min(SHOWN, length), SHOWN):
+                scored = self._scorer(block.inputs)
+                if len(scored.kept):
+                    return scored
+        raise ScoringError(
+            f"none of the first {SHOWN} rows of any file has an answer: check --columns, --shape "
+            "and the model"
+        )
+
+
+def ahead(items: Iterator[T], reader: ThreadPoolExecutor) -> Iterator[T]:
+    """Iterate one item ahead, in the thread of an executor."""
+    end = object()
+    following = reader.submit(next, items, end)
+    while True:
+        item = following.result()
+        if item is end:
+            return
+        following = reader.submit(next, items, end)
+        yield item  # type: ignore[misc]
+
+
+def _require_free_names(job: Job, source: Source) -> None:
+    taken = sorted({*KEYS, *ANSWERS} & set(source.carried.names))
+    if taken:
+        raise ScoringError(
+            f"column {taken[0]!r} cannot be carried over, because the output has a column of this "
+            "name: rename it"
+        )
+
+
+def _sha256(path: Path) -> str:
+    if not path.is_file():
+        raise ScoringError(f"there is no file {path}")
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            total.update(piece)
+    return total.hexdigest()

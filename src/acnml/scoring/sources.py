@@ -1,0 +1,142 @@
+"""Where rows come from: what all kinds of input have in common.
+
+A source has files with a number of rows each. Rows are read block by block, in the order of the
+files, so memory does not depend on the size of the input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import final
+
+import pyarrow as pa
+
+from acnml.scoring.columns import Array
+from acnml.scoring.job import Reading
+from acnml.scoring.models import ScoringError
+
+# Rows at the beginning of the input that show the shapes of inputs.
+SHOWN = 256
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Consecutive rows of one file of the input, n of them.
+
+    Args:
+        files: the name of the file of every row (n,).
+        rows: the index of every row in its file (n,).
+        carried: the columns to copy to the output (n rows each).
+        inputs: arrays (m, ...) by name, for the rows that could be read.
+        kept: which of the n rows these are (m,).
+        reasons: why the others could not be read, by their index among the n rows.
+    """
+
+    files: pa.Array
+    rows: Array
+    carried: pa.Table
+    inputs: dict[str, Array]
+    kept: Array
+    reasons: dict[int, str]
+
+
+class Source(ABC):
+    """The rows of an input."""
+
+    lengths: tuple[int, ...]  # rows of every file
+    carried: pa.Schema  # of the columns that are carried over
+
+    @abstractmethod
+    def identity(self) -> list[tuple[str, int, int]]:
+        """Return name, size and time of change of every file."""
+
+    @abstractmethod
+    def blocks(self, file: int, start: int, stop: int, size: int) -> Iterator[Block]:
+        """Yield rows `start` to `stop` of a file, in blocks of `size` rows and a shorter last one.
+
+        Reading on where the last call stopped is fast. A source is used by one thread at a time.
+        """
+
+    @abstractmethod
+    def stretch(self, file: int, row: int) -> int:
+        """Return the last row up to `row` at which reading can begin without what is before it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the file that is being read, if any."""
+
+    @final
+    def fingerprint(self) -> str:
+        """Return a hash of names, sizes and times of change of all files."""
+        return hashlib.sha256(json.dumps(self.identity()).encode()).hexdigest()
+
+
+def open_source(path: str, reading: Reading) -> Source:
+    """Return the source for a file, a folder or a pattern."""
+    from acnml.scoring.arrays import ArraySource
+    from acnml.scoring.images import SUFFIXES as IMAGES
+    from acnml.scoring.images import ImageSource
+    from acnml.scoring.parquet import ParquetSource
+
+    root, found = files_of(path)
+    suffixes = {file.suffix.lower() for file in found}
+    if suffixes & {".parquet", ".pq"}:
+        return ParquetSource(root, _only(found, (".parquet", ".pq"), path), reading)
+    for suffix in (".npy", ".npz"):
+        if suffix in suffixes:
+            return ArraySource(root, _only(found, (suffix,), path), reading)
+    if suffixes & set(IMAGES):
+        return ImageSource(root, [file for file in found if file.suffix.lower() in IMAGES], reading)
+    raise ScoringError(
+        f"{path} has none of .parquet, .npy, .npz and images ({', '.join(IMAGES)}): check --input"
+    )
+
+
+def files_of(path: str) -> tuple[Path, list[Path]]:
+    """Return the folder that names are relative to, and all files in the order of their names.
+
+    Files and folders whose names begin with a dot or an underscore are left out, as usual.
+    """
+    if has_magic(path):
+        found = [Path(name) for name in glob(path, recursive=True)]  # noqa: PTH207
+        root = Path(path.split("*")[0].split("?")[0].split("[")[0] + "x").parent
+    elif Path(path).is_dir():
+        root = Path(path)
+        found = list(root.rglob("*"))
+    elif Path(path).is_file():
+        root, found = Path(path).parent, [Path(path)]
+    else:
+        raise ScoringError(f"there is no file or folder {path}: check --input")
+    files = [
+        file
+        for file in found
+        if file.is_file()
+        and not any(p.startswith((".", "_")) for p in file.relative_to(root).parts)
+    ]
+    if not files:
+        raise ScoringError(f"{path} has no files: check --input")
+    return root, sorted(files, key=lambda file: file.relative_to(root).as_posix())
+
+
+def _only(files: list[Path], suffixes: tuple[str, ...], path: str) -> list[Path]:
+    """Return all files, or raise an error if some are of another kind that would be left out."""
+    others = [file for file in files if file.suffix.lower() not in suffixes]
+    if others:
+        raise ScoringError(
+            f"{path} has {suffixes[0]} files and others, such as {others[0].name}: name the ones "
+            f"to score, for example --input '{Path(path) / f'*{suffixes[0]}'}'"
+        )
+    return files
+
+
+def identity_of(root: Path, files: list[Path]) -> list[tuple[str, int, int]]:
+    """Return the name, size and time of change of files."""
+    found = [(file.relative_to(root).as_posix(), file.stat()) for file in files]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]

@@ -1,0 +1,346 @@
+"""Scored files hold what the predictor says of every row, once, and the reasons for all others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("pyarrow", reason="needs the extra `predict`")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+import acnml
+from acnml.scoring import Answers, Job, Reading, ScoringError, score
+from acnml.scoring.run import locally
+from scored import (
+    CLASSES,
+    FEATURES,
+    calibrated_files,
+    contents,
+    predictor_of,
+    read,
+    rejects,
+    rows,
+    write_parquet,
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, str]:
+    return calibrated_files(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def job(files, tmp_path) -> Job:
+    return Job(
+        **files,
+        input=str(tmp_path / "data.parquet"),
+        output=str(tmp_path / "scored"),
+        part_rows=50,
+        batch_rows=16,
+    )
+
+
+def assert_answers(table: pa.Table, files: dict[str, str], x: np.ndarray) -> None:
+    """Compare with the predictor on all rows at once; batches round differently."""
+    predictor = predictor_of(files)
+    solution = predictor.solve(torch.from_numpy(x))
+    confidence, label = solution.log_probs.exp().max(-1)
+    assert table["label"].to_pylist() == label.tolist()
+    for name, expected in (("confidence", confidence), ("regret", solution.regret)):
+        np.testing.assert_allclose(table[name].to_numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
+    assert table["solved"].to_pylist() == solution.solved.all(-1).tolist()
+    limit = predictor.threshold(0.05)
+    clear = np.abs(confidence.numpy() - limit) > 1e-5
+    found, expected = table["abstain"].to_numpy(), confidence.numpy() < limit
+    assert (found == expected)[clear].all()
+
+
+def test_parquet(job, files):
+    x = rows(230)
+    write_parquet(Path(job.input), x, name=[f"row {i}" for i in range(len(x))], y=range(len(x)))
+    job = replace(job, reading=Reading(carry=("name",)), answers=Answers(log_probs=True))
+    summary = score(job)
+    table = read(job)
+    assert table.column_names == [
+        *("file", "row", "name", "label", "confidence", "regret", "solved", "abstain", "log_probs")
+    ]
+    assert table["row"].to_pylist() == list(range(230))
+    assert set(table["file"].to_pylist()) == {"data.parquet"}
+    assert table["name"].to_pylist() == [f"row {i}" for i in range(230)]
+    assert_answers(table, files, x)
+    assert table.schema.field("log_probs").type == pa.list_(pa.float32(), CLASSES)
+    log_probs = np.stack(table["log_probs"].to_numpy())
+    np.testing.assert_allclose(log_probs, predictor_of(files).log_probs(x), rtol=1e-5, atol=1e-6)
+    assert (summary.rows, summary.scored, summary.n_rejected, summary.parts) == (230, 230, 0, 5)
+    assert summary.abstained == sum(table["abstain"].to_pylist()) > 0
+    manifest = json.loads((Path(job.output) / "_manifest.json").read_text())
+    assert manifest["status"] == "complete"
+    assert manifest["counts"]["scored"] == 230
+    assert manifest["settings"]["part_rows"] == 50
+
+
+def test_folders_of_parquet_files_and_columns_in_their_names(job, files, tmp_path):
+    x, folder = rows(120), tmp_path / "days"
+    for day, part in enumerate((x[:70], x[70:70], x[70:])):
+        (folder / f"day={day}").mkdir(parents=True)
+        write_parquet(folder / f"day={day}" / "data.parquet", part)
+    job = replace(job, input=str(folder), reading=Reading(carry=("day",)))
+    score(job)
+    table = read(job)
+    assert table["day"].to_pylist() == ["0"] * 70 + ["2"] * 50
+    assert table["row"].to_pylist() == [*range(70), *range(50)]
+    assert_answers(table, files, x)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "nested", "list", "large_list", "tensor"])
+def test_ways_to_store_tensors(kind, job, files):
+    x = rows(40)
+    flat, shape = pa.array(x.reshape(-1)), None
+    if kind == "fixed":
+        column = pa.FixedSizeListArray.from_arrays(flat, FEATURES)
+    elif kind == "nested":
+        inner = pa.FixedSizeListArray.from_arrays(flat, 3)
+        column = pa.FixedSizeListArray.from_arrays(inner, 2)
+    elif kind == "tensor":
+        column = pa.FixedShapeTensorArray.from_numpy_ndarray(x.reshape(40, 2, 3))
+    else:
+        types = {"list": pa.list_, "large_list": pa.large_list}
+        column = pa.array(x.reshape(40, 2, 3).tolist(), types[kind](types[kind](pa.float32())))
+    pq.write_table(pa.table({"other": range(40), "x": column}), job.input, row_group_size=7)
+    score(replace(job, reading=Reading(shape=shape)))
+    assert_answers(read(job), files, x)
+
+
+def test_columns_of_numbers_are_stacked(job, files):
+    x = rows(40)
+    table = pa.table({f"f{i}": x[:, i] for i in range(FEATURES)} | {"id": range(40)})
+    pq.write_table(table, job.input)
+    names = tuple(f"f{i}" for i in range(FEATURES))
+    score(replace(job, reading=Reading(columns=names, stack=True, carry=("id",))))
+    assert_answers(read(job), files, x)
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz", "compressed.npz"])
+def test_arrays(suffix, job, files, tmp_path):
+    x, path = rows(130), tmp_path / f"data.{suffix}"
+    if suffix == "npy":
+        np.save(path, x.astype(">f4"))
+        reading = Reading()
+    else:
+        write = np.savez_compressed if "compressed" in suffix else np.savez
+        write(path, x=x, id=np.arange(130) * 2)
+        reading = Reading(carry=("id",))
+    job = replace(job, input=str(path), reading=reading)
+    score(job)
+    table = read(job)
+    assert_answers(table, files, x)
+    if suffix != "npy":
+        assert table["id"].to_pylist() == list(range(0, 260, 2))
+
+
+def test_folders_of_images(job, files, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 2, 3), dtype=np.uint8)
+    folder = tmp_path / "images"
+    for index, image in enumerate(pixels):
+        (folder / f"class{index % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"class{index % 2}" / f"{index:02d}.png")
+    (folder / "class0" / "30.png").write_bytes(b"not an image")
+    Image.fromarray(np.zeros((3, 3), np.uint8)).save(folder / "class1" / "31.png")
+    job = replace(job, input=str(folder), reading=Reading(image_mode="L"))
+    summary = score(job)
+    assert summary.scored == 30
+    assert {row["file"]: row["reason"] for row in rejects(job)} == {
+        "class0/30.png": "the image cannot be decoded: UnidentifiedImageError",
+        "class1/31.png": "the image has shape (1, 3, 3), not (1, 2, 3)",
+    }
+    table = read(job)
+    order = [int(Path(name).stem) for name in table["file"].to_pylist()]
+    assert sorted(order) == list(range(30))
+    assert_answers(table, files, (pixels[order].astype(np.float32) / 255).reshape(30, -1))
+
+
+def test_rows_that_cannot_be_scored_are_rejected_with_the_reason(job, files):
+    x = rows(100)
+    lists = [row.tolist() for row in x]
+    lists[3], lists[17], lists[40], lists[77] = None, [1.0], [None] * FEATURES, [float("nan")] * 6
+    lists[80][2] = float("inf")
+    pq.write_table(pa.table({"x": lists, "id": [f"#{i}" for i in range(100)]}), job.input)
+    job = replace(job, reading=Reading(carry=("id",)))
+    summary = score(job)
+    null = "column 'x' is null or has null entries"
+    nan = "column 'x' has NaN or infinite entries"
+    reasons = {3: null, 17: "column 'x' has another shape than (6,)", 40: null, 77: nan, 80: nan}
+    assert rejects(job) == [
+        {"file": "data.parquet", "row": row, "id": f"#{row}", "reason": reason}
+        for row, reason in reasons.items()
+    ]
+    kept = [i for i in range(100) if i not in reasons]
+    assert read(job)["row"].to_pylist() == kept
+    assert_answers(read(job), files, x[kept])
+    assert (summary.scored, summary.rejected) == (
+        95,
+        {null: 2, nan: 2, "column 'x' has another shape than (6,)": 1},
+    )
+
+
+def test_rows_on_which_the_model_fails_are_rejected(job, files, tmp_path):
+    """Finite inputs can have logits that are not; rows of a later chunk are named as well."""
+    x = rows(600)
+    x[[5, 300, 599]] = 3e38
+    write_parquet(Path(job.input), x)
+    for kind in ("calibrated", "map"):
+        job = replace(job, part_rows=600, batch_rows=600, output=str(tmp_path / kind))
+        if kind == "map":
+            own = acnml.Map(predictor_of(files).classifier)
+            acnml.save(own, tmp_path / "map.safetensors")
+            job = replace(job, predictor=str(tmp_path / "map.safetensors"))
+        summary = score(job)
+        assert [row["row"] for row in rejects(job)] == [5, 300, 599], kind
+        assert all("NaN or infinite" in reason for reason in summary.rejected)
+        assert summary.scored == 597
+    assert "regret" not in read(job).column_names
+
+
+def test_a_part_without_any_answer(job):
+    x = rows(150)
+    x[50:100] = np.nan
+    write_parquet(Path(job.input), x)
+    summary = score(job)
+    assert summary.rejected == {"column 'x' has NaN or infinite entries": 50}
+    assert len(pq.read_table(Path(job.output) / "part-00000001.parquet")) == 0
+    assert len(read(job)) == 100
+
+
+def test_parts_that_are_there_are_kept_and_the_others_are_made(job):
+    write_parquet(Path(job.input), rows(230))
+    expected = score(job)
+    before = contents(job.output)
+    for name in ("part-00000001.parquet", "part-00000004.parquet"):
+        (Path(job.output) / name).unlink()
+    (Path(job.output) / f".part-00000001.parquet.{'0' * 32}.tmp").write_bytes(b"half a file")
+    seen: list[tuple[int, int]] = []
+    again = score(job, progress=lambda done, total: seen.append((done, total)))
+    assert again == expected
+    assert again.found == 3
+    assert seen == [(150, 230), (200, 230), (230, 230)]
+    assert contents(job.output) == before
+    stamps = {p: p.stat().st_mtime_ns for p in Path(job.output).glob("part-*")}
+    assert score(job).found == 5
+    assert {p: p.stat().st_mtime_ns for p in Path(job.output).glob("part-*")} == stamps
+
+
+@pytest.mark.parametrize("change", ["batch_rows", "log_probs", "input", "predictor"])
+def test_other_settings_and_files_do_not_mix(change, job, files, tmp_path):
+    write_parquet(Path(job.input), rows(60))
+    score(job)
+    if change == "batch_rows":
+        job = replace(job, batch_rows=8)
+    elif change == "log_probs":
+        job = replace(job, answers=Answers(log_probs=True))
+    elif change == "input":
+        write_parquet(Path(job.input), rows(60, seed=5))
+    else:
+        other = acnml.Map(predictor_of(files).classifier)
+        acnml.save(other, tmp_path / "map.safetensors")
+        job = replace(job, predictor=str(tmp_path / "map.safetensors"))
+    before = contents(job.output)
+    named = "answers" if change == "log_probs" else change
+    with pytest.raises(ScoringError, match=f"another job: {named} differ"):
+        score(job)
+    assert contents(job.output) == before
+
+
+def test_a_part_that_was_exchanged_is_noticed(job):
+    write_parquet(Path(job.input), rows(120))
+    score(job)
+    parts = [Path(job.output) / f"part-{i:08d}.parquet" for i in (0, 2)]
+    parts[1].replace(parts[0])
+    with pytest.raises(ScoringError, match="does not have the rows of its part"):
+        score(job)
+
+
+def test_memory_does_not_grow_with_a_row_group(job, tmp_path):
+    """One row group with everything is read in small batches."""
+    x = rows(400)
+    write_parquet(Path(job.input), x, group=400)
+    longest = 0
+
+    def watching(own: Job, units):
+        from acnml.scoring.run import Worker
+
+        worker = Worker(own)
+        original = worker._scorer
+
+        def score_block(inputs):
+            nonlocal longest
+            longest = max(longest, len(inputs["x"]))
+            return original(inputs)
+
+        worker._scorer = score_block
+        for unit in units:
+            yield from worker.run(unit)
+
+    score(job, watching)
+    assert longest == job.batch_rows
+    assert len(read(job)) == 400
+
+
+REFUSALS = {
+    "there is no file or folder": {"input": "nowhere.parquet"},
+    "must be package.module:function": {"model": "nothing"},
+    "there is no module 'no_such_module'": {"model": "no_such_module:build"},
+    "has no function 'nothing'": {"model": "scored:nothing"},
+    "must return an nn.Module": {"model": "builtins:dict"},
+    "no column 'z', which --columns names": {"reading": Reading(columns=("z",))},
+    "no column 'z', which --carry names": {"reading": Reading(carry=("z",))},
+    "cannot become": {"reading": Reading(shape=(5,))},
+    "only columns of numbers can be stacked": {"reading": Reading(columns=("x",), stack=True)},
+    "'label' cannot be carried over": {"reading": Reading(carry=("label",))},
+    "has type string": {"reading": Reading(columns=("text",))},
+    "there is no GPU": {"device": "cuda"},
+    "is not a device": {"device": "gpu"},
+}
+
+
+@pytest.mark.parametrize("message", REFUSALS)
+def test_refusals_come_before_anything_is_scored(message, job):
+    if message == "there is no GPU" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    write_parquet(Path(job.input), rows(20), label=range(20), text=["a"] * 20)
+    with pytest.raises(ScoringError, match=message.replace("(", r"\(")):
+        score(replace(job, **REFUSALS[message]), locally)
+    assert not list(Path(job.output).glob("part-*"))
+
+
+def test_a_folder_of_something_else_is_left_alone(job):
+    write_parquet(Path(job.input), rows(20))
+    Path(job.output).mkdir()
+    (Path(job.output) / "precious.txt").write_text("mine")
+    with pytest.raises(ScoringError, match="is not empty"):
+        score(job)
+    assert contents(job.output) == {"precious.txt": b"mine"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shape": (0,)}, "shape must be at least 1"),
+        ({"shape": (6,), "stack": True}, "leave out `shape`"),
+        ({"shape": (6,), "columns": ("a", "b")}, "for a single column"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Reading(**settings)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Answers(abstain_share=2)
+    with pytest.raises(ValueError, match="abstain_by must be one of"):
+        Answers(abstain_by="mood")
