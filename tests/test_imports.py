@@ -15,6 +15,8 @@ OPTIONAL = {
     "onnxruntime",
     "pandas",
     "PIL",
+    "pyarrow",
+    "ray",
     "rich",
     "scipy",
     "skorch",
@@ -40,7 +42,7 @@ def test_the_library_imports_no_integration():
     added = ours - plain
     assert not {name.split(".")[0] for name in added} & OPTIONAL
     own = {name.split(".")[1] for name in added if name.startswith("acnml.")}
-    assert not own & {"sklearn", "plots", "transformers", "lightning", "cli"}
+    assert not own & {"sklearn", "plots", "transformers", "lightning", "scoring", "ray", "cli"}
 
 
 @pytest.mark.parametrize("part", ["sklearn", "plots", "conformal"])

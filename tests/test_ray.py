@@ -1,0 +1,138 @@
+"""Scoring and fitting on a real Ray cluster equal one process, also if workers are lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs the extra `predict`")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pytest.importorskip("ray", reason="needs the extra `ray`")
+
+import pyarrow as pa
+import ray
+import torch
+
+from acnml import Classifier, diagonal_curvature, kronecker_curvature
+from acnml.ray import Cluster, fit, score
+from acnml.scoring import Job, Reading
+from acnml.scoring import score as score_files
+from cases import normal
+from scored import HERE, build, calibrated_files, contents, predictor_of, rows, write_parquet
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray and the packages that it uses
+
+
+@pytest.fixture(scope="module")
+def pids(tmp_path_factory):
+    return tmp_path_factory.mktemp("pids") / "pids"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(pids):
+    """A cluster of two CPUs on this machine; its workers find the modules of the tests."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # else other tests on a busy machine come first
+    paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    env = {"PYTHONPATH": paths, "ACNML_TEST_PIDS": str(pids), "OMP_NUM_THREADS": "1"}
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=100 * 2**20,
+        runtime_env={"env_vars": env},
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, str]:
+    return calibrated_files(tmp_path_factory.mktemp("model"))
+
+
+def test_a_worker_is_killed_in_the_middle(files, tmp_path, pids):
+    x = rows(600)
+    x[::50] = np.nan
+    write_parquet(tmp_path / "data.parquet", x, group=20)
+    names = {"input": str(tmp_path / "data.parquet"), "output": str(tmp_path / "alone")}
+    job = Job(**files, **names, part_rows=10, batch_rows=8)
+    expected = score_files(job)
+    pids.unlink(missing_ok=True)
+    killed: list[int] = []
+
+    def kill_when_half_is_done(done: int, total: int) -> None:
+        if 0 < done < total and not killed:
+            killed.append(int(pids.read_text().split()[-1]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    job = replace(job, output=str(tmp_path / "cluster"))
+    found = score_files(job, Cluster(actors=2, threads=1), kill_when_half_is_done)
+    assert len(killed) == 1
+    builders = [int(pid) for pid in pids.read_text().split()]
+    assert len(set(builders)) > 2  # another actor has taken the place of the lost one
+    assert found == expected
+    assert contents(tmp_path / "cluster") == contents(tmp_path / "alone")
+
+
+def test_answers_for_a_dataset(files, pids):
+    x = rows(200)
+    x[7] = np.inf
+    flat = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
+    dataset = ray.data.from_arrow(pa.table({"x": flat, "id": np.arange(200)})).repartition(10)
+    pids.unlink(missing_ok=True)
+    scored = score(
+        dataset, lambda: predictor_of(files), reading=Reading(carry=("id",)), batch_rows=32
+    )
+
+    def kill_one() -> None:
+        while not pids.exists() or not pids.read_text().endswith("\n"):
+            time.sleep(0.01)
+        os.kill(int(pids.read_text().split()[0]), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    table = pa.concat_tables(ray.get(scored.to_arrow_refs())).sort_by("id")
+    killer.join()
+    assert table["id"].to_pylist() == list(range(200))
+    reasons = dict(zip(table["id"].to_pylist(), table["reject"].to_pylist(), strict=True))
+    expected = {7: "column 'x' has NaN or infinite entries"}
+    assert {row: reason for row, reason in reasons.items() if reason} == expected
+    fine = [row for row in range(200) if row != 7]
+    solution = predictor_of(files).solve(torch.from_numpy(x[fine]))
+    some = table.take(fine)
+    assert some["label"].to_pylist() == solution.log_probs.argmax(-1).tolist()
+    np.testing.assert_allclose(some["regret"], solution.regret, rtol=1e-5, atol=1e-6)
+    assert table["label"].to_pylist()[7] is None
+
+
+@pytest.mark.parametrize("fit_one", [kronecker_curvature, diagonal_curvature])
+def test_fits_of_shards_add_up(fit_one):
+    def fitted(shard: list[int]):
+        return fit_one(Classifier(model), [data[shard]])
+
+    torch.manual_seed(0)
+    model, data = build().double(), normal(23, 6)
+    shards = [list(range(start, min(start + 5, 23))) for start in range(0, 23, 5)]
+    total, whole = fit(shards, fitted), fit_one(Classifier(model), [data])
+    for tau in (0.1, 10.0):
+        assert total.log_evidence(tau) == pytest.approx(whole.log_evidence(tau), rel=1e-12)
+    with pytest.raises(ValueError, match="there are no shards"):
+        fit([], fitted)
+
+
+def test_without_a_path_for_results_nothing_is_read(files, tmp_path):
+    """Errors of a job are those of the local engine."""
+    names = {"input": str(Path(tmp_path) / "nowhere"), "output": str(tmp_path / "out")}
+    with pytest.raises(ValueError, match="there is no file or folder"):
+        score_files(Job(**files, **names), Cluster())
