@@ -41,7 +41,8 @@ def pids(tmp_path_factory):
 def cluster(pids):
     """A cluster of two CPUs on this machine; its workers find the modules of the tests."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["RAY_worker_niceness"] = "0"  # else other tests on a busy machine come first
+    # Ray's own name; else other tests on a busy machine come first.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     env = {"PYTHONPATH": paths, "ACNML_TEST_PIDS": str(pids), "OMP_NUM_THREADS": "1"}
     ray.init(
@@ -89,7 +90,9 @@ def test_answers_for_a_dataset(files, pids):
     x = rows(200)
     x[7] = np.inf
     flat = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), x.shape[1])
-    dataset = ray.data.from_arrow(pa.table({"x": flat, "id": np.arange(200)})).repartition(10)
+    table = pa.table({"x": flat, "id": np.arange(200)})
+    # In ten blocks that exist already: the actors need both CPUs.
+    dataset = ray.data.from_arrow([table.slice(start, 20) for start in range(0, 200, 20)])
     pids.unlink(missing_ok=True)
     scored = score(
         dataset, lambda: predictor_of(files), reading=Reading(carry=("id",)), batch_rows=32

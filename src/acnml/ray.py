@@ -125,7 +125,8 @@ def score(
         reading: how rows become inputs; settings of images are not used.
         answers: what is asked for.
         batch_rows: rows that are scored together.
-        actors: how many actors share the work.
+        actors: how many actors share the work. Leave CPUs of the cluster free for what comes before
+            in the dataset, such as reading files: without any, it waits for ever.
         threads: of torch in every actor, which are the CPUs that it reserves.
     """
     reading, answers = reading or Reading(), answers or Answers()

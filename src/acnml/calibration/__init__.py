@@ -51,6 +51,7 @@ def calibrate(
     typicality: bool | Sequence[Place] = True,
     temperature: float | None = None,
     progress: bool | None = None,
+    distributed: bool = False,
 ) -> Calibrated:
     """Calibrate a trained network: temperature first, then ACNML on its last layer.
 
@@ -75,6 +76,9 @@ def calibrate(
             validation data are too few to choose it by, or all predicted correctly. The price is
             then counted from the NLL at this temperature.
         progress: show progress bars; by default in a terminal only.
+        distributed: whether this runs in several processes of `torch.distributed`, as `torchrun`
+            starts them. Each passes its own part of the training data, which must not overlap, and
+            all of the validation data. All get the same result, that of one process with all data.
 
     Returns:
         The predictor. Print it to see what it was chosen from.
@@ -96,7 +100,7 @@ def calibrate(
             "data that the network was not trained on"
         )
     places = typicality if isinstance(typicality, bool) else tuple(typicality)
-    recipe = Recipe(layer, curvature, prior_precision, places, progress)
+    recipe = Recipe(layer, curvature, prior_precision, places, progress, distributed)
     network = recipe.network(model)
     validation = ValidationData.of([recipe.outputs(network, validation_loader)], temperature)
     predictor = recipe.fitted(network, train_loader, validation)

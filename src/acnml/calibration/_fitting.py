@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, final
 from torch import nn
 
 from acnml._util.batches import Inputs, chunks
+from acnml._util.processes import group
 from acnml._util.selection import last_linear, parameter_names
 from acnml.calibration._validation import Outputs, ValidationData
 from acnml.classifier import Classifier
@@ -45,6 +46,7 @@ class Recipe:
     prior_precision: float | None
     places: bool | tuple[Place, ...]  # of typicality; False for none
     progress: bool | None
+    distributed: bool = False  # whether every process has a part of the training data
 
     def network(self, model: nn.Module | Classifier) -> Network:
         """Return a network with its last layer."""
@@ -77,19 +79,34 @@ class Recipe:
                 "with a head `score`, or use acnml.fit_kfac_laplace and acnml.Acnml with a "
                 "posterior over all layers"
             )
-        return Outputs(features, labels, reader)
+        outputs = Outputs(features, labels, reader)
+        return outputs.of_first_process(group(True)) if self.distributed else outputs
 
     def fitted(self, network: Network, loader: Iterable[Any], validation: ValidationData) -> Acnml:
         """Fit a posterior to the tempered likelihood, and typicality in the same pass."""
         tempered, moments = network.classifier.tempered(validation.temperature), Moments()
         watch = None if validation.reader is None else Watch(validation.reader, moments.add)
-        watched = {} if watch is None else {"watch": watch}
-        fitted = self.curvature(tempered, loader, network.names, progress=self.progress, **watched)
+        options: dict[str, Any] = {} if watch is None else {"watch": watch}
+        if self.distributed:
+            _require_same_weights(tempered, network.names)
+            options["distributed"] = True
+        fitted = self.curvature(tempered, loader, network.names, progress=self.progress, **options)
+        if self.distributed and watch is not None:
+            moments = moments.over_processes(group(True))
         precision = self.prior_precision
         if precision is None:
             precision = RELATIVE_PRIOR * fitted.mean_eigenvalue()
         density = validation.density(tempered, moments)
         return Acnml(tempered, fitted.posterior(precision), typicality=density)
+
+
+def _require_same_weights(classifier: Classifier, names: list[str]) -> None:
+    """Raise an error in all processes if one has other weights."""
+    for name, tensor in classifier.copy_parameters(names).items():
+        if not group(True).agree(tensor):
+            raise ValueError(
+                f"the processes have different weights {name!r}: load the same network in each"
+            )
 
 
 def layer_names(classifier: Classifier, layer: nn.Module | str | None) -> list[str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from acnml import metrics
 from acnml._engine.trust import require_logits
 from acnml._util import checks
+from acnml._util.processes import Group
 from acnml.classifier import Classifier
 from acnml.head.features import Features
 from acnml.tuning.temperature import least_nll_temperature
@@ -30,6 +31,28 @@ class Outputs(NamedTuple):
     features: Features
     labels: Tensor
     reader: Reader | None  # of features at other places
+
+    def of_first_process(self, group: Group) -> Outputs:
+        """Return the outputs of the first process, so that all processes choose the same.
+
+        All must have the same validation data. Their outputs may differ by rounding.
+        """
+        if not group.agree(self.labels):
+            raise ValueError(
+                "the processes have different validation data: pass all validation data, in the "
+                "same order, in every process; only the training data are split"
+            )
+        inputs, logits, observed = self.features
+        shared = None if observed is None else group.share(observed)
+        features = Features(group.share(inputs), group.share(logits), shared)
+        if self.reader is None:
+            return Outputs(features, self.labels, None)
+        reader = replace(
+            self.reader,
+            shift=group.share(self.reader.shift),
+            scale=group.share(self.reader.scale),
+        )
+        return Outputs(features, self.labels, reader)
 
 
 @final

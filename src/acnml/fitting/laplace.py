@@ -295,7 +295,6 @@ def ekfac_curvature(
 
     With a `basis`, the curvature of all data or of some, there is no first pass. Curvatures of
     disjoint parts of the data add up if they have the same basis.
-    first pass; for a last layer only.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))

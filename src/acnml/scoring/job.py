@@ -118,18 +118,17 @@ class Job:
 
     def at_absolute_paths(self) -> Job:
         """Return the same job for processes in other working directories."""
-        model, colon, function = self.model.rpartition(":")
-        model = f"{Path(model).resolve()}" if model.endswith(".py") else model
-        paths = {
-            name: None if value is None else str(Path(value).absolute())
-            for name, value in (
-                ("predictor", self.predictor),
-                ("weights", self.weights),
-                ("input", self.input),
-                ("output", self.output),
-            )
-        }
-        return dataclasses.replace(self, model=f"{model}{colon}{function}", **paths)
+        place, colon, function = self.model.rpartition(":")
+        if place.endswith(".py"):
+            place = str(Path(place).absolute())
+        return dataclasses.replace(
+            self,
+            model=f"{place}{colon}{function}",
+            predictor=str(Path(self.predictor).absolute()),
+            input=str(Path(self.input).absolute()),
+            output=str(Path(self.output).absolute()),
+            weights=None if self.weights is None else str(Path(self.weights).absolute()),
+        )
 
     def settings(self) -> dict[str, Any]:
         """Return what must be the same when a run goes on, as JSON data; not where files are."""

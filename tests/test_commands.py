@@ -1,0 +1,99 @@
+"""`acnml predict` and `acnml merge`, as a user runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+from typer.testing import CliRunner
+
+pytest.importorskip("pyarrow", reason="needs the extra `predict`")
+
+import pyarrow.parquet as pq
+
+import acnml
+from acnml import Classifier, cli, kronecker_curvature
+from cases import normal, small_network
+from scored import calibrated_files, rows, write_parquet
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.build_app(), [str(argument) for argument in arguments])
+    return result.exit_code, result.output
+
+
+@pytest.fixture
+def predict(tmp_path):
+    files = calibrated_files(tmp_path)
+    x = rows(100)
+    x[[3, 50]] = np.nan
+    write_parquet(tmp_path / "data.parquet", x, name=[str(i) for i in range(100)])
+    names = {**files, "input": tmp_path / "data.parquet", "output": tmp_path / "scored"}
+    return ["predict", *(text for k, v in names.items() for text in (f"--{k}", str(v)))]
+
+
+def test_predict(predict, tmp_path):
+    code, output = run(*predict, "--carry", "name", "--log-probs", "--part-rows", 40)
+    assert code == 3  # some rows were rejected
+    assert "98 of 100 rows scored in 3 parts." in output
+    assert "2 rows rejected: column 'x' has NaN or infinite entries." in output
+    table = pq.read_table(tmp_path / "scored")
+    assert table["name"].to_pylist() == [str(i) for i in range(100) if i not in (3, 50)]
+    assert "log_probs" in table.column_names
+    code, output = run(*predict, "--carry", "name", "--log-probs", "--part-rows", 40)
+    assert code == 3
+    assert "3 parts were complete before this run." in output
+
+
+def test_predict_without_rejects_ends_with_zero(predict, tmp_path):
+    write_parquet(tmp_path / "data.parquet", rows(30))
+    assert run(*predict)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--columns", "z"], "no column 'z'"),
+        (["--shape", "a,b"], "--shape must be numbers separated by commas"),
+        (["--image-size", "3"], "--image-size must be height,width"),
+        (["--actors", "2"], "are for --engine ray"),
+        (["--abstain-share", "2"], "between 0 and 1"),
+    ],
+)
+def test_errors_of_predict_are_one_line(predict, arguments, message):
+    code, output = run(*predict, *arguments)
+    assert code == 1
+    assert message in output
+    assert len(output.splitlines()) == 1
+
+
+def test_merge(tmp_path):
+    classifier = Classifier(small_network(nn.Linear(4, 3)))
+    x, paths = normal(12, 4), [tmp_path / f"{i}.safetensors" for i in range(3)]
+    for part, path in zip(x.split(5), paths, strict=True):
+        acnml.save(kronecker_curvature(classifier, part), path)
+    code, output = run("merge", *paths, "--output", tmp_path / "all.safetensors")
+    assert (code, "a KroneckerCurvature of 3 parts" in output) == (0, True)
+    found, whole = acnml.load(tmp_path / "all.safetensors"), kronecker_curvature(classifier, x)
+    assert found.data == 12
+    assert found.log_evidence(2.0) == pytest.approx(whole.log_evidence(2.0), rel=1e-12)
+
+
+def test_errors_of_merge_are_one_line(tmp_path):
+    classifier, path = Classifier(small_network(nn.Linear(4, 3))), tmp_path / "a.safetensors"
+    curvature, posterior = kronecker_curvature(classifier, normal(5, 4)), tmp_path / "b.safetensors"
+    acnml.save(curvature, path)
+    acnml.save(curvature.posterior(1.0), posterior)
+    for files, message in (
+        ([path], "at least two files"),
+        ([path, path], "named twice"),
+        ([path, posterior], "holds a Kronecker; only curvatures"),
+        ([path, tmp_path / "none"], "No such file"),
+    ):
+        code, output = run("merge", *files, "--output", tmp_path / "all.safetensors")
+        assert code == 1
+        assert message in output
+        assert len(output.splitlines()) == 1
+    assert not Path(tmp_path / "all.safetensors").exists()

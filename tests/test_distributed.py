@@ -1,0 +1,35 @@
+"""Fits under torchrun equal those of one process; tests/distributed_fits.py compares them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import distributed, nn
+
+import acnml
+from cases import normal, small_network
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="needs torch.distributed")
+def test_two_processes_of_torchrun_agree_with_one():
+    script = Path(__file__).with_name("distributed_fits.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run = subprocess.run(
+        [*command, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr
+    assert sorted(run.stdout.split("\n"))[-2:] == ["process 0 agrees", "process 1 agrees"]
+
+
+def test_without_processes_it_says_what_to_do():
+    model = small_network(nn.Linear(4, 3))
+    with pytest.raises(RuntimeError, match="start the script with torchrun"):
+        acnml.kronecker_curvature(acnml.Classifier(model), normal(5, 4), distributed=True)
