@@ -40,8 +40,7 @@ def build_app() -> "Typer":
 
     import typer
 
-    from acnml.cli import demo, playground
-    from acnml.cli import demo, merge, predict
+    from acnml.cli import demo, merge, playground, predict
 
     app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -59,9 +58,7 @@ def build_app() -> "Typer":
     ) -> None:
         """Calibrated classifiers by amortized conditional normalized maximum likelihood."""
 
-    demo.register(app)
-    playground.register(app)
-    for command in (demo, predict, merge):
+    for command in (demo, predict, merge, playground):
         command.register(app)
     return app
 
