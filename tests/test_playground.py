@@ -345,6 +345,14 @@ def test_points_can_be_dragged_added_and_removed(seen):
 
 
 @in_browser
+def test_a_finger_drags_a_point_and_adds_none(seen):
+    before, after = (seen["touch"]["plane"][name]["samples"] for name in ("before", "after"))
+    assert len(after) == len(before)
+    assert after[0]["y"] == pytest.approx(before[0]["y"] - 2, abs=0.05)
+    assert after[1:] == before[1:]
+
+
+@in_browser
 def test_the_keyboard_moves_points_changes_classes_adds_and_removes(seen):
     plane = seen["plane"]
     before, after = plane["removed"]["samples"][0], plane["moved"]["samples"][0]

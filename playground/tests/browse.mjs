@@ -246,6 +246,20 @@ async function touch() {
   const widths = await page.evaluate(() => [document.documentElement.scrollWidth, window.innerWidth]);
   const scrolled = await page.evaluate(() => window.scrollY);
   seen.touch = { blank, drawn, widths, scrolled };
+  await page.locator("#tab-plane").tap();
+  await settled(page, "plane");
+  const before = await planeState(page);
+  const plane = await page.locator("#panels svg").first().boundingBox();
+  const spot = ({ x, y }) => ({
+    x: plane.x + (plane.width * (x + 6)) / 12,
+    y: plane.y + (plane.height * (6 - y)) / 12,
+  });
+  const target = before.samples[0];
+  await send("touchStart", [spot(target)]);
+  for (const step of [0.5, 1, 1.5, 2]) await send("touchMove", [spot({ x: target.x, y: target.y - step })]);
+  await send("touchEnd", []);
+  await settled(page, "plane");
+  seen.touch.plane = { before, after: await planeState(page) };
   await page.context().close();
 }
 

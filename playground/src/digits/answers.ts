@@ -40,7 +40,7 @@ export class AnswerTable {
     const notes: Readonly<Record<Method, string>> = {
       network: "as trained",
       temperature: `T = ${info.temperature.toFixed(2)}`,
-      acnml: `α = ${info.alpha.toFixed(2)}`,
+      acnml: `α = ${Number(info.alpha.toPrecision(3))}`,
     };
     this.columns = each((method) => makeColumn(method, notes[method]));
     const columns = METHODS.map((method) => this.columns[method]);

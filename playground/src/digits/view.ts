@@ -153,6 +153,7 @@ class DigitsView {
     meter.style.setProperty("--p", String(regret / largest));
     meter.style.setProperty("--limit", String(this.regretLimit / largest));
     meter.setAttribute("aria-valuenow", regret.toFixed(3));
+    byId("regret-mark").title = `${this.share.selectedOptions[0].text} of ordinary digits lie above`;
     byId("regret-value").textContent = regret.toFixed(3);
   }
 

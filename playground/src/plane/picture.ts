@@ -36,8 +36,8 @@ export class Picture {
     while (this.marks.length > samples.length) this.marks.pop()!.remove();
     while (this.marks.length < samples.length) {
       const mark = svg("g", { class: "point" });
-      const shape = { 0: svg("circle", { r: 0.17 }), 1: svg("rect", { x: -0.16, y: -0.16, width: 0.32, height: 0.32 }) };
-      mark.append(shape[0], shape[1]);
+      const square = { x: -0.16, y: -0.16, width: 0.32, height: 0.32 };
+      mark.append(svg("circle", { r: 0.17 }), svg("rect", square));
       this.marks.push(mark);
       this.overlay.insertBefore(mark, this.query);
     }

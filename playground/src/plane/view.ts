@@ -22,7 +22,7 @@ const TOOLS = {
 type Tool = keyof typeof TOOLS;
 
 const CLASS_NAMES = ["Blue", "Orange"] as const;
-const REACH = 0.35; // how far from a mark a pointer still takes it
+const REACH = { mouse: 0.35, finger: 0.5 }; // how far from a mark a pointer still takes it
 const [STEP, LEAP] = [0.1, 0.5]; // of the arrow keys
 const MOST_POINTS = 80;
 
@@ -49,6 +49,7 @@ class PlaneView {
   query: Place = { x: 3.6, y: -4.6 };
   private chosen = 0; // the mark that the keyboard moves; the query comes after all points
   private dragged: number | null = null;
+  private wasDragged = false; // whether the last press was on a mark
   private readonly pictures: Readonly<Record<Panel, Picture>>;
   private readonly surfaces: Latest<SurfaceRequest, Surfaces>;
   private readonly say = announcer(byId("plane-live"));
@@ -112,19 +113,19 @@ class PlaneView {
   }
 
   private listen(overlay: SVGSVGElement): void {
+    // Marks are dragged. Free places are clicked, so that a finger can scroll over them.
     overlay.addEventListener("pointerdown", (event) => {
-      if (event.button !== 0) return;
-      const at = place(overlay, event);
-      const found = this.nearest(at);
-      if (this.tool === "remove") {
-        if (found !== null) this.remove(found);
-        return;
-      }
-      this.dragged = found ?? this.put(at);
-      if (this.dragged === null) return;
-      overlay.setPointerCapture(event.pointerId);
-      this.move(this.dragged, at);
+      const found = this.nearest(place(overlay, event), event.pointerType);
+      this.dragged = this.tool === "remove" || event.button !== 0 ? null : found;
+      this.wasDragged = this.dragged !== null;
+      if (this.wasDragged) overlay.setPointerCapture(event.pointerId);
     });
+    // A touch that begins on a mark drags it and does not scroll.
+    const hold = (event: TouchEvent) => {
+      const isOnMark = this.nearest(place(overlay, event.changedTouches[0]), "touch") !== null;
+      if (isOnMark && this.tool !== "remove") event.preventDefault();
+    };
+    overlay.addEventListener("touchstart", hold, { passive: false });
     overlay.addEventListener("pointermove", (event) => {
       if (this.dragged !== null) this.move(this.dragged, place(overlay, event));
     });
@@ -133,12 +134,16 @@ class PlaneView {
         this.dragged = null;
       });
     }
+    overlay.addEventListener("click", (event) => {
+      if (!this.wasDragged) this.click(place(overlay, event), (event as PointerEvent).pointerType);
+    });
   }
 
-  /** Do what a click at a free place does; return the mark that is dragged then. */
-  private put(at: Place): number | null {
-    if (this.tool === "query") return this.samples.length;
-    return this.add(at, this.tool === "blue" ? 0 : 1);
+  private click(at: Place, pointer: string): void {
+    const found = this.nearest(at, pointer);
+    if (this.tool === "query") this.move(this.samples.length, at);
+    else if (this.tool !== "remove") this.add(at, this.tool === "blue" ? 0 : 1);
+    else if (found !== null) this.remove(found);
   }
 
   private add(at: Place, label: 0 | 1): number | null {
@@ -151,11 +156,11 @@ class PlaneView {
     return this.samples.length - 1;
   }
 
-  private nearest(at: Place): number | null {
+  private nearest(at: Place, pointer: string): number | null {
     const all = [...this.samples, this.query];
     const gaps = all.map(({ x, y }) => Math.hypot(x - at.x, y - at.y));
     const closest = Math.min(...gaps);
-    return closest < REACH ? gaps.indexOf(closest) : null;
+    return closest < (pointer === "touch" ? REACH.finger : REACH.mouse) ? gaps.indexOf(closest) : null;
   }
 
   private move(index: number, to: Place): void {
@@ -292,7 +297,10 @@ function coordinates({ x, y }: Place): string {
   return `${x.toFixed(1)}, ${y.toFixed(1)}`.replaceAll("-", "−");
 }
 
-function place(overlay: SVGSVGElement, event: PointerEvent): Place {
+function place(
+  overlay: SVGSVGElement,
+  event: { readonly clientX: number; readonly clientY: number },
+): Place {
   const box = overlay.getBoundingClientRect();
   const share = (offset: number, size: number) => EXTENT * ((2 * offset) / size - 1);
   return {
