@@ -50,6 +50,18 @@ def in_one_go() -> dict[str, Stored]:
             "shifted.",
             "studies.tabular",
         ),
+        "fidelity": Stored(
+            "Compare every approximation with CNML that is retrained to convergence.",
+            "studies.fidelity.report",
+        ),
+        "label-noise": Stored(
+            "Find wrong labels: complexities against loss, margin, EL2N, GraNd and self-influence.",
+            "studies.label_noise",
+        ),
+        "if-comp": Stored(
+            "Calibration under corruptions by the protocol of IF-COMP: median and quartiles.",
+            "studies.if_comp",
+        ),
     }
 
 

@@ -114,3 +114,11 @@ def nml_family() -> Iterator[Names]:
     assert torch.equal(names["loaded"](x), chosen(x))
     assert sorted(names["suspects"].tolist()) == [0, 1, 2, 3, 4]
     assert names["suspicious"].shape == names["ood"].shape == names["regret"].shape == (5,)
+
+
+@fixture("howto/wrong-labels.md")
+def wrong_labels() -> Iterator[Names]:
+    names = small_model() | {"labels": torch.tensor([0, 1, 2, 0, 1])}
+    yield names
+    assert sorted(names["suspects"].tolist()) == [0, 1, 2, 3, 4]
+    assert names["scores"].shape == (5,)

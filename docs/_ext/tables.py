@@ -13,6 +13,9 @@ TABULAR = "tabular/metrics.csv"
 CONFORMAL = "tabular/conformal.csv"
 DETECTION = "text/detection.csv"
 THEORY = "theory/results.csv"
+FIDELITY = "fidelity/metrics.csv"
+LABEL_NOISE = "label-noise/metrics.csv"
+IF_COMP = "if-comp/metrics.csv"
 
 PRICE = 0.01
 TEMPERATURE, EQUAL, DENSITY = "temperature", "temperature of equal price", "density temperature"
@@ -254,6 +257,78 @@ def _scientific(value: float) -> str:
     return "none" if math.isinf(value) else f"{value:.2g}"
 
 
+# (method, posterior) -> what readers know it as; `fidelity` shows these at α = 1.
+FAMILY = {
+    ("network", ""): "the network",
+    ("temperature", ""): "temperature",
+    ("GLM", "EK-FAC"): "GLM, EK-FAC",
+    ("pNML", ""): "pNML",
+    ("influence", "EK-FAC"): "influence, EK-FAC",
+    ("IF-COMP", "EK-FAC"): "IF-COMP",
+    ("ACNML, linearised", "last layer, EK-FAC"): "ACNML, last layer, EK-FAC",
+    ("ACNML, 10 steps", "EK-FAC"): "ACNML, 10 steps, EK-FAC",
+    ("ACNML, linearised", "EK-FAC"): "ACNML, linearised, EK-FAC",
+    ("ACNML, solved", "diagonal"): "ACNML, solved, diagonal",
+    ("ACNML, solved", "KFAC"): "ACNML, solved, KFAC",
+    ("ACNML, solved", "EK-FAC"): "ACNML, solved, EK-FAC",
+    ("ACNML, solved", "full"): "ACNML, solved, full",
+}
+
+
+def fidelity() -> str:
+    """Total variation to CNML and Spearman's correlation of log C, at α = 1, by problem."""
+    problems = list(dict.fromkeys(row["problem"] for row in read(FIDELITY)))
+    lines = []
+    for (method, posterior), name in FAMILY.items():
+        cells = [name]
+        for problem in problems:
+            # A linear model is solved by its linearisation, and all of it is the last layer.
+            solver, over = method, posterior
+            if problem == "logistic regression":
+                solver = method.replace("solved", "linearised")
+                over = posterior.removeprefix("last layer, ")
+            rows = select(FIDELITY, problem=problem, method=solver, posterior=over, queries="all")
+            (row,) = [r for r in rows if not r["alpha"] or float(r["alpha"]) == 1]
+            rank = f" / {float(row['regret_rank']):.2f}" if row["regret_rank"] else ""
+            cells.append(f"{float(row['variation']):.3f}{rank}")
+        lines.append(cells)
+    return markdown(["at α = 1", *problems], lines)
+
+
+def label_noise() -> str:
+    """AUROC of finding wrong labels: means over seeds and noise rates."""
+    every = read(LABEL_NOISE)
+    cases = list(dict.fromkeys((r["labels"], r["data"], r["noise"]) for r in every))
+    lines = []
+    for score in dict.fromkeys(row["score"] for row in every):
+        own = (
+            select(LABEL_NOISE, labels=labels, data=data, noise=noise, score=score)
+            for labels, data, noise in sorted(cases)
+        )
+        lines.append([score, *(f"{mean(rows, 'auroc'):.3f}" for rows in own)])
+    short = {"labels of the training data": "training", "new labels": "new"}
+    head = [f"{short[labels]}: {data}, {noise}" for labels, data, noise in sorted(cases)]
+    return markdown(["score", *head], lines)
+
+
+def if_comp() -> str:
+    """Median and quartiles of the ECE over corruptions, and the median NLL, at severity 5."""
+    every = read(IF_COMP)
+    models = list(dict.fromkeys(row["network"] for row in every))
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in every):
+        cells = [method]
+        for network in models:
+            rows = select(IF_COMP, network=network, method=method, severity=5)
+            eces = [float(row["ece"]) for row in rows]
+            low, middle, high = statistics.quantiles(eces, n=4, method="inclusive")
+            nll = statistics.median(float(row["nll"]) for row in rows)
+            cells += [f"{middle:.3f} ({low:.3f}, {high:.3f})", f"{nll:.3f}"]
+        lines.append(cells)
+    head = [f"{NETWORKS[n]}, {score}" for n in models for score in ("ECE", "NLL")]
+    return markdown(["severity 5", *head], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "gain": gain,
     "evidence": evidence,
@@ -262,4 +337,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "conformal": conformal,
     "text": text,
     "theory": theory,
+    "fidelity": fidelity,
+    "label-noise": label_noise,
+    "if-comp": if_comp,
 }

@@ -1,0 +1,1 @@
+"""How close every approximation is to CNML that is retrained to convergence."""

@@ -1,0 +1,88 @@
+"""Injected label noise, and scores that find it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from acnml.cli._shared.digits import Labelled
+from cases import normal
+from studies import label_noise
+from studies.label_noise import (
+    ASYMMETRIC,
+    CIFAR10,
+    CONFUSED,
+    GRAND,
+    LOSS,
+    MNIST,
+    SCORES,
+    SYMMETRIC,
+    LabelNoiseStudy,
+    run,
+    scores,
+    with_noise,
+)
+from studies.store import Reporter, Store
+
+
+@pytest.mark.parametrize("data", [MNIST, CIFAR10])
+@pytest.mark.parametrize("noise", [SYMMETRIC, ASYMMETRIC])
+def test_the_right_share_of_labels_is_wrong(data, noise):
+    labels = torch.arange(1000) % 10
+    noisy = with_noise(labels, data, noise, 0.3, seed=1)
+    wrong = noisy != labels
+    assert int(wrong.sum()) == 300
+    pairs = {(a, b) for a, b in zip(labels[wrong].tolist(), noisy[wrong].tolist(), strict=True)}
+    if noise == ASYMMETRIC:
+        assert pairs == set(enumerate(CONFUSED[data]))
+    else:
+        assert len(pairs) > 80
+    assert torch.equal(noisy, with_noise(labels, data, noise, 0.3, seed=1))
+
+
+@pytest.mark.parametrize("data", [MNIST, CIFAR10])
+def test_no_class_is_confused_with_itself(data):
+    assert len(CONFUSED[data]) == 10
+    assert all(a != b for a, b in enumerate(CONFUSED[data]))
+
+
+def test_scores_are_what_they_are_called():
+    x = normal(200, 12).float()
+    labels = x[:, :10].argmax(-1)
+    network = nn.Linear(12, 10)
+    with torch.no_grad():
+        network.weight.copy_(2 * torch.eye(10, 12))
+    data = Labelled(x, labels)
+    asked = Labelled(x[:20], (labels[:20] + 1) % 10)
+    found = scores(network, data, data, asked, 0.01)
+    assert tuple(found) == SCORES
+    losses = nn.functional.cross_entropy(network(asked.inputs), asked.labels, reduction="none")
+    torch.testing.assert_close(found[LOSS], losses.detach())
+    for i in range(3):
+        loss = nn.functional.cross_entropy(network(x[i : i + 1]), asked.labels[i : i + 1])
+        grads = torch.autograd.grad(loss, list(network.parameters()))
+        norm = torch.cat([g.flatten() for g in grads]).norm()
+        torch.testing.assert_close(found[GRAND][i].float(), norm, rtol=1e-4, atol=1e-5)
+    clean = scores(network, data, data, Labelled(x[:20], labels[:20]), 0.01)
+    for score in SCORES:
+        if score != "ACNML regret":  # which does not look at labels
+            assert found[score].mean() > clean[score].mean()
+
+
+def test_a_tiny_study_end_to_end(tmp_path, monkeypatch):
+    x = normal(400, 16).float().abs()
+    monkeypatch.setattr(
+        label_noise, "load_mnist", lambda part: Labelled(x.view(400, 1, 4, 4), x[:, :10].argmax(-1))
+    )
+    study = LabelNoiseStudy(
+        data=(MNIST,), rates=(0.2,), train=150, held_out=100, new=100, epochs=5, seeds=(0, 1)
+    )
+    store = Store(tmp_path, study, Reporter(Console(), tmp_path / "run.log"))
+    page = run(study, tmp_path, store)
+    assert page.exists()
+    text = (tmp_path / "results.md").read_text()
+    assert all(f"| {score} |" in text for score in SCORES)
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * 2 * 2 * len(SCORES)
