@@ -106,8 +106,17 @@ function makeLine(method: Method): Line {
   };
 }
 
-const path = (confidences: readonly number[]) =>
-  confidences.map((c, i) => `${i ? "L" : "M"}${x(ANGLES[i]).toFixed(1)} ${y(c).toFixed(1)}`).join("");
+/** The whole line, with gaps where there is no answer (NaN). */
+function path(confidences: readonly number[]): string {
+  const place = (i: number) => `${x(ANGLES[i]).toFixed(1)} ${y(confidences[i]).toFixed(1)}`;
+  return confidences
+    .map((confidence, i) => {
+      if (Number.isNaN(confidence)) return "";
+      const goesOn = i > 0 && !Number.isNaN(confidences[i - 1]);
+      return `${goesOn ? "L" : "M"}${place(i)}`;
+    })
+    .join("");
+}
 
 const tick = (angle: number, confidence: number) =>
   `M${x(angle).toFixed(1)} ${(y(confidence) - 6).toFixed(1)}v12`;
@@ -117,7 +126,7 @@ function partsAbove(confidences: readonly number[], limit: number): string {
   let pieces = "";
   for (let i = 1; i < confidences.length; i++) {
     const [before, after] = [confidences[i - 1], confidences[i]];
-    if (before < limit && after < limit) continue;
+    if (Number.isNaN(before + after) || (before < limit && after < limit)) continue;
     const crossing = (limit - before) / (after - before);
     const from = before >= limit ? 0 : crossing;
     const to = after >= limit ? 1 : crossing;
@@ -125,7 +134,7 @@ function partsAbove(confidences: readonly number[], limit: number): string {
       const angle = ANGLES[i - 1] + share * (ANGLES[i] - ANGLES[i - 1]);
       return `${x(angle).toFixed(1)} ${y(before + share * (after - before)).toFixed(1)}`;
     };
-    const goesOn = from === 0 && pieces !== "";
+    const goesOn = from === 0 && i > 1 && confidences[i - 2] >= limit;
     pieces += `${goesOn ? "L" : "M"}${at(from)}L${at(to)}`;
   }
   return pieces;

@@ -24,6 +24,7 @@ export function limits(
       if (confidences[i] >= limit) continue;
       if (i === upright) return 0;
       const [inside, outside] = [confidences[i - step], confidences[i]];
+      if (Number.isNaN(outside)) return ANGLES[i]; // no answer there
       const share = (inside - limit) / (inside - outside);
       return ANGLES[i - step] + share * (ANGLES[i] - ANGLES[i - step]);
     }

@@ -150,6 +150,7 @@ class DigitsView {
   private showRegret(regret: number): void {
     const meter = byId("regret");
     const largest = Math.log(10);
+    if (Number.isNaN(regret)) regret = largest; // no answer: as uncertain as can be
     meter.style.setProperty("--p", String(regret / largest));
     meter.style.setProperty("--limit", String(this.regretLimit / largest));
     meter.setAttribute("aria-valuenow", regret.toFixed(3));
