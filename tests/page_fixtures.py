@@ -122,3 +122,52 @@ def wrong_labels() -> Iterator[Names]:
     yield names
     assert sorted(names["suspects"].tolist()) == [0, 1, 2, 3, 4]
     assert names["scores"].shape == (5,)
+
+
+@fixture("howto/set-the-price.md")
+@fixture("howto/abstain.md")
+@fixture("howto/choose-a-posterior.md")
+@fixture("howto/write-your-own.md")
+@fixture("howto/reproduce-the-paper.md")
+def your_model() -> Iterator[Names]:
+    yield small_model()
+
+
+@fixture("howto/many-classes.md")
+def many_classes() -> Iterator[Names]:
+    x = normal(900, 20, seed=0).float()
+    model = torch.nn.Linear(20, 150)
+    with torch.no_grad():
+        labels = (3 * model(x)).softmax(-1).multinomial(1).flatten()
+    names: dict[str, Any] = {
+        "model": model,
+        "train_loader": x[:300],
+        "validation_loader": (x[300:], labels[300:]),
+        "x": x[:5],
+    }
+    yield names
+    assert names["probs"].shape == (5, 150)
+    assert names["difference"] < 0.01
+
+
+@fixture("howto/deploy.md", "onnx", "onnxruntime", "onnxscript")
+def deploy() -> Iterator[Names]:
+    names = {**loaders(), "model": torch.nn.Linear(4, 3)}
+    with torch.no_grad():
+        names["model"].weight.copy_(4 * torch.eye(3, 4))
+    yield names
+    log_probs = torch.as_tensor(names["results"]["log_probs"])
+    assert torch.allclose(log_probs.exp(), names["probs"], atol=1e-4)
+
+
+@fixture("index.md")
+def index() -> Iterator[Names]:
+    yield small_model()
+
+
+@fixture("reference/file-format.md")
+def file_format() -> Iterator[Names]:
+    import acnml
+
+    model = torch.nn.Linear(4, 3)
+    yield {"posterior": acnml.fit_kfac_laplace(acnml.Classifier(model), normal(50, 4).float())}

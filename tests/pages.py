@@ -88,7 +88,7 @@ def run(page: Path) -> None:
         for block in blocks(page):
             if block.language == "python":
                 printed = _run(block, page, names)
-            elif block.language == "output":
+            elif block.language == "output" and has_pinned_torch():
                 compare(printed, block.text)
         next(prepared, None)  # the checks behind `yield`
 
@@ -101,11 +101,17 @@ def _run(block: Block, page: Path, names: Names) -> str:
     return printed.getvalue()
 
 
+def has_pinned_torch() -> bool:
+    """Return whether networks train as they did for the outputs in the pages."""
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    return f"torch=={torch.__version__.partition('+')[0]}" in pins
+
+
 def compare(printed: str, shown: str) -> None:
     """Require the same words, and nearly the same numbers.
 
-    Numbers come from trained networks, which depend on the processor and on the version of torch in
-    their last digits. Words, shapes and counts of lines do not.
+    Numbers come from trained networks, which depend on the processor in their last digits. With
+    another version of torch than the pinned one, outputs are not compared.
     """
     assert _words(printed) == _words(shown)
     for ours, theirs in zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True):

@@ -10,6 +10,7 @@ pytest.importorskip("sphinx", reason="needs the extra docs")
 
 from sphinx.errors import ExtensionError
 
+from docstrings import as_rst
 from repository_links import REPOSITORY, with_links
 
 DOCS = ROOT / "docs"
@@ -35,3 +36,25 @@ def test_other_links_stay(link):
 def test_a_dead_link_is_refused():
     with pytest.raises(ExtensionError, match=r"nowhere\.md does not exist"):
         rewritten("[a](nowhere.md)")
+
+
+def test_mathematics_in_docstrings_is_literal():
+    text = [
+        "It solves",
+        "",
+        "    θ = argmax",
+        "",
+        "for |x| and `a|b`.",
+        "",
+        "Args:",
+        "    x: (*, n).",
+    ]
+    expected = ["It solves", "", "::", "", "    θ = argmax", "", r"for \|x\| and `a|b`.", ""]
+    assert as_rst(text) == [*expected, "Args:", r"    x: (\*, n)."]
+
+
+def test_examples_and_tables_in_docstrings_stay_as_they_are():
+    assert as_rst(["Text.", "", ">>> a | b"]) == ["Text.", "", ">>> a | b"]
+    table = ["Text.", "", "| a |", "|---|", "| b |", "", "More."]
+    inside = ["    | a |", "    |---|", "    | b |"]
+    assert as_rst(table) == ["Text.", "", "::", "", *inside, "", "More."]

@@ -17,7 +17,7 @@ import results
 from studies.data.folder import DataError, data_folder
 
 ROOT = pages.ROOT
-FILES = ("safetensors", "md", "py", "onnx", "git", "html")  # acnml.safetensors is a file
+FILES = ("safetensors", "md", "py", "onnx", "git", "html", "checksum")  # not attributes
 SCRIPT = "howto/write-a-study.md"  # a whole file: tests/studies/test_documentation.py runs it
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from results import Row, read, select
 
@@ -329,6 +330,32 @@ def if_comp() -> str:
     return markdown(["severity 5", *head], lines)
 
 
+def commands() -> str:
+    """Our commands, their options and what they do, from their own definitions."""
+    import typer
+
+    from acnml.cli import build_app as acnml_app
+    from studies.__main__ import build_app as studies_app
+
+    lines = []
+    for program, app in (("acnml", acnml_app()), ("python -m studies", studies_app())):
+        for words, command in _leaves(typer.main.get_command(app), program):
+            names = [max(p.opts, key=len) for p in command.params if p.param_type_name == "option"]
+            shown = ", ".join(f"`{name}`" for name in names if name != "--help")
+            about = (command.help or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            lines.append([f"`{words}`", shown, about])
+    return markdown(["command", "options", "what it does"], lines, left=3)
+
+
+def _leaves(command: Any, words: str) -> Iterator[tuple[str, Any]]:
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield words, command
+    else:
+        for name, each in inner.items():
+            yield from _leaves(each, f"{words} {name}")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "gain": gain,
     "evidence": evidence,
@@ -340,4 +367,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "fidelity": fidelity,
     "label-noise": label_noise,
     "if-comp": if_comp,
+    "commands": commands,
 }

@@ -31,7 +31,7 @@ class LowRank(Posterior):
     Args:
         mean: μ.
         var: s, with the shapes of the mean.
-        directions: F by parameter name, each tensor (r, *shape of the parameter).
+        directions: F by parameter name, each of shape (r, …) with the shape of the parameter.
 
     >>> import acnml, torch
     >>> mean = {"weight": torch.zeros(3, 4)}
