@@ -71,7 +71,7 @@ def measure(model: nn.Module, subject: Subject) -> list[float | None]:
     an_image = fastest(step, subject.repeats) / subject.batch
     return [
         fastest(lambda: classifier.log_probs(x), FORWARD_REPEATS),
-        fastest(predict(Linearised()), subject.repeats),
+        fastest(predict(Linearised(polish=0)), subject.repeats),
         exact,
         an_image * subject.training_images * LABELS,
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from matplotlib.figure import Figure
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from studies.cifar10_c import methods as ms
 from studies.cifar10_c.settings import CLEAN, Cifar10CStudy
 from studies.engine.figures import Axis, boxes, frontier, lines
-from studies.engine.method import Method
+from studies.engine.method import Look, Method
 from studies.engine.report import Panels, Section
 from studies.engine.results import Results
 from studies.engine.sections import diagrams, knobs, solvers, timing
@@ -45,7 +45,7 @@ PAPERS_TABLE = Table(
             "| 0.1064 ± 0.0004 | 96.46 ± 0.04 | 0.0080 ± 0.0007",
             "SGD": "0.3285 ± 0.0139 | 93.17 ± 0.14 | 0.0483 ± 0.0022"
             "| 0.1294 ± 0.0022 | 96.41 ± 0.10 | 0.0166 ± 0.0007",
-            "SWA-Ensemble": "0.1787 | 94.36 | 0.0148 | 0.1036 | 96.53 | 0.0068",
+            "SWA-Ensemble": "0.17867 | 94.36 | 0.0148 | 0.1036 | 96.53 | 0.0068",
         }.items()
     ],
 )
@@ -235,8 +235,12 @@ def corrupted(results: Results) -> Section:
     """Show the paper's comparison under corruptions."""
     settings = results.study.settings
     group = ms.paper_group(settings)
-    n, axis = results.inputs(group), _axis(settings)
-    drawn = {f"boxes-{s}": boxes(results, group, s, t, axis, n) for s, t in TITLES.items()}
+    n = results.inputs(group)
+
+    def each(method: Method, score: str, shifts: Sequence[str]) -> list[float]:
+        return results.each(method, score, shifts, n)
+
+    drawn = all_boxes(settings, group, each, results.study.look)
     over = (
         f"Each box is over the corruptions, {n:,} images each. ACNML over all weights has the "
         "paper’s α."
@@ -260,6 +264,25 @@ def corrupted(results: Results) -> Section:
             severity_table(results, "nll", "Mean NLL over all corruptions, by severity."),
         ],
     )
+
+
+Each = Callable[[Method, str, Sequence[str]], list[float]]  # (method, score, shifts) -> values
+
+
+def all_boxes(
+    settings: Cifar10CStudy, group: Sequence[Method], each: Each, look: Callable[[Method], Look]
+) -> dict[str, Figure]:
+    """Draw every score of some methods as boxes over corruptions, by severity."""
+    axis = _axis(settings)
+
+    def scores(method: Method, score: str) -> dict[float, list[float]]:
+        found = {x: each(method, score, shifts) for x, shifts in axis.places.items()}
+        return {x: values for x, values in found.items() if values}
+
+    return {
+        f"boxes-{score}": boxes({m: scores(m, score) for m in group}, look, title, axis)
+        for score, title in TITLES.items()
+    }
 
 
 def severity_table(results: Results, score: str, caption: str) -> Table:

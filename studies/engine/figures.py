@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
@@ -117,22 +117,21 @@ def bootstrap_median(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def boxes(
-    results: Results, methods: Sequence[Method], score: str, title: str, axis: Axis, n: int
+    scores: Mapping[Method, Mapping[float, list[float]]],
+    look: Callable[[Method], Look],
+    title: str,
+    axis: Axis,
 ) -> Figure:
-    """Draw a score over all shifts of a place as boxes, side by side.
+    """Draw scores at every place as boxes, side by side; methods without scores are left out.
 
     A circle is the mean, and the boxes of ACNML are striped.
     """
     figure, axes = panel(title, (9.4, 3.6))
-    scores = {
-        method: {x: v for x, s in axis.places.items() if (v := results.each(method, score, s, n))}
-        for method in methods
-    }
     there = {method: found for method, found in scores.items() if found}
     for place, (method, found) in enumerate(there.items()):
         offset = BOXES * ((place + 0.5) / len(there) - 0.5)
-        look, width = results.study.look(method), 0.8 * BOXES / len(there)
-        _draw_boxes(axes, look, found, offset, width, striped=method.rule == ACNML)
+        width = 0.8 * BOXES / len(there)
+        _draw_boxes(axes, look(method), found, offset, width, striped=method.rule == ACNML)
     axis.dress(axes)
     axes.grid(axis="x", visible=False)
     legend_below(figure, columns=6)
