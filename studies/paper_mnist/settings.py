@@ -114,6 +114,7 @@ QUICK = PaperMnist(
 SMALL = PaperMnist(
     seeds=(0,),
     hidden=(256, 256),
+    angles=tuple(range(0, 181, 30)),
     images=1000,
     one_rate=BayesByBackprop(epochs=60, batch_size=250, variance_rate=1.0),
     subset=NaiveCnml(points=60, lines=10),
