@@ -9,7 +9,9 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +57,9 @@ def check(value: object) -> None:
         example = doctest.DocTestParser().get_doctest(text, names, inner.__name__, None, None)
         failures, _ = doctest.DocTestRunner().run(example)
         assert failures == 0
+
+
+def test_the_reference_lists_every_name():
+    pages = (Path(__file__).parents[1] / "docs" / "reference").glob("*.md")
+    listed = set(re.findall(r"^\.\. auto\w+:: (\w+)$", "".join(p.read_text() for p in pages), re.M))
+    assert set(own_names(acnml)) <= listed
