@@ -1,6 +1,6 @@
 """Make the files that the server needs, with a small network on random images.
 
-python -m examples.serving.files FOLDER
+cd examples && python -m serving.files FOLDER
 """
 
 from __future__ import annotations

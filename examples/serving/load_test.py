@@ -1,6 +1,6 @@
 """Load the server from many threads, and report throughput and latency of every model.
 
-python -m examples.serving.load_test [REQUESTS] [CLIENTS]
+cd examples && python -m serving.load_test [REQUESTS] [CLIENTS]
 
 Makes the files, starts the server on this machine, and sends REQUESTS requests to each path from
 CLIENTS threads with a connection each. The paths take turns in rounds, so that a busy machine
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from examples.serving import files
+from serving import files
 
 PATHS = ("/network", "/predictor", "/onnx")
 ROUNDS = 3
@@ -97,8 +97,8 @@ def main() -> None:
         x, _ = files.images(200, seed=9)
         bodies = [json.dumps({"x": row}) for row in x.tolist()]
         bodies = [bodies[i % len(bodies)] for i in range(max(1, count // ROUNDS))]
-        command = [sys.executable, "-m", "examples.serving.server", name, str(port)]
-        server = subprocess.Popen(command)
+        command = [sys.executable, "-m", "serving.server", name, str(port)]
+        server = subprocess.Popen(command, cwd=Path(__file__).parents[1])
         try:
             wait_until_healthy(port, server)
             found: dict[str, tuple[list[float], float]] = {path: ([], 0.0) for path in PATHS}

@@ -1,15 +1,14 @@
 """Serve a network, its calibrated predictor and the exported ONNX model, each at a path of its own.
 
-python -m examples.serving.server FOLDER [PORT]
+cd examples && python -m serving.server FOLDER [PORT]
 
-FOLDER has weights.safetensors, predictor.safetensors and model.onnx; `examples.serving.files` makes
-one with a small network. A request is POST /calibrated with {"x": [784 numbers]}. The response is
+FOLDER has weights.safetensors, predictor.safetensors and model.onnx; `serving.files` makes
+one with a small network. A request is POST /predictor with {"x": [784 numbers]}. The response is
 {"label": ..., "confidence": ..., "regret": ..., "abstain": ...}. GET /health says whether all
 models are loaded. Requests that arrive within a few milliseconds are answered in one batch.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: LitServe reads the type of requests from decode_request.
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 
 import acnml
 from acnml import Calibrated, Classifier
-from examples.serving.files import PIXELS, build
+from serving.files import PIXELS, build
 
 MAX_BATCH = 64
 WAIT = 0.002  # seconds to wait for more requests
