@@ -293,6 +293,24 @@ def test_memory_does_not_grow_with_a_row_group(job, tmp_path):
     assert len(read(job)) == 400
 
 
+@pytest.mark.parametrize("group", [500, 20_000])
+def test_parquet_files_are_not_held_in_memory(group, tmp_path):
+    """Arrow allocates a small part of a file, of one row group or of many, while it is read."""
+    from acnml.scoring.sources import open_source
+
+    x = np.random.default_rng(0).normal(size=(20_000, 200)).astype(np.float32)
+    write_parquet(tmp_path / "data.parquet", x, group=group)
+    source = open_source(str(tmp_path / "data.parquet"), Reading())
+    del x
+    before = pa.total_allocated_bytes()
+    most = 0
+    for block in source.blocks(0, 0, 20_000, 256):
+        most = max(most, pa.total_allocated_bytes() - before)
+        assert len(block.kept) == len(block.rows)
+    source.close()
+    assert most < 20_000 * 200 * 4 / 2
+
+
 REFUSALS = {
     "there is no file or folder": {"input": "nowhere.parquet"},
     "must be package.module:function": {"model": "nothing"},

@@ -17,8 +17,9 @@ from acnml.scoring.models import ScoringError
 from acnml.scoring.sources import SHOWN, Block, Source, identity_of
 from acnml.scoring.tables import input_columns, require_columns, whole
 
-# Pages are read in pieces of this size. Without a buffer, whole columns of a row group are read.
-BUFFER = 2**20
+# Pages are read in pieces of this many bytes, and not ahead. Otherwise whole columns of a row group
+# are read, and those of all row groups stay in memory until the file is closed.
+IN_PIECES = {"buffer_size": 2**20, "pre_buffer": False}
 
 
 @final
@@ -87,7 +88,7 @@ class ParquetSource(Source):
         index = next((i for i, length in enumerate(self.lengths) if length), None)
         if index is None:
             raise ScoringError(f"{self._root} has no rows")
-        with pq.ParquetFile(self._files[index], buffer_size=BUFFER) as file:
+        with pq.ParquetFile(self._files[index], **IN_PIECES) as file:
             return pa.Table.from_batches([next(file.iter_batches(SHOWN))])
 
     def _require_same_columns(self) -> None:
@@ -115,7 +116,7 @@ class _Rows:
         ends = list(accumulate(groups))
         group = next((i for i, end in enumerate(ends) if end > start), len(groups))
         self._file, self._at = file, start
-        self._parquet = pq.ParquetFile(path, buffer_size=BUFFER)
+        self._parquet = pq.ParquetFile(path, **IN_PIECES)
         self._batches = self._parquet.iter_batches(
             size, row_groups=list(range(group, len(groups))), columns=names, use_threads=False
         )
