@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -98,7 +100,9 @@ def main() -> None:
         bodies = [json.dumps({"x": row}) for row in x.tolist()]
         bodies = [bodies[i % len(bodies)] for i in range(max(1, count // ROUNDS))]
         command = [sys.executable, "-m", "serving.server", name, str(port)]
-        server = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+        # A session of its own, so that its workers end with it.
+        folder = Path(__file__).parents[1]
+        server = subprocess.Popen(command, cwd=folder, start_new_session=True)
         try:
             wait_until_healthy(port, server)
             found: dict[str, tuple[list[float], float]] = {path: ([], 0.0) for path in PATHS}
@@ -109,7 +113,7 @@ def main() -> None:
                     latencies, seconds = load(port, path, bodies, clients)
                     found[path] = found[path][0] + latencies, found[path][1] + seconds
         finally:
-            server.terminate()
+            os.killpg(server.pid, signal.SIGKILL)
             server.wait(30)
     print(f"{len(bodies) * ROUNDS} requests to each path, {clients} clients")
     print("| path | requests/s | p50 ms | p99 ms |\n|---|---:|---:|---:|")
