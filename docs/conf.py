@@ -38,9 +38,6 @@ autodoc_member_order = "bysource"
 maximum_signature_line_length = 90
 napoleon_use_rtype = False
 
-# A new page is built and found by the search before it has a place in a table of contents.
-suppress_warnings = ["toc.not_included"]
-
 # Markdown
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 4

@@ -210,16 +210,14 @@ def load(folder: Path = FOLDER) -> acnml.Calibrated:
 
 
 def add_logits(path: Path) -> None:
-    """Make the logits of the network a third output of the file, and leave out its comments.
+    """Make the logits of the network a third output of the file.
 
-    The logits are in its graph already: the output of the last layer, before the temperature. The
-    comments, stack traces of every node, are two thirds of the file.
+    They are in its graph already: the output of the last layer, before the temperature.
     """
     model = onnx.load(path)
     (layer,) = (node for node in model.graph.node if "linear.weight" in node.input)
     rename = {layer.output[0]: "logits"}
     for node in model.graph.node:
-        del node.metadata_props[:]
         node.input[:] = [rename.get(name, name) for name in node.input]
         node.output[:] = [rename.get(name, name) for name in node.output]
     shape: list[str | int | None] = ["batch", CLASSES]

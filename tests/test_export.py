@@ -111,6 +111,7 @@ def test_onnx_file(calibrated, tmp_path):
     exported = acnml.export_onnx(predict, x[:8], tmp_path / "model.onnx")
     assert exported.difference < 1e-4
     assert exported.residual < 0.01
+    assert b".py" not in exported.path.read_bytes()  # no stack traces of the user's files
     session = onnxruntime.InferenceSession(str(exported.path))
     for size in (1, 3, 100):
         (name,) = (each.name for each in session.get_inputs())
