@@ -10,6 +10,8 @@ from typing import Any
 from results import Row, read, select
 
 EVIDENCE = "evidence/metrics.csv"
+COMPARED = "evidence/comparisons.csv"
+CASES = "evidence/cases.csv"
 TABULAR = "tabular/metrics.csv"
 CONFORMAL = "tabular/conformal.csv"
 DETECTION = "text/detection.csv"
@@ -21,6 +23,9 @@ IF_COMP = "if-comp/metrics.csv"
 PRICE = 0.01
 TEMPERATURE, EQUAL, DENSITY = "temperature", "temperature of equal price", "density temperature"
 ACNML, WEIGHED = "ACNML", "ACNML · s"  # `calibrate` is the second: α weighed by typicality
+LEVERAGE, GLM, BMA = "leverage NML", "GLM-Laplace", "BMA"
+DROPOUT, ENSEMBLE = "MC dropout", "ensemble"
+ENSEMBLE_ACNML, ENSEMBLE_WEIGHED = "ensemble of ACNML", "ensemble of ACNML · s"
 
 # Names as readers know them; others are printed as they are in the file.
 NETWORKS = {
@@ -28,11 +33,20 @@ NETWORKS = {
     "resnet20": "ResNet-20",
     "resnet56": "ResNet-56",
     "resnet18": "ResNet-18",
+    "resnet20-own": "our ResNet-20",
+    "letters": "network for letters",
+    "clinc150": "questions (CLINC150)",
+    "tables": "tables",
+    "mnist-200": "MNIST network, 200 images",
 }
+# Networks for images with shifts that have labels.
+IMAGES = ("mnist", "letters", "resnet20", "resnet56", "resnet18", "resnet20-own")
 GROUPS = {
     "rotated by 45° or more": "digits rotated by 45° or more",
     "severity 5": "CIFAR-10-C severity 5",
     "severity 3": "CIFAR-10-C severity 3",
+    "near OOD": "unknown classes, near",
+    "far OOD": "unknown classes, far",
 }
 
 
@@ -48,13 +62,14 @@ def mean(rows: Iterable[Row], column: str) -> float:
 
 
 def networks() -> list[str]:
-    """Return the networks of the study, in its order."""
-    return list(dict.fromkeys(row["network"] for row in read(EVIDENCE)))
+    """Return the networks for images of the study, in its order."""
+    found = dict.fromkeys(row["network"] for row in read(EVIDENCE))
+    return [name for name in found if name in IMAGES]
 
 
 def shifts_by_strength(network: str) -> list[str]:
-    """Return the groups of shifts, that with the largest ECE of the plain network first."""
-    names = dict.fromkeys(r["group"] for r in select(EVIDENCE, network=network))
+    """Return the groups of labelled shifts, that with the largest ECE of the network first."""
+    names = dict.fromkeys(r["group"] for r in select(EVIDENCE, network=network) if r["nll"])
     shifted = [name for name in names if name != "clean"]
     plain = {"network": network, "method": "network"}
     return sorted(shifted, key=lambda g: -mean(select(EVIDENCE, group=g, **plain), "ece"))
@@ -67,7 +82,8 @@ def scores(network: str, group: str, method: str) -> list[Row]:
 
 def place(network: str, group: str) -> str:
     """Return the name of a network and of a group of shifts."""
-    return f"{NETWORKS.get(network, network)}, {GROUPS.get(group, group)}"
+    shift = group if network == "letters" else GROUPS.get(group, group)
+    return f"{NETWORKS.get(network, network)}, {shift}"
 
 
 def lowest_bold(values: Sequence[float]) -> list[str]:
@@ -152,12 +168,113 @@ def typicality() -> str:
         "leverage NML": "closed-form NML, leverage c·s(x)²",
     }
     places = [(network, shifts_by_strength(network)[0]) for network in networks()]
-    lines = [
-        [name, *(f"{mean(r, 'ece'):.3f} / {mean(r, 'nll'):.3f}" for r in rows)]
-        for method, name in shown.items()
-        for rows in [[scores(*p, method) for p in places]]
-    ]
+    lines = [[name, *(pair(*p, method) for p in places)] for method, name in shown.items()]
     return markdown(["method", *(place(*p) for p in places)], lines)
+
+
+def has(network: str, group: str, method: str) -> bool:
+    """Return whether a method was run on a network."""
+    wanted = {"network": network, "group": group, "method": method}
+    return any(all(row[k] == v for k, v in wanted.items()) for row in read(EVIDENCE))
+
+
+def pair(network: str, group: str, method: str) -> str:
+    """Return mean ECE and NLL of a method, or nothing where it was not run."""
+    if not has(network, group, method):
+        return ""
+    rows = scores(network, group, method)
+    return f"{mean(rows, 'ece'):.3f} / {mean(rows, 'nll'):.3f}"
+
+
+def difference(row: Row) -> str:
+    """Return a mean difference with its interval."""
+    ends = f" [{float(row['low']):+.3f}, {float(row['high']):+.3f}]" if row["low"] else ""
+    return f"{float(row['mean']):+.3f}{ends}"
+
+
+def counts(row: Row) -> str:
+    """Return shifts won and lost, with those that are certain in brackets."""
+    return f"{row['won']} ({row['surely_won']}) : {row['lost']} ({row['surely_lost']})"
+
+
+def against(method: str, rival: str, networks: Sequence[str] | None = None) -> str:
+    """Compare a method with a rival in every group of shifts, at the price of all tables here."""
+    rows = select(COMPARED, method=method, rival=rival, price=PRICE)
+    by_score = {(r["network"], r["group"], r["score"]): r for r in rows}
+    lines = []
+    for network, group in dict.fromkeys((r["network"], r["group"]) for r in rows):
+        if networks is not None and network not in networks:
+            continue
+        cells = []
+        for score in ("ece", "nll"):
+            own = by_score.get((network, group, score))
+            cells += ["", ""] if own is None else [difference(own), counts(own)]
+        lines.append([place(network, group), *cells])
+    return markdown(["shift", "ECE", "won : lost", "NLL", "won : lost"], lines)
+
+
+def intervals() -> str:
+    """The default of `calibrate` against the temperature of equal price, at every shift."""
+    return against(WEIGHED, EQUAL)
+
+
+def confirmation() -> str:
+    """With typicality against without, on data that had no part in finding the rule."""
+    return against(WEIGHED, ACNML, ("letters", "clinc150", "tables"))
+
+
+def gains_by_method() -> str:
+    """All main methods at the strongest shifts: ECE / NLL."""
+    places = [(network, shifts_by_strength(network)[0]) for network in networks()]
+    places.append(("tables", "shifted rows"))
+    shown = ("network", TEMPERATURE, EQUAL, DENSITY, GLM, BMA, ACNML, WEIGHED, LEVERAGE)
+    lines = [[method, *(pair(*p, method) for p in places)] for method in shown]
+    return markdown(["ECE / NLL", *(place(*p) for p in places)], lines)
+
+
+def averages() -> str:
+    """Averages over networks, masks or weights, on rotated digits: the first seed."""
+    own = {"network": "mnist", "group": "rotated by 45° or more", "price": PRICE, "seed": 0}
+    shown = (EQUAL, DENSITY, WEIGHED, BMA, DROPOUT, ENSEMBLE, ENSEMBLE_ACNML, ENSEMBLE_WEIGHED)
+    lines = [
+        [method, *(f"{mean(rows, score):.3f}" for score in ("ece", "nll", "brier", "aurc"))]
+        for method in shown
+        for rows in [select(EVIDENCE, method=method, **own)]
+    ]
+    return markdown(["digits rotated by 45° or more", "ECE", "NLL", "Brier", "AURC"], lines)
+
+
+def unknown() -> str:
+    """Detection of inputs of no known class: AUROC / AUPR / FPR95, and ECE with them."""
+    groups = dict.fromkeys((r["network"], r["group"]) for r in read(EVIDENCE) if not r["nll"])
+    shown = [(m, "confidence") for m in (TEMPERATURE, EQUAL, DENSITY, WEIGHED, ENSEMBLE)]
+    shown += [(ACNML, "regret"), (WEIGHED, "regret"), (TEMPERATURE, "typicality")]
+    lines = []
+    for network, group in groups:
+        for method, by in shown:
+            if not has(network, group, method):
+                continue
+            rows = scores(network, group, method)
+            cells = [f"{mean(rows, f'{m}_{by}'):.3f}" for m in ("auroc", "aupr", "fpr95")]
+            name, ece = f"{method}, by {by}", f"{mean(rows, 'ece'):.3f}"
+            if by == "typicality":
+                name, ece = "s(x) alone", ""
+            lines.append([place(network, group), name, *cells, ece])
+    return markdown(["inputs", "method", "AUROC", "AUPR", "FPR95", "ECE with them"], lines, left=2)
+
+
+def typicality_cases() -> str:
+    """In how many cases a method has the lower mean."""
+    lines = []
+    pairs = [(WEIGHED, ACNML), (WEIGHED, "temperature of equal price"), (WEIGHED, DENSITY)]
+    pairs += [("ACNML · s²", DENSITY), (LEVERAGE, DENSITY), ("both", DENSITY)]
+    for networks in dict.fromkeys(row["networks"] for row in read(CASES)):
+        for method, rival in pairs:
+            own = select(CASES, networks=networks, method=method, rival=rival)
+            cells = {row["score"]: f"{row['lower']} of {row['cases']}" for row in own}
+            data = "fresh" if networks == "fresh" else "found"
+            lines.append([data, method, rival, *(cells.get(s, "") for s in ("ece", "nll"))])
+    return markdown(["data", "method", "rival", "lower ECE", "lower NLL"], lines, left=3)
 
 
 def by_table(classifier: str, method: str, score: str) -> dict[str, float]:
@@ -360,6 +477,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "gain": gain,
     "evidence": evidence,
     "typicality": typicality,
+    "typicality-cases": typicality_cases,
+    "intervals": intervals,
+    "confirmation": confirmation,
+    "methods": gains_by_method,
+    "averages": averages,
+    "unknown": unknown,
     "tabular": tabular,
     "conformal": conformal,
     "text": text,
