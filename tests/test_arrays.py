@@ -23,9 +23,13 @@ def predictors() -> list[acnml.Predictor]:
     classifier, posterior = Classifier(model), diagonal(model)
     plain, data = Map(classifier), (MLP.x(40), torch.arange(40) % 3)
     density = acnml.fit_typicality(classifier, data, data)
+    explaining = Acnml(classifier, posterior)
     return [
         plain,
-        Acnml(classifier, posterior),
+        explaining,
+        acnml.IfComp(classifier, posterior),
+        acnml.Modes((explaining, explaining)),
+        acnml.fit_pnml(classifier, data),
         acnml.Bma(classifier, posterior, 2),
         acnml.Glm(classifier, posterior),
         acnml.McDropout(Classifier(dropping(MLP, 0.5)), 2),
