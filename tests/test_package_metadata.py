@@ -88,6 +88,7 @@ def test_the_ways_to_write_a_link(tmp_path, monkeypatch):
 def test_the_project_has_its_urls(metadata):
     urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
     assert set(urls) == {"Homepage", "Source", "Documentation", "Changelog", "Issues"}
+    assert urls.pop("Documentation") == "https://acnml.github.io/acnml/"
     assert all(url.startswith("https://github.com/acnml/acnml") for url in urls.values())
 
 
