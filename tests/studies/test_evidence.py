@@ -40,6 +40,7 @@ from studies.evidence.report import write_pages
 from studies.evidence.settings import NETWORKS, PRESETS, EvidenceStudy
 from studies.evidence.study import Evidence, collect
 from studies.evidence.subjects import Subject, with_unknown
+from studies.evidence.views import BLOCK
 from studies.store import Reporter, Store
 
 PRICE = 0.02
@@ -249,7 +250,9 @@ def test_all_weights_are_solved_for(finished):
     posterior = curvature.posterior(1e-4 * len(own.train.labels))
     solver = acnml.Acnml(predictor.classifier, posterior, alpha=row.knob, on_unsolved="ignore")
     data = own.load("2")
-    assert row.nll == pytest.approx(metrics.nll(solver(data.inputs), data.labels), abs=1e-4)
+    # In blocks as in the study: where an ascent ends before the optimum, rounding is amplified.
+    log_probs = torch.cat([solver.solve(x).log_probs for x in data.inputs.split(BLOCK)])
+    assert row.nll == pytest.approx(metrics.nll(log_probs, data.labels), abs=1e-4)
     assert not select(evidence.rows, method=WHOLE, seed=1)
 
 

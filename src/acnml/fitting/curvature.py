@@ -211,13 +211,13 @@ class KroneckerCurvature(Curvature):
 
     def __post_init__(self) -> None:
         checks.require_mean(self.mean)
+        names = [name for factors in self.factors for name in factors.layer.names]
+        checks.require_same_names(names, self.mean, "the factors", "mean")
         if self.data is not None and len(self.positions) != len(self.factors):
             raise ValueError(
                 f"there are {len(self.positions)} numbers of positions for {len(self.factors)} "
                 "layers: give one for every layer"
             )
-        names = [name for factors in self.factors for name in factors.layer.names]
-        checks.require_same_names(names, self.mean, "the factors", "mean")
         for layer, inputs, gradients in self.factors:
             *groups, out_size, in_size = layer.join(self.mean, self.mean).shape
             expected = (*groups, in_size, in_size), (*groups, out_size, out_size)
