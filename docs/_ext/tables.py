@@ -234,7 +234,12 @@ def gains_by_method() -> str:
 
 def averages() -> str:
     """Averages over networks, masks or weights, on rotated digits: the first seed."""
-    own = {"network": "mnist", "group": "rotated by 45° or more", "price": PRICE, "seed": 0}
+    own: dict[str, str | float] = {
+        "network": "mnist",
+        "group": "rotated by 45° or more",
+        "price": PRICE,
+        "seed": 0,
+    }
     shown = (EQUAL, DENSITY, WEIGHED, BMA, DROPOUT, ENSEMBLE, ENSEMBLE_ACNML, ENSEMBLE_WEIGHED)
     lines = [
         [method, *(f"{mean(rows, score):.3f}" for score in ("ece", "nll", "brier", "aurc"))]
