@@ -230,6 +230,15 @@ function unnamedControls() {
   return [...controls].filter((control) => !named(control)).map((control) => control.outerHTML);
 }
 
+/** The box of an element; a picture that is drawn again has none for a moment. */
+async function boxOf(locator) {
+  for (;;) {
+    await locator.waitFor();
+    const box = await locator.boundingBox();
+    if (box) return box;
+  }
+}
+
 async function touch() {
   const page = await open({ viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true });
   await page.locator("#clear").tap();
@@ -246,10 +255,11 @@ async function touch() {
   const widths = await page.evaluate(() => [document.documentElement.scrollWidth, window.innerWidth]);
   const scrolled = await page.evaluate(() => window.scrollY);
   seen.touch = { blank, drawn, widths, scrolled };
-  await page.locator("#tab-plane").tap();
+  // Not a tap: so soon after a stroke, Chromium may take it for a part of the last gesture.
+  await page.locator("#tab-plane").click();
   await settled(page, "plane");
   const before = await planeState(page);
-  const plane = await page.locator("#panels svg").first().boundingBox();
+  const plane = await boxOf(page.locator("#panels svg").first());
   const spot = ({ x, y }) => ({
     x: plane.x + (plane.width * (x + 6)) / 12,
     y: plane.y + (plane.height * (6 - y)) / 12,
