@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,8 @@ def test_two_processes_of_torchrun_agree_with_one():
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert run.returncode == 0, run.stderr
-    assert sorted(run.stdout.split("\n"))[-2:] == ["process 0 agrees", "process 1 agrees"]
+    # Not by lines: both processes write to one pipe, and their line breaks may come late.
+    assert {"0", "1"} == set(re.findall(r"process (\d) agrees", run.stdout))
 
 
 def test_without_processes_it_says_what_to_do():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar, final, get_args, get_type_hints
@@ -40,9 +41,29 @@ FALLBACK_POLISH = 50
 FALLBACK_STEPS, FALLBACK_STEP_SIZE = 100, 0.1
 
 
+class NmlPredictor(Predictor):
+    """p(y|x) ∝ p_θ̂_y(y|x): how well every label can be explained, normalised over the labels."""
+
+    @abstractmethod
+    def log_lik(self, x: Inputs) -> Tensor:
+        """Return log p_θ̂_y(y|x) before it is normalised (B, K): how well each y is explained."""
+
+    @final
+    @arrays_for_arrays
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return the normalised log-probabilities (B, K)."""
+        return torch.log_softmax(self.log_lik(x), dim=-1)
+
+    @final
+    @arrays_for_arrays
+    def regret(self, x: Inputs) -> Tensor:
+        """Return log C(x) = log Σ_y p_θ̂_y(y|x) (B,): higher is more out of distribution."""
+        return torch.logsumexp(self.log_lik(x), dim=-1)
+
+
 @final
 @dataclass(frozen=True, eq=False)
-class Acnml(Predictor):
+class Acnml(NmlPredictor):
     """p(y|x) ∝ p_θ̂_y(y|x) with θ̂_y = argmax_θ α log p_θ(y|x) + log q(θ) (Zhou & Levine 2021).
 
     Args:
@@ -105,16 +126,6 @@ class Acnml(Predictor):
             self, "solver", self.solver or default_solver(self.classifier, self.posterior)
         )
         object.__setattr__(self, "_scaled", self.posterior.scaled(self.alpha))
-
-    @arrays_for_arrays
-    def __call__(self, x: Inputs) -> Tensor:
-        """Return the normalised log-probabilities (B, K)."""
-        return torch.log_softmax(self.log_lik(x), dim=-1)
-
-    @arrays_for_arrays
-    def regret(self, x: Inputs) -> Tensor:
-        """Return log C(x) (B,): higher is more out of distribution."""
-        return torch.logsumexp(self.log_lik(x), dim=-1)
 
     @property
     def last_layer(self) -> Site | None:

@@ -16,8 +16,7 @@ from acnml.classifier import Classifier, require_classifier
 from acnml.fitting import Fisher, MonteCarloFisher, ekfac_curvature
 from acnml.fitting.batches import checked_labels, require_classes
 from acnml.posteriors import Posterior
-from acnml.predictors.acnml import Acnml
-from acnml.predictors.base import Predictor
+from acnml.predictors.acnml import Acnml, NmlPredictor
 from acnml.solvers import Influence
 from acnml.solvers.influence import SelfInfluence, self_influence
 
@@ -27,7 +26,7 @@ RELATIVE_DAMPING = 1e-2
 
 @final
 @dataclass(frozen=True, eq=False)
-class IfComp(Predictor):
+class IfComp(NmlPredictor):
     """p(y|x) = softmax((z + c n) / T), with the self-influence n_y of every label.
 
         n_y = gᵀ (F + λI)⁻¹ g,    g = ∇_θ log softmax(z / T)_y
@@ -71,19 +70,12 @@ class IfComp(Predictor):
         return self._acnml
 
     @arrays_for_arrays
-    def __call__(self, x: Inputs) -> Tensor:
-        """Return the normalised log-probabilities (B, K)."""
-        return self._acnml(x)
-
-    @arrays_for_arrays
     def log_lik(self, x: Inputs) -> Tensor:
-        """Return log softmax(z / T)_y + (c / T) n_y before it is normalised (B, K)."""
-        return self._acnml.log_lik(x)
+        """Return log softmax(z / T)_y + (c / T) n_y before it is normalised (B, K).
 
-    @arrays_for_arrays
-    def regret(self, x: Inputs) -> Tensor:
-        """Return log C(x) = log Σ_y p_y exp((c / T) n_y) (B,), which can exceed log K."""
-        return self._acnml.regret(x)
+        It can exceed 0, and so the regret can exceed log K.
+        """
+        return self._acnml.log_lik(x)
 
     @arrays_for_arrays
     def influence(self, x: Inputs) -> Tensor:

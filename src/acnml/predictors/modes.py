@@ -5,29 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, final, runtime_checkable
+from typing import final
 
 import torch
 from torch import Tensor
 
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
-from acnml.predictors.acnml import Acnml
+from acnml.predictors.acnml import Acnml, NmlPredictor
 from acnml.predictors.base import Predictor, require_predictor
-
-
-@runtime_checkable
-class Explaining(Protocol):
-    """A predictor that says how well every label can be explained."""
-
-    def log_lik(self, x: Inputs) -> Tensor:
-        """Return log p_θ̂_y(y|x) before it is normalised (B, K)."""
-        ...
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Modes(Predictor):
+class Modes(NmlPredictor):
     """p(y|x) ∝ max_m w_m p_θ̂_m,y(y|x), the best explanation of each label by any of n networks.
 
     The posterior is a mixture of Gaussians around independently trained networks, the modes. Each
@@ -68,7 +59,7 @@ class Modes(Predictor):
             raise ValueError("Modes needs at least one predictor, got none")
         for member in self.predictors:
             require_predictor(member)
-            if not isinstance(member, Explaining):
+            if not isinstance(member, NmlPredictor):
                 kind = type(member).__name__
                 raise TypeError(f"members of Modes need log_lik, as Acnml has it; {kind} has none")
         if self.log_weights is not None:
@@ -82,18 +73,8 @@ class Modes(Predictor):
             object.__setattr__(self, "log_weights", weights)
 
     @arrays_for_arrays
-    def __call__(self, x: Inputs) -> Tensor:
-        """Return the normalised log-probabilities (B, K), on the first member's device."""
-        return torch.log_softmax(self.log_lik(x), dim=-1)
-
-    @arrays_for_arrays
-    def regret(self, x: Inputs) -> Tensor:
-        """Return log C(x) (B,), from 0 to log K: higher is more out of distribution."""
-        return torch.logsumexp(self.log_lik(x), dim=-1)
-
-    @arrays_for_arrays
     def log_lik(self, x: Inputs) -> Tensor:
-        """Return max_m log w_m + log p_θ̂_m,y(y|x) (B, K)."""
+        """Return max_m log w_m + log p_θ̂_m,y(y|x) (B, K), on the first member's device."""
         return self.combined(self._members(x))
 
     @arrays_for_arrays
@@ -115,7 +96,7 @@ class Modes(Predictor):
         return replace(self, predictors=tuple(members))
 
     def _members(self, x: Inputs) -> list[Tensor]:
-        log_liks = [one.log_lik(x) for one in self.predictors if isinstance(one, Explaining)]
+        log_liks = [one.log_lik(x) for one in self.predictors if isinstance(one, NmlPredictor)]
         classes = [tensor.shape[-1] for tensor in log_liks]
         if len(set(classes)) > 1:
             raise ValueError(f"members must have the same number of classes, got {classes}")

@@ -15,11 +15,11 @@ from acnml._util.params import count
 from acnml._util.selection import Parameters, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fitting.refitting import Refit, Refitted, refit_each
-from acnml.predictors.base import Predictor
+from acnml.predictors.acnml import NmlPredictor
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Refitting(Predictor):
+class _Refitting(NmlPredictor):
     """Base class of both predictors, which differ only in the likelihood that they select."""
 
     classifier: Classifier
@@ -32,16 +32,6 @@ class _Refitting(Predictor):
         require_classifier(self.classifier)
         names = tuple(parameter_names(self.classifier.model, self.parameters))
         object.__setattr__(self, "parameters", names)
-
-    @arrays_for_arrays
-    def __call__(self, x: Inputs) -> Tensor:
-        """Return the normalised log-probabilities (B, K)."""
-        return torch.log_softmax(self.log_lik(x), dim=-1)
-
-    @arrays_for_arrays
-    def regret(self, x: Inputs) -> Tensor:
-        """Return log C(x) (B,); higher values mean "more out of distribution"."""
-        return torch.logsumexp(self.log_lik(x), dim=-1)
 
     @arrays_for_arrays
     def log_lik(self, x: Inputs) -> Tensor:

@@ -16,7 +16,7 @@ from acnml._util.selection import Parameters, last_linear, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fitting.batches import over_batches
 from acnml.head.features import Features, features, only_linear
-from acnml.predictors.base import Predictor
+from acnml.predictors.acnml import NmlPredictor
 
 # The default ridge as a share of the mean squared feature, summed over the data.
 RELATIVE_RIDGE = 1e-6
@@ -24,7 +24,7 @@ RELATIVE_RIDGE = 1e-6
 
 @final
 @dataclass(frozen=True, eq=False)
-class Pnml(Predictor):
+class Pnml(NmlPredictor):
     """p(y|x) ∝ p_y / (p_y + p_y^h (1 - p_y)), with h = l / (1 + l) and the leverage l of the input.
 
     The leverage is l(x) = c · aᵀ(XᵀX + λI)⁻¹a for the input a of the last layer and the matrix X of
@@ -73,16 +73,6 @@ class Pnml(Predictor):
             )
         own = self.input_cov.to(self.classifier.device).double().contiguous()
         object.__setattr__(self, "input_cov", own)
-
-    @arrays_for_arrays
-    def __call__(self, x: Inputs) -> Tensor:
-        """Return the normalised log-probabilities (B, K)."""
-        return torch.log_softmax(self.log_lik(x), dim=-1)
-
-    @arrays_for_arrays
-    def regret(self, x: Inputs) -> Tensor:
-        """Return log C(x) (B,): higher is more out of distribution."""
-        return torch.logsumexp(self.log_lik(x), dim=-1)
 
     @arrays_for_arrays
     @torch.inference_mode(False)
