@@ -1,7 +1,7 @@
 """The corruptions of CIFAR-10-C, made from clean images with the published parameters.
 
-`CORRUPTIONS` has them by name: the fifteen of the `BENCHMARK` and `gaussian_blur`, one of its four
-extra ones. `Cifar10C` gives the corrupted test set, from the official files where they are.
+`CORRUPTIONS` has them by name: the fifteen of the `BENCHMARK` and its four extra ones. `Cifar10C`
+gives the corrupted test set, from the official files where they are.
 """
 
 from studies.corruptions.base import SEVERITIES, Corruption

@@ -17,6 +17,10 @@ largest value within a price over T, or the value of least NLL.
 - `LEVERAGE`: predictive NML of a linear head under squared loss (Bibas, Feder & Hassner 2021). It
   has a closed form, p_y / (p_y + p_y^h (1 - p_y)) with h = l / (1 + l) and the leverage l. For an
   unlikely label it is p_y^(1/(1+l)): a temperature 1 + l. Here l = knob · s(x)².
+- `IF_COMP`: log p_y + knob · (e_y - p)ᵀV(e_y - p), the first-order estimate for the tempered last
+  layer (Ng, Grosse & Ghassemi 2024 take all weights). A large knob is not cautious.
+- `PNML`: the same closed form as `LEVERAGE` with l = knob · aᵀ(XᵀX)⁻¹a, the leverage of the last
+  layer's input a, as in the paper of Bibas et al.
 - `DROPOUT`: the mean over dropout masks of a network that was trained with dropout, at the
   temperature T_d (1 + knob), where T_d is its best one.
 - `ENSEMBLE`: the mean of several networks, at such a temperature. `ENSEMBLE_ACNML` and
@@ -41,6 +45,7 @@ from acnml.head.solve import Precision, solve_head
 from acnml.predictors.density_tempered import density_tempered
 from acnml.predictors.ensemble import log_mean
 from acnml.predictors.pnml import genie_log_probs
+from acnml.solvers.influence import influence_of
 from acnml.tuning.density import slope_of_least_nll
 from studies.evidence.views import View
 
@@ -49,6 +54,7 @@ DENSITY, NEIGHBOURS = "density temperature", "density temperature, k-NN"
 GLM, BMA, ACNML, UNIT_PRIOR = "GLM-Laplace", "BMA", "ACNML", "ACNML, prior precision 1"
 WEIGHED, SQUARED, EXTENDED = "ACNML · s", "ACNML · s²", "ACNML, extended head"
 BOTH, LEVERAGE = "both", "leverage NML"
+IF_COMP, PNML = "IF-COMP, last layer", "pNML"
 DROPOUT, ENSEMBLE = "MC dropout", "ensemble"
 ENSEMBLE_ACNML, ENSEMBLE_WEIGHED = "ensemble of ACNML", "ensemble of ACNML · s"
 WHOLE = "ACNML, all weights"
@@ -56,7 +62,7 @@ WHOLE = "ACNML, all weights"
 # Methods that need no more than one network.
 POST_HOC: tuple[str, ...] = (
     *(PLAIN, TEMPERATURE, EQUAL, DENSITY, NEIGHBOURS, GLM, BMA),
-    *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE),
+    *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE, IF_COMP, PNML),
 )
 SEVERAL = (ENSEMBLE, ENSEMBLE_ACNML, ENSEMBLE_WEIGHED)
 METHODS: tuple[str, ...] = (*POST_HOC, DROPOUT, *SEVERAL, WHOLE)
@@ -67,7 +73,7 @@ MANY_CLASSES = tuple(
     method for method in POST_HOC if method not in (BMA, UNIT_PRIOR, SQUARED, EXTENDED, BOTH)
 )
 WITH_REGRET = (
-    *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE),
+    *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE, IF_COMP, PNML),
     *(ENSEMBLE_ACNML, ENSEMBLE_WEIGHED, WHOLE),
 )
 OWN_CHOICE = 0.0  # stands for a price where the knob of least NLL is taken
@@ -171,6 +177,8 @@ FAMILIES: Mapping[str, Family] = {
     SQUARED: lambda v, knob: solved(v.logits, v.kernel.scaled(knob * v.score**2)),
     EXTENDED: lambda v, knob: solved(v.logits, v.extended.scaled(knob)),
     LEVERAGE: lambda v, knob: genie_log_probs(v.logits, knob * v.score**2),
+    IF_COMP: lambda v, knob: torch.stack(influence_of(v.logits, v.kernel.scaled(knob))).sum(0),
+    PNML: lambda v, knob: genie_log_probs(v.logits, knob * v.leverage),
     DROPOUT: lambda v, knob: warmer(v.dropout, knob),
     ENSEMBLE: lambda v, knob: warmer(v.ensemble, knob),
     ENSEMBLE_ACNML: mean_of_members(acnml),

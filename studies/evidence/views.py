@@ -19,7 +19,9 @@ from acnml import (
     Classifier,
     KroneckerCurvature,
     McDropout,
+    Pnml,
     Posterior,
+    fit_pnml,
     kronecker_curvature,
     last_linear,
 )
@@ -52,6 +54,7 @@ class View:
         extended: the same of a head that is extended by the features of s.
         score: s (N,).
         neighbours: s by nearest neighbours (N,).
+        leverage: of the last layer's input, for pNML (N,).
         labels: (N,).
         samples: of Bayesian model averages.
         members: the views of all networks of an ensemble.
@@ -66,6 +69,7 @@ class View:
     extended: SpectralKernel
     score: Tensor
     neighbours: Tensor
+    leverage: Tensor
     labels: Tensor
     samples: int
     members: tuple[View, ...] = ()
@@ -84,6 +88,7 @@ class Fitted:
     curvature: KroneckerCurvature
     typicality: Typicality
     neighbours: NearestNeighbours
+    pnml: Pnml
     count: int  # training data
     samples: int
 
@@ -104,8 +109,16 @@ class Fitted:
         typicality = Typicality.of_moments(classifier, reader, moments, known)
         kept = reader.read(train.taps)
         neighbours = neighbours_of(classifier, reader, moments, kept, known, study.neighbours)
-        count = len(train.labels)
-        return Fitted(layer, temperature, curvature, typicality, neighbours, count, study.samples)
+        return Fitted(
+            layer=layer,
+            temperature=temperature,
+            curvature=curvature,
+            typicality=typicality,
+            neighbours=neighbours,
+            pnml=fit_pnml(Classifier(layer), [train.inputs], progress=False),
+            count=len(train.labels),
+            samples=study.samples,
+        )
 
     @cached_property
     def posteriors(self) -> tuple[Posterior, Posterior]:
@@ -130,6 +143,7 @@ class Fitted:
             extended=self._extended(kernel, score).scaled(square),
             score=score,
             neighbours=self.neighbours.score(read).double(),
+            leverage=self.pnml.leverage(data.inputs).double(),
             labels=data.labels,
             samples=self.samples,
         )

@@ -29,10 +29,12 @@ from studies.evidence.methods import (
     ENSEMBLE,
     ENSEMBLE_WEIGHED,
     EQUAL,
+    IF_COMP,
     METHODS,
     NEIGHBOURS,
     OWN_CHOICE,
     PLAIN,
+    PNML,
     WEIGHED,
     WHOLE,
 )
@@ -121,6 +123,28 @@ def test_numbers_are_those_of_the_library_on_the_network_itself(finished):
             data = own.load(shift)
             expected = metrics.summary(predictor(data.inputs).double(), data.labels)
             (row,) = select(evidence.rows, shift=shift, price=PRICE, method=method, seed=0)
+            found = {name: getattr(row, name) for name in expected}
+            assert found == pytest.approx(expected, abs=5e-4), method
+
+
+def test_the_family_of_nml_is_that_of_the_library(finished):
+    """IF-COMP and pNML on the tempered last layer, at the study's knobs."""
+    evidence, _, _ = finished
+    own = subject()
+    calibrated = acnml.calibrate(
+        own.build(), [own.train], [own.held_out], price=PRICE, typicality=False
+    )
+    classifier, posterior = calibrated.predictor.classifier, calibrated.predictor.posterior
+    if_comp = acnml.IfComp(classifier, posterior)
+    pnml = acnml.fit_pnml(classifier, [own.train], progress=False)
+    for shift in ("clean", "2", "4"):
+        data = own.load(shift)
+        for method, of_knob in {
+            IF_COMP: lambda knob: replace(if_comp, c=knob * classifier.temperature),
+            PNML: lambda knob: replace(pnml, c=knob),
+        }.items():
+            (row,) = select(evidence.rows, shift=shift, price=PRICE, method=method, seed=0)
+            expected = metrics.summary(of_knob(row.knob)(data.inputs).double(), data.labels)
             found = {name: getattr(row, name) for name in expected}
             assert found == pytest.approx(expected, abs=5e-4), method
 

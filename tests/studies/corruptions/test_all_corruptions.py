@@ -18,18 +18,21 @@ from .pictures import PICTURES
 NAMES = tuple(CORRUPTIONS)
 RANDOM = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "motion_blur"),
-    *("snow", "frost", "fog", "elastic_transform"),
+    *("snow", "frost", "fog", "elastic_transform", "speckle_noise", "spatter"),
 )
 # The published parameters of the others do not move an image further away at every step: glass
 # blurs before it shuffles, motion's third and fourth blur differ in a radius that their Gaussian
-# does not reach, more frost comes with a darker image, and what bends more is turned less.
-GROWING = tuple(sorted(set(NAMES) - {"glass_blur", "motion_blur", "frost", "elastic_transform"}))
+# does not reach, more frost comes with a darker image, and what bends more is turned less. Spatter
+# is water first and then mud, and saturation falls first and then rises.
+NOT_GROWING = {"glass_blur", "motion_blur", "frost", "elastic_transform", "spatter", "saturate"}
+GROWING = tuple(sorted(set(NAMES) - NOT_GROWING))
 each_name = pytest.mark.parametrize("name", NAMES)
 
 
 def test_the_benchmark_has_fifteen_corruptions():
     assert len(BENCHMARK) == 15
-    assert {*BENCHMARK, "gaussian_blur"} == set(CORRUPTIONS)
+    extra = {"speckle_noise", "gaussian_blur", "spatter", "saturate"}
+    assert {*BENCHMARK, *extra} == set(CORRUPTIONS)
     assert all(corruption.name == name for name, corruption in CORRUPTIONS.items())
 
 
