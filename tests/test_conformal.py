@@ -40,6 +40,16 @@ class TestScores:
         above = p.unsqueeze(1) >= p.unsqueeze(2)  # (n, y, k): k is at least as probable as y
         torch.testing.assert_close(SetScore.APS(log_probs), (above * p.unsqueeze(1)).sum(2))
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_aps_of_the_least_probable_label_is_exactly_one(self, dtype):
+        """So that all labels are in a set whose threshold is such a score."""
+        log_probs, labels = drawn(500, 0, classes=2)
+        scores = SetScore.APS(log_probs.to(dtype))
+        assert (scores.amax(1) == 1).all()
+        surprised = labels == log_probs.argmin(1)
+        fitted = conformal.fit(log_probs[surprised].to(dtype), labels[surprised], 0.9, SetScore.APS)
+        assert fitted.sets(log_probs.to(dtype)).all()
+
 
 @pytest.mark.parametrize("score", SetScore)
 @pytest.mark.parametrize(("n", "coverage"), [(9, 0.9), (19, 0.5), (50, 0.8), (33, 0.93)])
@@ -63,7 +73,7 @@ def test_coverage_over_exchangeable_data(score, coverage):
         found.append(conformal.coverage_of(fitted.sets(log_probs[n:]), labels[n:]))
     mean, error = np.mean(found), 4 * np.std(found) / math.sqrt(repeats)
     assert coverage - error <= mean
-    # Scores of LAC have no ties. Those of APS tie at a total of 1 only, by rounding.
+    # Scores of LAC have no ties. Those of APS tie at a total of 1 only.
     assert mean <= coverage + 1 / (n + 1) + error
 
 

@@ -61,7 +61,10 @@ class SetScore(enum.Enum):
             return -log_probs
         probs = log_probs.exp()
         descending, order = probs.sort(dim=1, descending=True)
+        # The least probable label has a score of 1, not of 1 up to rounding: where a threshold is
+        # 1, rounding would decide whether it is in a set.
         total = descending.cumsum(1)
+        total = total / total[:, -1:]
         # Tied labels share the score of the last of them, so that their order does not matter.
         ends = torch.searchsorted(-descending, -descending, right=True) - 1
         return torch.empty_like(probs).scatter_(1, order, total.gather(1, ends))
