@@ -308,13 +308,11 @@ def ekfac_curvature(
     kfac = basis or kronecker_curvature(
         classifier, loader, parameters, fisher, progress, watch, distributed
     )
-    mean, bases = (
-        kfac.mean,
-        {
-            f.layer: (together.share(_basis(f.inputs)), together.share(_basis(f.gradients)))
-            for f in kfac.factors
-        },
-    )
+    bases = {
+        f.layer: (together.share(_basis(f.inputs)), together.share(_basis(f.gradients)))
+        for f in kfac.factors
+    }
+    mean = kfac.mean
     sites = find_sites(classifier.model, mean, AFFINE, OTHER_WAYS)
     sums = {site: torch.zeros_like(_matrix(site, mean), dtype=torch.float64) for site in sites}
 
