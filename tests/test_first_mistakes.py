@@ -29,7 +29,7 @@ DATA = [(X, Y)]
         lambda model, _: acnml.Glm(model, diagonal(model)),
         lambda *_: acnml.McDropout(dropping(MLP, 0.5)),
         lambda model, _: acnml.NaiveCnml(model, DATA),
-        lambda model, path: acnml.load(path, model),
+        lambda model, path: acnml.load(path, "network"),
     ],
 )
 def test_a_model_must_be_wrapped(use, tmp_path):
@@ -118,6 +118,18 @@ def test_parameters_of_another_model_are_refused():
     other = MLP.model()[2].weight
     with pytest.raises(ValueError, match="no parameters of the given Parameter: pass a part of"):
         acnml.fit_kfac_laplace(Classifier(MLP.model()), DATA, parameters=[other])
+
+
+def test_a_dataset_is_not_a_loader():
+    data = torch.utils.data.TensorDataset(X, Y)
+    with pytest.raises(TypeError, match=r"TensorDataset yields single examples: pass DataLoader\("):
+        acnml.fit_kfac_laplace(Classifier(MLP.model()), data)
+
+
+def test_one_hot_labels_are_explained():
+    one_hot = torch.eye(3)[Y].long()
+    with pytest.raises(ValueError, match=r"one class index per input \(y\.argmax\(1\) of one-hot"):
+        acnml.calibrate(MLP.model(), DATA, (X, one_hot))
 
 
 def test_a_loader_that_yields_more_than_pairs_is_explained():

@@ -83,7 +83,7 @@ def test_predictor_needs_the_classifier(stored, tmp_path):
     classifier = Classifier(MODELS[1].model())
     path = tmp_path / "map.safetensors"
     acnml.save(Map(classifier), path)
-    with pytest.raises(StorageError, match=r"holds a Map, .*: use load\(path, classifier\)"):
+    with pytest.raises(StorageError, match=r"holds a Map, .*: use load\(path, model\)"):
         acnml.load(path)
     with pytest.raises(StorageError, match=r"holds a Diagonal, not a predictor: use load\(path\)"):
         acnml.load(stored, classifier)

@@ -275,3 +275,9 @@ def test_the_error_for_an_attribute_that_changes_says_what_to_do(tmp_path):
         acnml.load(tmp_path / "a", Classifier(model))
     model.calls = 0
     acnml.load(tmp_path / "a", Classifier(model))
+
+
+def test_the_model_itself_stands_for_its_classifier(path):
+    model = network()
+    x = normal(5, 4).float()
+    assert torch.equal(acnml.load(path, model)(x), acnml.load(path, Classifier(model))(x))

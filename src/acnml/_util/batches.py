@@ -17,11 +17,16 @@ from typing import Any, TypeAlias, TypeVar, cast, final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]
 
 # Where a mapping has its labels.
 LABELS = ("labels", "label")
+NO_LABELS = (
+    "there are no labels: yield (x, y) with one class index per input (y.argmax(1) of one-hot "
+    "labels), or a mapping with 'labels'"
+)
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Default number of inputs per forward pass. It is large enough for fast matrix products and small
@@ -175,6 +180,9 @@ def as_loader(data: Any) -> Iterable[Any]:
     """
     if isinstance(data, (Tensor, np.ndarray)):
         return WholeData(_as_inputs(data), None)
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        kind = type(data).__name__
+        raise TypeError(f"{kind} yields single examples: pass DataLoader(dataset, batch_size=256)")
     if not isinstance(data, tuple) or len(data) != 2:
         return cast(Iterable[Any], data)
     x, labels = data

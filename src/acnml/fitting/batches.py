@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import checks
-from acnml._util.batches import Inputs, as_loader, require_plain, size, split_labels
+from acnml._util.batches import NO_LABELS, Inputs, as_loader, require_plain, size, split_labels
 from acnml._util.progress import track
 from acnml.classifier import Classifier
 
@@ -63,7 +63,7 @@ def _require_data(data: int) -> int:
 def cross_entropy(logits: Tensor, labels: Tensor | None) -> Tensor:
     """Return the mean cross-entropy of a batch, or raise an error if it is not finite."""
     if labels is None:
-        raise ValueError("there are no labels: yield (x, y), or a mapping with 'labels'")
+        raise ValueError(NO_LABELS)
     require_classes(labels, logits)
     loss = functional.cross_entropy(logits, labels.to(logits.device))
     if not torch.isfinite(loss):

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import NO_LABELS, Inputs
 from acnml._util.memory import budget, require_memory
 from acnml._util.params import Params, map_tensors, zip_with
 from acnml._util.progress import track
@@ -221,7 +221,7 @@ class _Training:
         batches differ in size.
         """
         if y is None:
-            raise ValueError("there are no labels: yield (x, y), or a mapping with 'labels'")
+            raise ValueError(NO_LABELS)
         data = sum(self.batch_sizes)
         share = batches.size(x) * len(self.batch_sizes) / data
 

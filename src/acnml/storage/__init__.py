@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
+
+from torch import nn
 
 from acnml._util.params import Params
 from acnml.classifier import Classifier, require_classifier
@@ -35,6 +37,8 @@ from acnml.storage.tree import (
     identity,
 )
 from acnml.typicality import Density
+
+Network: TypeAlias = Classifier | nn.Module
 
 __all__ = ["CHECKSUM", "FORMAT_VERSION", "HEADER", "KINDS", "StorageError", "load", "save"]
 
@@ -77,17 +81,17 @@ def load(path: str | os.PathLike[str]) -> Any: ...
 @overload
 def load(
     path: str | os.PathLike[str],
-    classifier: Classifier | Sequence[Classifier],
+    classifier: Network | Sequence[Network],
     *,
     weights: Weights = ...,
 ) -> Predictor: ...
 def load(
     path: str | os.PathLike[str],
-    classifier: Classifier | Sequence[Classifier] | None = None,
+    classifier: Network | Sequence[Network] | None = None,
     *,
     weights: Weights = "exact",
 ) -> Any:
-    """Load a value stored by `save`; to load a predictor, also pass its classifier.
+    """Load a value stored by `save`; to load a predictor, also pass its network.
 
     A damaged file raises a `StorageError`, and so does a network that differs from the one that the
     predictor was stored with: in its modules, their settings or its weights, except for weights
@@ -95,8 +99,9 @@ def load(
 
     Args:
         path: of the file.
-        classifier: the network of a stored predictor. If it has several, as an `Ensemble` or
-            `Modes` may, a list of them in the order in which they first occur in it.
+        classifier: the network of a stored predictor, as a `Classifier` or as the model itself. If
+            it has several, as an `Ensemble` or `Modes` may, a list of them in the order in which
+            they first occur in it.
         weights: "exact" requires the same weights in the same precision, on any device. "rounded"
             also accepts copies of the network in another precision, such as half precision.
 
@@ -120,7 +125,7 @@ def load(
     kind = str(stored.value.get("kind"))
     is_standalone = issubclass(KINDS.get(kind, object), STANDALONE)
     if not given and not is_standalone:
-        raise StorageError(f"{path} holds a {kind}, a predictor: use load(path, classifier)")
+        raise StorageError(f"{path} holds a {kind}, a predictor: use load(path, model)")
     if given and is_standalone:
         raise StorageError(f"{path} holds a {kind}, not a predictor: use load(path)")
     try:
@@ -133,16 +138,17 @@ def load(
     return value
 
 
-def _given(classifier: Classifier | Sequence[Classifier] | None) -> tuple[Classifier, ...]:
-    """Return the classifiers that were passed, checked."""
+def _given(classifier: Network | Sequence[Network] | None) -> tuple[Classifier, ...]:
+    """Return the networks that were passed as classifiers, checked."""
     if classifier is None:
         return ()
     given = tuple(classifier) if isinstance(classifier, (list, tuple)) else (classifier,)
     if not given:
         raise ValueError("the list of classifiers is empty: pass one for every network")
-    for one in given:
+    wrapped = tuple(Classifier(one) if isinstance(one, nn.Module) else one for one in given)
+    for one in wrapped:
         require_classifier(one)
-    return given
+    return wrapped
 
 
 def _require_count(given: Sequence[Classifier], stored: int) -> None:

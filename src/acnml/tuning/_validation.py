@@ -10,7 +10,7 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._engine.layers import Site
-from acnml._util.batches import Inputs, as_loader, chunks, split_labels
+from acnml._util.batches import NO_LABELS, Inputs, as_loader, chunks, split_labels
 from acnml._util.progress import track
 from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features
@@ -131,7 +131,7 @@ class Validation:
 def _checked_labels(labels: Any, result: Tensor | Features | None) -> Tensor:
     """Check the labels of a batch against its predictions and return them on the CPU."""
     if labels is None:
-        raise ValueError("there are no labels: yield (x, y), or a mapping with 'labels'")
+        raise ValueError(NO_LABELS)
     if not isinstance(labels, Tensor):
         raise TypeError(f"labels must be a tensor of integers, got {type(labels).__name__}")
     if isinstance(result, Features):
