@@ -103,6 +103,33 @@ def test_hidden_states_of_a_transformer_are_pooled_over_tokens():
     torch.testing.assert_close(features[:, :6], features[:, 12:])  # the mean over tokens, twice
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_hidden_states_are_left_out():
+    """An encoder of torch runs on nested tensors where tokens are padding, by default."""
+
+    class Padded(nn.Module):
+        def __init__(self, nested):
+            super().__init__()
+            torch.manual_seed(0)
+            layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x, attention_mask):
+            return self.head(self.encoder(x, src_key_padding_mask=~attention_mask)[:, 0])
+
+    mask = torch.ones(60, 6, dtype=torch.bool)
+    mask[::2, 4:] = False
+    data = [{"x": normal(60, 6, 4), "attention_mask": mask, "labels": torch.arange(60) % 3}]
+    with torch.random.fork_rng():
+        both = [
+            calibrate(Padded(nested).double().eval(), data, list(data), price=0.5, temperature=1.0)
+            for nested in (True, False)
+        ]
+    nested, dense = ([each.alpha, *each(data[0]).flatten().tolist()] for each in both)
+    assert nested == pytest.approx(dense, abs=1e-9)
+
+
 def test_channels_of_a_one_dimensional_convolution():
     model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 5, 4))
     assert places_of(model, torch.randn(4, 2, 7))[0] == Place("1", channels=1)
@@ -417,7 +444,7 @@ def test_files(weighed, fitted, tmp_path):
         other = copy.deepcopy(nn.Sequential(own.body, nn.Tanh(), own.head))
     with pytest.raises(acnml.StorageError):
         acnml.load(tmp_path / "density.safetensors", Classifier(other))
-    with pytest.raises(acnml.StorageError, match=r"use load\(path, classifier\)"):
+    with pytest.raises(acnml.StorageError, match=r"use load\(path, model\)"):
         acnml.load(tmp_path / "density.safetensors")
 
 

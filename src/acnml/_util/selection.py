@@ -51,7 +51,10 @@ def last_linear(model: nn.Module) -> nn.Linear:
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no nn.Linear layer")
+        raise ValueError(
+            f"{type(model).__name__} has no nn.Linear layer: use a posterior over other layers, "
+            "for example acnml.Acnml(classifier, acnml.fit_kfac_laplace(classifier, loader))"
+        )
     return layers[-1]
 
 

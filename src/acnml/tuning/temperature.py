@@ -85,7 +85,8 @@ def _require_optimal_temperature(log_probs: Tensor, labels: Tensor) -> None:
     reason = why_no_temperature(log_probs, labels)
     if reason is not None:
         raise ValueError(
-            f"{reason}; use more validation data, and check that the labels belong to the inputs"
+            f"{reason}; check that the labels belong to the inputs, use more validation data, or "
+            "set the temperature yourself, e.g. to 1"
         )
 
 

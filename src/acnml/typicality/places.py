@@ -197,4 +197,6 @@ class _Search:
 
 
 def _is_feature(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2
+    """Whether a value is a tensor of features; nested ones, without a common length, are not."""
+    is_dense = isinstance(value, Tensor) and not value.is_nested
+    return is_dense and value.is_floating_point() and value.ndim >= 2
