@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import platform
-import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import acnml
 from acnml.cli._shared.drawing import to_png
 from acnml.cli._shared.files import write_file
 from benchmarks import page
-from benchmarks.head import head_rows, head_table
+from benchmarks.head import head_rows
 from benchmarks.measure import costs, gaps
 from benchmarks.scaling import against_classes, against_training_images
 from benchmarks.subjects import SUBJECTS
@@ -83,21 +83,12 @@ def environment() -> dict[str, object]:
 
 
 def write_page(results: dict[str, Any]) -> None:
-    """Insert the tables at the markers in the page, and draw its figures."""
-    path, images = ROOT / "docs" / "performance.md", ROOT / "docs" / "images"
-    tables = {
-        "costs": page.cost_table(results),
-        "gaps": page.gap_table(results),
-        "last layer": head_table(results.get("last layer", [])),
-    }
-    text = path.read_text()
-    for name, table in tables.items():
-        marked = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(marked, rf"\g<1>\n{table}\n\n\g<2>", text, flags=re.DOTALL)
-    write_file(path, text.encode())
+    """Draw the figures of the page, and write its tables and numbers."""
+    images = ROOT / "docs" / "images"
     write_file(images / "performance.png", to_png(page.overview(results)))
     write_file(images / "performance-classes.png", to_png(page.growth(results)))
     write_file(images / "performance-training.png", to_png(page.flatness(results)))
+    subprocess.run([sys.executable, ROOT / "docs" / "_ext" / "results.py"], check=True)
 
 
 def _without(rows: list[dict[str, Any]], subject: str) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ def cost_table(results: Results) -> str:
         loop, milliseconds = _loop(results, row), 1000 * row["seconds"]
         lines.append(
             f"| {key[0]} | {key[1]} | {_number(milliseconds)} | {_number(row['forwards'])} | "
-            f"{TARGETS.get(key, '')} | {'' if loop is None else f'{loop:.3g}×'} |"
+            f"{TARGETS.get(key, '')} | {'' if loop is None else f'{_number(loop)}×'} |"
         )
     return "\n".join(lines)
 

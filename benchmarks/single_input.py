@@ -1,5 +1,7 @@
 """One prediction at a time, as in the paper's Table 1: `python -m benchmarks.single_input`.
 
+Writes benchmarks/single_input.json, from which `make numbers` fills the table in docs/paper.md.
+
 Every number is the CPU time of one thread for a single input, the least of a few repeats. CPU time
 hardly changes when other programs share the machine; the least of several repeats also leaves out
 most of what they do to the caches. Networks are untrained: what a prediction costs does not depend
@@ -9,9 +11,11 @@ training images and ten labels; updating the weights comes on top.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,8 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised
+from acnml.cli._shared.files import write_file
 from studies.models import MODELS
 
+RESULTS = Path(__file__).parent / "single_input.json"
 LABELS = 10
 
 
@@ -52,8 +58,8 @@ def fastest(function: Callable[[], object], repeats: int) -> float:
     return min(times)
 
 
-def measure(model: nn.Module, subject: Subject) -> list[float | None]:
-    """Return seconds: forward pass, linearised, five exact steps, an epoch of naive CNML."""
+def measure(model: nn.Module, subject: Subject) -> dict[str, float | None]:
+    """Return the seconds of a prediction by every method."""
     classifier, x = Classifier(model), torch.rand(1, *subject.shape)
     mean = classifier.copy_parameters(list(classifier.parameters))
     posterior = Diagonal(mean, {n: torch.full_like(t, 1e-5) for n, t in mean.items()})
@@ -69,23 +75,22 @@ def measure(model: nn.Module, subject: Subject) -> list[float | None]:
 
     exact = fastest(predict(Gradient(5, 0.5)), subject.repeats) if subject.takes_steps else None
     an_image = fastest(step, subject.repeats) / subject.batch
-    return [
-        fastest(lambda: classifier.log_probs(x), FORWARD_REPEATS),
-        fastest(predict(Linearised(polish=0)), subject.repeats),
-        exact,
-        an_image * subject.training_images * LABELS,
-    ]
+    return {
+        "forward pass": fastest(lambda: classifier.log_probs(x), FORWARD_REPEATS),
+        "linearised": fastest(predict(Linearised(polish=0)), subject.repeats),
+        "five exact steps": exact,
+        "naive CNML, an epoch": an_image * subject.training_images * LABELS,
+    }
 
 
 def main() -> None:
-    """Print a table in Markdown, for the networks named as arguments or for all."""
+    """Measure the networks named as arguments, or all, and keep the saved results of the others."""
     torch.set_num_threads(1)
-    print("| network | forward pass | linearised | five exact steps | naive CNML, one epoch |")
-    print("|---|---:|---:|---:|---:|")
     for name in sys.argv[1:] or SUBJECTS:
         seconds = measure(MODELS[name].untrained(seed=0).eval(), SUBJECTS[name])
-        cells = ["–" if s is None else f"{float(f'{s:.3g}'):,.8g} s" for s in seconds]
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        print(name, seconds, flush=True)
+        saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        write_file(RESULTS, (json.dumps(saved | {name: seconds}, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

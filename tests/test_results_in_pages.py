@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import pytest
 
 import results
-from tables import TABLES, lowest_bold, markdown
+from tables import TABLES, lowest_bold
 
 TOY = "toy/results.csv"
 
@@ -23,12 +24,12 @@ def test_statistics_are_of_the_selected_rows():
     found = numbers("confidence", sample="separable", method="CNMAP")
     query = f"{TOY} confidence sample=separable method=CNMAP"
     assert len(found) == 3
-    assert results.evaluate(f"mean {query}") == pytest.approx(sum(found) / 3, rel=1e-12)
-    assert results.evaluate(f"max {query}") == max(found)
-    assert results.evaluate(f"min {query}") == min(found)
-    assert results.evaluate(f"count {query}") == 3
+    assert results.evaluate(f"mean {query}") == (pytest.approx(sum(found) / 3, rel=1e-12),)
+    assert results.evaluate(f"max {query}") == (max(found),)
+    assert results.evaluate(f"min {query}") == (min(found),)
+    assert results.evaluate(f"count {query}") == (3,)
     (one,) = numbers("confidence", sample="separable", method="CNMAP", **{"lambda": "0.1"})
-    assert results.evaluate(f"only {query} lambda=0.10") == one  # as a number
+    assert results.evaluate(f"only {query} lambda=0.10") == (one,)  # as a number
 
 
 def test_a_number_keeps_its_form():
@@ -40,6 +41,45 @@ def test_a_number_keeps_its_form():
         results.filled(f"1 %{query}, 2{query}") == f"{100 * share:.0f} %{query}, {share:.0f}{query}"
     )
     assert results.like(1234.5, "1") == "1,234"
+
+
+def test_a_query_can_have_several_numbers():
+    found = numbers("confidence", sample="separable", method="CNMAP")
+    report = "with separable classes, ... confidence {} / {} / {}, normaliser"
+    query = f'<!-- quote toy/results.md "{report}" -->'
+    filled = " / ".join(f"{value:.3f}" for value in found)
+    assert results.filled(f"x 9.000 / 9.000 / 9.000{query}") == f"x {filled}{query}"
+    listed = filled.replace(" / ", ", ")
+    assert results.filled(f"in 2021, 9.000, 9.000, 9.000{query}") == f"in 2021, {listed}{query}"
+    with pytest.raises(ValueError, match="3 numbers for '1, 2'"):
+        results.filled(f"1, 2{query}")
+
+
+def test_a_quotation_must_be_clear():
+    with pytest.raises(ValueError, match="0 different places"):
+        results.evaluate('quote toy/results.md "never said {}"')
+    with pytest.raises(ValueError, match=r"\d+ different places"):
+        results.evaluate('quote toy/results.md "confidence {}"')
+
+
+def test_scores_of_cifar_10_c_are_those_of_its_report():
+    report = "with SWAG-D has a lower ECE than SWA and SWAG-D. ... ACNML-SWAGD {} / {};"
+    expected = results.evaluate(f'quote cifar10-c/results.md "{report}"')
+    assert results.evaluate("cifar ece ACNML-SWAGD 4 5") == pytest.approx(expected, abs=5e-4)
+    report = (
+        "ACNML-KFAC has a lower ECE under strong corruption than SWA-Temp. ... for {} / {} of 15"
+    )
+    expected = results.evaluate(f'quote cifar10-c/results.md "{report}"')
+    assert results.evaluate("cifar-lower ece ACNML-KFAC SWA-Temp 4 5") == expected
+
+
+def test_scores_of_rotated_mnist_are_those_of_its_report():
+    report = "With Bayes by Backprop, ACNML has a lower ECE ... MAP {}, BMA {}, ACNML {}; below"
+    expected = results.evaluate(f'quote rotated-mnist/results.md "{report}"')
+    query = "mnist rotated-mnist 10000 ece 45+ MAP BMA linearised"
+    assert results.evaluate(query) == pytest.approx(expected, abs=5e-4)
+    lower = "mnist-lower rotated-mnist 10000 ece 45+ linearised MAP BMA"
+    assert results.evaluate(lower) == results.evaluate("angles rotated-mnist 10000 45+") == (10,)
 
 
 def test_other_comments_are_left_alone():
@@ -80,7 +120,13 @@ def test_tables_are_rectangular(name):
     assert "nan" not in " ".join(lines)
 
 
+@pytest.mark.parametrize("page", results.pages(), ids=lambda page: page.stem)
+def test_queries_do_not_break_tables(page):
+    rows = re.findall(r"^\|.*<!--.*$", page.read_text(encoding="utf-8"), flags=re.M)
+    assert [row for row in rows if "|" in "".join(re.findall(r"<!--.*?-->", row))] == []
+
+
 def test_the_lowest_is_bold_as_it_is_printed():
     assert lowest_bold([0.2, 0.1004, 0.1]) == ["0.200", "**0.100**", "**0.100**"]
     assert lowest_bold([0.1, 0.1]) == ["0.100", "0.100"]
-    assert markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+    assert results.markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"

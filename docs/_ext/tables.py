@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from results import Row, read, select
+import paper_tables
+from results import Row, markdown, read, select
 
 EVIDENCE = "evidence/metrics.csv"
 COMPARED = "evidence/comparisons.csv"
@@ -48,12 +49,6 @@ GROUPS = {
     "near OOD": "unknown classes, near",
     "far OOD": "unknown classes, far",
 }
-
-
-def markdown(head: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Return a table whose first `left` columns are text, and whose others are numbers."""
-    rule = ["---"] * left + ["---:"] * (len(head) - left)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
 
 
 def mean(rows: Iterable[Row], column: str) -> float:
@@ -496,4 +491,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "label-noise": label_noise,
     "if-comp": if_comp,
     "commands": commands,
+    **paper_tables.TABLES,
 }

@@ -1,0 +1,220 @@
+"""Tables of the pages about the paper's experiments, and of the benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from results import RESULTS, Row, markdown, read
+from values import TIMED, cifar, epoch, measured, mnist, seconds
+
+SCORES = {"ece": "ECE", "brier": "Brier score", "nll": "NLL", "accuracy": "accuracy"}
+
+
+def report_rows(file: str, *head: str) -> list[list[str]]:
+    """Return the cells of the table of a report that has these first columns."""
+    lines = iter((RESULTS / file).read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        if cells(line)[: len(head)] == list(head):
+            next(lines)  # the rule below the head
+            return [cells(row) for row in _until_empty(lines)]
+    raise ValueError(f"{file} has no table with the columns {head}")
+
+
+def cells(line: str) -> list[str]:
+    """Return the cells of a line of a Markdown table."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def _until_empty(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        if not line.strip():
+            return
+        yield line
+
+
+def cifar_ece() -> str:
+    """CIFAR-10-C: mean ECE over the corruptions by severity, and the NLL of clean images."""
+    shown = {
+        "SWA": "SWA",
+        "SWAG-D": "SWAG-D (BMA)",
+        "KFAC-Laplace": "KFAC-Laplace (BMA)",
+        "ACNML-SWAGD": "ACNML-SWAGD, the paper's α",
+        "ACNML-KFAC": "ACNML-KFAC, the paper's α",
+        "last layer": "last-layer ACNML, knob: prior precision",
+        "SWA-Temp": "SWA-Temp, the temperature of least held-out NLL",
+        "SWA-Temp, SWA's price": "*at most SWA's held-out NLL:* a temperature",
+        "last layer, SWA's price": "*at most SWA's held-out NLL:* last-layer ACNML, knob: α",
+        "SWA-Temp, near": "*0.01 nats above SWA-Temp's:* a temperature",
+        "last layer, near": "*0.01 nats above SWA-Temp's:* last-layer ACNML, knob: α, "
+        "tempered likelihood",
+    }
+    lines = []
+    for method, name in shown.items():
+        values = [*cifar("ece", method, *"12345"), *cifar("nll", method, "clean")]
+        lines.append([name, *(f"{value:.3f}" for value in values)])
+    return markdown(["", *"12345", "clean NLL"], lines)
+
+
+def table_2() -> str:
+    """The paper's Table 2, clean CIFAR-10, and ours beside it."""
+    # Theirs -> ours in the report, where the paper's method was run.
+    names = {
+        "ACNML-SWAGD": "ACNML, SWAG-D (paper’s α)",
+        "ACNML-KFAC": "ACNML, KFAC (paper’s α)",
+        "SWA": "MAP, SWA",
+        "SWAG-D": "BMA, SWAG-D",
+        "SWAG": "",
+        "KFAC-Laplace": "BMA, KFAC (least NLL)",
+        "SWA-Dropout": "",
+        "SWA-Temp": "tempered MAP, SWA (least NLL)",
+        "SGD": "MAP, SGD",
+        "SWA-Ensemble": "",
+    }
+    ours = {
+        row[0]: row[2:]
+        for row in report_rows("cifar10-c/results.md", "method", "images", "NLL", "accuracy", "ECE")
+    }
+    theirs = {(row["network"], row["method"]): row for row in read("zhou-levine-2021/table-2.csv")}
+    lines = []
+    for method, own in names.items():
+        line = [method]
+        for network in ("VGG16", "WideResNet-28-10"):
+            row = theirs.get((network, method))
+            line += (
+                ["–"] * 3 if row is None else [spread(row, c) for c in ("nll", "accuracy", "ece")]
+            )
+        lines.append([*line, *(percent(*ours[own]) if own else ["–"] * 3)])
+    head = ["", "VGG16: NLL", "accuracy", "ECE", "WRN-28-10: NLL", "accuracy", "ECE"]
+    return markdown([*head, "ours: NLL", "accuracy", "ECE"], lines)
+
+
+def spread(row: Row, column: str) -> str:
+    """Return a number of the paper with its standard deviation, where it has one."""
+    deviation = row[f"{column}_std"]
+    return row[column] + (f" ± {deviation}" if deviation else "")
+
+
+def percent(nll: str, accuracy: str, ece: str) -> list[str]:
+    """Return the cells of a report with the accuracy in per cent, as in the paper."""
+    return [nll, " ± ".join(f"{100 * float(part):.1f}" for part in accuracy.split(" ± ")), ece]
+
+
+def table_1() -> str:
+    """The paper's Table 1: seconds of one prediction; ours for single inputs and of a batch."""
+    theirs = {row["method"]: row for row in read("zhou-levine-2021/table-1.csv")}
+    single = measured("single_input.json")
+
+    def ours(name: str, alone: str, batch: Callable[[str], float]) -> list[str]:
+        line = [name]
+        for network in TIMED:
+            one = single[network][alone]
+            times = None if one is None else f"{significant(one)} / {significant(batch(network))} s"
+            line.append(times or "–")
+        return line
+
+    def batch(method: str) -> Callable[[str], float]:
+        return lambda network: seconds(TIMED[network], method)
+
+    def paper(name: str, method: str) -> list[str]:
+        return [name, *(f"{theirs[method][network]} s" for network in TIMED)]
+
+    return markdown(
+        ["", "MNIST MLP", "VGG16", "WideResNet-28-10"],
+        [
+            paper("ACNML, theirs", "ACNML"),
+            ours(
+                "ACNML, five exact steps, ours",
+                "five exact steps",
+                batch("diagonal: 5 exact steps"),
+            ),
+            ours("ACNML, linearised, ours", "linearised", batch("diagonal: linearised")),
+            paper("naive CNML, one epoch, theirs", "naive CNML"),
+            ours("naive CNML, one epoch, ours (computed)", "naive CNML, an epoch", epoch),
+            paper("forward pass, theirs", "forward pass"),
+            ours("forward pass, ours", "forward pass", batch("forward pass")),
+        ],
+    )
+
+
+def significant(value: float) -> str:
+    """Return a number with two significant digits; large ones with three, and separators."""
+    if value >= 100:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{float(f'{value:.2g}'):.8f}".rstrip("0").rstrip(".")
+
+
+def bayes_by_backprop() -> str:
+    """The paper's network under rotation: means over the angles from 45° up."""
+    methods = {
+        "MAP": "MAP",
+        "BMA": "BMA",
+        "ACNML": "ACNML, five steps",
+        "linearised": "ACNML, linearised",
+    }
+    lines = [
+        [name, *(f"{v:.3f}" for v in mnist("paper-mnist", "1000", score, "45+", *methods))]
+        for score, name in SCORES.items()
+    ]
+    return markdown(["mean over the ten angles from 45° up", *methods.values()], lines)
+
+
+def one_rate() -> str:
+    """The smaller network with fast variances, and with one rate for means and variances."""
+    methods = ("MAP", "BMA", "ACNML")
+    lines = []
+    shown = [(name, score, "60+") for score, name in SCORES.items() if score != "accuracy"]
+    for name, score, angles in [*shown, ("ECE upright", "ece", "0")]:
+        for suffix, rate in (("", "variances ten times faster"), (", one rate", "one rate")):
+            own = [method + suffix for method in methods]
+            values = mnist("paper-mnist-small", "1000", score, angles, *own)
+            lines.append([f"{name}, {rate}", *(f"{value:.3f}" for value in values)])
+    return markdown(["", "MAP", "BMA", "ACNML, five steps"], lines)
+
+
+def naive_cnml() -> str:
+    """Naive CNML and its rivals, upright and rotated."""
+    found = report_rows(
+        "paper-mnist-small/results.md", "method", "shift", "accuracy", "NLL", "Brier score"
+    )
+    scores = {(row[0], row[1]): row[3:] for row in found}
+    lines = [[method, *scores[method, "0°"], *scores[method, "random"]] for method, _ in scores]
+    head = ["Brier", "ECE", "mean confidence"]
+    return markdown(["", "NLL upright", *head, "NLL rotated", *head], _unique(lines))
+
+
+def _unique(lines: Sequence[list[str]]) -> list[list[str]]:
+    return list({line[0]: line for line in lines}.values())
+
+
+def last_layer() -> str:
+    """What the last layer costs, with targets."""
+    from benchmarks.head import head_table
+
+    return head_table(measured("results.json")["last layer"])
+
+
+def costs() -> str:
+    """Costs of all methods on all networks."""
+    from benchmarks.page import cost_table
+
+    return cost_table(measured("results.json"))
+
+
+def gaps() -> str:
+    """How far solutions are from the best one found."""
+    from benchmarks.page import gap_table
+
+    return gap_table(measured("results.json"))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "cifar-ece": cifar_ece,
+    "table-one": table_1,
+    "table-two": table_2,
+    "bayes-by-backprop": bayes_by_backprop,
+    "one-rate": one_rate,
+    "naive-cnml": naive_cnml,
+    "last-layer": last_layer,
+    "costs": costs,
+    "gaps": gaps,
+}

@@ -1,0 +1,253 @@
+"""Numbers of the pages that are more than a statistic of one column. `VALUES` lists their queries.
+
+Every function takes the words of a query and returns one or more numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+from results import RESULTS, ROOT, Row, read
+
+KEY = ("method", "posterior", "solver", "knob")
+
+# Methods of the paper's studies, as "method/posterior/solver/knob" in their metrics.csv. These are
+# regular expressions, because knobs can differ between seeds. Empty ones at the end are left out.
+CIFAR = {
+    "SGD": "MAP/SGD",
+    "SWA": "MAP/SWA",
+    "SWA-Temp": "MAP/SWA//temperature=2.379",
+    "SWA-Temp, near": "MAP/SWA//temperature=2.889",
+    "SWA-Temp, SWA's price": "MAP/SWA//temperature=4.793",
+    "SWAG-D": "BMA/SWAG-D//covariance scale=1",
+    "KFAC-Laplace": "BMA/KFAC//covariance scale=0.1",
+    "ACNML-SWAGD": "ACNML/SWAG-D/linearised/alpha=2",
+    "ACNML-SWAGD, near": "ACNML/SWAG-D/linearised/alpha=3.234, T=2.379",
+    "ACNML-KFAC": "ACNML/KFAC/linearised/alpha=1, scale=0.1",
+    "last layer": "ACNML/KFAC last layer/linearised/prior precision=0.01",
+    "last layer, SWA's price": "ACNML/KFAC last layer/linearised/alpha=12",
+    "last layer, near": "ACNML/KFAC last layer/linearised/alpha=6.079, T=2.379",
+}
+MNIST = {
+    "MAP": "MAP/BBP",
+    "BMA": "BMA/BBP//.*",
+    "ACNML": "ACNML/BBP/paper's steps/.*",
+    "linearised": "ACNML/BBP/linearised/.*",
+    "MAP, one rate": "MAP/BBP, one rate",
+    "BMA, one rate": "BMA/BBP, one rate//.*",
+    "ACNML, one rate": "ACNML/BBP, one rate/paper's steps/.*",
+    "network": "MAP/network",
+    "tempered network": "MAP/network//temperature=(1.553|1.58|1.638)",
+    "tempered ensemble": "MAP/ensemble//temperature=.*",
+    "ensemble of ACNML": "ACNML/ensemble, KFAC last layers/linearised/.*",
+    "last layer": "ACNML/KFAC last layer/linearised/.*",
+    "MAP, SWAG-D": "MAP/SWAG-D",
+    "BMA, SWAG-D": "BMA/SWAG-D//.*",
+    "ACNML, SWAG-D": "ACNML/SWAG-D/linearised/.*",
+    "BMA, KFAC": "BMA/KFAC//.*",
+    "ACNML, KFAC": "ACNML/KFAC/linearised/.*",
+}
+
+
+def of_method(rows: Iterable[Row], method: str) -> list[Row]:
+    """Return the rows of one method."""
+    cells = (method.split("/") + [""] * len(KEY))[: len(KEY)]
+    pairs = list(zip(cells, KEY, strict=True))
+    found = [row for row in rows if all(re.fullmatch(cell, row[name]) for cell, name in pairs)]
+    if not found:
+        raise ValueError(f"no rows of {method!r}")
+    return found
+
+
+def by_shift(rows: Iterable[Row], score: str) -> dict[str, float]:
+    """Return a score by shift: the mean over seeds."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        values.setdefault(row["shift"], []).append(float(row[score]))
+    return {shift: statistics.fmean(each) for shift, each in values.items()}
+
+
+def lower(ours: dict[str, float], others: dict[str, float]) -> int:
+    """Return at how many shifts our score is lower."""
+    if ours.keys() != others.keys():
+        raise ValueError("two methods have different shifts")
+    return sum(value < others[shift] for shift, value in ours.items())
+
+
+def cifar_scores(score: str, method: str, severity: str, images: int = 1000) -> dict[str, float]:
+    """Return a score by corruption, at a severity 1 to 5; or that of clean images."""
+    rows = [
+        row
+        for row in read("cifar10-c/metrics.csv")
+        if int(row["n"]) == images
+        and (row["shift"] == severity or row["shift"].endswith(f" {severity}"))
+        and not row["shift"].startswith("gaussian_blur")  # not one of the fifteen
+    ]
+    return by_shift(of_method(rows, CIFAR[method]), score)
+
+
+def cifar(score: str, method: str, *severities: str, images: int = 1000) -> list[float]:
+    """`cifar ece ACNML-SWAGD 4 5`: the mean over corruptions, for every severity."""
+    return [
+        statistics.fmean(cifar_scores(score, method, severity, images).values())
+        for severity in severities
+    ]
+
+
+def cifar_few(score: str, method: str, *severities: str) -> list[float]:
+    """`cifar-100`: the same on 100 images of each corruption."""
+    return cifar(score, method, *severities, images=100)
+
+
+def cifar_lower(score: str, ours: str, rival: str, *severities: str) -> list[float]:
+    """`cifar-lower ece ACNML-SWAGD SWA 4 5`: for how many corruptions ours is lower."""
+    return [
+        lower(cifar_scores(score, ours, each), cifar_scores(score, rival, each))
+        for each in severities
+    ]
+
+
+def mnist_scores(run: str, score: str, angles: str, method: str, images: int) -> dict[str, float]:
+    """Return a score by angle: at one angle, as 0, or from one up, as 45+."""
+    first = float(angles.rstrip("+"))
+
+    def wanted(row: Row) -> bool:
+        if row["shift"] == "random" or int(row["n"]) != images:
+            return False
+        angle = float(row["shift"].rstrip("°"))
+        return angle >= first if angles.endswith("+") else angle == first
+
+    return by_shift(of_method(filter(wanted, read(f"{run}/metrics.csv")), MNIST[method]), score)
+
+
+def mnist(run: str, images: str, score: str, angles: str, *methods: str) -> list[float]:
+    """`mnist paper-mnist 1000 ece 45+ MAP BMA`: the mean over angles, for every method."""
+    return [
+        statistics.fmean(mnist_scores(run, score, angles, method, int(images)).values())
+        for method in methods
+    ]
+
+
+def mnist_lower(
+    run: str, images: str, score: str, angles: str, ours: str, *rivals: str
+) -> list[float]:
+    """`mnist-lower ... ACNML BMA`: at how many angles ours is lower than all rivals."""
+    own = mnist_scores(run, score, angles, ours, int(images))
+    others = [mnist_scores(run, score, angles, rival, int(images)) for rival in rivals]
+    best = {shift: min(other[shift] for other in others) for shift in own}
+    return [lower(own, best)]
+
+
+def angles(run: str, images: str, first: str) -> list[float]:
+    """`angles paper-mnist 1000 45+`: the number of angles."""
+    return [len(mnist_scores(run, "ece", first, "MAP", int(images)))]
+
+
+def naive(column: str, shift: str, *methods: str) -> list[float]:
+    """`naive confidence 0° MAP`: the mean over the queries of the study of naive CNML."""
+    rows = [row for row in read("paper-mnist-small/naive-subset.csv") if row["shift"] == shift]
+    return [
+        statistics.fmean(float(row[column]) for row in rows if row["method"] == method)
+        for method in methods
+    ]
+
+
+def quoted(file: str, text: str) -> list[float]:
+    """`quote toy/results.md "confidence {} / {}"`: the numbers at {} in a report.
+
+    ... stands for any text of the same line. The text must be found once.
+    """
+    escaped = re.escape(text).replace(r"\{\}", r"([\d,]*\.?\d+)(%?)").replace(r"\.\.\.", ".*?")
+    report = (RESULTS / file).read_text(encoding="utf-8")
+    found = {match.groups() for match in re.finditer(escaped, report)}
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} different places in {file} are like {text!r}")
+    (groups,) = found
+    numbers, percents = groups[::2], groups[1::2]
+    return [
+        float(number.replace(",", "")) / (100 if percent else 1)
+        for number, percent in zip(numbers, percents, strict=True)
+    ]
+
+
+def paper(network: str, method: str, *columns: str) -> list[float]:
+    """`paper VGG16 SWA nll ece`: numbers of the paper's Table 2."""
+    (row,) = [
+        row
+        for row in read("zhou-levine-2021/table-2.csv")
+        if (row["network"], row["method"]) == (network, method)
+    ]
+    return [float(row[column]) for column in columns]
+
+
+@cache
+def measured(file: str) -> Any:
+    """Return the content of a JSON file in benchmarks/."""
+    return json.loads((ROOT / "benchmarks" / file).read_text(encoding="utf-8"))
+
+
+def seconds(subject: str, method: str) -> float:
+    """Return the measured time of an input in a batch."""
+    (row,) = [
+        row
+        for row in measured("results.json")["costs"]
+        if (row["subject"], row["method"]) == (subject, method)
+    ]
+    return float(row["seconds"])
+
+
+# Networks of the paper's Table 1, as benchmarks/results.json calls them.
+TIMED = {
+    "mlp": "MLP 784-1200-1200-10",
+    "vgg16": "VGG16",
+    "wide_resnet28x10": "WideResNet-28-10",
+}
+
+
+def epoch(network: str) -> float:
+    """Return the computed seconds of an epoch of naive CNML, in batches.
+
+    The benchmark computes an epoch of 60,000 images for all networks; CIFAR-10 has 50,000.
+    """
+    share = 1 if network == "mlp" else 5 / 6
+    return share * seconds(TIMED[network], "naive CNML, an epoch (computed)")
+
+
+def faster(whose: str, *networks: str) -> list[float]:
+    """`faster single mlp`: an epoch of naive CNML in times of ACNML's steps.
+
+    `theirs` are the paper's times, `single` ours of one input, `batch` ours of an input of a batch.
+    """
+    if whose == "theirs":
+        naive_cnml, acnml = (
+            next(row for row in read("zhou-levine-2021/table-1.csv") if row["method"] == method)
+            for method in ("naive CNML", "ACNML")
+        )
+        return [float(naive_cnml[network]) / float(acnml[network]) for network in networks]
+    if whose == "single":
+        times = measured("single_input.json")
+        return [
+            times[network]["naive CNML, an epoch"] / times[network]["five exact steps"]
+            for network in networks
+        ]
+    steps = "diagonal: 5 exact steps"
+    return [epoch(network) / seconds(TIMED[network], steps) for network in networks]
+
+
+VALUES: dict[str, Callable[..., Iterable[float]]] = {
+    "cifar": cifar,
+    "cifar-100": cifar_few,
+    "cifar-lower": cifar_lower,
+    "mnist": mnist,
+    "mnist-lower": mnist_lower,
+    "angles": angles,
+    "naive": naive,
+    "quote": quoted,
+    "paper": paper,
+    "faster": faster,
+}
