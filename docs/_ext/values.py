@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from results import RESULTS, ROOT, Row, read
+from results import RESULTS, ROOT, Row, read, select
 
 KEY = ("method", "posterior", "solver", "knob")
 
@@ -77,6 +77,43 @@ def lower(ours: dict[str, float], others: dict[str, float]) -> int:
     if ours.keys() != others.keys():
         raise ValueError("two methods have different shifts")
     return sum(value < others[shift] for shift, value in ours.items())
+
+
+def evidence(score: str, group: str, method: str, *networks: str) -> list[float]:
+    """`evidence ece "severity 5" ACNML resnet20`: the mean over shifts at a price of 0.01 nats."""
+    conditions: dict[str, str | float] = {"group": group, "method": method, "price": 0.01}
+    return [
+        statistics.fmean(
+            float(row[score])
+            for row in select("evidence/metrics.csv", network=network, **conditions)
+        )
+        for network in networks
+    ]
+
+
+def toy(column: str, sample: str) -> list[float]:
+    """`toy confidence separable`: CNMAP in the plane, for λ = 0.1, 1 and 10."""
+    rows = select("toy/results.csv", sample=sample, method="CNMAP")
+    return [float(row[column]) for row in rows]
+
+
+def linearised_farther() -> list[float]:
+    """`linearised-farther`: distance to CNML in times of the optimum's, the least and the most."""
+
+    def distance(solver: str, problem: str, posterior: str) -> float:
+        (row,) = select(
+            "fidelity/metrics.csv",
+            queries="all",
+            alpha=1,
+            problem=problem,
+            posterior=posterior,
+            method=f"ACNML, {solver}",
+        )
+        return float(row["variation"])
+
+    pairs = [(problem, over) for problem in ("digits", "MNIST") for over in ("full", "EK-FAC")]
+    ratios = [distance("linearised", *pair) / distance("solved", *pair) for pair in pairs]
+    return [min(ratios), max(ratios)]
 
 
 def cifar_scores(score: str, method: str, severity: str, images: int = 1000) -> dict[str, float]:
@@ -256,6 +293,9 @@ def faster(whose: str, *networks: str) -> list[float]:
 
 
 VALUES: dict[str, Callable[..., Iterable[float]]] = {
+    "evidence": evidence,
+    "toy": toy,
+    "linearised-farther": linearised_farther,
     "cifar": cifar,
     "cifar-100": cifar_few,
     "cifar-lower": cifar_lower,

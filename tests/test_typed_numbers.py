@@ -1,0 +1,72 @@
+"""Results in the pages are inserted, not typed: other decimals are listed here."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import pages
+import results
+
+# Measurements of time and memory that change with the machine. Their tables come from
+# benchmarks/*.json where there is such a file; the rest was printed by the command that they name.
+MEASURED = ("performance.md", "reliability.md", "scale.md")
+
+# On any page: Python versions, items of the paper, prices in nats, and steps of a grid.
+ANYWHERE = "3.10 3.11 3.1 3.2 0.01 0.003 0.03 0.1 0.3"
+
+# Settings, definitions and examples of one page.
+SETTINGS = {
+    "cifar10-c.md": """
+        0.485 0.456 0.406 0.229 0.224 0.225
+        0.25 0.5 1.5 0.05
+        1.3 0.9 4.4 3.5 2.9
+        0.02 0.04 0.06 0.07 0.08 0.09 0.10 0.12 0.15 0.16 0.2 0.4 0.45 0.6 0.65 0.7 0.75 0.8 0.85
+        0.95 1.06 1.11 1.16 1.21 1.26 1.75 2.5
+    """,
+    "does-it-help.md": "1.1 0.5",
+    "howto/conformal.md": "0.9",
+    "howto/many-classes.md": "0.001",
+    "howto/playground.md": "4.4 0.5",
+    "howto/set-the-price.md": "0.0100 0.0040",
+    "howto/wrong-labels.md": "0.02",
+    "paper.md": "2.5 0.5 1.5 0.25 99.9",
+    "reference/glossary.md": "0.80",
+    # 0.975, 0.965, 0.974: standard deviations that a training printed
+    "rotated-mnist.md": "0.5 0.9 0.975 0.965 0.974",
+    "tutorials/first-network.md": "0.02",
+}
+
+
+def typed_decimals(text: str) -> list[str]:
+    """Return the decimals outside of code, formulas, links, tables and queries."""
+    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.S)
+    text = results.TABLE.sub("", text)
+    text = results.QUERY.sub(lambda m: "" if results.is_query(m["query"]) else m[0], text)
+    for other in (r"<!--.*?-->", r"`[^`\n]*`", r"\]\([^)]*\)", r"\$[^$]*\$"):
+        text = re.sub(other, "", text, flags=re.S)
+    return re.findall(r"(?<![\w.])\d[\d,]*\.\d+(?![\w.]*\w)", text)
+
+
+CHECKED = [page for page in results.pages() if pages.name(page) not in MEASURED]
+
+
+@pytest.mark.parametrize("page", CHECKED, ids=pages.name)
+def test_results_are_not_typed(page):
+    name = pages.name(page)
+    known = f"{ANYWHERE} {SETTINGS.get(name, '')}".split()
+    typed = [number for number in typed_decimals(page.read_text("utf-8")) if number not in known]
+    assert typed == [], "add a query (CONTRIBUTING.md), or list a setting in this test"
+
+
+def test_listed_numbers_are_there():
+    for name, numbers in SETTINGS.items():
+        text = (pages.ROOT / "docs" / name).read_text("utf-8")
+        assert [n for n in numbers.split() if n not in typed_decimals(text)] == [], name
+
+
+def test_typed_decimals_are_found():
+    text = "0.51 `0.52` $0.53$ [0.54](a0.55) 0.56<!-- toy confidence separable --> 1.2.3 v0.4"
+    assert typed_decimals(text) == ["0.51", "0.54"]
+    assert typed_decimals("```\n0.5\n```\n1,000.5, 0.25.") == ["1,000.5", "0.25"]
