@@ -52,6 +52,8 @@ def as_rst(lines: list[str]) -> list[str]:
 
 def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     lines[:] = as_rst(lines)
+    if what in ("attribute", "property"):
+        lines.insert(0, "")  # else napoleon takes what stands before a colon for a type
 
 
 def _skip(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:

@@ -194,7 +194,6 @@ class Classifier:
         model: the trained network. Inputs may be a tensor, a tuple (positional arguments) or a
             mapping (keyword arguments).
         get_logits: extracts the logits from the model's output. By default the output itself or,
-        get_logits: extracts the logits from the model's output. By default the output itself or,
             if it is not a tensor, its attribute `logits`, as for `transformers` models. A lambda
             works too, but a Classifier that has one cannot be pickled, e.g. sent to another
             process.
