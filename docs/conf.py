@@ -48,6 +48,7 @@ html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"acnml {version}"
 html_static_path = ["_static"]
+html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False

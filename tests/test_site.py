@@ -1,0 +1,93 @@
+"""The built documentation site in a real browser: Chromium opens all its pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from acnml.cli._playground import server
+
+ROOT = Path(__file__).parents[1]
+SITE = ROOT / "build" / "docs"
+SCRIPT = ROOT / "playground" / "tests" / "site.mjs"
+
+
+def chromium() -> str | None:
+    return os.environ.get("CHROMIUM") or shutil.which("chromium")
+
+
+def missing() -> str | None:
+    """What a test in the browser lacks, or None."""
+    if shutil.which("node") is None or not (ROOT / "playground" / "node_modules").exists():
+        return "Node.js with the playground's packages is not installed, run `make page`"
+    if chromium() is None:
+        return "Chromium is not installed"
+    if not (SITE / "index.html").exists():
+        return "the site is not built, run `make docs`"
+    built = (SITE / "index.html").stat().st_mtime
+    if any(path.stat().st_mtime > built for path in (ROOT / "docs").rglob("*.md")):
+        return "the built site is older than its sources, run `make docs`"
+    return None
+
+
+pytestmark = pytest.mark.skipif(
+    missing() is not None, reason=f"no test of the site in a browser: {missing()}"
+)
+
+
+def names() -> list[str]:
+    """All pages, without the index of names, the playground and Sphinx's own files."""
+    found = (path.relative_to(SITE) for path in SITE.rglob("*.html"))
+    return sorted(p.as_posix() for p in found if p.parts[0] not in ("playground", "_static"))
+
+
+@pytest.fixture(scope="session")
+def seen(tmp_path_factory, worker_id):
+    """What the browser saw; workers share one run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base if worker_id == "master" else base.parent
+    target = folder / "site.json"
+    with FileLock(folder / "site.lock"):
+        if not target.exists():
+            browse(target)
+    return json.loads(target.read_text())
+
+
+def browse(target: Path) -> None:
+    draft = target.with_suffix(".draft")
+    with server.serve(0, SITE) as site:
+        threading.Thread(target=site.serve_forever, daemon=True).start()
+        command = ["node", str(SCRIPT), server.address(site), str(draft), *names()]
+        environment = {**os.environ, "CHROMIUM": str(chromium())}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        site.shutdown()
+    assert done.returncode == 0, done.stderr
+    draft.rename(target)
+
+
+def test_nothing_is_wider_than_a_phone(seen):
+    assert [page for page in seen["pages"] if page["scrollWidth"] > 0 or page["outside"]] == []
+    assert len(seen["pages"]) == len(names())
+
+
+def test_all_pictures_are_there_and_pages_have_titles(seen):
+    assert [page for page in seen["pages"] if page["broken"]] == []
+    without = {page["name"] for page in seen["pages"] if not page["title"]}
+    assert without == {"search.html"}
+
+
+def test_pages_need_no_other_host_and_write_no_errors(seen):
+    assert seen["foreign"] == []
+    assert seen["console"] == []
+
+
+def test_search_finds_pages(seen):
+    assert any("temperature" in title.lower() for title in seen["found"])
+    assert len(seen["found"]) > 5
