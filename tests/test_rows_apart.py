@@ -153,6 +153,61 @@ def test_rows_that_are_sorted_already_hide_nothing():
         Acnml(Classifier(model := built(ReorderedFeatures)), posterior_of(model))(x)
 
 
+def permuted(order):
+    """A model whose last layer gets the rows in another order."""
+
+    class Permuted(Base):
+        def forward(self, x):
+            index = order(x)
+            return self.head(self.body(x)[index])[index.argsort()]
+
+    return Permuted
+
+
+ORDERS = {
+    "flipped": lambda x: torch.arange(len(x)).flip(0),
+    "rolled": lambda x: torch.arange(len(x)).roll(1),
+    "by the first feature": lambda x: x[:, 0].argsort(),
+    "by the sum": lambda x: x.sum(1).argsort(),
+    "by the sum, descending": lambda x: x.sum(1).argsort(descending=True),
+}
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 12])
+@pytest.mark.parametrize("name", ORDERS)
+def test_no_order_inside_hides_behind_the_order_of_the_batch(name, size):
+    model, order = built(permuted(ORDERS[name])), ORDERS[name]
+    for x in (X[:size], X[:size].flip(0), X[:size][order(X[:size])]):
+        with pytest.raises(ValueError, match="touch each other before module 'head'"):
+            Acnml(Classifier(model), posterior_of(model))(x)
+
+
+@pytest.mark.parametrize("size", [2, 3, 12])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_branch_at_zero_is_found_if_one_row_can_tell(sign, size):
+    """One row has a sum of another sign than the others and the batch."""
+    x = X.abs()[:size] + 1
+    x[1] = -0.1
+    with pytest.raises(ValueError, match="touch each other"):
+        Map(Classifier(built(Branching)))(sign * x)
+
+
+@pytest.mark.parametrize("threshold", [-0.5, 0.5])
+def test_later_checks_look_at_both_ends(threshold):
+    """The first check takes the end at which the threshold is not."""
+
+    class Branch(Base):
+        def forward(self, x):
+            return self.head(torch.tanh(self.body(x)) if x.mean() > threshold else self.body(x))
+
+    x = X - X.mean() + threshold / 5  # the two rows at the end beyond the threshold are far from it
+    classifier = Classifier(built(Branch))
+    for _ in range(15):
+        Map(classifier)(x)
+    with pytest.raises(ValueError, match="touch each other"):
+        Map(classifier)(x)
+
+
 @pytest.mark.parametrize("first", [X[:1], torch.zeros(5, 4).double()], ids=["one", "blank"])
 def test_the_check_waits_for_a_batch_that_can_tell(first):
     classifier = Classifier(built(Centred))
@@ -322,13 +377,17 @@ def test_a_model_is_checked_once():
             return self.head(torch.tanh(self.body(x)))
 
     model = built(Counting)
-    predict = Acnml(Classifier(model), posterior_of(model), alpha=0.1)
-    predict(X)
-    assert sum(calls) - len(X) <= 6  # the inputs run by the check
-    calls.clear()
-    for _ in range(14):
+    for predict in (
+        Acnml(Classifier(model), posterior_of(model), alpha=0.1),
+        Map(Classifier(model)),
+    ):
+        calls.clear()
         predict(X)
-    assert calls == [len(X)] * 14
+        assert sorted(calls) == [2, len(X)]  # two inputs are run by the check
+        calls.clear()
+        for _ in range(14):
+            predict(X)
+        assert calls == [len(X)] * 14
 
 
 def test_threads_that_start_together_all_refuse():

@@ -345,9 +345,7 @@ class Classifier:
 
     def log_probs(self, x: Inputs, tensors: Params | None = None) -> Tensor:
         """Return log p(y|x) as (B, K), in at least single precision."""
-        logits = self.logits(x, tensors)
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        return torch.log_softmax(logits.to(wide), dim=-1)
+        return log_softmax(self.logits(x, tensors))
 
     def hooked(
         self,
@@ -467,6 +465,12 @@ class _Extractor:
                 "the function with `def` at the top level of a module"
             )
         return _Extractor, (function,)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Return log-probabilities (B, K), in at least single precision."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return torch.log_softmax(logits.to(wide), dim=-1)
 
 
 def strays(logits: Tensor, leaves: Params) -> list[str]:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from acnml._engine.layers import AFFINE, Site, find_sites, unsupported
 from acnml._engine.recorder import Tape
-from acnml._engine.trust import require_understood
+from acnml._engine.trust import Passed, probed, require_apart_from, require_understood
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
@@ -78,8 +78,29 @@ def features(
         tensors: used in place of the model's own.
         observer: reads features from other places in the same run.
     """
-    if not _is_last_layer(classifier, site, x, tensors):
-        return None
+    own, findings = classifier if tensors is None else classifier.at(tensors), classifier.findings
+    probe = None
+    if findings.is_due(_names(site), x) or site.name not in findings.last_layers:
+        probe = probed(own, [site], x)
+        findings.last_layers[site.name] = _is_last_layer(probe.tape, site, classifier.temperature)
+    is_last = findings.last_layers[site.name]
+    found = _run(classifier, site, x, tensors, observer) if is_last else None
+    if probe is not None and found is not None:
+        received = found.inputs[:, : site.module.in_features]
+        require_apart_from(own, [site], x, probe, Passed(found.logits, {site: [received]}))
+    elif probe is not None:
+        require_understood(own, [site], x)
+    return found
+
+
+def _run(
+    classifier: Classifier,
+    site: Site,
+    x: Inputs,
+    tensors: Params | None,
+    observer: Observer | None,
+) -> Features | None:
+    """Run a batch and keep what the layer receives, if this batch takes the way through it."""
     passed: list[tuple[Tensor, Tensor]] = []
 
     def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -130,26 +151,17 @@ def all_features(
     return Features.joined(parts)
 
 
-def _is_last_layer(classifier: Classifier, site: Site, x: Inputs, tensors: Params | None) -> bool:
+def _names(site: Site) -> list[str]:
+    return [name for name in (site.layer.weight, site.layer.bias) if name is not None]
+
+
+def _is_last_layer(tape: Tape, site: Site, temperature: float) -> bool:
     """Whether the logits are the outputs of the layer, reshaped and tempered at most.
 
     Whatever else a model does with the outputs (dividing them, scoring several items by one layer)
     would be missing in the kernel. Found out from the autograd graph of a few inputs, when the
     model is checked.
     """
-    findings = classifier.findings
-    if findings.is_due(_names(site), x) or site.name not in findings.last_layers:
-        own = classifier if tensors is None else classifier.at(tensors)
-        tape = require_understood(own, [site], x)
-        findings.last_layers[site.name] = _graph_is_plain(tape, site, classifier.temperature)
-    return findings.last_layers[site.name]
-
-
-def _names(site: Site) -> list[str]:
-    return [name for name in (site.layer.weight, site.layer.bias) if name is not None]
-
-
-def _graph_is_plain(tape: Tape, site: Site, temperature: float) -> bool:
     passages = tape.passages.get(site, [])
     if len(passages) != 1:
         return False

@@ -8,11 +8,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._engine.trust import require_apart
+from acnml._engine.trust import Passed, probed, require_apart_from
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.params import Params
-from acnml.classifier import Classifier, require_classifier
+from acnml.classifier import Classifier, log_softmax, require_classifier
 from acnml.predictors.base import Predictor
 
 
@@ -39,14 +39,21 @@ class Map(Predictor):
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return log p_θ(y|x)."""
-        prepared = self.classifier.prepare(x)
-        if self.classifier.findings.is_due((), prepared):
-            require_apart(self.classifier, prepared)
-        parts = [finite_log_probs(self.classifier, block) for block in batches.chunks(prepared)]
+        parts = []
+        for block in batches.chunks(self.classifier.prepare(x)):
+            due = self.classifier.findings.is_due((), block)
+            probe = probed(self.classifier, [], block) if due else None
+            logits = self.classifier.logits(block)
+            parts.append(_finite(log_softmax(logits)))
+            if probe is not None:
+                require_apart_from(self.classifier, [], block, probe, Passed(logits, {}))
         return torch.cat(parts)
 
 
 def finite_log_probs(classifier: Classifier, x: Inputs, tensors: Params | None = None) -> Tensor:
     """Return the classifier's log-probabilities, or raise an error if they are not finite."""
-    log_probs = classifier.log_probs(x, tensors)
+    return _finite(classifier.log_probs(x, tensors))
+
+
+def _finite(log_probs: Tensor) -> Tensor:
     return checks.require_finite(log_probs, "log-probabilities are", "check the model's logits")
