@@ -85,7 +85,7 @@ def objective(classifier, posterior, x, polish):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linearised, "_climbed", spy)
         for rows, n_labels in row_chunks(classifier, posterior, x, 1 + polish, None):
-            list(Linearised(polish=polish).solve(rows, n_labels))
+            list(Linearised(polish=polish).solve(rows, n_labels, with_residuals=True))
     return seen
 
 

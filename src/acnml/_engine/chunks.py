@@ -11,6 +11,7 @@ from torch import Tensor
 
 from acnml._algebra.actions import TILE
 from acnml._algebra.kernels import DIRECT
+from acnml._engine.layers import Site
 from acnml._engine.rows import Path, Rows
 from acnml._engine.trust import require_understood
 from acnml._util import batches, checks
@@ -24,6 +25,13 @@ from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
 # and copies of a row's gradients. Measured as peaks of processes, see docs/reliability.md.
 COPIES = 7
 COPIES_OF_GRADIENTS = 10
+
+# The same for rows that are run for their logits alone, one layer after the other and without a
+# graph: the Jacobian and ΣJᵀ stay, next to what the widest layer needs.
+COPIES_OF_DELTAS = 2
+COPIES_OF_FACTORS = 5
+COPIES_OF_WEIGHTS = 3
+COPIES_OF_WIDEST = 3
 
 
 class Solved(NamedTuple):
@@ -48,8 +56,15 @@ class RowSolver(Protocol):
     def remedy(self) -> str:
         """What to do when the solution is not finite."""
 
-    def solve(self, rows: Rows, n_labels: int) -> Iterator[Solved]:
-        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
+    def records(self, with_residuals: bool) -> bool:
+        """Whether rows are run with a graph, to pull gradients back."""
+        ...
+
+    def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
+        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time.
+
+        Without residuals, `Solved.residual` is not called and its pass need not be recorded.
+        """
         ...
 
 
@@ -57,15 +72,13 @@ def solution(
     solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs
 ) -> Solution:
     """Solve for every label of every input, with residuals."""
-    log_lik, residual = _in_chunks(
-        solver, classifier, posterior, x, lambda solved: (solved.log_lik, solved.residual())
-    )
+    log_lik, residual = _in_chunks(solver, classifier, posterior, x, with_residuals=True)
     return Solution(log_lik, residual, torch.zeros_like(log_lik), residual <= UNSOLVED)
 
 
 def log_lik(solver: RowSolver, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
     """Solve for every label of every input, without residuals."""
-    return _in_chunks(solver, classifier, posterior, x, lambda solved: (solved.log_lik,))[0]
+    return _in_chunks(solver, classifier, posterior, x, with_residuals=False)[0]
 
 
 def _in_chunks(
@@ -73,13 +86,19 @@ def _in_chunks(
     classifier: Classifier,
     posterior: Posterior,
     x: Inputs,
-    wanted: Callable[[Solved], tuple[Tensor, ...]],
+    with_residuals: bool,
 ) -> list[Tensor]:
-    """Solve a chunk of inputs and labels at a time; return the wanted tensors, each (B, K)."""
+    """Solve a chunk of inputs and labels at a time; return log-likelihoods and residuals (B, K)."""
     parts, done = [], 0
-    for rows, n_labels in row_chunks(classifier, posterior, x, solver.n_gradients, solver.memory):
+    recorded, n_gradients = solver.records(with_residuals), solver.n_gradients
+    for rows, n_labels in row_chunks(
+        classifier, posterior, x, n_gradients, solver.memory, recorded
+    ):
         with checks.counting_from(done, batches.size(x)):
-            solved = [wanted(some) for some in solver.solve(rows, n_labels)]
+            solved = [
+                (some.log_lik, some.residual()) if with_residuals else (some.log_lik,)
+                for some in solver.solve(rows, n_labels, with_residuals)
+            ]
         parts.append([torch.cat(tensors, dim=1) for tensors in zip(*solved, strict=True)])
         done += rows.size
     whole = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
@@ -88,16 +107,24 @@ def _in_chunks(
 
 
 def row_chunks(
-    classifier: Classifier, posterior: Posterior, x: Inputs, n_gradients: int, memory: int | None
+    classifier: Classifier,
+    posterior: Posterior,
+    x: Inputs,
+    n_gradients: int,
+    memory: int | None,
+    recorded: bool = True,
 ) -> Iterator[tuple[Rows, int]]:
-    """Yield chunks of inputs, run at the mean, each with the number of labels to take at a time."""
+    """Yield chunks of inputs, run at the mean, each with the number of labels to take at a time.
+
+    Rows that will be `recorded` keep a graph and take more memory.
+    """
     due = classifier.findings.is_due(posterior.mean, x)
     with classifier.naming_batch(x):
         first = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), n_gradients)
     if due:
         require_understood(classifier.at(posterior.mean), first.sites, x)
     logits = first.start.logits
-    row_bytes = posterior.dtype.itemsize * _scalars_per_row(first, n_gradients)
+    row_bytes = posterior.dtype.itemsize * _scalars_per_row(first, n_gradients, recorded)
     affordable = int(budget(logits.device, memory)) // row_bytes
     n_inputs, n_labels = max(1, affordable // logits.shape[-1]), max(1, affordable)
     for index, chunk in enumerate(batches.chunks(x, n_inputs)):
@@ -114,29 +141,63 @@ def label_chunks(rows: Rows, n_labels: int) -> tuple[Tensor, ...]:
     return torch.arange(logits.shape[-1], device=logits.device).split(n_labels)
 
 
-def solved_at(rows: Rows, path: Path, labels: Tensor) -> Solved:
+def solved_at(rows: Rows, path: Path, labels: Tensor, with_residuals: bool) -> Solved:
     """Evaluate the true network at the end of a path."""
+    if not with_residuals:
+        return Solved(rows.log_lik(rows.logits(path, len(labels)), labels), _not_recorded)
+    tape = rows.recorded(path, len(labels))
 
     def residual() -> Tensor:
-        gradient = rows.log_lik_gradient(rows.recorded(path, len(labels)), labels)
+        gradient = rows.log_lik_gradient(tape, labels)
         return rows.residual(gradient.plus(path.v().scaled(-1)))
 
-    return Solved(rows.log_lik(rows.logits(path, len(labels)), labels), residual)
+    return Solved(rows.log_lik(tape.logits, labels), residual)
 
 
-def _scalars_per_row(rows: Rows, n_gradients: int) -> int:
+def _not_recorded() -> Tensor:
+    raise AssertionError("residuals were not asked for")
+
+
+def _scalars_per_row(rows: Rows, n_gradients: int, recorded: bool) -> int:
     """Estimate the numbers that one row keeps in memory."""
     classes = rows.start.logits.shape[-1]
-    total = COPIES * classes * min(classes, 2 * DIRECT)  # the Newton system, or its vectors
-    for site, passed in rows.start.passages.items():
+    newton = COPIES * classes * min(classes, 2 * DIRECT)  # the system of a step, or its vectors
+    sizes = [_Size.of(rows, site) for site in rows.start.passages]
+    if recorded:
+        own = sum(_if_recorded(size, n_gradients, classes) for size in sizes)
+        return max(newton + own, 1)
+    dense = sum(COPIES_OF_DELTAS * s.outs + COPIES_OF_WEIGHTS * s.weights for s in sizes)
+    factors = sum(COPIES_OF_FACTORS * s.outs for s in sizes if not s.weights)
+    by_input = sum(COPIES_OF_DELTAS * (s.ins + s.outs) for s in sizes) // classes
+    widest = max(COPIES_OF_WIDEST * (s.ins + s.outs) + s.tiles for s in sizes)
+    return max(newton + dense + factors + by_input + widest, 1)
+
+
+class _Size(NamedTuple):
+    """Numbers of a row in one layer."""
+
+    ins: int  # inputs, as vectors where they are needed as such
+    outs: int
+    weights: int  # in the parameters, or 0 where gradients are kept in factors
+    positions: int
+    tiles: int  # written out at once
+
+    @staticmethod
+    def of(rows: Rows, site: Site) -> _Size:
+        """Look at the pass at the mean."""
+        passed = rows.start.passages[site]
         sizes = [(one.received if one.inputs is None else one.inputs.vectors) for one in passed]
         ins, outs = sum(t.numel() for t in sizes), sum(one.output.numel() for one in passed)
-        total += COPIES * (ins + outs)
-        if site in rows.factored:
-            positions = sum(t.shape[-2] for t in sizes)
-            total += COPIES_OF_GRADIENTS * n_gradients * (ins + outs)
-            total += positions * outs // classes + TILE if positions > 1 else 0
-        else:
+        if site not in rows.factored:
             shapes = (rows.posterior.mean[name].shape for name in site.layer.names)
-            total += (COPIES + n_gradients) * sum(math.prod(shape) for shape in shapes)
-    return max(total, 1)
+            return _Size(ins, outs, sum(math.prod(shape) for shape in shapes), 0, 0)
+        positions = sum(t.shape[-2] for t in sizes)
+        return _Size(ins, outs, 0, positions, TILE if positions > 1 else 0)
+
+
+def _if_recorded(size: _Size, n_gradients: int, classes: int) -> int:
+    total = COPIES * (size.ins + size.outs) + size.tiles
+    if size.weights:
+        return total + (COPIES + n_gradients) * size.weights
+    total += COPIES_OF_GRADIENTS * n_gradients * (size.ins + size.outs)
+    return total + (size.positions * size.outs // classes if size.positions > 1 else 0)

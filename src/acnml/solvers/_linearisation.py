@@ -63,7 +63,7 @@ def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[T
     """Compute the kernel from gradients in factored form, as outer products."""
     parts = [
         (rows.start.logits[:, 0].detach(), rows.kernel().dense())
-        for rows, _ in row_chunks(classifier, posterior, x, n_gradients=1, memory=None)
+        for rows, _ in row_chunks(classifier, posterior, x, 1, memory=None, recorded=False)
     ]
     logits, kernel = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return logits, kernel

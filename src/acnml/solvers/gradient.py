@@ -63,6 +63,10 @@ class Gradient:
         """What to do when the solution is not finite."""
         return f"the iteration diverged: lower step_size ({self.step_size}) or alpha"
 
+    def records(self, with_residuals: bool) -> bool:
+        """Whether rows are run with a graph: all steps but the first are."""
+        return with_residuals or self.steps > 1
+
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
         return chunks.solution(self, classifier, posterior, x)
@@ -71,14 +75,14 @@ class Gradient:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
         return chunks.log_lik(self, classifier, posterior, x)
 
-    def solve(self, rows: Rows, n_labels: int) -> Iterator[Solved]:
+    def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
         """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
         for labels in label_chunks(rows, n_labels):
             weights = rows.logit_gradient(rows.start.logits, labels)
             if self.steps > 0:
                 first = Path.along(rows.tangent, self.step_size * weights)
                 path = rows.ascended(first, labels, self.steps - 1, self.step_size)
-                yield solved_at(rows, path, labels)
+                yield solved_at(rows, path, labels, with_residuals)
             else:
                 yield Solved(
                     rows.log_lik(rows.start.logits, labels),

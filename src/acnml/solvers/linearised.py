@@ -122,6 +122,10 @@ class Linearised:
         """What to do when the solution is not finite."""
         return "lower alpha, or use a narrower posterior"
 
+    def records(self, with_residuals: bool) -> bool:
+        """Whether rows are run with a graph, for residuals or further steps."""
+        return with_residuals or self.polish > 0
+
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
         found = self._last_layer(classifier, posterior, x)
@@ -132,7 +136,7 @@ class Linearised:
         found = self._last_layer(classifier, posterior, x)
         return found.log_lik if found else chunks.log_lik(self, classifier, posterior, x)
 
-    def solve(self, rows: Rows, n_labels: int) -> Iterator[Solved]:
+    def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
         """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
         logits = rows.start.logits[:, 0].detach().double()
         # In double precision: large kernels need more digits than single precision has.
@@ -143,7 +147,8 @@ class Linearised:
         for labels in label_chunks(rows, n_labels):
             found = solve_logits(logits, kernel, labels, self.tolerance, self.newton_steps)
             at_mean = rows.log_lik(rows.start.logits, labels).double()
-            view = _start(rows, labels, found.coefficients, kernel, at_mean)
+            recorded = self.records(with_residuals)
+            view = _start(rows, labels, found.coefficients, kernel, at_mean, recorded)
             begun = partial(_Bundle.begun, rows, view, labels, self.step_size)
             if self.polish == 0:
                 log_lik = view.log_lik
@@ -224,14 +229,15 @@ class _View(NamedTuple):
 
     path: Path
     squared: Tensor  # vᵀΣv (B, L)
-    tape: Tape
     log_lik: Tensor  # (B, L)
+    tape: Tape | None  # None where no gradient is wanted
 
     @staticmethod
-    def at(rows: Rows, path: Path, squared: Tensor, labels: Tensor) -> _View:
+    def at(rows: Rows, path: Path, squared: Tensor, labels: Tensor, recorded: bool = True) -> _View:
         """Run all rows at the end of a path."""
-        tape = rows.recorded(path, labels.shape[-1])
-        return _View(path, squared, tape, rows.log_lik(tape.logits, labels).double())
+        tape = rows.recorded(path, labels.shape[-1]) if recorded else None
+        logits = rows.logits(path, labels.shape[-1]) if tape is None else tape.logits
+        return _View(path, squared, rows.log_lik(logits, labels).double(), tape)
 
     @property
     def objective(self) -> Tensor:
@@ -240,26 +246,39 @@ class _View(NamedTuple):
 
 
 def _start(
-    rows: Rows, labels: Tensor, coefficients: Tensor, kernel: Kernel, at_mean: Tensor
+    rows: Rows,
+    labels: Tensor,
+    coefficients: Tensor,
+    kernel: Kernel,
+    at_mean: Tensor,
+    recorded: bool,
 ) -> _View:
     """Run the network at θ = μ + ΣJᵀu, with u halved where the objective is below the mean's."""
     u = torch.where(coefficients.isfinite().all(-1, keepdim=True), coefficients, 0.0)
     squared = (kernel.mv(u) * u).sum(-1)
     dtype = rows.posterior.dtype
-    view = _View.at(rows, Path.along(rows.tangent, u.to(dtype)), squared, labels)
-    worse = ~(view.objective >= at_mean)
+    view = _View.at(rows, Path.along(rows.tangent, u.to(dtype)), squared, labels, recorded)
+    # Most rows of a confident network hardly move: there, rounding must not decide.
+    rounding = ROUNDING * torch.finfo(rows.start.logits.dtype).eps * (1 + at_mean.abs())
+    worse = ~(view.objective >= at_mean - rounding)
     if not bool(worse.any()):
         return view
-    share = _best_share(rows, labels, view, worse, at_mean)
+    share, log_lik = _best_share(rows, labels, view, worse, at_mean)
     u, squared = share.unsqueeze(-1) * u, share**2 * squared
     squared = torch.where(share > 0, squared, 0.0)  # it may be infinite
-    return _View.at(rows, Path.along(rows.tangent, u.to(dtype)), squared, labels)
+    path = Path.along(rows.tangent, u.to(dtype))
+    return (
+        _View.at(rows, path, squared, labels) if recorded else _View(path, squared, log_lik, None)
+    )
 
 
-def _best_share(rows: Rows, labels: Tensor, view: _View, worse: Tensor, at_mean: Tensor) -> Tensor:
-    """Return the share of the way from the mean, (B, L): 1, or less where that is worse.
+def _best_share(
+    rows: Rows, labels: Tensor, view: _View, worse: Tensor, at_mean: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the share of the way from the mean, (B, L), and log p_θ(y|x) there.
 
-    Halves are tried, with the rows that need it alone; in the end a row stays at the mean.
+    The share is 1, or less where that is worse than the mean. Halves are tried, with the rows that
+    need it alone; in the end a row stays at the mean.
     """
     where = worse.nonzero(as_tuple=True)
     some, own = rows.take(where[0]), labels[where[1]].unsqueeze(1)
@@ -274,7 +293,11 @@ def _best_share(rows: Rows, labels: Tensor, view: _View, worse: Tensor, at_mean:
         if not bool(worse_still.any()):
             break
     share = torch.where(worse_still, 0.0, share)
-    return torch.ones_like(at_mean).index_put(where, share.squeeze(1))
+    log_lik = torch.where(worse_still, limit, log_lik)
+    return (
+        torch.ones_like(at_mean).index_put(where, share.squeeze(1)),
+        view.log_lik.index_put(where, log_lik.squeeze(1)),
+    )
 
 
 class _Bundle(NamedTuple):
@@ -309,13 +332,16 @@ class _Bundle(NamedTuple):
 
     def with_gradient(self, rows: Rows, view: _View, labels: Tensor, source: Tensor) -> _Bundle:
         """Add the gradient at another point, which has the given coefficients."""
+        assert view.tape is not None
         gradient = rows.log_lik_gradient(view.tape, labels)
-        norm = inner_product(gradient, rows.posterior.displacement(gradient)).double()
-        usable = norm.isfinite() & view.log_lik.isfinite() & view.squared.isfinite()
-        gradient = gradient.where(usable)
         moved = rows.posterior.displacement(gradient)
-        points = *self.points, gradient
-        edge = torch.stack([inner_product(each, moved).double() for each in points], dim=-1)
+        norm = inner_product(gradient, moved).double()
+        usable = norm.isfinite() & view.log_lik.isfinite() & view.squared.isfinite()
+        if not bool(usable.all()):
+            gradient = gradient.where(usable)
+            moved, norm = rows.posterior.displacement(gradient), torch.where(usable, norm, 0.0)
+        products = [inner_product(each, moved).double() for each in self.points]
+        edge, points = torch.stack([*products, norm], dim=-1), (*self.points, gradient)
         gram = torch.cat([self.gram, edge[..., None, :-1]], dim=-2)
         return self._replace(
             points=points,
