@@ -25,6 +25,7 @@ PRICE = 0.01
 TEMPERATURE, EQUAL, DENSITY = "temperature", "temperature of equal price", "density temperature"
 ACNML, WEIGHED = "ACNML", "ACNML · s"  # `calibrate` is the second: α weighed by typicality
 LEVERAGE, GLM, BMA = "leverage NML", "GLM-Laplace", "BMA"
+IF_COMP, PNML = "IF-COMP, last layer", "pNML"
 DROPOUT, ENSEMBLE = "MC dropout", "ensemble"
 ENSEMBLE_ACNML, ENSEMBLE_WEIGHED = "ensemble of ACNML", "ensemble of ACNML · s"
 
@@ -222,7 +223,8 @@ def gains_by_method() -> str:
     """All main methods at the strongest shifts: ECE / NLL."""
     places = [(network, shifts_by_strength(network)[0]) for network in networks()]
     places.append(("tables", "shifted rows"))
-    shown = ("network", TEMPERATURE, EQUAL, DENSITY, GLM, BMA, ACNML, WEIGHED, LEVERAGE)
+    posterior = (GLM, BMA, ACNML, WEIGHED, IF_COMP)
+    shown = ("network", TEMPERATURE, EQUAL, DENSITY, *posterior, LEVERAGE, PNML)
     lines = [[method, *(pair(*p, method) for p in places)] for method in shown]
     return markdown(["ECE / NLL", *(place(*p) for p in places)], lines)
 
