@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import acnml
 from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map, Reference
+from acnml._engine.trust import _equal_rows
 from cases import MODELS, diagonal, last_layer, normal
 
 X, Y = normal(12, 4, seed=3), torch.arange(12) % 3
@@ -407,3 +409,20 @@ def test_an_accepted_model_predicts_as_before():
     model = case.model()
     predict = Acnml(Classifier(model), last_layer(model), alpha=0.3)
     torch.testing.assert_close(predict(case.x(6))[:1], predict(case.x(6)[:1]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "are_equal"),
+    [
+        ([1.0, 2.0], [1.0, 2.0 + 1e-12], True),
+        ([1.0, 2.0], [1.0, 2.1], False),
+        ([1.0, math.inf], [1.0, math.inf], True),
+        ([1.0, math.inf], [1.0, 5.0], False),
+        ([1.0, 5.0], [1.0, math.inf], False),
+        ([math.nan, 1.0], [math.nan, 1.0], True),
+        ([math.nan, 1.0], [0.0, 1.0], False),
+    ],
+)
+def test_rows_are_equal_up_to_rounding_and_not_where_one_is_infinite(left, right, are_equal):
+    rows = (torch.tensor([each], dtype=torch.float64) for each in (left, right))
+    assert _equal_rows(*rows) == are_equal

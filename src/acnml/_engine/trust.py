@@ -292,7 +292,8 @@ def _equal_rows(left: Tensor, right: Tensor, tolerance: float | None = None) -> 
     if tolerance is None:
         tolerance = torch.finfo(left.dtype).eps ** 0.5 if left.is_floating_point() else 0.0
     left, right = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (left, right))
-    if bool(((left - right).abs().amax(1) <= tolerance * left.abs().amax(1)).all()):
+    scale = left.abs().amax(1)
+    if bool((((left - right).abs().amax(1) <= tolerance * scale) & scale.isfinite()).all()):
         return True  # the usual case, without a look at what is not finite
     same = (left == right) | (left.isnan() & right.isnan())
     differences = (left - right).abs().masked_fill(same, 0.0).amax(1)
