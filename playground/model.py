@@ -39,6 +39,10 @@ NETWORK, CALIBRATED, ONNX, INFO = (
     "model.json",
 )
 
+# How small digits are enlarged: first by this factor, with lines that fade over this share of ink.
+ENLARGED = 8
+EDGE = 0.4
+
 # Of the validation digits, the shares on which every method may abstain.
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)
 
@@ -52,6 +56,7 @@ class Recipe:
         seed: of the split, the initial weights and the batches.
         validation: the share of the training digits on which everything is chosen.
         passes: what training does, one after the other.
+        variants: distorted copies of every training digit that the network learns from, too.
         price: of `acnml.calibrate`, in nats.
         steps: of the exported solver.
     """
@@ -62,6 +67,7 @@ class Recipe:
         Training(epochs=3, learning_rate=0.05),
         Training(epochs=1, learning_rate=0.005),
     )
+    variants: int = 0
     price: float = 0.01
     steps: int = 5
 
@@ -71,9 +77,10 @@ class Recipe:
 FEW_DIGITS = Recipe(
     validation=0.25,
     passes=(
-        Training(epochs=50, learning_rate=0.03, batch_size=50),
-        Training(epochs=10, learning_rate=0.003, batch_size=50),
+        Training(epochs=12, learning_rate=0.03, batch_size=50),
+        Training(epochs=3, learning_rate=0.003, batch_size=50),
     ),
+    variants=12,
     price=0.03,
     steps=16,
 )
@@ -83,6 +90,7 @@ class Data(NamedTuple):
     """Images (N, 1, 28, 28) in three parts."""
 
     name: str
+    learnt: Labelled  # what the network learns from: the training digits, and variants of them
     train: Labelled
     validation: Labelled
     test: Labelled
@@ -116,35 +124,73 @@ def load_data() -> Data:
     train_part, validation, test = (
         Labelled(fitted(part.inputs), part.labels) for part in (*parts, digits.test)
     )
-    return Data(digits.name, train_part, validation, test, recipe)
+    generator = torch.Generator().manual_seed(recipe.seed)
+    copies = [varied(parts[0].inputs, generator) for _ in range(recipe.variants)]
+    learnt = Labelled(
+        torch.cat([train_part.inputs, *copies]), train_part.labels.repeat(1 + recipe.variants)
+    )
+    return Data(digits.name, learnt, train_part, validation, test, recipe)
 
 
-def fitted(images: Tensor) -> Tensor:
+def fitted(images: Tensor, maps: Tensor | None = None, level: Tensor | None = None) -> Tensor:
     """Enlarge images (N, 1, H, W) until the ink fits a box of 20 pixels, and centre its mass.
 
     Images of 28 x 28 pixels are returned as they are: MNIST was made by this rule.
+
+    Args:
+        images: small images.
+        maps: (N, 2, 3) affine maps of the result, in units of the box; none by default.
+        level: see `sharpened`.
     """
     if images.shape[-1] == SIDE:
         return images
-    count, _, height, width = images.shape
-    mass = images[:, 0]
-    rows, columns = mass.amax(2) > 0, mass.amax(1) > 0
-    longer = torch.maximum(_extent(rows), _extent(columns))
-    total = mass.sum((1, 2))
-    x = (mass.sum(1) * torch.arange(width)).sum(1) / total
-    y = (mass.sum(2) * torch.arange(height)).sum(1) / total
+    large = sharpened(images, level)
+    count, side = len(large), large.shape[-1]
+    mass = large[:, 0]
+    longer = torch.maximum(_extent(mass.amax(2) > 0.5), _extent(mass.amax(1) > 0.5))
+    places, total = torch.arange(side), mass.sum((1, 2))
+    centre = torch.stack([(mass.sum(k) * places).sum(1) / total for k in (1, 2)], dim=-1)
     # Pixel p of the result shows the place (p - centre) · longer / 20 + centre of mass.
     steps = (torch.arange(SIDE) - CENTRE) / BOX
-    from_x = longer[:, None] * steps + x[:, None]
-    from_y = longer[:, None] * steps + y[:, None]
-    grid = torch.stack(
-        [
-            ((2 * from_x + 1) / width - 1)[:, None, :].expand(count, SIDE, SIDE),
-            ((2 * from_y + 1) / height - 1)[:, :, None].expand(count, SIDE, SIDE),
-        ],
-        dim=-1,
-    )
-    return nn.functional.grid_sample(images, grid, align_corners=False)
+    y, x = torch.meshgrid(steps, steps, indexing="ij")
+    box = torch.stack([x, y, torch.ones_like(x)], dim=-1).view(1, -1, 3)
+    if maps is None:
+        maps = torch.eye(2, 3).expand(count, 2, 3)
+    places = box @ maps.transpose(1, 2) * longer[:, None, None] + centre[:, None]
+    grid = ((2 * places + 1) / side - 1).view(count, SIDE, SIDE, 2)
+    return nn.functional.grid_sample(large, grid, align_corners=False)
+
+
+def sharpened(images: Tensor, level: Tensor | None = None) -> Tensor:
+    """Enlarge small images and give their lines edges again, as a pen has them.
+
+    A pixel of scikit-learn's digits is the share of ink in a block of a larger bitmap, so lines are
+    grey. Where smooth interpolation is above the level there was ink.
+
+    Args:
+        images: (N, 1, H, W).
+        level: (N,), a higher one gives thinner lines; 0.5 by default.
+    """
+    if level is None:
+        level = torch.full((len(images),), 0.5)
+    padded = nn.functional.pad(images, (1, 1, 1, 1))
+    smooth = nn.functional.interpolate(padded, scale_factor=ENLARGED, mode="bicubic")
+    edges = ((smooth - level.view(-1, 1, 1, 1)) / EDGE + 0.5).clamp(0, 1)
+    return nn.functional.avg_pool2d(edges, 3, stride=1, padding=1)
+
+
+def varied(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Return `fitted` images that are turned, stretched, slanted, moved, thicker or thinner."""
+
+    def drawn(largest: float) -> Tensor:
+        return largest * (2 * torch.rand(len(images), generator=generator) - 1)
+
+    angle, slant = drawn(0.2), drawn(0.15)
+    wide, high = 1 + drawn(0.12), 1 + drawn(0.12)
+    cos, sin = angle.cos(), angle.sin()
+    rows = [(wide * cos, wide * (slant - sin), drawn(0.05)), (high * sin, high * cos, drawn(0.05))]
+    maps = torch.stack([torch.stack(row, dim=-1) for row in rows], dim=1)
+    return fitted(images, maps, level=0.5 + drawn(0.12))
 
 
 def _extent(used: Tensor) -> Tensor:
@@ -180,10 +226,10 @@ def build(folder: Path, say: Callable[[str], None]) -> None:
     if is_current(folder, digest):
         say(f"The model in {folder} is current.")
         return
-    say(f"Training on {len(data.train.labels):,} images of {data.name} ...")
+    say(f"Training on {len(data.learnt.labels):,} images of {data.name} ...")
     net = network(data.recipe.seed)
     for seed, training in enumerate(data.recipe.passes, start=data.recipe.seed):
-        train(net, data.train, training, seed)
+        train(net, data.learnt, training, seed)
     say("Calibrating ...")
     price = data.recipe.price
     calibrated = acnml.calibrate(net, data.train, data.validation, price=price, progress=False)

@@ -4,7 +4,7 @@ Each equals the function of `acnml.metrics` with the same name on all data at on
 data batch by batch: `metric.update(log_probs, labels)`, then `metric.compute()`. Several processes
 are merged as for every metric of `torchmetrics`.
 
-`Nll` and `Brier` are means, so they keep a sum and a count. `Ece` and `Aurc` are no means: bins of
+`Nll` and `Brier` are means, so they keep a sum and a count. `Ece` and `Aurc` are not means: bins of
 equal mass are quantiles of all confidences, and a risk-coverage curve sorts them. These two keep
 the confidence and the correctness of every prediction, 16 bytes each, and compute at the end. All
 states are in float64, which some accelerators do not have; keep the metrics on the CPU there.

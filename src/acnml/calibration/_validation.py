@@ -135,7 +135,7 @@ def require_usable(logits: Tensor, labels: Tensor, temperature: float | None) ->
     if n < (LEAST_DATA if temperature is None else 2):
         raise ValueError(
             f"{n} validation data are too few to choose a temperature and a price by; give at "
-            f"least {LEAST_DATA}, better some thousand, or set temperature=1"
+            f"least {LEAST_DATA}, better a few thousand, or set temperature=1"
         )
     require_logits(logits)
     missing = sorted(set(range(classes)) - set(labels.unique().tolist()))

@@ -31,7 +31,7 @@ class Modes(NmlPredictor):
     networks usually are. With unequal modes, `log_weights` says by how many nats: a mode with a
     weight of -1 must explain a label better by a factor of e. They are the logarithms of the
     densities at the means, relative to the largest, and not the masses of the components: a
-    component that is wider has more mass, but is no better for the training data.
+    component that is wider has more mass, but does not explain the training data better.
 
     Prediction costs as much as an ensemble: each member is solved once.
 
