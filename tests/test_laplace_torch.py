@@ -222,7 +222,7 @@ def test_what_cannot_be_converted():
         acnml.to_laplace(joint, la)
     own = acnml.from_laplace(la)
     la.prior_precision = 3.0
-    with pytest.raises(ValueError, match=r"'0\.weight' is no product of two factors"):
+    with pytest.raises(ValueError, match=r"'0\.weight' is not a product of two factors"):
         acnml.to_laplace(own, la)
     diagonal = fitted(model, subset_of_weights="all", hessian_structure="diag")
     with pytest.raises(TypeError, match="a Kronecker posterior is not diagonal: use"):

@@ -284,8 +284,8 @@ def _rank_one(matrix: Tensor, name: str) -> list[Tensor]:
     U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
     if len(S) > 1 and S[1] > torch.finfo(S.dtype).eps ** 0.5 * S[0]:
         raise ValueError(
-            f"the posterior of {name!r} is not a product of two factors plus the prior precision of "
-            "the Laplace approximation: set the same prior precision, or use "
+            f"the posterior of {name!r} is not a product of two factors plus the prior precision "
+            "of the Laplace approximation: set the same prior precision, or use "
             "hessian_structure='full'"
         )
     sign = -1 if bool(U[:, 0].sum() < 0) else 1

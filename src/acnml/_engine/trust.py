@@ -265,9 +265,9 @@ def _require_equal_but_for_rounding(
         where = _where_rows_touch(classifier, x, groups) if touch else ""
     if touch:
         raise ValueError(
-            f"the rows of a batch touch each other {where}: for the same input it gives one thing "
-            "in one batch and another in another. Every input must be handled on its own; compute "
-            "what depends on several inputs (means, orders, branches) from the training data, once"
+            f"the rows of a batch touch each other {where}: the result for an input changes with "
+            "the rest of its batch. Every input must be handled on its own; compute what depends "
+            "on several inputs (means, orders, branches) once, from the training data"
         )
 
 

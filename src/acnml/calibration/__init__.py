@@ -61,7 +61,8 @@ def calibrate(
         train_loader: the training data, all of it and not augmented; labels are not needed. Data in
             memory can be given as `X` or `(X, y)`, tensors or arrays.
         validation_loader: labelled data like the training data that the network was not trained on,
-            or `(X, y)`. A few hundred are enough for a rough choice, a few thousand for an exact one.
+            or `(X, y)`. A few hundred are enough for a rough choice, a few thousand for an exact
+            one.
         price: nats of validation NLL that the caution may cost, over the best temperature. Larger
             is more cautious.
         layer: the last Linear layer, or its name; by default the one that is registered last.

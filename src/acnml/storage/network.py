@@ -194,7 +194,7 @@ def _require_same_modules(given: list[list[Any]], expected: list[list[Any]]) -> 
                 raise ValueError(
                     f"{key} of {name or 'the model'!r} ({kind}) is {settings[key]} in the given "
                     f"network, but was {before[key]} when the file was saved; build the network "
-                    "as it was then. If the attribute is not a setting but changes while the network "
-                    f"runs, such as a counter, set it to {before[key]!r} before loading, and name "
-                    f"it _{key} in networks to be saved: such attributes are not compared"
+                    "as it was then. If the attribute is not a setting but changes while the "
+                    f"network runs, such as a counter, set it to {before[key]!r} before loading, "
+                    f"and name it _{key} in networks to be saved: such attributes are not compared"
                 )
