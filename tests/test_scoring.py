@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +22,8 @@ from PIL import Image
 
 import acnml
 from acnml.scoring import Answers, Job, Reading, ScoringError, score
-from acnml.scoring.run import locally
+from acnml.scoring.output import PartWriter
+from acnml.scoring.run import Worker, behind, locally
 from scored import (
     CLASSES,
     FEATURES,
@@ -237,6 +242,89 @@ def test_parts_that_are_there_are_kept_and_the_others_are_made(job):
     assert {p: p.stat().st_mtime_ns for p in Path(job.output).glob("part-*")} == stamps
 
 
+@pytest.mark.parametrize("ending", ["an error", "a caller that stops"])
+def test_a_run_that_ends_early_leaves_complete_parts_only(ending, job):
+    """Of the part that is being written, nothing is left; the run goes on from there."""
+    write_parquet(Path(job.input), rows(230))
+    expected = score(job)
+    before = contents(job.output)
+    shutil.rmtree(job.output)
+
+    def ending_early(own: Job, units):
+        worker = Worker(own)
+        if ending == "an error":
+            worker._scorer = failing_after(6, worker._scorer)
+        parts = worker.run([part for unit in units for part in unit])
+        try:
+            yield next(parts)
+            yield from parts
+        finally:
+            parts.close()
+            worker.close()
+
+    def stop(done: int, total: int) -> None:
+        if done and ending != "an error":
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        score(job, ending_early, stop)
+    left = contents(job.output)
+    assert "part-00000000.parquet" in left
+    assert "part-00000004.parquet" not in left
+    assert {n: c for n, c in before.items() if n.startswith("part")}.items() >= {
+        n: c for n, c in left.items() if n != "_manifest.json"
+    }.items()
+    assert score(job) == expected
+    assert contents(job.output) == before
+
+
+def failing_after(calls: int, scorer):
+    def score_block(inputs):
+        nonlocal calls
+        if not calls:
+            raise RuntimeError("enough")
+        calls -= 1
+        return scorer(inputs)
+
+    return score_block
+
+
+def test_writing_is_a_bounded_number_of_blocks_behind():
+    """Blocks are used in their order, and a slow disk holds up what comes after."""
+    may_go_on, made, used = threading.Semaphore(0), list[int](), list[int]()
+
+    def items():
+        for item in range(20):
+            made.append(item)
+            yield item
+
+    def slowly(item: int) -> int:
+        may_go_on.acquire()
+        used.append(item)
+        return -item
+
+    with ThreadPoolExecutor(1) as writer:
+        results = behind(items(), slowly, writer, most=3)
+        for count in range(20):
+            may_go_on.release()
+            assert next(results) == -count
+            assert len(made) <= count + 4
+        assert list(results) == []
+    assert used == made == list(range(20))
+
+
+def test_an_error_of_the_disk_ends_the_run(job, monkeypatch):
+    write_parquet(Path(job.input), rows(230))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(PartWriter, "_answers", full)
+    with pytest.raises(OSError, match="no space left"):
+        score(job)
+    assert {*contents(job.output)} == {"_manifest.json"}
+
+
 @pytest.mark.parametrize("change", ["batch_rows", "log_probs", "input", "predictor"])
 def test_other_settings_and_files_do_not_mix(change, job, files, tmp_path):
     write_parquet(Path(job.input), rows(60))
@@ -274,8 +362,6 @@ def test_memory_does_not_grow_with_a_row_group(job, tmp_path):
     longest = 0
 
     def watching(own: Job, units):
-        from acnml.scoring.run import Worker
-
         worker = Worker(own)
         original = worker._scorer
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -144,24 +144,53 @@ class Folder:
 
 @final
 class PartWriter:
-    """Collects the answers for a part and writes them, in row groups of bounded size."""
+    """Collects the answers for a part and writes them, in row groups of bounded size.
 
-    def __init__(self, folder: Folder, index: int, carried: pa.Schema, answers: pa.Schema) -> None:
+    Args:
+        folder: of the job.
+        index: of the part.
+        rows: of the part.
+        carried: types of the columns that are carried over.
+        answers: types of the answers.
+    """
+
+    def __init__(
+        self, folder: Folder, index: int, rows: int, carried: pa.Schema, answers: pa.Schema
+    ) -> None:
         keys = pa.schema([("file", pa.string()), ("row", pa.int64())])
-        self._folder, self._index = folder, index
+        self._folder, self._index, self._missing = folder, index, rows
         self._schema = pa.schema([*keys, *carried, *answers])
         self._reject_schema = pa.schema([*keys, *carried, pa.field("reason", pa.string())])
         self._rejects: list[pa.Table] = []
         self._counts = Counter[str](scored=0, unsolved=0, abstained=0)
         self._reasons = Counter[str]()
+        self._steps = self._written()
+        next(self._steps)
 
-    def write(self, blocks: Iterable[tuple[Block, Scored]]) -> int:
-        """Write all blocks of the part; return the number of rows."""
-        rows, group = 0, list[pa.Table]()
+    def add(self, block: Block, scored: Scored) -> bool:
+        """Add the next rows; return whether they were the last, and the part is in its place."""
+        try:
+            self._steps.send((block, scored))
+        except StopIteration:
+            return True
+        return False
+
+    def abandon(self) -> None:
+        """Remove what is written of the part, unless it is complete."""
+        self._steps.close()
+
+    def _written(self) -> Generator[None, tuple[Block, Scored], None]:
+        """Write the blocks that are sent, until the part is complete.
+
+        Closing this generator earlier raises an exception inside of `drafted`, so a part that is
+        abandoned never gets to its place.
+        """
+        group = list[pa.Table]()
         with files.drafted(self._folder.part(self._index)) as file:
             with pq.ParquetWriter(file, self._schema, compression="zstd") as writer:
-                for block, scored in blocks:
-                    rows += len(block.rows)
+                while self._missing:
+                    block, scored = yield
+                    self._missing -= len(block.rows)
                     group.append(self._answers(block, scored))
                     self._reject(block, scored)
                     if sum(table.nbytes for table in group) > GROUP_BYTES:
@@ -173,7 +202,6 @@ class PartWriter:
             # Before the part itself is in its place, so that a part never lacks its rejects.
             if self._rejects:
                 self._write_rejects()
-        return rows
 
     def _write_rejects(self) -> None:
         with files.drafted(self._folder.rejects(self._index)) as file:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar, final
+
+import pyarrow as pa
 
 import acnml
 from acnml.scoring.job import Job
@@ -18,6 +22,10 @@ from acnml.scoring.scorer import Scored, Scorer
 from acnml.scoring.sources import SHOWN, Block, Source, open_source
 
 T = TypeVar("T")
+S = TypeVar("S")
+
+# Blocks that are scored and not yet written, at most: a disk takes some time to store a part.
+BEHIND = 4
 
 
 class Part(NamedTuple):
@@ -39,8 +47,7 @@ Engine: TypeAlias = Callable[[Job, Sequence[Unit]], Iterator[int]]
 def locally(job: Job, units: Sequence[Unit]) -> Iterator[int]:
     """Score in this process: the engine of `score` unless another is given."""
     with closing(Worker(job)) as worker:
-        for unit in units:
-            yield from worker.run(unit)
+        yield from worker.run(chain.from_iterable(units))
 
 
 def score(
@@ -95,7 +102,7 @@ def units_of(source: Source, parts: Iterable[Part]) -> list[Unit]:
 
 @final
 class Worker:
-    """Scores parts of a job: it loads the predictor once, and reads while it computes.
+    """Scores parts of a job: it loads the predictor once, and reads and writes while it computes.
 
     Args:
         job: the job. Its folder must exist.
@@ -107,24 +114,37 @@ class Worker:
         self._scorer = Scorer(load_predictor(job), job.answers)
         self._fields = answer_fields(self._first_answers().columns)
 
-    def run(self, unit: Unit) -> Iterator[int]:
-        """Score parts and write them, unless they are there already; yield numbers of rows."""
-        for part in unit:
+    def run(self, parts: Iterable[Part]) -> Iterator[int]:
+        """Score parts and write them, unless they are there already; yield numbers of rows.
+
+        One thread reads the next block, and another writes what is scored, while this one computes.
+        """
+        missing = list[Part]()
+        for part in parts:
             if self._folder.part(part.number).exists():  # of a worker that was lost after writing
                 yield part.stop - part.start
-                continue
-            writer = PartWriter(self._folder, part.number, self._source.carried, self._fields)
-            with ThreadPoolExecutor(1) as reader:
-                blocks = self._source.blocks(part.file, part.start, part.stop, self._job.batch_rows)
-                yield writer.write(self._scored(ahead(blocks, reader)))
+            else:
+                missing.append(part)
+        writing = _Writing(self._folder, self._source.carried, self._fields)
+        # The threads have ended when an unfinished part is abandoned.
+        with closing(writing), ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
+            scored = self._scored(ahead(self._blocks(missing), reader))
+            yield from filter(None, behind(scored, writing.add, writer))
 
     def close(self) -> None:
         """Close the input."""
         self._source.close()
 
-    def _scored(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, Scored]]:
-        for block in blocks:
-            yield block, self._scorer(block.inputs)
+    def _blocks(self, parts: Iterable[Part]) -> Iterator[tuple[Part, Block]]:
+        for part in parts:
+            size = self._job.batch_rows
+            for block in self._source.blocks(part.file, part.start, part.stop, size):
+                yield part, block
+
+    def _scored(self, blocks: Iterable[tuple[Part, Block]]) -> Iterator[tuple[Part, Block, Scored]]:
+        for part, block in blocks:
+            scored = self._scorer(block.inputs)
+            yield part, dataclasses.replace(block, inputs={}), scored  # inputs need not wait
 
     def _first_answers(self) -> Scored:
         """Score the first row that has an answer, to see the types of all answers.
@@ -142,6 +162,31 @@ class Worker:
         )
 
 
+@final
+class _Writing:
+    """Writes parts one after the other, from blocks in the order of their rows."""
+
+    def __init__(self, folder: Folder, carried: pa.Schema, answers: pa.Schema) -> None:
+        self._folder, self._carried, self._answers = folder, carried, answers
+        self._open: PartWriter | None = None
+
+    def add(self, item: tuple[Part, Block, Scored]) -> int:
+        """Add a block to its part; return the number of rows of the part if it is complete."""
+        part, block, scored = item
+        rows = part.stop - part.start
+        if self._open is None:
+            self._open = PartWriter(self._folder, part.number, rows, self._carried, self._answers)
+        if not self._open.add(block, scored):
+            return 0
+        self._open = None
+        return rows
+
+    def close(self) -> None:
+        """Abandon a part that is not complete."""
+        if self._open is not None:
+            self._open.abandon()
+
+
 def ahead(items: Iterator[T], reader: ThreadPoolExecutor) -> Iterator[T]:
     """Iterate one item ahead, in the thread of an executor."""
     end = object()
@@ -152,6 +197,19 @@ def ahead(items: Iterator[T], reader: ThreadPoolExecutor) -> Iterator[T]:
             return
         following = reader.submit(next, items, end)
         yield item  # type: ignore[misc]
+
+
+def behind(
+    items: Iterable[T], use: Callable[[T], S], writer: ThreadPoolExecutor, most: int = BEHIND
+) -> Iterator[S]:
+    """Use items in the thread of an executor, at most so many behind, and yield the results."""
+    waiting = deque[Future[S]]()
+    for item in items:
+        waiting.append(writer.submit(use, item))
+        while waiting and (len(waiting) > most or waiting[0].done()):
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
 
 
 def _require_free_names(job: Job, source: Source) -> None:
