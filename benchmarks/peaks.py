@@ -104,9 +104,9 @@ def measure(network: str, solver: str, kind: str, megabytes: str) -> None:
         q = fit_kfac_laplace(classifier, data, 1.0, parameters=covered)
     _solve(classifier, q, replace(SOLVERS[solver], memory=1), x[:2])
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    start = _status("VmRSS")
+    start = bytes_of_status("VmRSS")
     _solve(classifier, q, replace(SOLVERS[solver], memory=memory), x)
-    peak = (_status("VmHWM") - start) / 1e6
+    peak = (bytes_of_status("VmHWM") - start) / 1e6
     print(f"{network:13} {solver:10} {kind:10} budget {megabytes:>4} MB, peak {peak:4.0f} MB")
 
 
@@ -114,7 +114,7 @@ def _solve(classifier: Classifier, q: Posterior, solver: Solver, x: Tensor) -> N
     Acnml(classifier, q, solver, alpha=0.1, on_unsolved="ignore").solve(x)
 
 
-def _status(name: str) -> int:
+def bytes_of_status(name: str) -> int:
     """Return a number of bytes from the status of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))

@@ -1,17 +1,21 @@
 """Measure scoring and fitting at scale: against a plain loop, with Ray, and in two processes.
 
-python -m benchmarks.scoring                     all measurements on 100,000 rows
-python -m benchmarks.scoring --only local,fit    some of: local, ray, fit, long
-python -m benchmarks.scoring --only long --rows 1000000
-                                                 one long run, and a loop over a tenth of its rows
+python -m benchmarks.scoring                     all measurements
+python -m benchmarks.scoring --only local,fit    some of: local, long, ray, fit
+python -m benchmarks.scoring --rows 10000        fewer rows, for a trial; results are not written
 python -m benchmarks.scoring --rounds 3          repetitions, of which the fastest counts
 
-Rows have the size of MNIST images (784 numbers in single precision, in one Parquet file), the
-network is an MLP 784-256-10, and the predictor is ACNML on its last layer with typicality, from
-`calibrate`. Every measurement runs in a process of its own, in turn with what it is compared to.
-It reports wall time, CPU time and peak memory of the computation, without the start of Python. On a
-machine that others use as well, CPU time is the fairer comparison. Results go to
-benchmarks/scoring.json.
+- local: `acnml predict` with one thread of torch, and a plain loop over the same rows in memory.
+- long: ten times as many rows, once, and a loop over a tenth of them before and after.
+- ray: two actors with a thread each, and one process with two threads, on four times as many rows.
+- fit: a curvature of all layers in two processes with a thread each, and in one.
+
+Rows have the size of MNIST images (784 numbers in single precision, in one Parquet file). Network,
+images and calibrated predictor are those of examples/serving: an MLP 784-256-10 and ACNML on its
+last layer with typicality. All rows are different and from one distribution. Every measurement runs
+in a process of its own, in turn with what it is compared to. It reports wall time, CPU time and
+peak memory of the computation, without the start of Python and Ray. On a machine that others use as
+well, CPU time is the fairer comparison. Results go to benchmarks/scoring.json.
 """
 
 from __future__ import annotations
@@ -19,140 +23,104 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed
 
 import acnml
-from acnml._util.seeding import seeded
 from acnml.cli._shared.files import write_file
-from acnml.scoring import Job, score
+from acnml.scoring import Engine, Job, locally, score
+from benchmarks.peaks import bytes_of_status
 
-PIXELS, HIDDEN, CLASSES = 784, 256, 10
-PIECE = 16_384  # rows that are made or held in memory at once
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "examples"))
+from serving import files  # noqa: E402
+
+PIECE = 16_384  # rows that are made and written at once
 BATCH = 1024
+ROWS = 100_000
+LONG, RAY = 10, 4  # times as many
+FIT_PIECES = 12  # divided among processes; about 200,000 rows
 RESULTS = Path(__file__).parent / "scoring.json"
 Numbers = dict[str, float]
 
 
-def build() -> nn.Module:
-    """Return the network."""
-    layers = nn.Linear(PIXELS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)
-    return nn.Sequential(nn.Flatten(), *layers)
+def piece_of_rows(index: int) -> Tensor:
+    """Return one piece of the rows, (PIECE, 784)."""
+    return files.images(PIECE, seed=100 + index)[0]
 
 
-def images(count: int, seed: int) -> Tensor:
-    """Return random sparse images: prototypes of ten classes with noise."""
-    generator = torch.Generator().manual_seed(seed)
-    prototypes = torch.rand(CLASSES, PIXELS, generator=torch.Generator().manual_seed(0)) ** 3
-    noise = 0.6 * torch.rand(count, PIXELS, generator=generator)
-    chosen = torch.randint(CLASSES, (count,), generator=generator)
-    return (prototypes[chosen] + noise).clamp(0, 1)
+def rows_in_memory(rows: int) -> Tensor:
+    """Return all rows of a small input."""
+    return torch.cat([piece_of_rows(i) for i in range(-(-rows // PIECE))])[:rows]
 
 
-def prepare(folder: Path, rows: int) -> dict[str, str]:
-    """Train and calibrate the network, and write the rows; return the settings of a job."""
-    with seeded(0):
-        model = build()
-    x = images(6000, seed=1)
-    prototypes = torch.rand(CLASSES, PIXELS, generator=torch.Generator().manual_seed(0)) ** 3
-    labels = (x @ prototypes.T - prototypes.square().sum(1) / 2).argmax(1)
-    wrong = torch.rand(len(x), generator=torch.Generator().manual_seed(4)) < 0.1
-    labels = torch.where(wrong, (labels + 1) % CLASSES, labels)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for some in torch.arange(4000).split(200):
-        loss = nn.functional.cross_entropy(model(x[some]), labels[some])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = acnml.calibrate(
-            model, (x[:4000], labels[:4000]), (x[4000:], labels[4000:]), progress=False
-        )
-    safetensors.torch.save_model(model, str(folder / "weights.safetensors"))
-    acnml.save(found, folder / "predictor.safetensors")
-    _write_rows(folder / "rows.parquet", rows)
-    return {
-        "model": "benchmarks.scoring:build",
-        "weights": str(folder / "weights.safetensors"),
-        "predictor": str(folder / "predictor.safetensors"),
-        "input": str(folder / "rows.parquet"),
-    }
-
-
-def _write_rows(path: Path, rows: int) -> None:
-    schema = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float32(), PIXELS))])
-    piece = images(PIECE, seed=2).numpy()
+def write_rows(path: Path, rows: int) -> None:
+    """Write the rows to a Parquet file, a piece to a row group."""
+    schema = pa.schema([("id", pa.int64()), ("x", pa.list_(pa.float32(), files.PIXELS))])
     with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
-        for start in range(0, rows, PIECE):
-            some = np.roll(piece[: min(PIECE, rows - start)], start // PIECE, axis=1)
-            flat = pa.FixedSizeListArray.from_arrays(pa.array(some.reshape(-1)), PIXELS)
-            ids = pa.array(np.arange(start, start + len(some)))
-            writer.write_table(pa.table([ids, flat], schema=schema))
+        for index, start in enumerate(range(0, rows, PIECE)):
+            some = piece_of_rows(index)[: rows - start].numpy()
+            flat = pa.FixedSizeListArray.from_arrays(pa.array(some.reshape(-1)), files.PIXELS)
+            writer.write_table(pa.table([range(start, start + len(some)), flat], schema=schema))
 
 
 # What runs in processes of its own ---------------------------------------------------------------
 
 
 def run_loop(settings: dict[str, Any]) -> Numbers:
-    """Score as many rows as the job has in a plain loop, over a piece of them in memory."""
-    model = build()
-    safetensors.torch.load_model(model, settings["weights"])
-    predictor = acnml.load(settings["predictor"], acnml.Classifier(model))
+    """Score rows in a plain loop over what is in memory."""
+    predictor = acnml.load(_predictor(settings), acnml.Classifier(_model(settings)))
     assert isinstance(predictor, acnml.Calibrated)
-    piece = images(min(PIECE, settings["rows"]), seed=2)
+    rows = rows_in_memory(settings["rows"])
 
     def run() -> None:
-        done = 0
-        while done < settings["rows"]:
-            for batch in piece[: settings["rows"] - done].split(BATCH):
-                solution = predictor.solve(batch)
-                largest, _ = solution.log_probs.max(-1)
-                _ = largest.exp(), solution.regret
-            done += len(piece)
+        for batch in rows.split(BATCH):
+            solution = predictor.solve(batch)
+            largest, _ = solution.log_probs.max(-1)
+            _ = largest.exp(), solution.regret
 
     return measured(run)
 
 
 def run_local(settings: dict[str, Any]) -> Numbers:
-    """Score a job in this process."""
-    names = ("model", "weights", "predictor", "input", "output")
-    return measured(lambda: score(Job(**{name: settings[name] for name in names})))
+    """Score a file in this process."""
+    return _scored(settings, locally)
 
 
 def run_ray(settings: dict[str, Any]) -> Numbers:
-    """Score a job by two actors with a thread each; the start of the cluster is not counted."""
+    """Score a file by two actors with a thread each; the start of the cluster is not counted."""
     import ray
 
     from acnml.ray import Cluster
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    names = ("model", "weights", "predictor", "input", "output")
-    engine = Cluster(actors=2, threads=1)
-    return measured(lambda: score(Job(**{name: settings[name] for name in names}), engine))
+    return _scored(settings, Cluster(actors=2, threads=1))
 
 
 def run_fit(settings: dict[str, Any]) -> Numbers:
-    """Fit a curvature of all layers on a share of the data."""
-    model = build()
-    safetensors.torch.load_model(model, settings["weights"])
-    data = images(settings["rows"], seed=3)[settings["share"] :: settings["shares"]]
+    """Fit a curvature of all layers, together with other processes if there are any."""
+    rank, processes = settings["rank"], settings["processes"]
+    classifier = acnml.Classifier(_model(settings))
+    data = torch.cat([piece_of_rows(index) for index in range(rank, FIT_PIECES, processes)])
+    together = processes > 1
+    if together:
+        distributed.init_process_group(
+            "gloo", f"file://{settings['meeting']}", rank=rank, world_size=processes
+        )
+        distributed.barrier()
     return measured(
-        lambda: acnml.kronecker_curvature(acnml.Classifier(model), data, progress=False)
+        lambda: acnml.kronecker_curvature(classifier, data, progress=False, distributed=together)
     )
 
 
@@ -160,12 +128,55 @@ def measured(run: Callable[[], object]) -> Numbers:
     """Return wall time, CPU time and peak memory of a computation."""
     wall, cpu = time.perf_counter(), time.process_time()
     run()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # kilobytes on Linux
     return {
         "wall": time.perf_counter() - wall,
         "cpu": time.process_time() - cpu,
-        "peak_mb": peak,
+        "peak_mb": bytes_of_status("VmHWM") / 2**20,
     }
+
+
+@final
+class Clock:
+    """Notes how many rows are done when, to tell the start of a run from its steady state."""
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[float, int]] = []
+
+    def note(self, done: int, total: int) -> None:
+        """Note the time; the first note is of the beginning."""
+        self._noted.append((time.perf_counter(), done))
+
+    def numbers(self) -> Numbers:
+        """Return the rate from the first part that is done to the last, and the rest of the time.
+
+        At that rate, all rows would have taken the whole time without the start.
+        """
+        (begin, _), (first, some), *_, (last, everything) = self._noted
+        rate = (everything - some) / (last - first)
+        return {"rows_per_s": rate, "start": last - begin - everything / rate}
+
+
+def _scored(settings: dict[str, Any], engine: Engine) -> Numbers:
+    weights = str(Path(settings["folder"]) / "weights.safetensors")
+    job = Job(
+        model=f"{files.__file__}:build",
+        weights=weights,
+        predictor=_predictor(settings),
+        input=settings["input"],
+        output=settings["output"],
+    )
+    clock = Clock()
+    return measured(lambda: score(job, engine, clock.note)) | clock.numbers()
+
+
+def _model(settings: dict[str, Any]) -> torch.nn.Module:
+    model = files.build()
+    safetensors.torch.load_model(model, Path(settings["folder"]) / "weights.safetensors")
+    return model
+
+
+def _predictor(settings: dict[str, Any]) -> str:
+    return str(Path(settings["folder"]) / "predictor.safetensors")
 
 
 CHILDREN = {"loop": run_loop, "local": run_local, "ray": run_ray, "fit": run_fit}
@@ -175,8 +186,7 @@ def start(kind: str, threads: int, settings: dict[str, Any]) -> subprocess.Popen
     """Start a measurement in a process of its own."""
     env = {**os.environ, "OMP_NUM_THREADS": str(threads), "RAY_USAGE_STATS_ENABLED": "0"}
     env["RAY_worker_niceness"] = "0"  # Ray's own name
-    root = str(Path(__file__).parent.parent)
-    env["PYTHONPATH"] = os.pathsep.join([root, env.get("PYTHONPATH", "")])
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "benchmarks.scoring", "--child", kind, json.dumps(settings)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
@@ -187,31 +197,27 @@ def finish(process: subprocess.Popen[str]) -> Numbers:
     if process.returncode:
         sys.exit(f"a measurement failed with status {process.returncode}")
     numbers: Numbers = json.loads(output.splitlines()[-1])
+    print({kind: round(value, 2) for kind, value in numbers.items()}, flush=True)
     return numbers
 
 
 # Comparisons -------------------------------------------------------------------------------------
 
 
-def fastest(runs: list[Numbers]) -> Numbers:
-    """Return the least time of either kind, and the largest memory."""
-    return {
-        "wall": min(run["wall"] for run in runs),
-        "cpu": min(run["cpu"] for run in runs),
-        "peak_mb": max(run["peak_mb"] for run in runs),
-    }
+def best(runs: list[Numbers]) -> Numbers:
+    """Return the least time of either kind, the highest rate, and the largest memory."""
+    of = {"peak_mb": max, "rows_per_s": max}
+    return {name: of.get(name, min)(run[name] for run in runs) for name in runs[0]}
 
 
 def compare(kinds: dict[str, tuple[str, int]], job: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Run all kinds in turn, several times."""
     found: dict[str, list[Numbers]] = {name: [] for name in kinds}
-    for index in range(rounds):
+    for _ in range(rounds):
         for name, (kind, threads) in kinds.items():
-            folder = Path(job["folder"]) / f"{name}-{index}".replace(" ", "-")
-            numbers = finish(start(kind, threads, {**job, "output": str(folder)}))
-            print(f"{name:<24}", {k: round(v, 1) for k, v in numbers.items()}, flush=True)
-            found[name].append(numbers)
-    return {name: fastest(runs) for name, runs in found.items()}
+            with tempfile.TemporaryDirectory(dir=job["folder"]) as output:
+                found[name].append(finish(start(kind, threads, {**job, "output": output})))
+    return {"rows": job["rows"], **{name: best(runs) for name, runs in found.items()}}
 
 
 def against_loop(job: dict[str, Any], rounds: int) -> dict[str, Any]:
@@ -219,39 +225,53 @@ def against_loop(job: dict[str, Any], rounds: int) -> dict[str, Any]:
     found = compare({"plain loop": ("loop", 1), "acnml predict": ("local", 1)}, job, rounds)
     loop, local = found["plain loop"], found["acnml predict"]
     ratios = {kind: loop[kind] / local[kind] for kind in ("wall", "cpu")}
-    return {"rows": job["rows"], **found, "share of the loop's throughput": ratios}
+    return {**found, "share of the loop's throughput": ratios}
 
 
-def long_run(job: dict[str, Any]) -> dict[str, Any]:
+def long_run(job: dict[str, Any], _: int) -> dict[str, Any]:
     """Score all rows once, and a tenth of them in a plain loop before and after."""
     tenth = {**job, "rows": job["rows"] // 10}
     before = finish(start("loop", 1, tenth))
-    local = finish(start("local", 1, {**job, "output": str(Path(job["folder"]) / "long")}))
-    loop = fastest([before, finish(start("loop", 1, tenth))])
-    ratios = {kind: 10 * loop[kind] / local[kind] for kind in ("wall", "cpu")}
-    found = {"plain loop, a tenth of the rows": loop, "acnml predict": local}
-    return {"rows": job["rows"], **found, "share of the loop's throughput": ratios}
+    found = compare({"acnml predict": ("local", 1)}, job, rounds=1)
+    loop = best([before, finish(start("loop", 1, tenth))])
+    ratios = {kind: 10 * loop[kind] / found["acnml predict"][kind] for kind in ("wall", "cpu")}
+    found["plain loop, a tenth of the rows"] = loop
+    return {**found, "share of the loop's throughput": ratios}
 
 
 def against_ray(job: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Compare two actors with one process that has two threads."""
     kinds = {"local, two threads": ("local", 2), "two Ray actors": ("ray", 1)}
     found = compare(kinds, job, rounds)
-    ratio = found["local, two threads"]["wall"] / found["two Ray actors"]["wall"]
-    return {"rows": job["rows"], **found, "share of the local throughput": {"wall": ratio}}
+    local, ray = found["local, two threads"], found["two Ray actors"]
+    ratios = {
+        "whole run": local["wall"] / ray["wall"],
+        "steady state": ray["rows_per_s"] / local["rows_per_s"],
+    }
+    return {**found, "share of the local throughput": ratios}
 
 
 def parallel_fit(job: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Compare the fit of two halves in two processes with a fit of all data in one."""
-    one, two = list[Numbers](), list[Numbers]()
-    for _ in range(rounds):
-        one.append(finish(start("fit", 1, {**job, "share": 0, "shares": 1})))
-        both = [start("fit", 1, {**job, "share": share, "shares": 2}) for share in range(2)]
-        halves = [finish(process) for process in both]
-        two.append({kind: max(half[kind] for half in halves) for kind in halves[0]})
-    single, pair = fastest(one), fastest(two)
-    speed = {kind: single[kind] / pair[kind] for kind in ("wall", "cpu")}
-    return {"rows": job["rows"], "one process": single, "two processes": pair, "speed-up": speed}
+    """Compare a fit in two processes, which add up their sums, with a fit in one."""
+    runs: dict[int, list[Numbers]] = {1: [], 2: []}
+    for index in range(rounds):
+        for processes in runs:
+            settings = {**job, "processes": processes, "meeting": f"{job['folder']}/fit-{index}"}
+            ranks = [start("fit", 1, {**settings, "rank": rank}) for rank in range(processes)]
+            numbers = [finish(process) for process in ranks]
+            runs[processes].append({kind: max(n[kind] for n in numbers) for kind in numbers[0]})
+    one, two = best(runs[1]), best(runs[2])
+    speed = {kind: one[kind] / two[kind] for kind in ("wall", "cpu")}
+    rows = FIT_PIECES * PIECE
+    return {"rows": rows, "one process": one, "two processes": two, "speed-up": speed}
+
+
+MEASUREMENTS = {
+    "local": (against_loop, 1),
+    "long": (long_run, LONG),
+    "ray": (against_ray, RAY),
+    "fit": (parallel_fit, 1),
+}
 
 
 def main() -> None:
@@ -259,31 +279,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="local,ray,fit")
+    parser.add_argument("--only", default=",".join(MEASUREMENTS))
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(CHILDREN[options.child[0]](json.loads(options.child[1]))))
         return
-    wanted = options.only.split(",")
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory() as name:
-        job = {**prepare(Path(name), options.rows), "rows": options.rows, "folder": name}
-        load = os.getloadavg()[0]
-        if "local" in wanted:
-            results[f"local, {options.rows:,} rows"] = against_loop(job, options.rounds)
-        if "long" in wanted:
-            results[f"long, {options.rows:,} rows"] = long_run(job)
-        if "ray" in wanted:
-            results[f"ray, {options.rows:,} rows"] = against_ray(job, options.rounds)
-        if "fit" in wanted:
-            fit_rows = min(options.rows, 20_000)
-            results["fit"] = parallel_fit({**job, "rows": fit_rows}, options.rounds)
-        results["load of the machine at the start"] = load
-    write_file(RESULTS, (json.dumps(results, indent=1) + "\n").encode())
-    print(json.dumps(results, indent=1))
+        files.write_predictor(Path(name))
+        for wanted in options.only.split(","):
+            measure, times = MEASUREMENTS[wanted]
+            rows, path = times * options.rows, Path(name) / "rows.parquet"
+            if wanted != "fit":
+                write_rows(path, rows)
+            job = {"folder": name, "input": str(path), "rows": rows}
+            load = os.getloadavg()[0]
+            results[wanted] = {"load": load, **measure(job, options.rounds)}
+    if options.rows == ROWS:
+        write_file(RESULTS, (json.dumps(results, indent=1) + "\n").encode())
+    print(json.dumps({wanted: results[wanted] for wanted in options.only.split(",")}, indent=1))
 
 
 if __name__ == "__main__":

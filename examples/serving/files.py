@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import acnml
+from acnml import Calibrated
 
 PIXELS, HIDDEN, CLASSES = 784, 256, 10
 
@@ -33,8 +34,8 @@ def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, torch.where(wrong, (chosen + 1) % CLASSES, chosen)
 
 
-def write(folder: Path) -> None:
-    """Train and calibrate the network, and write weights, predictor and ONNX model."""
+def write_predictor(folder: Path) -> Calibrated:
+    """Train and calibrate the network, and write weights and predictor."""
     x, labels = images(6000, seed=1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -46,12 +47,18 @@ def write(folder: Path) -> None:
         loss.backward()
         optimizer.step()
     train, validation = (x[:4000], labels[:4000]), (x[4000:], labels[4000:])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter
-        calibrated = acnml.calibrate(model, train, validation, progress=False)
-        acnml.export_onnx(calibrated, x[:2], folder / "model.onnx")
+    calibrated = acnml.calibrate(model, train, validation, progress=False)
     safetensors.torch.save_model(model, str(folder / "weights.safetensors"))
     acnml.save(calibrated, folder / "predictor.safetensors")
+    return calibrated
+
+
+def write(folder: Path) -> None:
+    """Write weights, predictor and ONNX model, and the limit below which the server abstains."""
+    calibrated = write_predictor(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter
+        acnml.export_onnx(calibrated, images(2, seed=1)[0], folder / "model.onnx")
     (folder / "limit.txt").write_text(repr(calibrated.threshold(0.05)))
 
 

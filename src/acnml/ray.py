@@ -29,7 +29,8 @@ from acnml.scoring.tables import input_columns, whole
 
 T = TypeVar("T")
 
-# A lost actor is started again as often as needed, and its task is given to another one.
+# A task is repeated as often as needed if its worker is lost. Ray Data does so by itself: lost
+# actors are started again, and their tasks are given to others.
 ALWAYS = -1
 
 
@@ -69,8 +70,6 @@ class Cluster:
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(actors, len(units))),
             num_cpus=threads,
-            max_restarts=ALWAYS,
-            max_task_retries=ALWAYS,
         )
         for row in done.iter_rows():
             yield int(row["rows"])
@@ -137,8 +136,6 @@ def score(
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(size=actors),
         num_cpus=threads,
-        max_restarts=ALWAYS,
-        max_task_retries=ALWAYS,
     )
 
 

@@ -7,14 +7,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, final
 
 import typer
 from tqdm import tqdm
 
+from acnml.cli._shared.options import grouped
+
 if TYPE_CHECKING:
-    from acnml.scoring import Engine, Job, Summary
+    from acnml.scoring import Answers, Engine, Job, Reading, Summary
 
 # Exit status if all rows were read, but some have no answer.
 SOME_REJECTED = 3
@@ -34,77 +37,141 @@ class _Score(str, enum.Enum):
     REGRET = "regret"
 
 
+@final
+@dataclass(frozen=True)
+class _Files:
+    """The predictor, and where rows come from and answers go to."""
+
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Function that returns the network: package.module:build or file.py:build."
+        ),
+    ]
+    predictor: Annotated[Path, typer.Option(help="File of acnml.save.")]
+    input: Annotated[
+        str,
+        typer.Option(
+            help="Parquet, .npy or .npz file, folder or pattern of such files, or folder of images."
+        ),
+    ]
+    output: Annotated[Path, typer.Option(help="Folder for the answers.")]
+    weights: Annotated[
+        Path | None, typer.Option(help="Safetensors file with the network's state dict.")
+    ] = None
+
+
+@final
+@dataclass(frozen=True)
+class _Inputs:
+    """How rows become inputs of the model."""
+
+    columns: Annotated[
+        str, typer.Option(help="Inputs of the model: a,b or argument=column, by commas.")
+    ] = ""
+    stack: Annotated[
+        bool, typer.Option("--stack", help="Join columns of numbers into one vector.")
+    ] = False
+    carry: Annotated[
+        str, typer.Option(help="Columns to copy to the output, separated by commas.")
+    ] = ""
+    shape: Annotated[
+        str, typer.Option(help="Shape of an input that is stored flat, for example 1,28,28.")
+    ] = ""
+    as_float: Annotated[
+        bool, typer.Option("--as-float", help="Convert integers to floating point numbers.")
+    ] = False
+    image_mode: Annotated[str, typer.Option(help="Mode of images: RGB, L, ...")] = "RGB"
+    image_size: Annotated[
+        str, typer.Option(help="Resize images to height,width, for example 32,32.")
+    ] = ""
+    transform: Annotated[
+        str | None, typer.Option(help="Function that makes an array of an image of Pillow.")
+    ] = None
+
+    def reading(self) -> Reading:
+        from acnml.scoring import Reading
+
+        return Reading(
+            columns=_names(self.columns),
+            stack=self.stack,
+            carry=_names(self.carry),
+            shape=_sizes(self.shape, "shape"),
+            as_float=self.as_float,
+            image_mode=self.image_mode,
+            image_size=_pair(self.image_size),
+            transform=self.transform,
+        )
+
+
+@final
+@dataclass(frozen=True)
+class _Answers:
+    """What is written for every row."""
+
+    log_probs: Annotated[
+        bool, typer.Option("--log-probs", help="Write the log-probabilities of all classes.")
+    ] = False
+    abstain_share: Annotated[
+        float, typer.Option(help="Share of the validation data on which to abstain.")
+    ] = 0.05
+    abstain_by: Annotated[_Score, typer.Option(help="What abstaining looks at.")] = (
+        _Score.CONFIDENCE
+    )
+
+    def answers(self) -> Answers:
+        from acnml.scoring import Answers
+
+        return Answers(self.log_probs, self.abstain_share, self.abstain_by.value)
+
+
+@final
+@dataclass(frozen=True)
+class _Running:
+    """Who computes, and how much at once."""
+
+    part_rows: Annotated[int, typer.Option(min=1, help="Rows of a file of the output.")] = 16384
+    batch_rows: Annotated[int, typer.Option(min=1, help="Rows scored together.")] = 1024
+    device: Annotated[str, typer.Option(help="Device of the network: cpu or cuda.")] = "cpu"
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of torch, for every actor of Ray.")
+    ] = None
+    engine: Annotated[_Engine, typer.Option(help="Who computes.")] = _Engine.LOCAL
+    address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster; by default a local one.")
+    ] = None
+    actors: Annotated[
+        int | None, typer.Option(min=1, help="Actors of Ray; by default one per free CPU.")
+    ] = None
+
+    def chosen_engine(self) -> Engine:
+        if self.engine is _Engine.RAY:
+            return self._cluster()
+        if self.address or self.actors:
+            raise ValueError("--address and --actors are for --engine ray")
+        import torch
+
+        from acnml.scoring import locally
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        return locally
+
+    def _cluster(self) -> Engine:
+        try:
+            from acnml.ray import Cluster
+        except ModuleNotFoundError as error:
+            message = f"--engine ray needs {error.name}: pip install 'acnml[ray]'"
+            raise ValueError(message) from error
+        return Cluster(self.address, self.actors, self.threads)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command()
-    def predict(
-        model: Annotated[
-            str,
-            typer.Option(
-                help="Function that returns the network: package.module:build or file.py:build."
-            ),
-        ],
-        predictor: Annotated[Path, typer.Option(help="File of acnml.save.")],
-        input: Annotated[
-            str,
-            typer.Option(
-                help="Parquet, .npy or .npz file, folder or pattern of such files, or folder of "
-                "images."
-            ),
-        ],
-        output: Annotated[Path, typer.Option(help="Folder for the answers.")],
-        weights: Annotated[
-            Path | None, typer.Option(help="Safetensors file with the network's state dict.")
-        ] = None,
-        columns: Annotated[
-            str, typer.Option(help="Inputs of the model: a,b or argument=column, by commas.")
-        ] = "",
-        stack: Annotated[
-            bool, typer.Option("--stack", help="Join columns of numbers into one vector.")
-        ] = False,
-        carry: Annotated[
-            str, typer.Option(help="Columns to copy to the output, separated by commas.")
-        ] = "",
-        shape: Annotated[
-            str, typer.Option(help="Shape of an input that is stored flat, for example 1,28,28.")
-        ] = "",
-        as_float: Annotated[
-            bool, typer.Option("--as-float", help="Convert integers to floating point numbers.")
-        ] = False,
-        image_mode: Annotated[str, typer.Option(help="Mode of images: RGB, L, ...")] = "RGB",
-        image_size: Annotated[
-            str, typer.Option(help="Resize images to height,width, for example 32,32.")
-        ] = "",
-        transform: Annotated[
-            str | None, typer.Option(help="Function that makes an array of an image of Pillow.")
-        ] = None,
-        log_probs: Annotated[
-            bool, typer.Option("--log-probs", help="Write the log-probabilities of all classes.")
-        ] = False,
-        abstain_share: Annotated[
-            float,
-            typer.Option(help="Share of the validation data on which to abstain."),
-        ] = 0.05,
-        abstain_by: Annotated[
-            _Score, typer.Option(help="What abstaining looks at.")
-        ] = _Score.CONFIDENCE,
-        part_rows: Annotated[
-            int, typer.Option(min=1, help="Rows of a file of the output.")
-        ] = 16384,
-        batch_rows: Annotated[int, typer.Option(min=1, help="Rows scored together.")] = 1024,
-        device: Annotated[str, typer.Option(help="Device of the network: cpu or cuda.")] = "cpu",
-        threads: Annotated[
-            int | None, typer.Option(min=1, help="Threads of torch, for every actor of Ray.")
-        ] = None,
-        engine: Annotated[_Engine, typer.Option(help="Who computes.")] = _Engine.LOCAL,
-        address: Annotated[
-            str | None, typer.Option(help="Address of a Ray cluster; by default a local one.")
-        ] = None,
-        actors: Annotated[
-            int | None, typer.Option(min=1, help="Actors of Ray; by default one per free CPU.")
-        ] = None,
-    ) -> None:
+    @grouped
+    def predict(files: _Files, inputs: _Inputs, answers: _Answers, running: _Running) -> None:
         """Score many inputs with a saved predictor, in bounded memory.
 
         Writes Parquet files to the output folder: label, confidence, regret, solved,
@@ -116,35 +183,27 @@ def register(app: typer.Typer) -> None:
         Exit status: 0 if all rows have an answer, 3 if some were rejected, 1 for an
         error, 2 for wrong arguments.
         """
-        from acnml.scoring import Answers, Job, Reading
-
         with _one_line():
-            reading = Reading(
-                columns=_names(columns),
-                stack=stack,
-                carry=_names(carry),
-                shape=_sizes(shape, "shape"),
-                as_float=as_float,
-                image_mode=image_mode,
-                image_size=_pair(image_size),
-                transform=transform,
-            )
-            job = Job(
-                model=model,
-                predictor=str(predictor),
-                input=input,
-                output=str(output),
-                weights=None if weights is None else str(weights),
-                reading=reading,
-                answers=Answers(log_probs, abstain_share, abstain_by.value),
-                part_rows=part_rows,
-                batch_rows=batch_rows,
-                device=device,
-            )
-            if engine is _Engine.LOCAL and (address or actors):
-                raise ValueError("--address and --actors are for --engine ray")
-            summary = run_predict(job, _engine(engine, address, actors, threads))
+            job = _job(files, inputs, answers, running)
+            summary = run_predict(job, running.chosen_engine())
         raise typer.Exit(SOME_REJECTED if summary.n_rejected else 0)
+
+
+def _job(files: _Files, inputs: _Inputs, answers: _Answers, running: _Running) -> Job:
+    from acnml.scoring import Job
+
+    return Job(
+        model=files.model,
+        predictor=str(files.predictor),
+        input=files.input,
+        output=str(files.output),
+        weights=None if files.weights is None else str(files.weights),
+        reading=inputs.reading(),
+        answers=answers.answers(),
+        part_rows=running.part_rows,
+        batch_rows=running.batch_rows,
+        device=running.device,
+    )
 
 
 def run_predict(job: Job, engine: Engine) -> Summary:
@@ -194,24 +253,6 @@ class _Bar:
             return
         self._bar.update(done - self._found - self.fresh)
         self.fresh = done - self._found
-
-
-def _engine(
-    engine: _Engine, address: str | None, actors: int | None, threads: int | None
-) -> Engine:
-    if engine is _Engine.LOCAL:
-        import torch
-
-        from acnml.scoring import locally
-
-        if threads is not None:
-            torch.set_num_threads(threads)
-        return locally
-    try:
-        from acnml.ray import Cluster
-    except ModuleNotFoundError as error:
-        raise ValueError(f"--engine ray needs {error.name}: pip install 'acnml[ray]'") from error
-    return Cluster(address, actors, threads)
 
 
 @contextmanager
