@@ -22,6 +22,7 @@ from PIL import Image
 
 import acnml
 from acnml.scoring import Answers, Job, Reading, ScoringError, score
+from acnml.scoring.job import is_uri
 from acnml.scoring.output import PartWriter
 from acnml.scoring.run import Worker, behind, locally
 from scored import (
@@ -103,6 +104,43 @@ def test_folders_of_parquet_files_and_columns_in_their_names(job, files, tmp_pat
     assert table["day"].to_pylist() == ["0"] * 70 + ["2"] * 50
     assert table["row"].to_pylist() == [*range(70), *range(50)]
     assert_answers(table, files, x)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_uri_is_read_like_the_files_that_it_names(is_folder, job, tmp_path):
+    folder = tmp_path / "all days"
+    for day, part in enumerate(rows(120).reshape(2, 60, FEATURES)):
+        (folder / f"day={day}").mkdir(parents=True)
+        write_parquet(folder / f"day={day}" / "data.parquet", part)
+    (folder / "_SUCCESS").touch()
+    path = folder if is_folder else folder / "day=1" / "data.parquet"
+    reading = Reading(carry=("day",) if is_folder else ())
+    job = replace(job, input=str(path), reading=reading)
+    by_uri = replace(job, input=path.as_uri(), output=str(tmp_path / "by uri"))
+    assert by_uri.at_absolute_paths().input == path.as_uri()
+    assert score(by_uri) == score(job)
+    assert contents(by_uri.output) == contents(job.output)
+    assert score(replace(by_uri, input=str(path))).found == score(job).parts  # the same job
+
+
+def test_what_a_uri_cannot_be(job, tmp_path):
+    write_parquet(tmp_path / "data.parquet", rows(20))
+    np.save(tmp_path / "data.npy", rows(20))
+    uri = tmp_path.as_uri()
+    for path, message in (
+        (f"{uri}/nothing.parquet", "there is no file or folder"),
+        (f"{uri}/*.parquet", "is a pattern"),
+        (f"{uri}/data.npy", "nothing else is read from a URI"),
+        (uri, "and others, such as data.npy"),
+        ("nowhere://bucket/data.parquet", "cannot be read: .*Check the URI"),
+    ):
+        with pytest.raises(ScoringError, match=message):
+            score(replace(job, input=path))
+    for name in ("output", "predictor", "weights"):
+        for path in ("s3://bucket/x", "s3:/bucket/x"):  # as `Path` writes it
+            with pytest.raises(ValueError, match=f"{name} must be a local path"):
+                replace(job, **{name: path})
+    assert not is_uri("C:/data/x.parquet")
 
 
 @pytest.mark.parametrize("kind", ["fixed", "nested", "list", "large_list", "tensor"])

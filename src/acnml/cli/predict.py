@@ -52,7 +52,8 @@ class _Files:
     input: Annotated[
         str,
         typer.Option(
-            help="Parquet, .npy or .npz file, folder or pattern of such files, or folder of images."
+            help="Parquet, .npy or .npz file, folder or pattern of such files, folder of images, "
+            "or URI of Parquet files, such as s3://bucket/data."
         ),
     ]
     output: Annotated[Path, typer.Option(help="Folder for the answers.")]

@@ -6,7 +6,8 @@ once. Memory does not grow with the input. This package needs the extra `predict
 
 - `job.py`: what is scored, and how: settings.
 - `models.py`: the predictor of a job.
-- `sources.py`: rows of the input, from `parquet.py`, `arrays.py` and `images.py`.
+- `sources.py`: rows of the input, from `parquet.py`, `arrays.py` and `images.py`; `remote.py`
+  lists files that a URI names.
 - `columns.py`: columns of a table as arrays, and rows that do not fit.
 - `scorer.py`: inputs to answers.
 - `output.py`: the folder with the results.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -16,6 +17,14 @@ PART_ROWS = 16_384
 BATCH_ROWS = 1024
 
 SCORES = ("confidence", "regret")
+
+# A scheme has two letters at least, because C:/data is a path. `Path` makes one slash of two.
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def is_uri(path: str) -> bool:
+    """Whether a path is a URI such as s3://bucket/folder."""
+    return _URI.match(path) is not None
 
 
 @final
@@ -91,7 +100,8 @@ class Job:
             `nn.Module`, or a `Classifier` if its outputs are not logits).
         predictor: a file of `acnml.save`.
         input: a Parquet, .npy or .npz file, a folder of such files, a pattern such as
-            "data/*.parquet", or a folder of images.
+            "data/*.parquet", or a folder of images; or a URI of Parquet files that Arrow can read,
+            such as "s3://bucket/data".
         output: a new folder, or that of the same job, which then goes on.
         weights: a safetensors file with the network's state dict; by default the network keeps the
             weights that `model` gives it.
@@ -115,6 +125,14 @@ class Job:
 
     def __post_init__(self) -> None:
         checks.settle_integers(self, part_rows=1, batch_rows=1)
+        for name in ("output", "predictor", "weights"):
+            path = getattr(self, name)
+            if path is not None and is_uri(path):
+                raise ValueError(
+                    f"{name} must be a local path, got {path!r}: only the input may be a URI. Copy "
+                    "or mount the files; parts get to their place by renaming, which is not atomic "
+                    "on object stores"
+                )
 
     def at_absolute_paths(self) -> Job:
         """Return the same job for processes in other working directories."""
@@ -125,7 +143,7 @@ class Job:
             self,
             model=f"{place}{colon}{function}",
             predictor=str(Path(self.predictor).absolute()),
-            input=str(Path(self.input).absolute()),
+            input=self.input if is_uri(self.input) else str(Path(self.input).absolute()),
             output=str(Path(self.output).absolute()),
             weights=None if self.weights is None else str(Path(self.weights).absolute()),
         )

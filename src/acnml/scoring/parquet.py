@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, final
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from acnml.scoring.job import Reading
 from acnml.scoring.models import ScoringError
-from acnml.scoring.sources import SHOWN, Block, Source, identity_of
+from acnml.scoring.sources import SHOWN, Block, Source
 from acnml.scoring.tables import input_columns, require_columns, whole
 
 # Pages are read in pieces of this many bytes, and not ahead. Otherwise whole columns of a row group
-# are read, and those of all row groups stay in memory until the file is closed.
-IN_PIECES = {"buffer_size": 2**20, "pre_buffer": False}
+# are read, and those of all row groups stay in memory until the file is closed. Every piece from a
+# remote file system is a request, so these are larger.
+LOCAL_PIECE, REMOTE_PIECE = 2**20, 2**24
 
 
 @final
 class ParquetSource(Source):
     """Parquet files with the same columns; names of folders such as "day=3" are columns as well."""
 
-    def __init__(self, root: Path, files: list[Path], reading: Reading) -> None:
-        self._root, self._files = root, files
-        self._groups = [_row_groups(file) for file in files]
+    def __init__(
+        self,
+        system: fs.FileSystem,
+        root: PurePath,
+        files: Sequence[PurePath],
+        reading: Reading,
+    ) -> None:
+        self._system, self._root, self._files = system, root, files
+        self._groups = [_row_groups(system, file) for file in files]
         self._begins = [[0, *accumulate(groups)] for groups in self._groups]
         self.lengths = tuple(begins[-1] for begins in self._begins)
         self._keys = [_keys_of_folders(file.relative_to(root)) for file in files]
-        self._schemas = [pq.read_schema(file) for file in files]
+        self._schemas = [pq.read_schema(file, filesystem=system) for file in files]
         schema = self._schemas[0]
         for name in self._keys[0]:
             if name not in schema.names:
@@ -45,7 +53,11 @@ class ParquetSource(Source):
 
     def identity(self) -> list[tuple[str, int, int]]:
         """Return name, size and time of change of every file."""
-        return identity_of(self._root, self._files)
+        infos = self._system.get_file_info([str(file) for file in self._files])
+        names = [file.relative_to(self._root).as_posix() for file in self._files]
+        # Some remote file systems have no time of change.
+        times = [info.mtime_ns or 0 for info in infos]
+        return list(zip(names, (info.size for info in infos), times, strict=True))
 
     def stretch(self, file: int, row: int) -> int:
         """Return where the row group of a row begins."""
@@ -57,7 +69,8 @@ class ParquetSource(Source):
             self.close()
             own = set(self._schemas[file].names)
             names = [name for name in self._wanted if name in own]
-            self._open = _Rows(self._files[file], file, start, self._groups[file], names, size)
+            parquet = _opened(self._system, self._files[file])
+            self._open = _Rows(parquet, file, start, self._groups[file], names, size)
         name = self._files[file].relative_to(self._root).as_posix()
         for first in range(start, stop, size):
             table = self._open.next(min(size, stop - first))
@@ -88,7 +101,7 @@ class ParquetSource(Source):
         index = next((i for i, length in enumerate(self.lengths) if length), None)
         if index is None:
             raise ScoringError(f"{self._root} has no rows")
-        with pq.ParquetFile(self._files[index], **IN_PIECES) as file:
+        with _opened(self._system, self._files[index]) as file:
             return pa.Table.from_batches([next(file.iter_batches(SHOWN))])
 
     def _require_same_columns(self) -> None:
@@ -111,12 +124,18 @@ class _Rows:
     """Reads the rows of one file in order, from some row on."""
 
     def __init__(
-        self, path: Path, file: int, start: int, groups: list[int], names: list[str], size: int
+        self,
+        parquet: pq.ParquetFile,
+        file: int,
+        start: int,
+        groups: list[int],
+        names: list[str],
+        size: int,
     ) -> None:
         ends = list(accumulate(groups))
         group = next((i for i, end in enumerate(ends) if end > start), len(groups))
         self._file, self._at = file, start
-        self._parquet = pq.ParquetFile(path, **IN_PIECES)
+        self._parquet = parquet
         self._batches = self._parquet.iter_batches(
             size, row_groups=list(range(group, len(groups))), columns=names, use_threads=False
         )
@@ -151,16 +170,21 @@ class _Rows:
             count -= min(count, len(batch))
 
 
-def _row_groups(path: Path) -> list[int]:
+def _opened(system: fs.FileSystem, path: PurePath) -> pq.ParquetFile:
+    piece = LOCAL_PIECE if isinstance(system, fs.LocalFileSystem) else REMOTE_PIECE
+    return pq.ParquetFile(path, filesystem=system, buffer_size=piece, pre_buffer=False)
+
+
+def _row_groups(system: fs.FileSystem, path: PurePath) -> list[int]:
     """Return the numbers of rows of all row groups."""
     try:
-        metadata = pq.read_metadata(path)
+        metadata = pq.read_metadata(path, filesystem=system)
     except pa.ArrowInvalid as error:
         raise ScoringError(f"{path} is not a Parquet file, or damaged: {error}") from error
     return [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
 
 
-def _keys_of_folders(path: Path) -> dict[str, str]:
+def _keys_of_folders(path: PurePath) -> dict[str, str]:
     """Return the columns in the names of folders such as "day=3"."""
     pairs = [folder.split("=", 1) for folder in path.parts[:-1] if "=" in folder]
     return {unquote(name): unquote(value) for name, value in pairs}

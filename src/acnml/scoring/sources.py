@@ -9,17 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
-from pathlib import Path
-from typing import final
+from pathlib import Path, PurePath
+from typing import TypeVar, final
 
 import pyarrow as pa
+from pyarrow import fs
 
 from acnml.scoring.columns import Array
-from acnml.scoring.job import Reading
+from acnml.scoring.job import Reading, is_uri
 from acnml.scoring.models import ScoringError
+
+P = TypeVar("P", bound=PurePath)
+
+PARQUET = (".parquet", ".pq")
 
 # Rows at the beginning of the input that show the shapes of inputs.
 SHOWN = 256
@@ -79,16 +84,19 @@ class Source(ABC):
 
 
 def open_source(path: str, reading: Reading) -> Source:
-    """Return the source for a file, a folder or a pattern."""
+    """Return the source for a file, a folder, a pattern or a URI."""
     from acnml.scoring.arrays import ArraySource
     from acnml.scoring.images import SUFFIXES as IMAGES
     from acnml.scoring.images import ImageSource
     from acnml.scoring.parquet import ParquetSource
 
+    if is_uri(path):
+        return _open_remote(path, reading)
     root, found = files_of(path)
     suffixes = {file.suffix.lower() for file in found}
-    if suffixes & {".parquet", ".pq"}:
-        return ParquetSource(root, _only(found, (".parquet", ".pq"), path), reading)
+    if suffixes & set(PARQUET):
+        files = _only(found, PARQUET, path)
+        return ParquetSource(fs.LocalFileSystem(), root, files, reading)
     for suffix in (".npy", ".npz"):
         if suffix in suffixes:
             return ArraySource(root, _only(found, (suffix,), path), reading)
@@ -97,6 +105,22 @@ def open_source(path: str, reading: Reading) -> Source:
     raise ScoringError(
         f"{path} has none of .parquet, .npy, .npz and images ({', '.join(IMAGES)}): check --input"
     )
+
+
+def _open_remote(uri: str, reading: Reading) -> Source:
+    """Return the source for Parquet files that Arrow reads from another file system."""
+    from acnml.scoring.parquet import ParquetSource
+    from acnml.scoring.remote import remote_files
+
+    system, root, found = remote_files(uri)
+    visible = _visible(root, found)
+    parquet = [file for file in visible if file.suffix.lower() in PARQUET]
+    if not parquet:
+        raise ScoringError(
+            f"{uri} has no Parquet files, and nothing else is read from a URI: convert the files "
+            "to Parquet, or copy them to a local folder"
+        )
+    return ParquetSource(system, root, _only(visible, PARQUET, uri), reading)
 
 
 def files_of(path: str) -> tuple[Path, list[Path]]:
@@ -114,26 +138,30 @@ def files_of(path: str) -> tuple[Path, list[Path]]:
         root, found = Path(path).parent, [Path(path)]
     else:
         raise ScoringError(f"there is no file or folder {path}: check --input")
-    files = [
-        file
-        for file in found
-        if file.is_file()
-        and not any(p.startswith((".", "_")) for p in file.relative_to(root).parts)
-    ]
+    files = _visible(root, [file for file in found if file.is_file()])
     if not files:
         raise ScoringError(f"{path} has no files: check --input")
-    return root, sorted(files, key=lambda file: file.relative_to(root).as_posix())
+    return root, files
 
 
-def _only(files: list[Path], suffixes: tuple[str, ...], path: str) -> list[Path]:
+def _visible(root: P, files: list[P]) -> list[P]:
+    """Return the files that are not hidden, in the order of their names."""
+    named = [(file.relative_to(root), file) for file in files]
+    hidden = (".", "_")
+    visible = [pair for pair in named if not any(p.startswith(hidden) for p in pair[0].parts)]
+    return [file for _, file in sorted(visible, key=lambda pair: pair[0].as_posix())]
+
+
+def _only(files: Sequence[P], suffixes: tuple[str, ...], path: str) -> list[P]:
     """Return all files, or raise an error if some are of another kind that would be left out."""
     others = [file for file in files if file.suffix.lower() not in suffixes]
     if others:
+        example = f"for example --input '{Path(path) / f'*{suffixes[0]}'}'"
+        remedy = "move the others away" if is_uri(path) else f"name the ones to score, {example}"
         raise ScoringError(
-            f"{path} has {suffixes[0]} files and others, such as {others[0].name}: name the ones "
-            f"to score, for example --input '{Path(path) / f'*{suffixes[0]}'}'"
+            f"{path} has {suffixes[0]} files and others, such as {others[0].name}: {remedy}"
         )
-    return files
+    return list(files)
 
 
 def identity_of(root: Path, files: list[Path]) -> list[tuple[str, int, int]]:
