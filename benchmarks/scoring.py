@@ -287,7 +287,8 @@ def main() -> None:
     if options.child:
         print(json.dumps(CHILDREN[options.child[0]](json.loads(options.child[1]))))
         return
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = {kind: before[kind] for kind in MEASUREMENTS if kind in before}
     with tempfile.TemporaryDirectory() as name:
         files.write_predictor(Path(name))
         for wanted in options.only.split(","):
