@@ -25,7 +25,7 @@ PRICE = 0.01
 TEMPERATURE, EQUAL, DENSITY = "temperature", "temperature of equal price", "density temperature"
 ACNML, WEIGHED = "ACNML", "ACNML · s"  # `calibrate` is the second: α weighed by typicality
 LEVERAGE, GLM, BMA = "leverage NML", "GLM-Laplace", "BMA"
-IF_COMP, PNML = "IF-COMP, last layer", "pNML"
+FIRST_ORDER, PNML = "IF-COMP, last layer", "pNML"
 DROPOUT, ENSEMBLE = "MC dropout", "ensemble"
 ENSEMBLE_ACNML, ENSEMBLE_WEIGHED = "ensemble of ACNML", "ensemble of ACNML · s"
 
@@ -223,7 +223,7 @@ def gains_by_method() -> str:
     """All main methods at the strongest shifts: ECE / NLL."""
     places = [(network, shifts_by_strength(network)[0]) for network in networks()]
     places.append(("tables", "shifted rows"))
-    posterior = (GLM, BMA, ACNML, WEIGHED, IF_COMP)
+    posterior = (GLM, BMA, ACNML, WEIGHED, FIRST_ORDER)
     shown = ("network", TEMPERATURE, EQUAL, DENSITY, *posterior, LEVERAGE, PNML)
     lines = [[method, *(pair(*p, method) for p in places)] for method in shown]
     lines = [line for line in lines if any(line[1:])]  # a method may not have been run yet
