@@ -166,7 +166,7 @@ class Rows:
         """
         if n_labels == 1 or (self.size > 1 and self._can_part_inside()):
             return self.x, n_labels
-        index = torch.arange(self.size).repeat_interleave(n_labels)
+        index = torch.arange(self.size, device="cpu").repeat_interleave(n_labels)
         return batches.take(self.x, index), 1
 
     def _can_part_inside(self) -> bool:
@@ -346,7 +346,7 @@ def rows_can_part(
     model that shapes its tensors by the size of its input. The probe runs two rows per input, whose
     outputs at every site are scaled differently, and compares them with the same inputs repeated.
     """
-    size, scales = batches.size(x), torch.tensor([1.0, 1.25])
+    size, scales = batches.size(x), torch.tensor([1.0, 1.25], device="cpu")
 
     def parted(
         site: Site, module: nn.Module, index: int, received: Tensor, output: Tensor
@@ -355,7 +355,7 @@ def rows_can_part(
         factors = scales.to(output).view(1, 2, *[1] * (output.ndim - 1))
         return (by_input * factors).flatten(0, 1), None
 
-    repeated = batches.take(x, torch.arange(size).repeat_interleave(2))
+    repeated = batches.take(x, torch.arange(size, device="cpu").repeat_interleave(2))
     expected = run_changed(classifier, sites, repeated, tensors, parted, {}, 1)
     try:
         actual = run_changed(classifier, sites, x, tensors, parted, {}, 2)

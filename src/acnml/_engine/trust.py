@@ -149,7 +149,7 @@ def _groups(x: Inputs, thorough: bool) -> list[Tensor]:
         groups.append([first[0], first[0]])
     other = _lowest(x, -totals) if thorough else None
     groups += [] if other is None else [_disordered(*other, len(totals))]
-    return [torch.tensor(rows) for rows in groups]
+    return [torch.tensor(rows, device="cpu") for rows in groups]
 
 
 def _disordered(first: int, second: int, size: int) -> list[int]:
@@ -169,7 +169,7 @@ def _few(x: Inputs) -> Inputs:
     ends = [_lowest(x, totals), _lowest(x, -totals)]
     rows = {row for end in ends if end is not None for row in end}
     rows = rows if len(rows) > 2 else {*rows, *range(min(3, len(totals)))}
-    return batches.take(x, torch.tensor(sorted(rows)))
+    return batches.take(x, torch.tensor(sorted(rows), device="cpu"))
 
 
 def _lowest(x: Inputs, totals: Tensor) -> tuple[int, int] | None:
@@ -394,7 +394,9 @@ def _require_equal_gradients(
     if not logits.requires_grad:
         return
     outputs = [one.output for passed in tape.passages.values() for one in passed]
-    cotangent = torch.linspace(1, 2, logits.numel()).to(logits).view_as(logits)
+    cotangent = (
+        torch.linspace(1, 2, logits.numel(), device=logits.device).to(logits).view_as(logits)
+    )
     wanted = [*outputs, *leaves.values()]
     with naming_checkpoints():
         grads = torch.autograd.grad(logits, wanted, cotangent, allow_unused=True)

@@ -30,15 +30,15 @@ class Group(ABC):
     @final
     def total(self, count: int) -> int:
         """Return the sum of a count over the processes."""
-        tensor = torch.tensor(count, dtype=torch.int64)
+        tensor = torch.tensor(count, dtype=torch.int64, device="cpu")
         self.add_up([tensor])
         return int(tensor)
 
     @final
     def agree(self, values: Tensor) -> bool:
         """Whether all processes have the same values; the shapes may differ."""
-        count = torch.tensor(values.shape, dtype=torch.int64)
-        dimensions = torch.tensor(values.ndim, dtype=torch.int64)
+        count = torch.tensor(values.shape, dtype=torch.int64, device="cpu")
+        dimensions = torch.tensor(values.ndim, dtype=torch.int64, device="cpu")
         for own in (dimensions, count, values):
             differs = self.total(int(not torch.equal(own, self.share(own))))
             if differs:

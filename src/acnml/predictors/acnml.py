@@ -196,7 +196,9 @@ class Acnml(NmlPredictor):
     def _in_chunks(self, x: Inputs, solve: Callable[[Inputs], Solution]) -> Solution:
         """Solve for a chunk of inputs at a time; failed inputs raise an error or become NaN."""
         size, done = batches.size(x), 0
-        prepared, usable = self._without_failures(x, torch.arange(size), self.classifier.prepare)
+        prepared, usable = self._without_failures(
+            x, torch.arange(size, device="cpu"), self.classifier.prepare
+        )
         parts, rows = [], []
         for chunk in () if prepared is None else batches.chunks(prepared):
             own = usable[done : done + batches.size(chunk)]
@@ -218,14 +220,14 @@ class Acnml(NmlPredictor):
 
         Return the result, and which entries of `index` it is about.
         """
-        kept = torch.arange(len(index))
+        kept = torch.arange(len(index), device="cpu")
         while len(kept):
             try:
                 return use(x if len(kept) == len(index) else batches.take(x, kept)), index[kept]
             except RowsError as error:
                 if self.on_error == "raise" or not error.rows:
                     raise
-                good = torch.ones(len(kept), dtype=torch.bool)
+                good = torch.ones_like(kept, dtype=torch.bool)
                 good[list(error.rows)] = False
                 kept = kept[good]
         return None, index[kept]
