@@ -93,7 +93,7 @@ PRESETS: Mapping[str, IfCompStudy] = {
         test=100,
         train_images=1000,
     ),
-    "small": IfCompStudy(networks=("resnet18", "resnet20"), test=1000, train_images=10_000),
+    "small": IfCompStudy(test=500, train_images=10_000),
     "full": IfCompStudy(),
 }
 
