@@ -53,7 +53,7 @@ lint: setup  # check format and lint
 types: setup  # check types
 	$(BIN)/mypy
 
-check: lint types test  # run everything that CI runs
+check: lint types test  # format, lint, types and tests
 
 format: setup  # format the code and fix lint where possible
 	$(BIN)/ruff format .

@@ -124,12 +124,15 @@ def load_data() -> Data:
     train_part, validation, test = (
         Labelled(fitted(part.inputs), part.labels) for part in (*parts, digits.test)
     )
-    generator = torch.Generator().manual_seed(recipe.seed)
-    copies = [varied(parts[0].inputs, generator) for _ in range(recipe.variants)]
-    learnt = Labelled(
-        torch.cat([train_part.inputs, *copies]), train_part.labels.repeat(1 + recipe.variants)
-    )
+    learnt = with_variants(train_part, parts[0].inputs, recipe) if recipe.variants else train_part
     return Data(digits.name, learnt, train_part, validation, test, recipe)
+
+
+def with_variants(digits: Labelled, small: Tensor, recipe: Recipe) -> Labelled:
+    """Return digits with `varied` copies, made from the small images that the digits are of."""
+    generator = torch.Generator().manual_seed(recipe.seed)
+    copies = [varied(small, generator) for _ in range(recipe.variants)]
+    return Labelled(torch.cat([digits.inputs, *copies]), digits.labels.repeat(1 + recipe.variants))
 
 
 def fitted(images: Tensor, maps: Tensor | None = None, level: Tensor | None = None) -> Tensor:
