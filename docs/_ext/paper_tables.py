@@ -200,6 +200,20 @@ def costs() -> str:
     return cost_table(measured("results.json"))
 
 
+def million_inputs() -> str:
+    """Time of a million inputs by network."""
+    from benchmarks.costs import network_table
+
+    return network_table(measured("results.json"))
+
+
+def million_by_classes() -> str:
+    """Time of a million inputs by the number of classes, for the head alone."""
+    from benchmarks.costs import class_table
+
+    return class_table(measured("results.json"))
+
+
 def gaps() -> str:
     """How far solutions are from the best one found."""
     from benchmarks.page import gap_table
@@ -217,4 +231,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "last-layer": last_layer,
     "costs": costs,
     "gaps": gaps,
+    "million-inputs": million_inputs,
+    "million-by-classes": million_by_classes,
 }
