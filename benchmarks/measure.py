@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Bma, Gradient, Linearised, Posterior, Reference
-from acnml._algebra.newton import solve_logits
+from acnml._algebra.convex import solve_logits
 from acnml._engine.chunks import label_chunks, row_chunks
 from acnml._engine.rows import Path, Rows, inner_product
 from benchmarks.subjects import TRAINING_IMAGES, Subject

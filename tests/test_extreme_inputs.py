@@ -11,8 +11,8 @@ from torch import nn
 
 import acnml
 from acnml import Acnml, Classifier, Diagonal
+from acnml._algebra.convex import solve_logits
 from acnml._algebra.kernels import DenseKernel, DiagonalKernel
-from acnml._algebra.newton import solve_logits
 from acnml._util.checks import RowsError
 from acnml.head.solve import Precision, solve_head
 from cases import normal

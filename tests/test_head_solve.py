@@ -12,8 +12,8 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, Linearised
+from acnml._algebra.convex import solve_logits
 from acnml._algebra.kernels import DenseKernel, DiagonalKernel, centred_variances
-from acnml._algebra.newton import solve_logits
 from acnml.head import ascent
 from acnml.head.ascent import EXACT, Rows, ascend, settled
 from acnml.head.solve import Precision, Start, background, solve_head

@@ -9,6 +9,7 @@ from torch import nn
 import acnml
 from acnml import Classifier, Linearised
 from acnml._algebra import kernels
+from acnml._algebra.convex import solve_logits
 from acnml._algebra.kernels import (
     DenseKernel,
     DiagonalKernel,
@@ -16,7 +17,6 @@ from acnml._algebra.kernels import (
     ScaledKernel,
     SpectralKernel,
 )
-from acnml._algebra.newton import solve_logits
 from cases import POSTERIORS, affine_layers, layer_inputs, normal, spd
 from dense import covariance
 

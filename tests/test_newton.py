@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from acnml import Acnml, Classifier, Linearised, LowRank
+from acnml._algebra.convex import solve_logits
 from acnml._algebra.kernels import DenseKernel
-from acnml._algebra.newton import solve_logits
 from cases import normal
 
 

@@ -129,13 +129,13 @@ def test_rows_that_are_run_alone_equal_those_of_the_whole_grid(case, monkeypatch
 @pytest.mark.parametrize("rounds", [1, 4, 200])
 def test_combinations_of_gradients_have_a_low_cost(rounds, monkeypatch):
     """The cost never rises. The duality gap λᵀh - min_i h_i, with derivatives h, becomes small."""
-    from acnml.solvers.linearised import _least_on_simplex
+    from acnml._algebra.convex import least_on_simplex
 
-    monkeypatch.setattr("acnml.solvers.linearised.ROUNDS", rounds)
+    monkeypatch.setattr("acnml._algebra.convex.ROUNDS", rounds)
     roots, costs = normal(50, 6, 4), normal(50, 6).abs()
     matrix, start = roots @ roots.mT, torch.zeros(50, 6, dtype=torch.float64)
     start[:, 2] = 1
-    weights = _least_on_simplex(matrix, costs, start)
+    weights = least_on_simplex(matrix, costs, start)
     derivative = costs + (matrix @ weights[..., None]).squeeze(-1)
     value = (weights * derivative).sum(-1)
     assert (weights >= 0).all()

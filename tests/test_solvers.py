@@ -8,8 +8,8 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, Diagonal, Gradient, Linearised, Reference, UnsolvedError
+from acnml._algebra.convex import solve_logits
 from acnml._algebra.kernels import DenseKernel
-from acnml._algebra.newton import solve_logits
 from acnml._engine.rows import Rows
 from acnml._util.batches import size, take
 from cases import MODELS, POSTERIORS, Case, affine_layers, diagonal, normal

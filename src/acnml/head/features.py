@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from acnml._algebra.dual import Affine
+from acnml._algebra.kernels import Kernel
 from acnml._engine.layers import AFFINE, Site, find_sites, unsupported
 from acnml._engine.recorder import Tape
 from acnml._engine.trust import Passed, probed, require_apart_from, require_understood
@@ -20,6 +22,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
 from acnml.classifier import Classifier, strays
+from acnml.posteriors import Posterior
 from acnml.typicality.density import Observer
 
 # What may lie between a last layer's output and the logits of a model that is linear in it: our own
@@ -38,6 +41,21 @@ class Features(NamedTuple):
         """Return the features of some inputs."""
         observed = None if self.observed is None else self.observed[rows]
         return Features(self.inputs[rows], self.logits[rows], observed)
+
+    def kernel(
+        self,
+        posterior: Posterior,
+        layer: Affine,
+        temperature: float,
+        scale: Tensor | None = None,
+    ) -> Kernel:
+        """Return the covariance of the logits, divided by the temperature, under a posterior.
+
+        The scale (N,) multiplies the posterior's covariance, for every input by its own number.
+        """
+        kernel = posterior.output_kernel(layer, self.inputs.to(posterior.dtype))
+        kernel = kernel.scaled(temperature**-2)
+        return kernel if scale is None else kernel.double().scaled(scale.double())
 
     @staticmethod
     def joined(parts: Sequence[Features]) -> Features:

@@ -52,8 +52,7 @@ def logit_kernel(classifier: Classifier, posterior: Posterior, x: Inputs) -> tup
     layer = only_linear(classifier, posterior.mean)
     found = None if layer is None else features(classifier, layer, x, posterior.mean)
     if layer is not None and found is not None:
-        kernel = posterior.output_kernel(layer.layer, found.inputs.to(posterior.dtype))
-        return found.logits, kernel.scaled(classifier.temperature**-2)
+        return found.logits, found.kernel(posterior, layer.layer, classifier.temperature)
     supported = unsupported(classifier.model, posterior.mean) is None
     logits, matrix = (_by_rows if supported else _by_jacobians)(classifier, posterior, x)
     return logits, DenseKernel(matrix)

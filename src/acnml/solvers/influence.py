@@ -84,9 +84,7 @@ class Influence:
         scale: Tensor | None = None,
     ) -> Solution:
         """Estimate from known features of the last layer, see `Linearised.solve_features`."""
-        kernel = posterior.output_kernel(layer, found.inputs.to(posterior.dtype))
-        kernel = kernel.scaled(temperature**-2)
-        return _solution(found.logits, kernel if scale is None else kernel.scaled(scale))
+        return _solution(found.logits, found.kernel(posterior, layer, temperature, scale))
 
 
 def self_influence(classifier: Classifier, posterior: Posterior, x: Inputs) -> SelfInfluence:

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from acnml._algebra.convex import least_on_simplex, quadratic, solve_logits
 from acnml._algebra.dual import Affine, Dual, combination, taken
 from acnml._algebra.kernels import Kernel
-from acnml._algebra.newton import solve_logits
 from acnml._engine import chunks
 from acnml._engine.chunks import Solved, label_chunks
 from acnml._engine.recorder import Tape
@@ -54,15 +54,6 @@ ROUNDING = 64
 
 # A cost that keeps a gradient out of every combination.
 NEVER = 1e30
-
-# Pairwise steps at most for every variable of a problem.
-ROUNDS = 4
-
-# Steps end when the duality gap, a bound on what is left to gain, is this share of the value.
-CLOSE = 0.01
-
-# Numbers and gradients closer than this, relative to their size, differ by rounding.
-ALIKE = 1e-10
 
 
 @final
@@ -181,9 +172,7 @@ class Linearised:
 
         The scale (B,) multiplies the posterior's covariance, for every input by its own number.
         """
-        kernel = posterior.output_kernel(layer, found.inputs.to(posterior.dtype))
-        kernel = kernel.scaled(temperature**-2).double()
-        kernel = kernel if scale is None else kernel.scaled(scale.double())
+        kernel = found.kernel(posterior, layer, temperature, scale).double()
         precision = Precision(self.tolerance, self.newton_steps, self.negligible)
         # A row needs some twenty vectors of K numbers in double precision.
         rows = None if self.memory is None else max(1, self.memory // (160 * found.logits.shape[1]))
@@ -355,7 +344,7 @@ class _Bundle(NamedTuple):
     @property
     def squared(self) -> Tensor:
         """vᵀΣv."""
-        return _quadratic(self.gram, self.coefficients)
+        return quadratic(self.gram, self.coefficients)
 
     @property
     def objective(self) -> Tensor:
@@ -404,8 +393,8 @@ def _residual(rows: Rows, bundle: _Bundle) -> Tensor:
     """
     slopes, distances = bundle.slopes(), bundle.distances()
     costs = torch.where(bundle.usable, distances, NEVER)
-    weights = _least_on_simplex(2 * slopes, costs, bundle.at_latest())
-    least = _quadratic(slopes, weights) + (weights * distances).sum(-1)
+    weights = least_on_simplex(2 * slopes, costs, bundle.at_latest())
+    least = quadratic(slopes, weights) + (weights * distances).sum(-1)
     # What rounding leaves of the difference may be more.
     eps = torch.finfo(rows.posterior.dtype).eps
     lengths = bundle.gram.diagonal(dim1=-2, dim2=-1)[..., 1:]
@@ -448,7 +437,7 @@ def _advanced(rows: Rows, old: _Bundle, labels: Tensor, active: Tensor) -> _Bund
     coefficients = torch.lerp(old.coefficients, aim, tried[..., None])
     v = combination(old.points, coefficients)
     path = Path.to(rows.posterior, v)
-    view = _View.at(rows, path, _quadratic(old.gram, coefficients), labels)
+    view = _View.at(rows, path, quadratic(old.gram, coefficients), labels)
     new = old.with_gradient(rows, view, labels, coefficients)
     moved = new._replace(
         coefficients=_widened(coefficients),
@@ -457,12 +446,12 @@ def _advanced(rows: Rows, old: _Bundle, labels: Tensor, active: Tensor) -> _Bund
     )
     gain = view.objective - old.objective
     # Where rounding hides a gain, the gradient must get closer to v, or rounding hides that too.
-    before, after = (_quadratic(each.slopes(), each.at_latest()) for each in (old, moved))
+    before, after = (quadratic(each.slopes(), each.at_latest()) for each in (old, moved))
     closer = (after < before) | (after < 4 * rounding)
     better = (gain >= SHARE_OF_GAIN * expected) | ((gain >= -rounding) & closer)
     better = active & better & new.usable[..., -1]
-    hidden = _quadratic(slopes, weights) < rounding
-    size = _next_size(old.size, _quadratic(slopes, weights), gain, better, hidden)
+    hidden = quadratic(slopes, weights) < rounding
+    size = _next_size(old.size, quadratic(slopes, weights), gain, better, hidden)
     return moved.where(better, new)._replace(size=size)
 
 
@@ -479,11 +468,11 @@ def _direction(bundle: _Bundle, slopes: Tensor, rounding: Tensor) -> tuple[Tenso
     costs = torch.maximum(errors, bundle.distances() / 2)
     costs = torch.where(bundle.usable, costs, NEVER)
     size, plain = bundle.size[..., None], bundle.at_latest()
-    weights = _least_on_simplex(size[..., None] * slopes, costs, plain)
+    weights = least_on_simplex(size[..., None] * slopes, costs, plain)
     # Close to a smooth optimum, differences of gradients are rounding errors.
-    smooth = _quadratic(slopes, plain) < rounding
+    smooth = quadratic(slopes, plain) < rounding
     weights = torch.where(smooth[..., None], plain, weights)
-    return weights, (weights * costs).sum(-1) + bundle.size * _quadratic(slopes, weights) / 2
+    return weights, (weights * costs).sum(-1) + bundle.size * quadratic(slopes, weights) / 2
 
 
 def _next_size(size: Tensor, slope: Tensor, gain: Tensor, better: Tensor, hidden: Tensor) -> Tensor:
@@ -508,61 +497,6 @@ def _rounding(bundle: _Bundle, dtype: torch.dtype) -> Tensor:
     return ROUNDING * eps * (1 + bundle.objective.abs() + length + bundle.squared)
 
 
-def _quadratic(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Return xᵀAx, not below zero."""
-    product = (matrix @ vector[..., None]).squeeze(-1)
-    return (product * vector).sum(-1).clamp(min=0)
-
-
 def _widened(coefficients: Tensor) -> Tensor:
     """Append a zero for a new point."""
     return functional.pad(coefficients, (0, 1))
-
-
-def _least_on_simplex(matrix: Tensor, costs: Tensor, start: Tensor) -> Tensor:
-    """Return λ with λ_i ≥ 0 and Σ_i λ_i = 1 that nearly minimises costsᵀλ + ½ λᵀAλ.
-
-    Every step moves weight from the variable whose derivative is largest to the one with which this
-    gains most, as in sequential minimal optimisation (Fan, Chen & Lin 2005). The value never rises.
-    Any λ gives a direction and a valid residual; a better one makes the residual smaller.
-
-    Args:
-        matrix: A, symmetric and positive semi-definite, (..., M, M).
-        costs: (..., M).
-        start: feasible weights (..., M).
-    """
-    weights = start.clone()
-    derivative = costs + (matrix @ weights[..., None]).squeeze(-1)
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    for _ in range(ROUNDS * (costs.shape[-1] - 1)):
-        most, high = _first_largest(torch.where(weights > ALIKE, derivative, -torch.inf))
-        gaps, value = most - derivative, (weights * derivative).sum(-1, keepdim=True)
-        # Every problem ends by itself, so that rows do not touch each other.
-        goes_on = value - derivative.amin(-1, keepdim=True) > CLOSE * value.abs()
-        if not bool(goes_on.any()):
-            break
-        away = _row(matrix, high)
-        both = diagonal + diagonal.gather(-1, high)
-        bends = torch.maximum(both - 2 * away, ALIKE * both).clamp(min=1e-300)
-        low = _first_largest((gaps.clamp(min=0) ** 2 / bends).nan_to_num(0.0))[1]
-        toward = _row(matrix, low)
-        step = (gaps / bends).gather(-1, low).nan_to_num(0.0).clamp(min=0)
-        step = torch.where(goes_on, torch.minimum(step, weights.gather(-1, high)), 0.0)
-        weights = weights.scatter_add(-1, low, step).scatter_add(-1, high, -step)
-        derivative = torch.addcmul(derivative, step, toward - away)
-    return weights
-
-
-def _first_largest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest value (..., 1) and the first index at which it is, up to rounding.
-
-    Equal gradients are frequent. Rounding must not decide between them.
-    """
-    largest = values.amax(-1, keepdim=True)
-    index = (values >= largest - ALIKE * largest.abs()).int().argmax(-1, keepdim=True)
-    return largest, index
-
-
-def _row(matrix: Tensor, index: Tensor) -> Tensor:
-    """Return row `index` (..., 1) of every matrix."""
-    return torch.take_along_dim(matrix, index[..., None], dim=-2).squeeze(-2)
