@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from acnml._util.seeding import seeded
 from fuzz.answers import answer
+from fuzz.family import member_of_family
 from fuzz.files import mutated_file
 from fuzz.inputs import odd_input
 from fuzz.outcome import Outcome
@@ -16,13 +17,14 @@ from fuzz.settings import odd_setting
 # Every kind of case: a function of a seed that says what it did and how it ended.
 KINDS: dict[str, Callable[[int], tuple[str, Outcome]]] = {
     "answers": answer,
+    "family": member_of_family,
     "files": mutated_file,
     "inputs": odd_input,
     "settings": odd_setting,
 }
 
 # How many of ten cases are of a kind.
-SHARES = {"answers": 2, "files": 4, "inputs": 2, "settings": 2}
+SHARES = {"answers": 2, "family": 1, "files": 3, "inputs": 2, "settings": 2}
 
 
 class Case(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import acnml
-from acnml import Acnml, Classifier, Map, Tempered
+from acnml import Acnml, Classifier, IfComp, Influence, Map, Modes, Tempered
 from acnml._util.params import map_tensors
 from fuzz.networks import network
 from fuzz.outcome import Outcome, refused_or, require
@@ -23,18 +23,19 @@ STORED = 12  # different files, so that most of the time is spent on mutations
 
 
 @lru_cache(maxsize=STORED)
-def _stored(number: int) -> tuple[bytes, Any, Classifier | None]:
+def _stored(number: int) -> tuple[bytes, Any, Classifier | list[Classifier] | None]:
     """Return the bytes of a file, the value in it, and its network."""
     rng = random.Random(number)
     net = network(rng)
-    _, q = posterior(rng, net.model)
+    _, q = posterior(rng, net)
     classifier = Classifier(net.model)
     values: list[Any] = [
         *(q, Map(classifier)),
         *(Acnml(classifier, q, alpha=0.5), Tempered(Map(classifier), 2.0)),
+        *(IfComp(classifier, q, 0.5), Modes((Acnml(classifier, q, Influence()),))),
     ]
-    value = values[number % 4]
-    given = None if value is q else classifier
+    value = values[number % len(values)]
+    given = None if value is q else [classifier] if isinstance(value, Modes) else classifier
     with tempfile.TemporaryDirectory() as folder:
         acnml.save(value, Path(folder) / "file")
         return (Path(folder) / "file").read_bytes(), value, given
@@ -128,6 +129,8 @@ def _tensors(value: Any) -> list[bytes]:
 
     if isinstance(value, acnml.Posterior):
         map_tensors(value, note)
-    elif isinstance(value, Acnml):
+    elif isinstance(value, (Acnml, IfComp)):
         map_tensors(value.posterior, note)
+    elif isinstance(value, Modes):
+        found += [part for member in value.predictors for part in _tensors(member)]
     return found

@@ -18,8 +18,12 @@ from acnml import (
     Kronecker,
     LowRank,
     Posterior,
+    fit_ekfac_laplace,
 )
+from acnml._util.batches import size
 from acnml._util.params import Params
+from fuzz.networks import Network
+from fuzz.oracles import in_double
 
 LARGEST_FULL = 150  # parameters of a dense covariance
 
@@ -68,6 +72,13 @@ def _kronecker(
     return build
 
 
+def _ekfac(net: Network, names: list[str], precision: float) -> Posterior:
+    """Fit a posterior to the inputs of a network, in double precision."""
+    model, inputs = in_double(net)
+    data = [(inputs, torch.zeros(size(inputs), dtype=torch.long))]
+    return fit_ekfac_laplace(Classifier(model), data, precision, parameters=names, progress=False)
+
+
 KINDS: dict[str, Callable[[Params, list[Affine]], Posterior]] = {
     "diagonal": _diagonal,
     "low_rank": _low_rank,
@@ -77,20 +88,26 @@ KINDS: dict[str, Callable[[Params, list[Affine]], Posterior]] = {
 }
 
 
-def posterior(rng: random.Random, model: nn.Module) -> tuple[str, Posterior]:
+def posterior(rng: random.Random, net: Network) -> tuple[str, Posterior]:
     """Generate a posterior in double precision; return what it is called in a report, and it."""
-    kind, cover = rng.choice(list(KINDS)), rng.choice(["all", "last", "last", "some"])
-    layers = affine_layers(model)
+    kind, cover = rng.choice([*KINDS, "ekfac"]), rng.choice(["all", "last", "last", "some"])
+    model, layers = net.model, affine_layers(net.model)
     if cover == "last":
         layers = layers[-1:]
     elif cover == "some":
         layers = rng.sample(layers, rng.randrange(1, len(layers) + 1))
     names = [name for layer in layers for name in layer.names]
-    if cover == "all" and kind not in ("factors", "eigen"):
+    if cover == "all" and kind not in ("factors", "eigen", "ekfac"):
         names = [name for name, _ in model.named_parameters()]
     mean = {n: t.double() for n, t in Classifier(model).copy_parameters(names).items()}
     if kind == "full" and sum(t.numel() for t in mean.values()) > LARGEST_FULL:
         kind = "diagonal"
     torch.manual_seed(rng.randrange(2**31))
+    if kind == "ekfac":
+        precision = 10 ** rng.uniform(-1.5, 6)
+        try:
+            return f"ekfac over {cover}, τ={precision:.2g}", _ekfac(net, names, precision)
+        except ValueError:  # `fuzz/family.py` looks at what a fit refuses
+            kind = "eigen"
     variance = 10 ** rng.uniform(-6, 1.5)
     return f"{kind} over {cover} ×{variance:.2g}", KINDS[kind](mean, layers).scaled(variance)

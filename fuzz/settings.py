@@ -6,6 +6,7 @@ import random
 import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from acnml import (
     Full,
     Glm,
     Gradient,
+    IfComp,
     Linearised,
     LogitSampling,
     LowRank,
     Map,
+    Modes,
     Reference,
     Swag,
     Tempered,
@@ -70,9 +73,13 @@ def _posterior(classifier: Classifier) -> Diagonal:
     return Diagonal(mean, {n: torch.full_like(t, 0.1) for n, t in mean.items()})
 
 
-def _acnml(**settings: Any) -> Acnml:
+def _network_and_posterior() -> dict[str, Any]:
     classifier = Classifier(_model())
-    return Acnml(**{"classifier": classifier, "posterior": _posterior(classifier), **settings})
+    return {"classifier": classifier, "posterior": _posterior(classifier)}
+
+
+def _acnml(**settings: Any) -> Acnml:
+    return Acnml(**{**_network_and_posterior(), **settings})
 
 
 def _solving(solver: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,6 +171,30 @@ CALLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "fit_laplace_diagonal": (
         _fitted(acnml.fit_laplace_diagonal),
         ["classifier", "loader", "prior_precision", "parameters"],
+    ),
+    "fit_ekfac_laplace": (
+        _fitted(acnml.fit_ekfac_laplace),
+        ["classifier", "loader", "prior_precision", "parameters"],
+    ),
+    "fit_if_comp": (
+        _fitted(acnml.fit_if_comp),
+        ["classifier", "loader", "temperature", "c", "damping", "parameters", "fisher"],
+    ),
+    "fit_pnml": (
+        _fitted(acnml.fit_pnml),
+        ["classifier", "loader", "ridge", "c", "parameters"],
+    ),
+    "IfComp": (
+        lambda **s: IfComp(**{**_network_and_posterior(), **s})(_x()),
+        ["classifier", "posterior", "c"],
+    ),
+    "Pnml": (
+        lambda **s: replace(acnml.fit_pnml(Classifier(_model()), [_x()]), **s)(_x()),
+        ["classifier", "parameters", "input_cov", "c"],
+    ),
+    "Modes": (
+        lambda **s: Modes(**{"predictors": (_acnml(), _acnml()), **s})(_x()),
+        ["predictors", "log_weights"],
     ),
     "Swag": (lambda **s: Swag(**s).update(_model()), ["rank"]),
     "save": (_saved, ["value"]),

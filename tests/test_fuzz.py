@@ -10,7 +10,7 @@ from fuzz.cases import KINDS, Case, cases, run
 from fuzz.outcome import Outcome, WrongError, refused_or, require
 
 # Seeds per kind: some seconds each. `make fuzz` runs thousands.
-SLICE = {"answers": 60, "files": 200, "inputs": 60, "settings": 200}
+SLICE = {"answers": 60, "family": 60, "files": 200, "inputs": 60, "settings": 200}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,6 +26,17 @@ class CosineHead(nn.Module):
         return functional.linear(hidden, functional.normalize(self.head.weight))
 
 
+class CosineBesideLinear(CosineHead):
+    """The gradients of the other layer grow with the inputs, and those of the head do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skip = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return super().forward(x) + self.skip(x)
+
+
 def unit_posterior(model: nn.Module) -> Diagonal:
     mean = {name: p.detach().clone() for name, p in model.named_parameters()}
     return Diagonal(mean, {name: torch.ones_like(t) for name, t in mean.items()})
@@ -42,8 +53,9 @@ def unit_posterior(model: nn.Module) -> Diagonal:
         lambda c, x: Acnml(c, unit_posterior(c.model), Gradient(1, 0.3))(x),
     ],
 )
-def test_a_cosine_head_is_refused_whatever_the_scale_of_its_inputs(use, scale):
-    classifier, x = Classifier(CosineHead()), scale * X.float()
+@pytest.mark.parametrize("kind", [CosineHead, CosineBesideLinear])
+def test_a_cosine_head_is_refused_whatever_the_scale_of_its_inputs(kind, use, scale):
+    classifier, x = Classifier(kind()), scale * X.float()
     with pytest.raises(ValueError, match=r"uses 'head.weight' .*differently from a plain Linear"):
         use(classifier, x)
 

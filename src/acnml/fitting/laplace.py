@@ -463,6 +463,8 @@ def _over_data(
     The model may run under autocast, but the sums do not.
     """
     classifier, sites, fisher, watch = run.classifier, run.sites, run.fisher, run.watch
+    if not isinstance(fisher, Fisher):
+        raise TypeError(f"fisher must be one such as ExactFisher(), got {fisher!r}")
     seed = fisher.seed if isinstance(fisher, MonteCarloFisher) else 0
     generator = torch.Generator().manual_seed(seed + run.rank)
     names = names_of(sites)

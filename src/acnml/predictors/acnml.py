@@ -114,7 +114,8 @@ class Acnml(NmlPredictor):
             allowed = get_args(get_type_hints(Acnml)[name])
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        if self.solver is not None and (isinstance(self.solver, type) or not callable(self.solver)):
+        is_solver = callable(self.solver) and hasattr(self.solver, "log_lik")
+        if self.solver is not None and (isinstance(self.solver, type) or not is_solver):
             raise TypeError(f"solver must be a solver such as Linearised(), got {self.solver!r}")
         if self.typicality is not None:
             if not isinstance(self.typicality, Density):

@@ -143,6 +143,7 @@ def fit_if_comp(
     >>> acnml.fit_if_comp(classifier, x, temperature=2.0, c=0.01)(x[:5]).shape
     torch.Size([5, 3])
     """
+    require_classifier(classifier)
     tempered = classifier.tempered(temperature)
     chosen = MonteCarloFisher() if fisher is None else fisher
     curvature = ekfac_curvature(tempered, loader, parameters, chosen, progress)

@@ -63,6 +63,7 @@ class Modes(NmlPredictor):
                 kind = type(member).__name__
                 raise TypeError(f"members of Modes need log_lik, as Acnml has it; {kind} has none")
         if self.log_weights is not None:
+            checks.require_iterable(self.log_weights, "a tuple of log_weights")
             weights = tuple(float(weight) for weight in self.log_weights)
             if len(weights) != len(self.predictors):
                 raise ValueError(

@@ -63,6 +63,7 @@ class Pnml(NmlPredictor):
         require_classifier(self.classifier)
         checks.require_positive(self.c, "c")
         checks.require_square(self.input_cov, "input_cov")
+        checks.require_iterable(self.parameters, "the names of the last layer's parameters")
         object.__setattr__(self, "parameters", tuple(self.parameters))
         layer = _site(self.classifier, self.parameters).layer
         size = layer.join(*[self.classifier.parameters] * 2).shape[1]
@@ -144,7 +145,13 @@ def fit_pnml(
     added = RELATIVE_RIDGE * float(total.diagonal().mean()) if ridge is None else ridge
     checks.require_positive(added, "ridge")
     eye = torch.eye(len(total), dtype=total.dtype, device=total.device)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(total + added * eye))
+    factor, failed = torch.linalg.cholesky_ex(total + added * eye)
+    if bool(failed):
+        raise ValueError(
+            f"a ridge of {added:.2g} is lost in rounding: the features have squares of up to "
+            f"{total.diagonal().max().item():.2g}. Choose a larger one, or leave it to the default"
+        )
+    inverse = torch.cholesky_inverse(factor)
     return Pnml(classifier, site.layer.names, (inverse + inverse.T) / 2, c)
 
 
