@@ -50,10 +50,18 @@ def as_rst(lines: list[str]) -> list[str]:
     return found
 
 
+def prepared(what: str, lines: list[str]) -> list[str]:
+    """Return the docstring of a property, function or class as napoleon can read it.
+
+    Of the first line of a property, napoleon takes what stands before a colon for a type. So it
+    gets an empty comment as the first line.
+    """
+    found = as_rst(lines)
+    return ["..", "", *found] if what in ("attribute", "property") else found
+
+
 def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = as_rst(lines)
-    if what in ("attribute", "property"):
-        lines.insert(0, "")  # else napoleon takes what stands before a colon for a type
+    lines[:] = prepared(what, lines)
 
 
 def _skip(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
