@@ -23,8 +23,7 @@ from studies.store.record import digest
 TEST_IMAGES, TRAIN_IMAGES = 10_000, 50_000
 # The weights of our networks, with the command that trains them in a README.
 OWN_WEIGHTS = Path(__file__).parents[1] / "weights"
-OWN_SEEDS = (0,)  # of which there are weights
-OWN_MEMBERS = 3  # networks of the ensemble, once there are weights of so many
+OWN_SEEDS = (0, 1, 2)  # of which there are weights
 OWN_HELD_OUT = 1000  # training images that they have not seen
 
 
@@ -66,7 +65,7 @@ def own(study: EvidenceStudy, cache: Path) -> list[Subject]:
 
     seeds = [seed for seed in study.seeds if seed in OWN_SEEDS]
     networks = [network(seed) for seed in seeds]
-    members = tuple(networks) if len(networks) == OWN_MEMBERS else ()
+    members = tuple(networks) if len(networks) > 1 else ()
     return [replace(networks[0], members=members), *networks[1:]]
 
 
