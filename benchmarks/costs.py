@@ -16,7 +16,7 @@ MILLION = 10**6
 
 
 def network_table(results: dict[str, Any]) -> str:
-    """Return a row per network: hours of two cores for a forward pass and for ACNML."""
+    """Return a row per network: CPU time of one thread for a forward pass and for ACNML."""
     seconds = {(row["subject"], row["method"]): row["seconds"] for row in results["costs"]}
     rows = ["| network | forward pass | ACNML, last layer | ratio |", "|---|---:|---:|---:|"]
     for (subject, method), head in seconds.items():

@@ -13,30 +13,46 @@ from acnml._algebra.convex import solve_logits
 from acnml._engine.chunks import label_chunks, row_chunks
 from acnml._engine.rows import Path, Rows, inner_product
 from benchmarks.subjects import TRAINING_IMAGES, Subject
-from benchmarks.timing import fastest
+from benchmarks.timing import fastest, peak
 
+ONE_PASS = "one input: forward pass"
+ONE_INPUT = "one input: diagonal, linearised"
 BATCH = 128  # batch size in the training of naive CNML
 Run = Callable[[], object]
 
 
 def costs(subject: Subject) -> list[dict[str, Any]]:
-    """Return one row per method: seconds per input, and the ratio to a forward pass."""
+    """Return one row per method: seconds per input, the ratio to a forward pass, peak memory."""
     runs, inputs = {"forward pass": _forward(subject)}, {"forward pass": subject.forward_inputs}
+    if subject.inputs > 1:
+        one = _repeated(subject.data[0], 1)
+        alone = subject.posteriors["diagonal"]
+        runs[ONE_PASS] = _forward(subject, 1)
+        runs[ONE_INPUT] = _solving(Linearised(), subject, alone, one)
+        inputs |= {ONE_PASS: 1, ONE_INPUT: 1}
     keys = [(p, m) for p, methods in subject.solvers.items() for m in methods]
     for posterior, method in keys:
         name = f"{posterior}: {method}"
         runs[name], inputs[name] = _method(subject, subject.posteriors[posterior], method)
     slow = {name: run for name, run in runs.items() if "paper" in name}
     quick = {name: run for name, run in runs.items() if name not in slow}
-    for run in quick.values():
-        run()  # a warm-up run: it allocates memory and selects kernels
-    times = fastest(quick, subject.rounds) | fastest(slow, 1)
+    device = subject.device
+    quick["forward pass"]()  # so that torch has its buffers and kernels
+    # The first run of every method is also a warm-up.
+    peaks = {name: peak(run, device) / 1e6 for name, run in quick.items()}
+    times = fastest(quick, subject.rounds, device) | fastest(slow, 1, device)
     per_input = {name: seconds / inputs[name] for name, seconds in times.items()}
     per_input |= _naive_cnml(subject)
     forward = per_input["forward pass"]
     return [
-        {"subject": subject.name, "method": name, "seconds": s, "forwards": s / forward}
-        for name, s in per_input.items()
+        {
+            "subject": subject.name,
+            "method": name,
+            "seconds": seconds,
+            "forwards": seconds / (per_input[ONE_PASS] if name == ONE_INPUT else forward),
+            "megabytes": peaks.get(name),
+        }
+        for name, seconds in per_input.items()
     ]
 
 
@@ -81,8 +97,9 @@ def _objective(rows: Rows, path: Path, labels: Tensor) -> Tensor:
     return log_lik - inner_product(path.v(), path.moved) / 2
 
 
-def _forward(subject: Subject) -> Run:
-    network, images = subject.network, _repeated(subject.data[0], subject.forward_inputs)
+def _forward(subject: Subject, count: int | None = None) -> Run:
+    images = _repeated(subject.data[0], count or subject.forward_inputs)
+    network = subject.network
 
     def run() -> object:
         with torch.no_grad():
@@ -95,7 +112,7 @@ def _method(subject: Subject, posterior: Posterior, method: str) -> tuple[Run, i
     """Return a function that runs a method, and the number of inputs that it processes."""
     classifier, images = subject.classifier, subject.data[0]
     if method.startswith("BMA"):
-        bma, many = Bma(classifier, posterior), _repeated(images, subject.forward_inputs)
+        bma, many = Bma(classifier, posterior), _repeated(images, subject.inputs)
         return lambda: bma(many), len(many)
     if method == "one step of the paper's loop":
         one = images[:1]
@@ -108,6 +125,8 @@ def _method(subject: Subject, posterior: Posterior, method: str) -> tuple[Run, i
         "the paper's loop": Reference(steps, size, rows_at_once=1),
     }.get(method, Gradient(steps, size))
     count = 1 if method == "the paper's loop" else subject.inputs
+    if "steps" in method or method == "polished":
+        count = subject.climbing
     if method == "linearised" and len(posterior.mean) <= 2:
         count = subject.forward_inputs if subject.inputs > 1 else 5  # a last layer is cheap
     x = _repeated(images, count)
@@ -126,8 +145,6 @@ def _solving(solver: Any, subject: Subject, posterior: Posterior, x: Tensor) -> 
 
 def _naive_cnml(subject: Subject) -> dict[str, float]:
     """Extrapolate one epoch of naive CNML for all labels of an input from one training step."""
-    if subject.name.startswith("head"):
-        return {}
     images, labels = (_repeated(tensor, BATCH) for tensor in subject.data)
     network = subject.classifier.copy_module()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
@@ -137,7 +154,7 @@ def _naive_cnml(subject: Subject) -> dict[str, float]:
         nn.functional.cross_entropy(network(images), labels).backward()
         optimizer.step()
 
-    seconds = fastest({"step": step}, 2)["step"]
+    seconds = fastest({"step": step}, 2, subject.device)["step"]
     return {"naive CNML, an epoch (computed)": seconds * 10 * TRAINING_IMAGES / BATCH}
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ from acnml import (
     fit_kfac_laplace,
     last_linear,
 )
-from acnml.solvers import Solver
+from benchmarks.timing import peak
 
 INPUTS = 256
 FEWER, FEWEST = 32, 4  # with many classes, where every input has many rows
@@ -64,6 +63,7 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "1000 classes": thousand_classes,
 }
 SOLVERS: dict[str, Linearised | Gradient] = {
+    "logits": Linearised(),  # without residuals: no graph is kept
     "Linearised": Linearised(polish=2),
     "Gradient": Gradient(),
 }
@@ -103,21 +103,14 @@ def measure(network: str, solver: str, kind: str, megabytes: str) -> None:
         data = [(x[:64], torch.zeros(len(x[:64]), dtype=torch.long))]
         q = fit_kfac_laplace(classifier, data, 1.0, parameters=covered)
     _solve(classifier, q, replace(SOLVERS[solver], memory=1), x[:2])
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    start = bytes_of_status("VmRSS")
-    _solve(classifier, q, replace(SOLVERS[solver], memory=memory), x)
-    peak = (bytes_of_status("VmHWM") - start) / 1e6
-    print(f"{network:13} {solver:10} {kind:10} budget {megabytes:>4} MB, peak {peak:4.0f} MB")
+    solver_within = replace(SOLVERS[solver], memory=memory)
+    most = peak(lambda: _solve(classifier, q, solver_within, x)) / 1e6
+    print(f"{network:13} {solver:10} {kind:10} budget {megabytes:>4} MB, peak {most:4.0f} MB")
 
 
-def _solve(classifier: Classifier, q: Posterior, solver: Solver, x: Tensor) -> None:
-    Acnml(classifier, q, solver, alpha=0.1, on_unsolved="ignore").solve(x)
-
-
-def bytes_of_status(name: str) -> int:
-    """Return a number of bytes from the status of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+def _solve(classifier: Classifier, q: Posterior, solver: Linearised | Gradient, x: Tensor) -> None:
+    predict = Acnml(classifier, q, solver, alpha=0.1, on_unsolved="ignore")
+    (predict if solver == replace(Linearised(), memory=solver.memory) else predict.solve)(x)
 
 
 if __name__ == "__main__":

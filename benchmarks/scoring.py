@@ -40,7 +40,7 @@ from torch import Tensor, distributed
 import acnml
 from acnml.cli._shared.files import write_file
 from acnml.scoring import Engine, Job, locally, score
-from benchmarks.peaks import bytes_of_status
+from benchmarks.timing import bytes_of_status
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "examples"))

@@ -7,7 +7,7 @@ images are random, which does not change the run time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -35,7 +35,8 @@ class Subject:
     data: Labelled  # inputs and labels, for fitting and for prediction
     posteriors: Mapping[str, Posterior]
     solvers: Mapping[str, tuple[str, ...]]  # posterior -> methods
-    inputs: int  # batch size for the fast solvers
+    inputs: int  # batch size for the linearised solution
+    climbing: int  # batch size for solvers that take steps
     forward_inputs: int  # batch size for the forward pass
     rounds: int  # repetitions of each measurement
 
@@ -43,6 +44,20 @@ class Subject:
     def classifier(self) -> Classifier:
         """The network as a `Classifier`."""
         return Classifier(self.network)
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything is computed."""
+        return self.data[0].device
+
+    def to(self, device: torch.device) -> Subject:
+        """Move network, data and posteriors to a device."""
+        return replace(
+            self,
+            network=self.network.to(device),
+            data=(self.data[0].to(device), self.data[1].to(device)),
+            posteriors={name: q.to(device) for name, q in self.posteriors.items()},
+        )
 
 
 def perceptron() -> Subject:
@@ -72,7 +87,7 @@ def perceptron() -> Subject:
         "last layer": ("linearised",),
     }
     data = images[5000:6000], labels[5000:6000]
-    return Subject("MLP 784-1200-1200-10", network, data, posteriors, solvers, 200, 1000, 6)
+    return Subject("MLP 784-1200-1200-10", network, data, posteriors, solvers, 200, 200, 1000, 2)
 
 
 def residual() -> Subject:
@@ -83,13 +98,13 @@ def residual() -> Subject:
     known = (weights / str(description.weights)).is_file()
     network = description.trained(weights) if known else description.untrained(seed=0).eval()
     data = description.normalise(images), labels
-    return _convolutional("ResNet-20", network, data, (32, 200, 3))
+    return _convolutional("ResNet-20", network, data, (16, 16, 200, 2))
 
 
 def vgg() -> Subject:
     """Return an untrained VGG16 with batch norm on 32×32 images."""
     network = MODELS["vgg16_bn"].untrained(seed=0).eval()
-    return _convolutional("VGG16", network, _photographs(64), (2, 50, 3))
+    return _convolutional("VGG16", network, _photographs(64), (16, 1, 50, 2))
 
 
 def wide_residual() -> Subject:
@@ -98,34 +113,7 @@ def wide_residual() -> Subject:
     classifier = Classifier(network)
     posteriors = {"diagonal": _narrow(classifier)}
     solvers = {"diagonal": ("linearised", "one step of the paper's loop")}
-    return Subject("WideResNet-28-10", network, _photographs(8), posteriors, solvers, 1, 4, 1)
-
-
-def head(classes: int) -> Subject:
-    """Return a last layer alone, trained on 2048 synthetic, clustered features.
-
-    With 1000 classes its accuracy is about 75 %, as is typical of such layers. The prior precisions
-    are chosen so that the standard deviations of the logits are about 1 for in-distribution inputs.
-    With these, hundreds of labels contribute to a prediction.
-    """
-    features, labels = _clustered(classes, 20 * max(classes, 100) + 600)
-    examples, new = (features[:-600], labels[:-600]), (features[-600:], labels[-600:])
-    network = _nearest_mean(classes, *examples)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-    _train(network, *examples, optimizer)
-    classifier, fisher = Classifier(network), acnml.MonteCarloFisher(1, seed=0)
-    data = list(zip(*(tensor.split(500) for tensor in examples), strict=True))
-    curvature = acnml.kronecker_curvature(classifier, data, fisher=fisher, progress=False)
-    posteriors = {
-        "diagonal": acnml.fit_laplace_diagonal(
-            classifier, data, 1000.0, fisher=fisher, progress=False
-        ),
-        "Kronecker": curvature.posterior(100.0, FactorBlock.damped),
-        "Kronecker, eigenbasis": curvature.posterior(1000.0),
-    }
-    solvers = dict.fromkeys(posteriors, ("linearised",))
-    size = 120 if classes <= 100 else 1
-    return Subject(f"head, {classes} classes", network, new, posteriors, solvers, size, 600, 2)
+    return Subject("WideResNet-28-10", network, _photographs(8), posteriors, solvers, 1, 1, 4, 1)
 
 
 SUBJECTS: Mapping[str, Callable[[], Subject]] = {
@@ -133,14 +121,11 @@ SUBJECTS: Mapping[str, Callable[[], Subject]] = {
     "resnet20": residual,
     "vgg16": vgg,
     "wrn28x10": wide_residual,
-    "head10": lambda: head(10),
-    "head100": lambda: head(100),
-    "head1000": lambda: head(1000),
 }
 
 
 def _convolutional(
-    name: str, network: nn.Module, data: Labelled, sizes: tuple[int, int, int]
+    name: str, network: nn.Module, data: Labelled, sizes: tuple[int, int, int, int]
 ) -> Subject:
     classifier, (images, labels) = Classifier(network), data
     some = [(images[:64], labels[:64])]
@@ -196,41 +181,9 @@ def _photographs(count: int) -> Labelled:
     return images, torch.randint(0, 10, (count,), generator=generator)
 
 
-def _clustered(classes: int, count: int) -> Labelled:
-    """Draw 2048 features, noisy projections of 50 latent numbers; classes form groups of 20."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    families = normal(max(classes // 20, 1), 50)
-    centres = 0.45 * families[torch.arange(classes) % len(families)] + 0.57 * normal(classes, 50)
-    view, offset = normal(50, 2048) / 50**0.5, normal(2048) / 2 - 0.3
-    labels = torch.randint(0, classes, (count,), generator=generator)
-    hidden = centres[labels] + torch.exp(0.3 * normal(count, 1)) * normal(count, 50)
-    return (hidden @ view + offset + 0.3 * normal(count, 2048)).relu(), labels
-
-
-def _nearest_mean(classes: int, features: Tensor, labels: Tensor) -> nn.Linear:
-    """Return a nearest-mean classifier (Gaussians of equal variance) to start training from."""
-    counts = torch.bincount(labels, minlength=classes).clamp(min=1).unsqueeze(1)
-    means = torch.zeros(classes, 2048).index_add_(0, labels, features) / counts
-    precision = 0.8 * 50 / (features - means[labels]).pow(2).sum(1).mean()
-    network = nn.Linear(2048, classes)
-    with torch.no_grad():
-        network.weight.copy_(precision * (means - features.mean(0)))
-        network.bias.copy_(-precision / 2 * (means**2).sum(1))
-    return network
-
-
-def _train(
-    network: nn.Module,
-    images: Tensor,
-    labels: Tensor,
-    optimizer: torch.optim.Optimizer | None = None,
-) -> None:
+def _train(network: nn.Module, images: Tensor, labels: Tensor) -> None:
     """Train for one epoch, which is enough for realistic probabilities."""
-    optimizer = optimizer or torch.optim.Adam(network.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     for batch in torch.arange(len(images)).split(500):
         optimizer.zero_grad()
         nn.functional.cross_entropy(network(images[batch]), labels[batch]).backward()

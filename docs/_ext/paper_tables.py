@@ -221,6 +221,13 @@ def gaps() -> str:
     return gap_table(measured("results.json"))
 
 
+def growth() -> str:
+    """Cost as it grows, measured and by arithmetic."""
+    from benchmarks.page import growth_table
+
+    return growth_table(measured("results.json"))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cifar-ece": cifar_ece,
     "table-one": table_1,
@@ -233,4 +240,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "gaps": gaps,
     "million-inputs": million_inputs,
     "million-by-classes": million_by_classes,
+    "growth": growth,
 }
