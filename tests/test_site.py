@@ -29,9 +29,9 @@ def missing() -> str | None:
         return "Node.js with the playground's packages is not installed, run `make page`"
     if chromium() is None:
         return "Chromium is not installed"
-    if not (SITE / "index.html").exists():
+    if not (SITE / "searchindex.js").exists():
         return "the site is not built, run `make docs`"
-    built = (SITE / "index.html").stat().st_mtime
+    built = (SITE / "searchindex.js").stat().st_mtime  # written by every build
     if any(path.stat().st_mtime > built for path in (ROOT / "docs").rglob("*.md")):
         return "the built site is older than its sources, run `make docs`"
     return None
