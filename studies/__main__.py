@@ -70,7 +70,9 @@ def register_stored(app: typer.Typer, name: str, study: Stored) -> None:
 
     def command(
         out: Annotated[Path, typer.Option(help="Folder of the study.")] = Path(name),
-        preset: Annotated[str, typer.Option(help="quick, full or another preset of the study.")] = "quick",
+        preset: Annotated[
+            str, typer.Option(help="quick, full or another preset of the study.")
+        ] = "quick",
         settings: Settings = None,
     ) -> None:
         module = import_module(study.module)
