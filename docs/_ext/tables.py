@@ -450,6 +450,54 @@ def if_comp() -> str:
     return markdown(["severity 5", *head], lines)
 
 
+LIBRARIES = "laplace-torch/libraries.csv"
+STRUCTURES = {"diag": "diagonal", "kron": "Kronecker"}
+
+
+def laplace_libraries() -> str:
+    """Costs of fits and predictions of both libraries."""
+    lines = []
+    for row in read(LIBRARIES):
+        case = [row["network"], STRUCTURES[row["structure"]], row["library"]]
+        if row["error"]:
+            full = "can't allocate memory" in row["error"]
+            lines.append([*case, "does not fit into 6 GB" if full else row["error"], "", "", ""])
+            continue
+        columns = "fit_seconds", "fit_megabytes", "predict_milliseconds", "predict_megabytes"
+        lines.append([*case, *(_three_digits(float(row[column])) for column in columns)])
+    head = ["network", "posterior", "library", "fit, s", "its peak, MB", "prediction, ms per input"]
+    return markdown([*head, "its peak, MB"], lines, left=3)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def laplace_agreement() -> str:
+    """How far variances and predictions of both libraries are apart."""
+    columns = "variance_median", "variance_most", "prediction_most"
+    lines = [
+        [row["network"], STRUCTURES[row["structure"]], *(f"{float(row[c]):.1e}" for c in columns)]
+        for row in read(LIBRARIES)
+        if row["variance_most"]
+    ]
+    head = ["network", "posterior", "variances, median", "variances, largest", "GLM, largest"]
+    return markdown(head, lines, left=2)
+
+
+def laplace_predictors() -> str:
+    """Costs of predictors on the networks of the comparison."""
+    lines = []
+    for row in read("laplace-torch/predictors.csv"):
+        ms, megabytes = float(row["predict_milliseconds"]), float(row["predict_megabytes"])
+        name, one = row["network"], "network"
+        (network,) = select("laplace-torch/predictors.csv", network=name, predictor=one)
+        passes = ms / float(network["predict_milliseconds"])
+        cells = map(_three_digits, (passes, ms, megabytes))
+        lines.append([name, row["predictor"], *cells])
+    return markdown(["network", "predictor", "passes", "ms per input", "peak, MB"], lines, left=2)
+
+
 def commands() -> str:
     """Our commands, their options and what they do, from their own definitions."""
     import typer
@@ -493,6 +541,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "fidelity": fidelity,
     "label-noise": label_noise,
     "if-comp": if_comp,
+    "laplace-libraries": laplace_libraries,
+    "laplace-agreement": laplace_agreement,
+    "laplace-predictors": laplace_predictors,
     "commands": commands,
     **paper_tables.TABLES,
 }
