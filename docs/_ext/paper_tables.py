@@ -214,6 +214,13 @@ def million_by_classes() -> str:
     return class_table(measured("results.json"))
 
 
+def scoring() -> str:
+    """Scoring and fitting at scale against their targets."""
+    from benchmarks.costs import scoring_table
+
+    return scoring_table(measured("scoring.json"))
+
+
 def gaps() -> str:
     """How far solutions are from the best one found."""
     from benchmarks.page import gap_table
@@ -241,4 +248,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "million-inputs": million_inputs,
     "million-by-classes": million_by_classes,
     "growth": growth,
+    "scoring": scoring,
 }
