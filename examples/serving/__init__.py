@@ -1,1 +1,1 @@
-"""Serve a calibrated predictor over HTTP with LitServe; see docs/howto/serve.md."""
+"""Serve a calibrated predictor over HTTP with LitServe; see docs/scale.md."""
