@@ -114,10 +114,19 @@ def with_first_layer_untrained(model):
     return untrained
 
 
+class OwnSolver:
+    """A solver of a user."""
+
+    def __call__(self, *_):
+        raise NotImplementedError
+
+    log_lik = __call__
+
+
 def test_only_known_kinds_are_stored(tmp_path):
     model = MODELS[1].model()
-    predict = acnml.Acnml(Classifier(model), POSTERIORS["diagonal"](model), solver=lambda *_: None)
-    with pytest.raises(TypeError, match="cannot store solver of type function"):
+    predict = acnml.Acnml(Classifier(model), POSTERIORS["diagonal"](model), solver=OwnSolver())
+    with pytest.raises(TypeError, match="cannot store solver of type OwnSolver"):
         acnml.save(predict, tmp_path / "predictor.safetensors")
     assert list(tmp_path.iterdir()) == []
 
