@@ -334,19 +334,21 @@ def text() -> str:
         "network": "network",
         TEMPERATURE: "best temperature",
         EQUAL: "temperature of equal price (+0.01 nats)",
-        "ACNML, +0.01": "ACNML (+0.01 nats)",
+        "ACNML, +0.01": "ACNML, one α (+0.01 nats)",
+        "ACNML · s, +0.01": "ACNML · s (+0.01 nats)",
     }
     questions = {
         "out-of-scope questions": "1,000 out-of-scope questions",
-        "domains left out": "banking and credit cards left out of training",
+        "domains left out": "two domains left out of training",
     }
     columns = ("max. probability", "entropy", "energy", "regret")
     lines = []
     for experiment, asked in questions.items():
         for method, name in methods.items():
             rows = select(DETECTION, experiment=experiment, head="two layers", method=method)
-            found = {row["score"]: f"{float(row['auroc']):.3f}" for row in rows}
-            lines.append([asked, name, *(found.get(column, "") for column in columns)])
+            by_score = {score: [r for r in rows if r["score"] == score] for score in columns}
+            cells = (f"{mean(own, 'auroc'):.3f}" if own else "" for own in by_score.values())
+            lines.append([asked, name, *cells])
     head = ["questions", "method", "maximum probability", *columns[1:]]
     return markdown(head, lines, left=2)
 
