@@ -462,8 +462,8 @@ def laplace_libraries() -> str:
     for row in read(LIBRARIES):
         case = [row["network"], STRUCTURES[row["structure"]], row["library"]]
         if row["error"]:
-            full = "can't allocate memory" in row["error"]
-            lines.append([*case, "does not fit into 6 GB" if full else row["error"], "", "", ""])
+            is_full = "can't allocate memory" in row["error"]
+            lines.append([*case, "over 6 GB" if is_full else "refused", "", "", ""])
             continue
         columns = "fit_seconds", "fit_megabytes", "predict_milliseconds", "predict_megabytes"
         lines.append([*case, *(_three_digits(float(row[column])) for column in columns)])
