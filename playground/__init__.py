@@ -2,5 +2,6 @@
 
 `drawing` turns strokes into images and distorts them, exactly as the page does in TypeScript.
 `model` trains the page's network, calibrates it and exports it. `python -m playground` runs this.
-The page itself is in `index.html` and `src`. `docs/playground.md` is for its users.
+`browser` looks at the built page, and at the site, with Chromium. The page itself is in
+`index.html` and `src`. `docs/howto/playground.md` is for its users.
 """

@@ -7,9 +7,6 @@ once, and the tests below judge what it saw: each of them is about one promise o
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import sys
 import threading
 import urllib.request
@@ -18,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 
 from acnml import Acnml, Linearised, exact
 from acnml.cli._playground import server
@@ -26,7 +22,8 @@ from acnml.cli._playground import server
 pytest.importorskip("onnx", reason="the playground needs the extra onnx")
 pytest.importorskip("sklearn", reason="the playground needs scikit-learn")
 
-from playground import drawing, model
+from browsing import once
+from playground import browser, drawing, model
 
 ROOT = Path(__file__).parents[1] / "playground"
 DIST = ROOT / "dist"
@@ -34,18 +31,11 @@ DRAWINGS = json.loads((ROOT / "src" / "digits" / "drawings.json").read_text())
 METHODS = ("network", "temperature", "acnml")
 
 
-def chromium() -> str | None:
-    return os.environ.get("CHROMIUM") or shutil.which("chromium")
-
-
 def missing() -> str | None:
     """What a test in the browser lacks, or None."""
-    if shutil.which("node") is None:
-        return "Node.js is not installed"
-    if chromium() is None:
-        return "Chromium is not installed"
-    parts = (DIST / "index.html", ROOT / "node_modules", model.FOLDER / model.INFO)
-    if not all(part.exists() for part in parts):
+    if reason := browser.lacking():
+        return reason
+    if not (DIST / "index.html").exists() or not (model.FOLDER / model.INFO).exists():
         return "the page is not built, run `make page`"
     sources = [*(ROOT / "src").rglob("*"), ROOT / "index.html", model.FOLDER / model.INFO]
     built = (DIST / "index.html").stat().st_mtime
@@ -73,25 +63,11 @@ with_mnist = pytest.mark.skipif(
 @pytest.fixture(scope="session")
 def seen(tmp_path_factory, worker_id):
     """What the browser saw; workers share one run."""
-    base = tmp_path_factory.getbasetemp()
-    folder = base if worker_id == "master" else base.parent
-    target = folder / "playground.json"
-    with FileLock(folder / "playground.lock"):
-        if not target.exists():
-            browse(target)
-    return json.loads(target.read_text())
 
+    def observe():
+        return browser.observe("browse.mjs", DIST)
 
-def browse(target: Path) -> None:
-    draft = target.with_suffix(".draft")
-    with server.serve(0, DIST) as page:
-        threading.Thread(target=page.serve_forever, daemon=True).start()
-        command = ["node", str(ROOT / "tests" / "browse.mjs"), server.address(page), str(draft)]
-        environment = {**os.environ, "CHROMIUM": str(chromium())}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        page.shutdown()
-    assert done.returncode == 0, done.stderr
-    draft.rename(target)
+    return once("playground", tmp_path_factory, worker_id, observe)
 
 
 def confidence(observed: dict, method: str) -> float:

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import threading
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-from acnml.cli._playground import server
+from browsing import once
+from playground import browser
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "build" / "docs"
-SCRIPT = ROOT / "playground" / "tests" / "site.mjs"
-
-
-def chromium() -> str | None:
-    return os.environ.get("CHROMIUM") or shutil.which("chromium")
 
 
 def missing() -> str | None:
     """What a test in the browser lacks, or None."""
-    if shutil.which("node") is None or not (ROOT / "playground" / "node_modules").exists():
-        return "Node.js with the playground's packages is not installed, run `make page`"
-    if chromium() is None:
-        return "Chromium is not installed"
+    if reason := browser.lacking():
+        return reason
     if not (SITE / "searchindex.js").exists():
         return "the site is not built, run `make docs`"
     built = (SITE / "searchindex.js").stat().st_mtime  # written by every build
@@ -51,25 +39,11 @@ def names() -> list[str]:
 @pytest.fixture(scope="session")
 def seen(tmp_path_factory, worker_id):
     """What the browser saw; workers share one run."""
-    base = tmp_path_factory.getbasetemp()
-    folder = base if worker_id == "master" else base.parent
-    target = folder / "site.json"
-    with FileLock(folder / "site.lock"):
-        if not target.exists():
-            browse(target)
-    return json.loads(target.read_text())
 
+    def observe():
+        return browser.observe("site.mjs", SITE, names())
 
-def browse(target: Path) -> None:
-    draft = target.with_suffix(".draft")
-    with server.serve(0, SITE) as site:
-        threading.Thread(target=site.serve_forever, daemon=True).start()
-        command = ["node", str(SCRIPT), server.address(site), str(draft), *names()]
-        environment = {**os.environ, "CHROMIUM": str(chromium())}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        site.shutdown()
-    assert done.returncode == 0, done.stderr
-    draft.rename(target)
+    return once("site", tmp_path_factory, worker_id, observe)
 
 
 def test_nothing_is_wider_than_a_phone(seen):

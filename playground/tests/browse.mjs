@@ -3,36 +3,16 @@
 //     node browse.mjs <address of the page> <file for the observations>
 //
 // It judges nothing: `tests/test_playground.py` reads the observations and compares them with
-// Python. Requests to any other host than the page's are blocked and written down.
+// Python.
 
-import { writeFileSync } from "node:fs";
-import { chromium } from "playwright-core";
+import { observe } from "./browser.mjs";
 
-const [address, target] = process.argv.slice(2);
-const FLAGS = [
-  "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-  "--disable-background-networking", "--disable-component-update", "--disable-sync",
-];
-
-const browser = await chromium.launch({
-  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-  args: FLAGS,
-});
-const seen = { console: [], foreign: [], requests: [] };
+let seen; // the observations
+let visit; // opens a page in a context of its own
 
 /** Open the page in a new context and wait until the model answers. */
 async function open(settings, hash = "") {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 1000 }, ...settings });
-  await context.route("**/*", (route) => {
-    const { origin } = new URL(route.request().url());
-    if (origin === new URL(address).origin) return route.continue();
-    seen.foreign.push(route.request().url());
-    return route.abort();
-  });
-  const page = await context.newPage();
-  page.on("console", (message) => seen.console.push(`${message.type()}: ${message.text()}`));
-  page.on("pageerror", (error) => seen.console.push(`error: ${error.message}`));
-  await page.goto(address + hash);
+  const page = await visit({ viewport: { width: 1280, height: 1000 }, ...settings }, hash);
   await page.waitForSelector("body[data-ready]", { state: "attached" });
   return page;
 }
@@ -336,13 +316,15 @@ function judgements() {
   );
 }
 
-try {
+await observe(async (browser) => {
+  seen = browser.seen;
+  visit = async (settings, hash) => {
+    const page = await browser.open(settings);
+    await page.goto(browser.address + hash);
+    return page;
+  };
   await useDigits();
   await useKeyboard();
   await touch();
   await usePlane();
-  seen.finished = true;
-} finally {
-  await browser.close();
-  writeFileSync(target, JSON.stringify(seen));
-}
+});
