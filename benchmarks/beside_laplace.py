@@ -15,16 +15,13 @@ The other predictors run on the same networks: the network itself, ACNML, BMA wi
 
 from __future__ import annotations
 
-import csv
 import gc
-import io
 import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -35,11 +32,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import acnml
 from acnml import Classifier, Diagonal, Kronecker, Posterior
 from acnml._util.seeding import seeded
-from acnml.cli._shared.files import write_file
+from benchmarks.recording import RESULTS, record
 from benchmarks.timing import fastest, peak
 from studies.models import MODELS
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results" / "laplace-torch"
+FOLDER = RESULTS / "laplace-torch"
 PRIOR = 10.0
 MOST = 6 * 10**9  # bytes that a process may take
 Row = dict[str, object]
@@ -292,8 +289,8 @@ def main() -> None:
         predictors += _shown(beside(subject))
         gc.collect()
     if not sys.argv[1:]:
-        _write("libraries.csv", libraries)
-        _write("predictors.csv", predictors)
+        record(FOLDER / "libraries.csv", libraries)
+        record(FOLDER / "predictors.csv", predictors)
 
 
 def _shown(rows: Iterator[Row]) -> list[Row]:
@@ -302,16 +299,6 @@ def _shown(rows: Iterator[Row]) -> list[Row]:
         print(*(f"{v:.3g}" if isinstance(v, float) else v for v in row.values()), flush=True)
         found.append(row)
     return found
-
-
-def _write(name: str, rows: list[Row]) -> None:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    write_file(RESULTS / name, text.getvalue().encode())
 
 
 if __name__ == "__main__":

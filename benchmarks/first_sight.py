@@ -1,5 +1,7 @@
 """Measure what the checks on first sight of a model cost (`python -m benchmarks.first_sight`).
 
+Writes docs/results/measurements/first-sight.csv.
+
 The time inside the checks is compared with that of a prediction for 200 inputs without them, and
 with a run of the network on two inputs, which is the least that a check can do. Times are CPU times
 of one thread; all take turns, and the fastest of several rounds counts.
@@ -25,6 +27,7 @@ from acnml.classifier import Findings
 from acnml.head import features
 from acnml.predictors import Predictor
 from acnml.predictors import map as map_
+from benchmarks.recording import MEASUREMENTS, record
 from studies.models import MODELS
 from studies.models.mlp import mlp
 
@@ -72,18 +75,30 @@ def cost(predict: Predictor, classifier: Classifier, x: Tensor) -> dict[str, flo
         classifier.findings.only_linear.update(known.only_linear)
         predict(x)
 
-    best = {"plain": float("inf"), "checks": float("inf"), "two rows": float("inf")}
+    best = {"plain": float("inf"), "checks": float("inf"), "two_rows": float("inf")}
     begun, rounds = time.process_time(), 0
     while rounds < ROUNDS or time.process_time() - begun < SECONDS:
         rounds += 1
         with torch.no_grad():
             taken = {"plain": seconds(lambda: predict(x))}
-            taken["two rows"] = seconds(lambda: classifier.model(x[:2]))
+            taken["two_rows"] = seconds(lambda: classifier.model(x[:2]))
         with timed_checks() as inside:
             checked()
         taken["checks"] = sum(inside)
         best = {name: min(best[name], taken[name]) for name in best}
     return best
+
+
+def in_columns(plain: float, checks: float, two_rows: float) -> dict[str, float]:
+    """Return the columns of the results: milliseconds, and shares of a prediction."""
+    return {
+        "plain_ms": 1000 * plain,
+        "checks_ms": 1000 * checks,
+        "two_rows_ms": 1000 * two_rows,
+        "beyond_two_rows_ms": 1000 * (checks - two_rows),
+        "share": checks / plain,
+        "share_of_two_rows": two_rows / plain,
+    }
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -117,20 +132,18 @@ def timed_checks() -> Iterator[list[float]]:
 
 
 def main() -> None:
-    """Print one line for every network and predictor."""
+    """Measure every network and predictor."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    rows = []
     for name, (network, x) in networks().items():
         for kind, predict in predictors(network.eval(), x).items():
             assert isinstance(predict, (Map, Acnml))
             found = cost(predict, predict.classifier, x)
-            plain, checks = found["plain"], found["checks"]
-            print(
-                f"{name:21} {kind:18} {1000 * plain:8.2f} ms, checks {1000 * checks:6.2f} ms, "
-                f"{checks / plain:6.1%}; two rows {1000 * found['two rows']:.2f} ms, "
-                f"{found['two rows'] / plain:.1%}",
-                flush=True,
-            )
+            row = {"network": name, "predictor": kind, **in_columns(**found)}
+            print(row, flush=True)
+            rows.append(row)
+    record(MEASUREMENTS / "first-sight.csv", rows)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ several rounds counts.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -217,8 +217,9 @@ def _row(case: str, value: float, unit: str, target: str) -> Row:
     return {"case": case, "value": value, "unit": unit, "target": target}
 
 
-def head_table(rows: Sequence[Row]) -> str:
-    """Return the table of the page."""
+def head_table(results: Mapping[str, Sequence[Row]]) -> str:
+    """Return the table of the page from the saved results."""
+    rows = results["last layer"]
     lines = ["| case | measured | unit | target |", "|---|---:|---|---:|"]
     units = {"passes": "forward passes", "ms": "ms per input"}
     lines += [

@@ -1,5 +1,7 @@
 """Measure the peak memory of predictions against the budget given (`python -m benchmarks.peaks`).
 
+Writes docs/results/measurements/peaks.csv.
+
 Every peak is that of a process of its own, above what the process held after a first prediction of
 two inputs. It therefore includes the buffers of torch's matrix products. Linux only.
 """
@@ -25,7 +27,8 @@ from acnml import (
     fit_kfac_laplace,
     last_linear,
 )
-from benchmarks.timing import peak
+from benchmarks.recording import MEASUREMENTS, record
+from benchmarks.timing import peak as peak_of
 
 INPUTS = 256
 FEWER, FEWEST = 32, 4  # with many classes, where every input has many rows
@@ -76,8 +79,9 @@ BUDGETS_OF_FEWER = (20, 100)
 def main() -> None:
     """Start a process for every combination, or with arguments measure one in this process."""
     if sys.argv[1:]:
-        measure(*sys.argv[1:])
+        print(measure(*sys.argv[1:]))
         return
+    rows: list[dict[str, object]] = []
     small, heads = ("mlp", "cnn"), ("200 classes", "1000 classes")
     for each in (
         *itertools.product(small, SOLVERS, POSTERIORS, map(str, BUDGETS)),
@@ -85,11 +89,17 @@ def main() -> None:
         *itertools.product(heads, ["Linearised"], [LAST_LAYER], map(str, BUDGETS_OF_FEWER)),
     ):
         command = [sys.executable, "-m", "benchmarks.peaks", *each]
-        subprocess.run(command, check=True)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        network, solver, posterior, budget = each
+        case = {"network": network, "solver": solver, "posterior": posterior, "budget": budget}
+        peak = float(done.stdout)
+        rows.append({**case, "peak": peak, "share": peak / int(budget)})
+        print(*rows[-1].values(), flush=True)
+    record(MEASUREMENTS / "peaks.csv", rows)
 
 
-def measure(network: str, solver: str, kind: str, megabytes: str) -> None:
-    """Print the peak of one combination."""
+def measure(network: str, solver: str, kind: str, megabytes: str) -> float:
+    """Return the peak of one combination, in megabytes."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, x = NETWORKS[network]()
@@ -101,11 +111,10 @@ def measure(network: str, solver: str, kind: str, megabytes: str) -> None:
     else:
         covered = [last_linear(model)] if kind == LAST_LAYER else None
         data = [(x[:64], torch.zeros(len(x[:64]), dtype=torch.long))]
-        q = fit_kfac_laplace(classifier, data, 1.0, parameters=covered)
+        q = fit_kfac_laplace(classifier, data, 1.0, parameters=covered, progress=False)
     _solve(classifier, q, replace(SOLVERS[solver], memory=1), x[:2])
     solver_within = replace(SOLVERS[solver], memory=memory)
-    most = peak(lambda: _solve(classifier, q, solver_within, x)) / 1e6
-    print(f"{network:13} {solver:10} {kind:10} budget {megabytes:>4} MB, peak {most:4.0f} MB")
+    return peak_of(lambda: _solve(classifier, q, solver_within, x)) / 1e6
 
 
 def _solve(classifier: Classifier, q: Posterior, solver: Linearised | Gradient, x: Tensor) -> None:

@@ -1,5 +1,7 @@
 """Measure how many labels the default solver solves (`python -m benchmarks.solved`).
 
+Writes solved.csv and residuals.csv in docs/results/measurements.
+
 A ReLU network with layers of 20, 64, 64 and 10 units, trained on clusters until it makes no error,
 with a KFAC posterior over all layers. Its optima are often at kinks. Times are CPU times of one
 thread.
@@ -15,6 +17,7 @@ from torch.nn import functional
 
 from acnml import Acnml, Classifier, Linearised, fit_kfac_laplace
 from acnml._util.seeding import seeded
+from benchmarks.recording import MEASUREMENTS, record
 
 ALPHAS = (0.01, 0.1, 1.0)
 STEPS = (0, 10, 20, 30)
@@ -52,11 +55,13 @@ def cost_of_residuals(predict: Acnml, queries: Tensor) -> float:
 
 
 def main() -> None:
-    """Print one line for every α and number of steps, and what residuals cost without any step."""
+    """Measure every α and number of steps, and what residuals cost without any step."""
     torch.set_num_threads(1)
     model, x, labels, queries = trained()
     classifier = Classifier(model)
     posterior = fit_kfac_laplace(classifier, [(x, labels)], 1.0, progress=False)
+    rows: list[dict[str, object]] = []
+    costs: list[dict[str, object]] = []
     for alpha in ALPHAS:
         for steps in STEPS:
             solver = Linearised(polish=steps)
@@ -65,16 +70,21 @@ def main() -> None:
             start = time.process_time()
             solution = predict.solve(queries)
             took = time.process_time() - start
-            share = solution.solved.double().mean()
-            print(
-                f"alpha {alpha:4g}, {steps:2} steps: {share:6.1%} solved, "
-                f"median residual {solution.residual.median():.3f}, mean log-likelihood "
-                f"{solution.log_lik.mean():.3f}, {took:.2f} s",
-                flush=True,
-            )
+            found: dict[str, object] = {
+                "alpha": alpha,
+                "steps": steps,
+                "solved": float(solution.solved.double().mean()),
+                "residual": float(solution.residual.median()),
+                "log_lik": float(solution.log_lik.mean()),
+                "seconds": took,
+            }
+            print(found, flush=True)
+            rows.append(found)
         plain = Acnml(classifier, posterior, Linearised(), alpha, on_unsolved="ignore")
-        added = cost_of_residuals(plain, queries)
-        print(f"alpha {alpha:4g},  0 steps: residuals add {added:.0%}", flush=True)
+        costs.append({"alpha": alpha, "added": cost_of_residuals(plain, queries)})
+        print(costs[-1], flush=True)
+    record(MEASUREMENTS / "solved.csv", rows)
+    record(MEASUREMENTS / "residuals.csv", costs)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Simulate a cluster that scores many parts, with stragglers, lost workers and Ray's retries.
 
-python -m benchmarks.stragglers
+python -m benchmarks.stragglers     writes docs/results/measurements/stragglers.csv
 
 A task is a list of parts. Its time is its number of rows times the time per row, times a random
 factor: log-normal with a coefficient of variation of 0.2, and ten times as long for one task in
@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import final
 
+from benchmarks.recording import MEASUREMENTS, record
+
+BILLION, PART, WORKERS = 10**9, 16_384, 100
 RUNS = 5
 
 
@@ -73,25 +76,17 @@ def overhead(setting: Setting) -> float:
 
 
 def main() -> None:
-    """Print a table of overheads."""
-    billion, part = 10**9, 16_384
-    print("Time over the ideal time, 1e9 rows at 0.1 ms on 100 workers; mean of 5 runs.\n")
-    print("| rows per task | no losses | 0.1 losses per worker and hour | 1 loss | 10 losses |")
-    print("|---:|---:|---:|---:|---:|")
-    for parts in (1, 8, 64, 512):
-        cells = [
-            overhead(Setting(billion, 100, part, parts, losses_per_hour=losses))
-            for losses in (0.0, 0.1, 1.0, 10.0)
-        ]
-        print(f"| {parts * part:,} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
-    print("\nThe same without complete parts that stay (a lost task begins again):\n")
-    print("| rows per task | no losses | 0.1 | 1 | 10 |\n|---:|---:|---:|---:|---:|")
-    for parts in (8, 64, 512):
-        cells = [
-            overhead(Setting(billion, 100, part * parts, 1, losses_per_hour=losses))
-            for losses in (0.0, 0.1, 1.0, 10.0)
-        ]
-        print(f"| {parts * part:,} | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
+    """Simulate tasks of different sizes; with parts that stay, and with tasks that begin again."""
+    rows = []
+    for parts_stay, sizes in {"yes": (1, 8, 64, 512), "no": (8, 64, 512)}.items():
+        for parts in sizes:
+            split = (PART, parts) if parts_stay == "yes" else (PART * parts, 1)
+            for losses in (0.0, 0.1, 1.0, 10.0):
+                setting = Setting(BILLION, WORKERS, *split, losses_per_hour=losses)
+                case = {"parts_stay": parts_stay, "rows_per_task": PART * parts, "losses": losses}
+                rows.append({**case, "overhead": overhead(setting)})
+                print(rows[-1], flush=True)
+    record(MEASUREMENTS / "stragglers.csv", rows)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 
 import pytest
@@ -130,3 +131,19 @@ def test_the_lowest_is_bold_as_it_is_printed():
     assert lowest_bold([0.2, 0.1004, 0.1]) == ["0.200", "**0.100**", "**0.100**"]
     assert lowest_bold([0.1, 0.1]) == ["0.100", "0.100"]
     assert results.markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+def test_a_ratio_is_of_two_rows():
+    low, high = numbers("confidence", sample="separable", method="CNMAP")[::2]
+    rows = "sample=separable method=CNMAP lambda"
+    query = f"ratio {TOY} confidence {rows}=0.1 over {rows}=10"
+    assert results.evaluate(query) == (low / high,)
+
+
+def test_numbers_of_a_benchmark_are_combined_from_left_to_right():
+    found = json.loads((results.ROOT / "benchmarks" / "scoring.json").read_text())["ray"]
+    rows, alone = found["rows"], found["local, two threads"]
+    query = 'benchmark scoring.json ray/rows over "ray/local, two threads/rows_per_s"'
+    assert results.evaluate(query) == (rows / alone["rows_per_s"],)
+    more = f'{query} times 2 plus "ray/local, two threads/start"'
+    assert results.evaluate(more) == (2 * rows / alone["rows_per_s"] + alone["start"],)

@@ -1,4 +1,4 @@
-"""Tables of the pages about the paper's experiments, and of the benchmarks."""
+"""Tables of the pages about the paper's experiments."""
 
 from __future__ import annotations
 
@@ -186,55 +186,6 @@ def _unique(lines: Sequence[list[str]]) -> list[list[str]]:
     return list({line[0]: line for line in lines}.values())
 
 
-def last_layer() -> str:
-    """What the last layer costs, with targets."""
-    from benchmarks.head import head_table
-
-    return head_table(measured("results.json")["last layer"])
-
-
-def costs() -> str:
-    """Costs of all methods on all networks."""
-    from benchmarks.page import cost_table
-
-    return cost_table(measured("results.json"))
-
-
-def million_inputs() -> str:
-    """Time of a million inputs by network."""
-    from benchmarks.costs import network_table
-
-    return network_table(measured("results.json"))
-
-
-def million_by_classes() -> str:
-    """Time of a million inputs by the number of classes, for the head alone."""
-    from benchmarks.costs import class_table
-
-    return class_table(measured("results.json"))
-
-
-def scoring() -> str:
-    """Scoring and fitting at scale against their targets."""
-    from benchmarks.costs import scoring_table
-
-    return scoring_table(measured("scoring.json"))
-
-
-def gaps() -> str:
-    """How far solutions are from the best one found."""
-    from benchmarks.page import gap_table
-
-    return gap_table(measured("results.json"))
-
-
-def growth() -> str:
-    """Cost as it grows, measured and by arithmetic."""
-    from benchmarks.page import growth_table
-
-    return growth_table(measured("results.json"))
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "cifar-ece": cifar_ece,
     "table-one": table_1,
@@ -242,11 +193,4 @@ TABLES: dict[str, Callable[[], str]] = {
     "bayes-by-backprop": bayes_by_backprop,
     "one-rate": one_rate,
     "naive-cnml": naive_cnml,
-    "last-layer": last_layer,
-    "costs": costs,
-    "gaps": gaps,
-    "million-inputs": million_inputs,
-    "million-by-classes": million_by_classes,
-    "growth": growth,
-    "scoring": scoring,
 }

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import benchmark_tables
 import paper_tables
 from results import Row, markdown, read, select
 
@@ -548,4 +549,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "laplace-predictors": laplace_predictors,
     "commands": commands,
     **paper_tables.TABLES,
+    **benchmark_tables.TABLES,
 }

@@ -10,6 +10,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable
 from functools import cache
+from operator import add, mul, truediv
 from typing import Any
 
 from results import RESULTS, ROOT, Row, read, select
@@ -293,6 +294,42 @@ def faster(whose: str, *networks: str) -> list[float]:
     return [epoch(network) / seconds(TIMED[network], steps) for network in networks]
 
 
+def ratio(file: str, column: str, *words: str) -> list[float]:
+    """`ratio measurements/serving.csv p50_ms path=/onnx over path=/network`: one row by another."""
+    at = words.index("over")
+    found = []
+    for conditions in (words[:at], words[at + 1 :]):
+        (row,) = select(file, **dict(word.split("=", 1) for word in conditions))
+        found.append(float(row[column]))
+    return [found[0] / found[1]]
+
+
+def benchmark(file: str, *words: str) -> list[float]:
+    """`benchmark scoring.json ray/rows over "fit/one process/wall"`: numbers of a JSON file.
+
+    Words are paths of keys or plain numbers, with `over`, `times` and `plus` between them. They are
+    read from left to right.
+    """
+    value = _at(file, words[0])
+    for operator, word in zip(words[1::2], words[2::2], strict=True):
+        value = OPERATORS[operator](value, _at(file, word))
+    return [value]
+
+
+OPERATORS = {"over": truediv, "times": mul, "plus": add}
+
+
+def _at(file: str, word: str) -> float:
+    """Return a plain number, or the one at a path of keys such as `ray/rows`."""
+    try:
+        return float(word)
+    except ValueError:
+        found = measured(file)
+        for key in word.split("/"):
+            found = found[key]
+        return float(found)
+
+
 VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "evidence": evidence,
     "toy": toy,
@@ -309,4 +346,6 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "paper": paper,
     "faster": faster,
     "linearising": linearising,
+    "ratio": ratio,
+    "benchmark": benchmark,
 }

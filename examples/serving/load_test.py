@@ -1,14 +1,16 @@
 """Load the server from many threads, and report throughput and latency of every model.
 
-cd examples && python -m serving.load_test [REQUESTS] [CLIENTS]
+cd examples && python -m serving.load_test [REQUESTS] [CLIENTS] [FILE.csv]
 
 Makes the files, starts the server on this machine, and sends REQUESTS requests to each path from
 CLIENTS threads with a connection each. The paths take turns in rounds, so that a busy machine
-disturbs all alike. Clients and server share the machine's cores.
+disturbs all alike. Clients and server share the machine's cores. FILE.csv is where the numbers go,
+besides the screen.
 """
 
 from __future__ import annotations
 
+import csv
 import http.client
 import json
 import os
@@ -26,6 +28,7 @@ import numpy as np
 from serving import files
 
 PATHS = ("/network", "/predictor", "/onnx")
+COLUMNS = ("path", "requests_per_s", "p50_ms", "p99_ms")
 ROUNDS = 3
 PATIENCE = 600.0  # seconds for the server to start
 
@@ -88,9 +91,10 @@ def wait_until_healthy(port: int, server: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Run the load test and print a table."""
+    """Run the load test, print the results, and write them if a file is named."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
     clients = int(sys.argv[2]) if len(sys.argv) > 2 else 16
+    target = Path(sys.argv[3]).absolute() if len(sys.argv) > 3 else None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -116,10 +120,15 @@ def main() -> None:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait(30)
     print(f"{len(bodies) * ROUNDS} requests to each path, {clients} clients")
-    print("| path | requests/s | p50 ms | p99 ms |\n|---|---:|---:|---:|")
+    rows = [COLUMNS]
     for path, (latencies, seconds) in found.items():
         p50, p99 = np.percentile(np.array(latencies) * 1000, [50, 99])
-        print(f"| {path} | {len(latencies) / seconds:.0f} | {p50:.1f} | {p99:.1f} |")
+        rows.append((path, f"{len(latencies) / seconds:.1f}", f"{p50:.2f}", f"{p99:.2f}"))
+    for row in rows:
+        print("{:12} {:>14} {:>8} {:>8}".format(*row))
+    if target is not None:
+        with target.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 if __name__ == "__main__":

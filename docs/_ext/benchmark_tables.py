@@ -1,0 +1,162 @@
+"""Tables of what the benchmarks and the fuzz measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from results import Row, markdown, read, select
+from values import measured
+
+Table = Callable[[], str]
+
+
+def made_by(module: str, function: str, file: str) -> Table:
+    """Return a table that a function of a benchmark makes from its JSON file."""
+
+    def table() -> str:
+        make: Callable[[object], str] = getattr(import_module(f"benchmarks.{module}"), function)
+        return make(measured(file))
+
+    return table
+
+
+def solved() -> str:
+    """How many labels are solved, by α and steps."""
+    lines = [
+        [
+            f"{float(row['alpha']):g}",
+            row["steps"],
+            f"{float(row['solved']):.0%}".replace("%", " %"),
+            f"{float(row['residual']):.3f}",
+            f"{float(row['log_lik']):.3f}",
+            f"{float(row['seconds']):.2f} s",
+        ]
+        for row in read("measurements/solved.csv")
+    ]
+    head = ["α", "steps", "solved", "median residual", "mean log-likelihood", "CPU time"]
+    return markdown(head, lines, left=0)
+
+
+def first_sight() -> str:
+    """What the checks on first sight of a model cost."""
+    lines = []
+    for row in read("measurements/first-sight.csv"):
+        kind, _, rest = row["predictor"].partition(", ")
+        times = (f"{float(row[name]):.1f} ms" for name in ("plain_ms", "checks_ms"))
+        shares = (f"{100 * float(row[name]):.1f} %" for name in ("share", "share_of_two_rows"))
+        predictor = f"`{kind}`, {rest}" if rest else f"`{kind}`"
+        lines.append([row["network"], predictor, *times, *shares])
+    head = ["network", "predictor", "prediction", "checks", "share", "two rows alone"]
+    return markdown(head, lines, left=2)
+
+
+NETWORKS = {
+    "mlp": "multilayer perceptron",
+    "cnn": "convolutional",
+    "1000 classes": "1,000 classes",
+}
+SOLVERS = {
+    "logits": "`Linearised()`, no residuals",
+    "Linearised": "`Linearised(polish=2)`",
+    "Gradient": "`Gradient()`",
+}
+POSTERIORS = {"diagonal": "diagonal", "kronecker": "Kronecker", "last layer": "last layer"}
+
+
+def peaks_within(*budgets: int) -> Table:
+    """Return the table of peaks of memory of the networks with these budgets."""
+
+    def table() -> str:
+        found: dict[tuple[str, ...], dict[str, str]] = {}
+        for row in read("measurements/peaks.csv"):
+            case = (row["network"], row["solver"], row["posterior"])
+            found.setdefault(case, {})[row["budget"]] = f"{float(row['peak']):.0f} MB"
+        lines = [
+            [NETWORKS.get(network, network), SOLVERS[solver], POSTERIORS[posterior], *of.values()]
+            for (network, solver, posterior), of in found.items()
+            if list(of) == [str(budget) for budget in budgets]
+        ]
+        head = ["network", "solver", "posterior", *(f"peak for {b} MB" for b in budgets)]
+        return markdown(head, lines, left=3)
+
+    return table
+
+
+def fuzz() -> str:
+    """How many generated cases of every kind ended how."""
+    rows = read("measurements/fuzz.csv")
+    ends = ("equal", "flagged", "refused", "wrong")
+    lines = [[row["kind"], *(f"{int(row[end]):,}" for end in ends)] for row in rows]
+    return markdown([f"kind (commit {rows[0]['commit']})", *ends], lines)
+
+
+def stragglers(parts_stay: str) -> Table:
+    """Return the table of a simulated cluster: time over the ideal time."""
+
+    def table() -> str:
+        rows = select("measurements/stragglers.csv", parts_stay=parts_stay)
+        by_size: dict[str, list[Row]] = {}
+        for row in rows:
+            by_size.setdefault(row["rows_per_task"], []).append(row)
+        losses = [f"{float(row['losses']):g}" for row in next(iter(by_size.values()))]
+        lines = [
+            [f"{int(size):,}", *(f"{float(row['overhead']):.3f}" for row in own)]
+            for size, own in by_size.items()
+        ]
+        return markdown(["rows per task", *_named(losses)], lines, left=0)
+
+    return table
+
+
+def _named(losses: Sequence[str]) -> list[str]:
+    names = {"0": "no losses", "1": "1 loss per worker and hour"}
+    return [names.get(each, f"{each} losses") for each in losses]
+
+
+def serving() -> str:
+    """Throughput and latency of a server, by model."""
+    columns = {"requests_per_s": 0, "p50_ms": 1, "p99_ms": 1}
+    lines = [
+        [f"`{row['path']}`", *(f"{float(row[name]):.{n}f}" for name, n in columns.items())]
+        for row in read("measurements/serving.csv")
+    ]
+    return markdown(["path", "requests/s", "p50, ms", "p99, ms"], lines)
+
+
+def sliders() -> str:
+    """How long the playground takes to follow a slider, and what it loads."""
+    columns = {"p50_ms": 1, "p95_ms": 1, "computing_ms": 1, "first_load_mb": 1, "model_mb": 2}
+    lines = [
+        [row["data"], *(f"{float(row[name]):.{n}f}" for name, n in columns.items())]
+        for row in read("measurements/playground.csv")
+    ]
+    head = [
+        "network trained on",
+        "p50",
+        "p95",
+        "computing",
+        "first load, MB",
+        "of it the model, MB",
+    ]
+    return markdown(head, lines)
+
+
+TABLES: dict[str, Table] = {
+    "last-layer": made_by("head", "head_table", "results.json"),
+    "costs": made_by("page", "cost_table", "results.json"),
+    "gaps": made_by("page", "gap_table", "results.json"),
+    "growth": made_by("page", "growth_table", "results.json"),
+    "million-inputs": made_by("costs", "network_table", "results.json"),
+    "million-by-classes": made_by("costs", "class_table", "results.json"),
+    "scoring": made_by("costs", "scoring_table", "scoring.json"),
+    "solved": solved,
+    "first-sight": first_sight,
+    "peaks": peaks_within(100, 400),
+    "peaks-many-classes": peaks_within(20, 100),
+    "fuzz": fuzz,
+    "stragglers": stragglers("yes"),
+    "stragglers-again": stragglers("no"),
+    "serving": serving,
+    "sliders": sliders,
+}
