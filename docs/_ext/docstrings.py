@@ -70,8 +70,16 @@ def _skip(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any)
     return True if is_field or re.fullmatch(r"set_\w+_request", name) else None
 
 
+def _signature(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, arguments: str, returns: str
+) -> tuple[str, str] | None:
+    """Leave out the arguments of protocols: nobody creates them."""
+    return ("", returns) if arguments == "(*args, **kwargs)" else None
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", _process, priority=400)  # before napoleon
     app.connect("autodoc-skip-member", _skip)
+    app.connect("autodoc-process-signature", _signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,6 +10,7 @@ from typing import Any
 import benchmark_tables
 import paper_tables
 from results import Row, markdown, read, select
+from values import IMAGES
 
 EVIDENCE = "evidence/metrics.csv"
 COMPARED = "evidence/comparisons.csv"
@@ -42,8 +43,6 @@ NETWORKS = {
     "tables": "tables",
     "mnist-200": "MNIST network, 200 images",
 }
-# Networks for images with shifts that have labels.
-IMAGES = ("mnist", "letters", "resnet20", "resnet56", "resnet18", "resnet20-own")
 GROUPS = {
     "rotated by 45° or more": "digits rotated by 45° or more",
     "severity 5": "CIFAR-10-C severity 5",

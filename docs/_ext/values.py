@@ -92,6 +92,15 @@ def evidence(score: str, group: str, method: str, *networks: str) -> list[float]
     ]
 
 
+# Networks for images with shifts that have labels.
+IMAGES = ("mnist", "letters", "resnet20", "resnet56", "resnet18", "resnet20-own")
+
+
+def unshifted(score: str, method: str) -> list[float]:
+    """`unshifted ece ACNML`: the mean over networks on images without shift."""
+    return [statistics.fmean(evidence(score, "clean", method, *IMAGES))]
+
+
 def toy(column: str, sample: str) -> list[float]:
     """`toy confidence separable`: CNMAP in the plane, for λ = 0.1, 1 and 10."""
     rows = select("toy/results.csv", sample=sample, method="CNMAP")
@@ -332,6 +341,7 @@ def _at(file: str, word: str) -> float:
 
 VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "evidence": evidence,
+    "unshifted": unshifted,
     "toy": toy,
     "linearised-farther": linearised_farther,
     "cifar": cifar,

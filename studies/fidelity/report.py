@@ -177,7 +177,7 @@ def _cells(row: Compared) -> list[object]:
 def figure(study: FidelityStudy, rows: Sequence[Compared]) -> Figure:
     """Draw the distance to CNML by α, one panel for every problem."""
     with mpl.rc_context(STYLE):
-        drawing = Figure(figsize=(4.2 * len(study.problems) + 2.2, 3.8), layout="constrained")
+        drawing = Figure(figsize=(3.2 * len(study.problems), 4.8), layout="constrained")
         panels = drawing.subplots(1, len(study.problems), sharey=True, squeeze=False)[0]
         for axes, problem in zip(panels, study.problems, strict=True):
             own = select(rows, problem=problem.name, queries=ALL)
@@ -194,7 +194,7 @@ def figure(study: FidelityStudy, rows: Sequence[Compared]) -> Figure:
             axes.set(xscale="log", yscale="log", title=problem.name, xlabel="α")
         panels[0].set_ylabel("total variation distance to CNML")
         handles, labels = panels[-1].get_legend_handles_labels()
-        drawing.legend(handles, labels, loc="outside right center", frameon=False)
+        drawing.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return drawing
 
 

@@ -1,6 +1,6 @@
 """The toy study: exact CNML and CNMAP on points in the plane, and what approximates them.
 
-The paper's figures 1 to 3 are about classes that a line can part. Everything is shown for such a
+The paper's figures 1 to 3 are about linearly separable classes. Everything is shown for such a
 sample; exact CNML and CNMAP also for a second one, whose classes overlap, where they behave
 differently. Every map is the probability of class 1 on a square grid around the data. What comes
 out, `Findings`, is numbers; figures and the report are made from it elsewhere.

@@ -180,8 +180,7 @@ class Calibrated(Predictor):
         """Return which inputs (B,) are less certain than the least certain `share` in validation.
 
         Inputs without an answer are among them (see `on_error` of `Acnml`).
-
-        >>> # answers = calibrated.predict(x)[~calibrated.abstains(x, share=0.05)]
+        `calibrated.predict(x)[~calibrated.abstains(x)]` are the answers to the others.
         """
         solved, limit = self.predictor.solve(x), self.threshold(share, score)
         if score is Score.CONFIDENCE:
