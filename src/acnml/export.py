@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,8 +83,7 @@ def export_onnx(
     shapes: dict[str, Any] = {"args": tuple({0: batch} for _ in args)}
     shapes = shapes if args else {"kwargs": {name: {0: batch} for name in kwargs}}
     names = list(kwargs) or [f"input_{i}" if i else "input" for i in range(len(args))]
-    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch's exporter, about torch itself
+    with torch.inference_mode(False), torch.no_grad(), _quiet_exporter():
         program = torch.onnx.export(
             module,
             args,
@@ -106,6 +107,20 @@ def export_onnx(
     with torch.no_grad():
         residual = float(module.residual(*args, **kwargs).max())
     return Exported(target, difference, residual)
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Leave out what torch's exporter says about torch itself, and about a missing torchvision."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _without_traces(model: Any) -> Any:

@@ -340,5 +340,8 @@ def _part(la: Any, values: Tensor) -> Tensor:
     rest = values.clone()
     rest[..., places] = 0
     if bool(rest.any()):
-        raise ValueError("the posterior has variance outside of the subnetwork")
+        raise ValueError(
+            "the posterior has variance outside of the subnetwork of the Laplace approximation: "
+            "fit it on the parameters of the subnetwork only"
+        )
     return values[..., places]

@@ -163,7 +163,10 @@ def require_density(var: Params) -> None:
     """Raise an error if a variance is zero, because the density does not exist then."""
     for name, tensor in var.items():
         if not (tensor > 0).all():
-            raise ValueError(f"log_prob needs positive variances, but some of {name!r} are zero")
+            raise ValueError(
+                f"log_prob needs positive variances, but some of {name!r} are zero: leave fixed "
+                "parameters out of the posterior"
+            )
 
 
 def require_directions(directions: Params, mean: Params) -> None:

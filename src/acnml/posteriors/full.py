@@ -68,7 +68,10 @@ class Full(Posterior):
         """Return log N(θ; μ, Σ), using a Cholesky factorisation of Σ."""
         factor, failed = torch.linalg.cholesky_ex(self.cov)
         if failed:
-            raise ValueError("log_prob needs a positive definite cov, but this one is singular")
+            raise ValueError(
+                "log_prob needs a positive definite cov, but this one is singular: fit it with a "
+                "larger prior precision"
+            )
         offset = flatten(params, self.mean) - flatten(self.mean, self.mean)
         white = torch.linalg.solve_triangular(factor, offset.unsqueeze(-1), upper=False)
         log_det = 2 * factor.diagonal().log().sum()

@@ -67,7 +67,8 @@ class Modes(NmlPredictor):
             weights = tuple(float(weight) for weight in self.log_weights)
             if len(weights) != len(self.predictors):
                 raise ValueError(
-                    f"{len(weights)} log_weights for {len(self.predictors)} predictors"
+                    f"{len(weights)} log_weights for {len(self.predictors)} predictors: "
+                    "pass one for each"
                 )
             if not all(map(math.isfinite, weights)):
                 raise ValueError(f"log_weights must be finite, got {weights}")

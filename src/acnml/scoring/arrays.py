@@ -114,7 +114,9 @@ class _Rows:
         while done < wanted:
             piece = stream.read(wanted - done)
             if not piece:
-                raise ScoringError(f"array {name!r} ends too early: the file is truncated")
+                raise ScoringError(
+                    f"array {name!r} ends too early: the file is truncated; copy or save it again"
+                )
             view[done : done + len(piece)] = piece
             done += len(piece)
         array = np.frombuffer(content, header.dtype).reshape(count, *header.shape[1:])
@@ -182,13 +184,17 @@ def _column(name: str, header: _Header, reading: Reading) -> Column:
         raise ScoringError(f"array {name!r} has type {header.dtype}, but inputs are numbers")
     shape = stored if reading.shape is None else reading.shape
     if math.prod(shape) != math.prod(stored):
-        raise ScoringError(f"array {name!r} has rows of shape {stored}, not {shape}")
+        raise ScoringError(
+            f"array {name!r} has rows of shape {stored}, which cannot become {shape}: check --shape"
+        )
     return Column(name, stored, shape, reading.as_float)
 
 
 def _arrow_type(name: str, header: _Header) -> pa.DataType:
     if len(header.shape) != 1:
-        raise ScoringError(f"array {name!r} is not a vector, so it cannot be carried over")
+        raise ScoringError(
+            f"array {name!r} is not a vector, so it cannot be carried over: leave it out of --carry"
+        )
     return pa.from_numpy_dtype(header.dtype.newbyteorder("="))
 
 

@@ -62,7 +62,8 @@ class Column:
         wanted = _tensor_shape(column.type) or stored if shape is None else shape
         if math.prod(wanted) != math.prod(stored):
             raise ScoringError(
-                f"column {name!r} has rows of shape {stored}, which cannot become {wanted}"
+                f"column {name!r} has rows of shape {stored}, which cannot become {wanted}: check "
+                "--shape"
             )
         return Column(name, stored, wanted, as_float)
 

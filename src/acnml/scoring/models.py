@@ -73,7 +73,7 @@ def _module(name: str, what: str) -> Any:
 
 def _module_of_file(path: Path) -> Any:
     if not path.is_file():
-        raise ScoringError(f"there is no file {path}")
+        raise ScoringError(f"there is no file {path}: check --model and --transform")
     spec = importlib.util.spec_from_file_location(f"_acnml_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -85,7 +85,7 @@ def _module_of_file(path: Path) -> Any:
 
 def _load_weights(model: nn.Module, path: Path) -> None:
     if not path.is_file():
-        raise ScoringError(f"there is no file {path} with weights")
+        raise ScoringError(f"there is no file {path} with weights: check --weights")
     try:
         safetensors.torch.load_model(model, path)
     except (SafetensorError, RuntimeError) as error:

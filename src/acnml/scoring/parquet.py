@@ -100,7 +100,7 @@ class ParquetSource(Source):
         """Return some rows of the first file that has any."""
         index = next((i for i, length in enumerate(self.lengths) if length), None)
         if index is None:
-            raise ScoringError(f"{self._root} has no rows")
+            raise ScoringError(f"{self._root} has no rows: check --input")
         with _opened(self._system, self._files[index]) as file:
             return pa.Table.from_batches([next(file.iter_batches(SHOWN))])
 
@@ -110,7 +110,10 @@ class ParquetSource(Source):
         for file, keys, schema in zip(self._files, self._keys, self._schemas, strict=True):
             for name in self._wanted:
                 if name not in schema.names and name not in keys:
-                    raise ScoringError(f"{file} has no column {name!r}, but other files have")
+                    raise ScoringError(
+                        f"{file} has no column {name!r}, but other files have: leave the "
+                        "file out, or add the column"
+                    )
                 is_column = name in schema.names and name in first.names
                 if is_column and schema.field(name).type != first.field(name).type:
                     raise ScoringError(

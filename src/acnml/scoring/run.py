@@ -223,7 +223,7 @@ def _require_free_names(job: Job, source: Source) -> None:
 
 def _sha256(path: Path) -> str:
     if not path.is_file():
-        raise ScoringError(f"there is no file {path}")
+        raise ScoringError(f"there is no file {path}: check the path")
     total = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(2**20):

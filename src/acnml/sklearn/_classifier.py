@@ -139,10 +139,10 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X)
         if self.cv == "prefit" or isinstance(base, FrozenEstimator):
             if weights is not None:
-                raise ValueError("sample_weight has no effect on a classifier that is fitted")
+                raise ValueError("sample_weight has no effect on a fitted classifier: leave it out")
             return self._fit_around(base, X, y, X_train)
         if X_train is not None:
-            raise ValueError('X_train is for cv="prefit" only')
+            raise ValueError('X_train is for cv="prefit" only: leave it out')
         if isinstance(base, nn.Module):
             raise TypeError(
                 'a network is taken as trained with cv="prefit" only; to train it, pass a function '
@@ -185,7 +185,9 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         self.classes_ = np.asarray(own)
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise ValueError(f"the classifier was not fitted on class {unknown[0]!r}")
+            raise ValueError(
+                f"the classifier was not fitted on class {unknown[0]!r}: drop its rows"
+            )
         features, labels = fitted.features(X), np.searchsorted(self.classes_, y)
         if X_train is not None:
             folds = [(fitted.module, fitted.features(X_train), (features, labels))]
@@ -316,7 +318,7 @@ def _weight_argument(estimator: Any) -> str:
     if isinstance(estimator, BaseSearchCV):
         return _weight_argument(estimator.estimator)
     if not has_fit_parameter(estimator, "sample_weight"):
-        raise ValueError(f"{type(estimator).__name__} takes no sample_weight")
+        raise ValueError(f"{type(estimator).__name__} takes no sample_weight: leave it out")
     return "sample_weight"
 
 

@@ -130,7 +130,9 @@ def _read_safetensors(path: Path) -> tuple[Mapping[str, str], Params]:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return file.metadata() or {}, tensors
     except SafetensorError as error:
-        raise StorageError(f"{path} is truncated or not a safetensors file: {error}") from error
+        raise StorageError(
+            f"{path} is truncated or not a safetensors file ({error}): copy or save it again"
+        ) from error
 
 
 def _checksum(header: str, tensors: Mapping[str, Tensor]) -> str:

@@ -61,7 +61,8 @@ def require_same(classifier: Classifier, expected: Mapping[str, Any], weights: W
     if extra := sorted(tensors.keys() ^ described.keys()):
         has, had = ("has", "had no") if extra[0] in tensors else ("has no", "had")
         raise ValueError(
-            f"the given network {has} {extra[0]!r}, but {had} such tensor when the file was saved"
+            f"the given network {has} {extra[0]!r}, but {had} such tensor when the file was saved; "
+            "build the network as it was then"
         )
     for name, tensor in tensors.items():
         _require_same_tensor(name, tensor, described[name], weights)
