@@ -40,8 +40,8 @@ Weight: TypeAlias = float | Tensor
 TILING = 40  # write it out tile by tile, so that it stays in the cache
 KEEPING = 150  # write it out for every row and keep it in memory
 
-# Numbers in one tile of a row's matrix. A tile should fit into a core's second-level cache.
-TILE = 2**17
+# Numbers in one tile of the matrices of an input's labels. It should fit into a core's cache.
+TILE = 2**18
 
 
 class Action(ABC):
@@ -312,55 +312,65 @@ class _PairRule(torch.autograd.Function):
 
 @final
 class _TiledRule(torch.autograd.Function):
-    """The same for many pairs: Σ_t δ_t a_tᵀ ⊙ S, written out for some outputs at a time."""
+    """The same for many pairs: Σ_t δ_t a_tᵀ ⊙ S, written out tile by tile."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, terms: Terms, var: Tensor) -> Tensor:
-        ctx.terms, ctx.var, ctx.shape = terms, var, inputs.shape
-        inputs = inputs[..., : var.shape[1]]
-        return torch.cat([_applied(matrix, inputs) for _, matrix in _tiles(terms, var)], dim=-1)
+        deltas, vectors = ctx.factors = _joined(terms)
+        ctx.var, ctx.shape = var, inputs.shape
+        batch = torch.broadcast_shapes(deltas.shape[:-2], inputs.shape[:-2])
+        added = inputs.new_zeros(*batch, inputs.shape[-2], len(var))
+        groups = (_groups(each, batch) for each in (added, deltas, vectors, inputs))
+        for into, *factors, own in zip(*groups, strict=True):
+            for features, matrix in _tiles(*factors, var):
+                into.baddbmm_(own[..., features].expand(len(into), -1, -1), matrix.mT)
+        return added
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """Pull back to the inputs."""
-        tiles = _tiles(ctx.terms, ctx.var)
-        pulled = _total(grad[..., outputs] @ matrix for outputs, matrix in tiles)
-        whole = functional.pad(pulled, (0, ctx.shape[-1] - ctx.var.shape[1]))
-        return whole.sum_to_size(ctx.shape), None, None
+        batch = grad.shape[:-2]
+        pulled = grad.new_zeros(*batch, *ctx.shape[-2:])
+        groups = (_groups(each, batch) for each in (pulled, *ctx.factors, grad))
+        for into, *factors, own in zip(*groups, strict=True):
+            for features, matrix in _tiles(*factors, ctx.var):
+                into[..., features] = own @ matrix
+        return pulled.sum_to_size(ctx.shape), None, None
 
 
-def _tiles(terms: Terms, var: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield Σ_t δ_t a_tᵀ ⊙ S for some outputs at a time: (*batch, outputs, in)."""
-    out_size, width = var.shape
-    height = max(1, TILE // width)
-    for start in range(0, out_size, height):
-        outputs = slice(start, start + height)
-        parts = (
-            _products(one.weight * one.deltas[..., outputs], one.inputs.vectors[..., :width])
-            for one in terms
-        )
-        yield outputs, _total(parts).mul_(var[outputs])
+def _joined(terms: Terms) -> tuple[Tensor, Tensor]:
+    """Return the δ and a of all terms as one, with the weights in the δ."""
+    deltas = [one.weight * one.deltas for one in terms]
+    vectors = [one.inputs.vectors for one in terms]
+    if len(terms) == 1:
+        return deltas[0], vectors[0]
+    batch = torch.broadcast_shapes(*(each.shape[:-2] for each in vectors))
+    vectors = [each.expand(*batch, *each.shape[-2:]) for each in vectors]
+    return torch.cat(deltas, dim=-2), torch.cat(vectors, dim=-2)
 
 
-def _products(deltas: Tensor, inputs: Tensor) -> Tensor:
-    """Return Σ_t δ_t a_tᵀ of every row; rows that share their inputs take one matrix product."""
-    if _differ_by_row(inputs):
-        return deltas.mT @ inputs
-    rows = deltas.mT.flatten(-3, -2) @ inputs.squeeze(-3)
-    return rows.unflatten(-2, (deltas.shape[-3], -1))
+def _groups(tensor: Tensor, batch: torch.Size) -> Tensor:
+    """Turn (*batch, ...) into (inputs, labels or 1, ...): the last batch dimension are labels."""
+    if not batch:
+        return tensor[None, None]
+    return tensor.expand(*batch[:-1], *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
 
 
-def _applied(matrix: Tensor, inputs: Tensor) -> Tensor:
-    """Multiply every row's inputs (*batch, positions, in) by its matrix (*batch, outputs, in)."""
-    if _differ_by_row(inputs):
-        return inputs @ matrix.mT
-    rows = inputs.squeeze(-3) @ matrix.flatten(-3, -2).mT
-    return rows.unflatten(-1, (matrix.shape[-3], -1)).transpose(-3, -2)
+def _tiles(deltas: Tensor, vectors: Tensor, var: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield Σ_t δ_t a_tᵀ ⊙ S for some input features at a time: (labels, out, features).
 
-
-def _differ_by_row(inputs: Tensor) -> bool:
-    return inputs.ndim < 3 or inputs.shape[-3] > 1
+    The δ (labels, t, out) and a (labels or 1, t, in) are those of one input.
+    """
+    labels, shared, (out_size, in_size) = len(deltas), len(vectors) == 1, var.shape
+    columns = deltas.mT.contiguous()
+    width = max(1, TILE // (labels * out_size))
+    for start in range(0, in_size, width):
+        features = slice(start, min(start + width, in_size))
+        a = vectors[..., features]
+        # Labels that share the a take one matrix product.
+        rows = (columns.flatten(0, 1) @ a[0]).unflatten(0, (labels, -1)) if shared else columns @ a
+        yield features, rows.mul_(var[:, features])
 
 
 def _added(total: Tensor | None, x: Tensor, y: Tensor, weight: float) -> Tensor:

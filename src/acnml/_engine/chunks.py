@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import TILE
 from acnml._algebra.kernels import DIRECT
 from acnml._engine.layers import Site
 from acnml._engine.rows import Path, Rows
@@ -126,7 +125,10 @@ def row_chunks(
     logits = first.start.logits
     row_bytes = posterior.dtype.itemsize * _scalars_per_row(first, n_gradients, recorded)
     affordable = int(budget(logits.device, memory)) // row_bytes
-    n_inputs, n_labels = max(1, affordable // logits.shape[-1]), max(1, affordable)
+    n_labels, most = max(1, affordable), max(1, affordable // logits.shape[-1])
+    # Chunks of equal size: a small rest would be as slow as a small batch.
+    n_chunks = max(1, math.ceil(batches.size(x) / most))
+    n_inputs = max(1, math.ceil(batches.size(x) / n_chunks))
     for index, chunk in enumerate(batches.chunks(x, n_inputs)):
         rows = Rows.at_mean(classifier, posterior, chunk, n_gradients)
         remedy = "check the model and these inputs"
@@ -169,7 +171,7 @@ def _scalars_per_row(rows: Rows, n_gradients: int, recorded: bool) -> int:
     dense = sum(COPIES_OF_DELTAS * s.outs + COPIES_OF_WEIGHTS * s.weights for s in sizes)
     factors = sum(COPIES_OF_FACTORS * s.outs for s in sizes if not s.weights)
     by_input = sum(COPIES_OF_DELTAS * (s.ins + s.outs) for s in sizes) // classes
-    widest = max(COPIES_OF_WIDEST * (s.ins + s.outs) + s.tiles for s in sizes)
+    widest = max(COPIES_OF_WIDEST * (s.ins + s.outs) for s in sizes)
     return max(newton + dense + factors + by_input + widest, 1)
 
 
@@ -180,7 +182,6 @@ class _Size(NamedTuple):
     outs: int
     weights: int  # in the parameters, or 0 where gradients are kept in factors
     positions: int
-    tiles: int  # written out at once
 
     @staticmethod
     def of(rows: Rows, site: Site) -> _Size:
@@ -190,13 +191,13 @@ class _Size(NamedTuple):
         ins, outs = sum(t.numel() for t in sizes), sum(one.output.numel() for one in passed)
         if site not in rows.factored:
             shapes = (rows.posterior.mean[name].shape for name in site.layer.names)
-            return _Size(ins, outs, sum(math.prod(shape) for shape in shapes), 0, 0)
+            return _Size(ins, outs, sum(math.prod(shape) for shape in shapes), 0)
         positions = sum(t.shape[-2] for t in sizes)
-        return _Size(ins, outs, 0, positions, TILE if positions > 1 else 0)
+        return _Size(ins, outs, 0, positions)
 
 
 def _if_recorded(size: _Size, n_gradients: int, classes: int) -> int:
-    total = COPIES * (size.ins + size.outs) + size.tiles
+    total = COPIES * (size.ins + size.outs)
     if size.weights:
         return total + (COPIES + n_gradients) * size.weights
     total += COPIES_OF_GRADIENTS * n_gradients * (size.ins + size.outs)

@@ -44,10 +44,16 @@ from acnml.posteriors import Posterior
 
 
 class Tangent(NamedTuple):
-    """The gradients of all K logits at the mean, and Σ applied to them."""
+    """J, the gradients of C combinations of the logits at the mean, and Σ applied to them."""
 
-    jacobian: Dual  # (B, K, ...)
+    jacobian: Dual  # (B, C, ...)
     moved: Displacement  # ΣJᵀ
+
+    def kernel(self) -> Tensor:
+        """Return the covariance JΣJᵀ of these combinations, (B, C, C)."""
+        pairs = _inner_product_pairs(*self)
+        kernel = torch.stack([a.flatten(2) @ b.flatten(2).mT for a, b in pairs]).sum(0)
+        return (kernel + kernel.mT) / 2  # rounding errors make the product slightly asymmetric
 
 
 class Path(NamedTuple):
@@ -58,7 +64,11 @@ class Path(NamedTuple):
 
     @staticmethod
     def along(tangent: Tangent, weights: Tensor) -> Path:
-        """Begin with v = Jᵀw for weights (B, L, K) of the logits."""
+        """Begin with v = Jᵀw for weights (B, L, K) of the logits that sum to zero.
+
+        The tangent is that of the differences from the last logit, see `Rows.tangent`.
+        """
+        weights = weights[..., :-1]
         step = (1.0, lambda: tangent.jacobian.combined(weights))
         return Path((step,), tangent.moved.combined(weights))
 
@@ -182,17 +192,30 @@ class Rows:
 
     @cached_property
     def tangent(self) -> Tangent:
-        """The gradients of all K logits at the mean, (B, K, ...), with Σ applied."""
+        """The gradients of z_k - z_K at the mean, (B, K - 1, ...), with Σ applied.
+
+        Probabilities depend on differences of the logits alone. Without the last logit, there is
+        one backward pass less.
+        """
         logits = self.start.logits
-        classes = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
-        each = [self.start.pulled_back(row.expand_as(logits)) for row in classes]
-        # All classes at once: they share the layer inputs.
+        eye = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
+        return self.tangent_of(eye[:-1] - eye[-1])
+
+    def tangent_of(self, combinations: Tensor) -> Tangent:
+        """Return the gradients of combinations (C, K) of the logits at the mean, with Σ applied."""
+        size, count = self.size, len(combinations)
+        # All at once: they share the layer inputs. Written into one tensor each, because a backward
+        # pass then finds the memory of the one before.
         deltas = {
-            site: [torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*by_class, strict=True)]
-            for site in self.start.passages
-            for by_class in [[pulled[site] for pulled in each]]
+            site: [one.output.new_empty(size, count, *one.output.shape[1:]) for one in passed]
+            for site, passed in self.start.passages.items()
         }
-        jacobian = self._dual(self.start, deltas)
+        for index, weights in enumerate(combinations):
+            pulled = self.start.pulled_back(weights.expand_as(self.start.logits))
+            for site, passed in pulled.items():
+                for whole, part in zip(deltas[site], passed, strict=True):
+                    whole[:, index] = part
+        jacobian = self._dual(self.start, {s: [d.flatten(0, 1) for d in deltas[s]] for s in deltas})
         return Tangent(jacobian, self.posterior.displacement(jacobian))
 
     def log_lik_gradient(self, tape: Tape, labels: Tensor) -> Dual:
@@ -262,10 +285,11 @@ class Rows:
         return squared.clamp(min=0).sqrt().to(torch.promote_types(squared.dtype, torch.float32))
 
     def kernel(self) -> DenseKernel:
-        """Return the covariance V = JΣJᵀ of the logits at the mean."""
-        pairs = _inner_product_pairs(*self.tangent)
-        kernel = torch.stack([a.flatten(2) @ b.flatten(2).mT for a, b in pairs]).sum(0)
-        return DenseKernel((kernel + kernel.mT) / 2)
+        """Return the covariance of z - z_K at the mean, whose last row and column are zero.
+
+        For combinations of logits whose weights sum to zero it is as good as that of z.
+        """
+        return DenseKernel(functional.pad(self.tangent.kernel(), (0, 1, 0, 1)))
 
 
 @final

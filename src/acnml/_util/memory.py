@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import torch
 
 SHARE = 0.25  # fraction of the free memory to use by default
-MOST = 2**30  # default maximum in bytes: larger chunks are not faster
+MOST = 2**29  # default maximum in bytes: larger chunks are not faster
 
 CGROUPS = Path("/sys/fs/cgroup")  # where Linux shows the limits of containers
 OWN_CGROUPS = Path("/proc/self/cgroup")  # which of them this process is in

@@ -60,10 +60,11 @@ def logit_kernel(classifier: Classifier, posterior: Posterior, x: Inputs) -> tup
 
 def _by_rows(classifier: Classifier, posterior: Posterior, x: Inputs) -> tuple[Tensor, Tensor]:
     """Compute the kernel from gradients in factored form, as outer products."""
-    parts = [
-        (rows.start.logits[:, 0].detach(), rows.kernel().dense())
-        for rows, _ in row_chunks(classifier, posterior, x, 1, memory=None, recorded=False)
-    ]
+    parts = []
+    for rows, _ in row_chunks(classifier, posterior, x, 1, memory=None, recorded=False):
+        logits = rows.start.logits[:, 0].detach()
+        each = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)
+        parts.append((logits, rows.tangent_of(each).kernel()))
     logits, kernel = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return logits, kernel
 

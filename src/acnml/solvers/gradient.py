@@ -86,5 +86,5 @@ class Gradient:
             else:
                 yield Solved(
                     rows.log_lik(rows.start.logits, labels),
-                    partial(rows.residual, rows.tangent.jacobian.combined(weights)),
+                    partial(rows.residual, Path.along(rows.tangent, weights).v()),
                 )
