@@ -321,8 +321,8 @@ class _TiledRule(torch.autograd.Function):
         batch = torch.broadcast_shapes(deltas.shape[:-2], inputs.shape[:-2])
         added = inputs.new_zeros(*batch, inputs.shape[-2], len(var))
         groups = (_groups(each, batch) for each in (added, deltas, vectors, inputs))
-        for into, *factors, own in zip(*groups, strict=True):
-            for features, matrix in _tiles(*factors, var):
+        for into, delta, a, own in zip(*groups, strict=True):
+            for features, matrix in _tiles(delta, a, var):
                 into.baddbmm_(own[..., features].expand(len(into), -1, -1), matrix.mT)
         return added
 
@@ -333,8 +333,8 @@ class _TiledRule(torch.autograd.Function):
         batch = grad.shape[:-2]
         pulled = grad.new_zeros(*batch, *ctx.shape[-2:])
         groups = (_groups(each, batch) for each in (pulled, *ctx.factors, grad))
-        for into, *factors, own in zip(*groups, strict=True):
-            for features, matrix in _tiles(*factors, ctx.var):
+        for into, delta, a, own in zip(*groups, strict=True):
+            for features, matrix in _tiles(delta, a, ctx.var):
                 into[..., features] = own @ matrix
         return pulled.sum_to_size(ctx.shape), None, None
 
