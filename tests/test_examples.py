@@ -18,7 +18,7 @@ import pytest
 import acnml
 
 SUBMODULES = ("metrics", "tuning", "exact", "conformal", "plots", "sklearn", "transformers")
-SUBMODULES += ("lightning", "torchmetrics")
+SUBMODULES += ("lightning", "torchmetrics", "scoring", "ray")
 
 
 def own_names(module: object) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import os
 import signal
 import threading
@@ -23,7 +25,7 @@ import ray
 import torch
 
 from acnml import Classifier, diagonal_curvature, kronecker_curvature
-from acnml.ray import Cluster, fit, score
+from acnml.ray import Cluster, connect, fit, score
 from acnml.scoring import Job, Reading
 from acnml.scoring import score as score_files
 from cases import normal
@@ -140,3 +142,12 @@ def test_without_a_path_for_results_nothing_is_read(files, tmp_path):
     names = {"input": str(Path(tmp_path) / "nowhere"), "output": str(tmp_path / "out")}
     with pytest.raises(ValueError, match="there is no file or folder"):
         score_files(Job(**files, **names), Cluster())
+
+
+@pytest.mark.parametrize("function", [connect, score, fit])
+def test_examples_run(function):
+    """Doctests leave them out, because they need a cluster."""
+    text = inspect.cleandoc(function.__doc__).replace("  # doctest: +SKIP", "")
+    example = doctest.DocTestParser().get_doctest(text, {}, function.__name__, None, None)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0

@@ -48,7 +48,12 @@ class Cluster:
             this process is connected to is used as it is.
         actors: how many; by default as many as there are CPUs for.
         threads: of torch in every actor, which are the CPUs that it reserves. The default is 1:
-            actors with more threads than CPUs would fight over them.
+            actors with more threads than CPUs would compete for them.
+
+    >>> from acnml.ray import Cluster
+    >>> engine = Cluster(actors=4, threads=2)  # for `acnml.scoring.score(job, engine)`
+    >>> engine.actors
+    4
     """
 
     address: str | None = None
@@ -76,7 +81,11 @@ class Cluster:
 
 
 def connect(address: str | None = None) -> None:
-    """Connect to a cluster, or start one on this machine; without a dashboard and usage reports."""
+    """Connect to a cluster, or start one on this machine; without a dashboard and usage reports.
+
+    >>> from acnml.ray import connect
+    >>> connect()  # doctest: +SKIP
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not ray.is_initialized():
         local = {} if address else {"include_dashboard": False}
@@ -127,6 +136,15 @@ def score(
         actors: how many actors share the work. Leave CPUs of the cluster free for what comes before
             in the dataset, such as reading files: without any, it waits for ever.
         threads: of torch in every actor, which are the CPUs that it reserves.
+
+    >>> import acnml, ray, torch
+    >>> from acnml.ray import score
+    >>> def factory():
+    ...     return acnml.Map(acnml.Classifier(torch.nn.Identity()))  # its inputs are logits
+    >>> dataset = ray.data.from_items([{"x": [0.0, 2.0]}, {"x": [1.0, 0.0]}])  # doctest: +SKIP
+    >>> scored = score(dataset, factory, actors=1)  # doctest: +SKIP
+    >>> sorted(row["label"] for row in scored.iter_rows())  # doctest: +SKIP
+    [0, 1]
     """
     reading, answers = reading or Reading(), answers or Answers()
     return dataset.map_batches(
@@ -180,6 +198,15 @@ def fit(
         fit_one: returns, for example, `kronecker_curvature(classifier, loader_of(shard))`.
         threads: of torch in every task, which are the CPUs that it reserves.
         address: of a running cluster, see `Cluster`.
+
+    >>> import acnml, torch
+    >>> from acnml.ray import fit
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> def fit_one(seed):
+    ...     x = torch.randn(100, 4, generator=torch.Generator().manual_seed(seed))
+    ...     return acnml.kronecker_curvature(classifier, x)
+    >>> fit([0, 1, 2], fit_one).data  # doctest: +SKIP
+    300
     """
     if not shards:
         raise ValueError("there are no shards: pass at least one part of the data")

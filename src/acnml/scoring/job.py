@@ -45,6 +45,10 @@ class Reading:
         image_size: (height, width) to which images are resized; by default they are not.
         transform: "package.module:function" or "file.py:function" that makes an array of an image
             of Pillow. By default, an image is an array (channels, height, width) from 0 to 1.
+
+    >>> from acnml.scoring import Reading
+    >>> table = Reading(columns=("age", "income"), stack=True, carry=("id",))
+    >>> images = Reading(image_mode="L", image_size=(28, 28))
     """
 
     columns: tuple[str, ...] = ()
@@ -77,6 +81,10 @@ class Answers:
         log_probs: whether to write the log-probabilities of all classes.
         abstain_share: the share of validation data on which a `Calibrated` predictor would abstain.
         abstain_by: "confidence" or "regret", see `Calibrated.abstains`.
+
+    >>> from acnml.scoring import Answers
+    >>> Answers(log_probs=True).abstain_share
+    0.05
     """
 
     log_probs: bool = False
@@ -100,7 +108,7 @@ class Job:
             `nn.Module`, or a `Classifier` if its outputs are not logits).
         predictor: a file of `acnml.save`.
         input: a Parquet, .npy or .npz file, a folder of such files, a pattern such as
-            "data/*.parquet", or a folder of images; or a URI of Parquet files that Arrow can read,
+            `data/*.parquet`, or a folder of images; or a URI of Parquet files that Arrow can read,
             such as "s3://bucket/data".
         output: a new folder, or that of the same job, which then goes on.
         weights: a safetensors file with the network's state dict; by default the network keeps the
@@ -110,6 +118,18 @@ class Job:
         part_rows: rows of a part of the output.
         batch_rows: rows that are scored together.
         device: of the network, for example "cuda".
+
+    >>> from acnml.scoring import Job, Reading
+    >>> job = Job(
+    ...     model="network.py:build",
+    ...     weights="weights.safetensors",
+    ...     predictor="calibrated.safetensors",
+    ...     input="data.parquet",
+    ...     output="scored",
+    ...     reading=Reading(carry=("id",)),
+    ... )
+    >>> job.part_rows
+    16384
     """
 
     model: str

@@ -23,7 +23,13 @@ from acnml.storage import load
 
 @final
 class ScoringError(ValueError):
-    """Raised when a job cannot be run. The message says why, and what to do."""
+    """Raised when a job cannot be run. The message says why, and what to do.
+
+    >>> from acnml.scoring import Job, score
+    >>> score(Job("network.py:build", "calibrated.safetensors", "nowhere.parquet", "scored"))
+    Traceback (most recent call last):
+    acnml.scoring.models.ScoringError: there is no file or folder nowhere.parquet: check --input
+    """
 
 
 def load_predictor(job: Job) -> Predictor:

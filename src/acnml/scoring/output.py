@@ -52,6 +52,11 @@ class Summary:
         abstained: scored rows that the predictor should not answer.
         parts: of the output.
         found: parts that were complete before this run.
+
+    >>> from acnml.scoring import Summary
+    >>> nan = {"NaN": 1}
+    >>> Summary(rows=9, scored=8, rejected=nan, unsolved=0, abstained=2, parts=1).n_rejected
+    1
     """
 
     rows: int

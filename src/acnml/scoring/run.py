@@ -45,7 +45,15 @@ Engine: TypeAlias = Callable[[Job, Sequence[Unit]], Iterator[int]]
 
 
 def locally(job: Job, units: Sequence[Unit]) -> Iterator[int]:
-    """Score in this process: the engine of `score` unless another is given."""
+    """Score in this process: the engine of `score` unless another is given.
+
+    >>> from acnml.scoring import Job, locally
+    >>> job = Job("network.py:build", "calibrated.safetensors", "data.parquet", "scored")
+    >>> list(locally(job, []))  # no units: nothing to do
+    []
+    """
+    if not units:
+        return
     with closing(Worker(job)) as worker:
         yield from worker.run(chain.from_iterable(units))
 
@@ -61,6 +69,18 @@ def score(
         job: what to score, and how.
         engine: who computes; by default this process. `acnml.ray.Cluster` is another engine.
         progress: is called with the number of rows that are done and the number of all rows.
+
+    >>> import pathlib, tempfile
+    >>> import acnml, numpy, torch
+    >>> from acnml.scoring import Job, score
+    >>> map_ = acnml.Map(acnml.Classifier(torch.nn.Identity()))  # its inputs are logits
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model, x, out = (str(pathlib.Path(folder) / name) for name in ("map", "x.npy", "out"))
+    ...     acnml.save(map_, model)
+    ...     numpy.save(x, numpy.zeros((100, 3), "float32"))
+    ...     summary = score(Job("torch.nn:Identity", model, x, out))
+    >>> summary.scored
+    100
     """
     source, folder = open_source(job.input, job.reading), Folder(Path(job.output))
     _require_free_names(job, source)
@@ -104,8 +124,16 @@ def units_of(source: Source, parts: Iterable[Part]) -> list[Unit]:
 class Worker:
     """Scores parts of a job: it loads the predictor once, and reads and writes while it computes.
 
+    An engine creates one in every process, as `acnml.ray.Cluster` does in its actors.
+
     Args:
         job: the job. Its folder must exist.
+
+    >>> from acnml.scoring import Job, Worker
+    >>> def engine(job, units):  # for `score(job, engine)`
+    ...     worker = Worker(job)
+    ...     for unit in units:
+    ...         yield from worker.run(unit)
     """
 
     def __init__(self, job: Job) -> None:

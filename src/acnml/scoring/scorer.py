@@ -41,6 +41,12 @@ class Scorer:
     Args:
         predictor: any predictor.
         answers: what is asked for.
+
+    >>> import acnml, numpy, torch
+    >>> from acnml.scoring import Answers, Scorer
+    >>> scorer = Scorer(acnml.Map(acnml.Classifier(torch.nn.Identity())), Answers())
+    >>> scorer({"x": numpy.array([[0.0, 2.0], [1.0, 0.0]], "float32")}).columns["label"]
+    array([1, 0])
     """
 
     def __init__(self, predictor: Predictor, answers: Answers) -> None:
