@@ -27,7 +27,7 @@ class DensityTempered(Predictor):
     Args:
         classifier: the model. A temperature that it has multiplies T.
         density: s(x), from `fit_typicality` or `fit_neighbours`.
-        temperature: T.
+        temperature: T, for inputs with s(x) = 0.
         slope: c, not negative.
 
     >>> import acnml, torch
