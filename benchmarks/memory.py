@@ -2,7 +2,7 @@
 
 The same predictions (ResNet-20, all weights, linearised) run in separate processes, alternately
 with glibc's defaults and with the settings in docs/performance.md. With these settings a process
-does not return freed memory to the system. Writes docs/results/measurements/malloc.csv.
+does not return freed memory to the system.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import torch
 
 from acnml import Acnml, Linearised
-from benchmarks.recording import MEASUREMENTS, record
 from benchmarks.subjects import residual
 from benchmarks.timing import fastest
 
@@ -25,17 +24,14 @@ PROCESSES, ROUNDS, IMAGES = 3, 2, 50
 def main() -> None:
     """Start processes that measure, or with the argument "here" measure in this process."""
     if sys.argv[1:] == ["here"]:
-        print(milliseconds())
+        print(f"{milliseconds():.0f}")
         return
-    rows: list[dict[str, object]] = []
-    for process in range(PROCESSES):
+    for _ in range(PROCESSES):
         for name, settings in {"default": {}, "keeping": KEEPING}.items():
             command = [sys.executable, "-m", "benchmarks.memory", "here"]
             environment = {**os.environ, **settings}
             found = subprocess.run(command, env=environment, capture_output=True, check=True)
-            rows.append({"malloc": name, "process": process, "ms": float(found.stdout)})
-            print(rows[-1], flush=True)
-    record(MEASUREMENTS / "malloc.csv", rows)
+            print(f"{name:<8} {found.stdout.decode().strip():>4} ms per image", flush=True)
 
 
 def milliseconds() -> float:
