@@ -10,12 +10,11 @@ from typing import Any
 import benchmark_tables
 import paper_tables
 from results import Row, markdown, read, select
-from values import IMAGES
+from values import IMAGES, TABULAR, by_table
 
 EVIDENCE = "evidence/metrics.csv"
 COMPARED = "evidence/comparisons.csv"
 CASES = "evidence/cases.csv"
-TABULAR = "tabular/metrics.csv"
 CONFORMAL = "tabular/conformal.csv"
 DETECTION = "text/detection.csv"
 THEORY = "theory/results.csv"
@@ -278,13 +277,6 @@ def typicality_cases() -> str:
             data = "fresh" if networks == "fresh" else "found"
             lines.append([data, method, rival, *(cells.get(s, "") for s in ("ece", "nll"))])
     return markdown(["data", "method", "rival", "lower ECE", "lower NLL"], lines, left=3)
-
-
-def by_table(classifier: str, method: str, score: str) -> dict[str, float]:
-    """Return a score on shifted rows for every table: the mean over seeds."""
-    rows = select(TABULAR, classifier=classifier, method=method, rows="shifted")
-    tables = dict.fromkeys(row["table"] for row in rows)
-    return {table: mean([r for r in rows if r["table"] == table], score) for table in tables}
 
 
 def tabular() -> str:

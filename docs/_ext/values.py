@@ -92,6 +92,24 @@ def evidence(score: str, group: str, method: str, *networks: str) -> list[float]
     ]
 
 
+TABULAR = "tabular/metrics.csv"
+
+
+def by_table(classifier: str, method: str, score: str, rows: str = "shifted") -> dict[str, float]:
+    """Return a score for every table: the mean over seeds."""
+    found = select(TABULAR, classifier=classifier, method=method, rows=rows)
+    values: dict[str, list[float]] = {}
+    for row in found:
+        values.setdefault(row["table"], []).append(float(row[score]))
+    return {table: statistics.fmean(each) for table, each in values.items()}
+
+
+def tables_lower(score: str, classifier: str, rows: str, ours: str, rival: str) -> list[float]:
+    """`tables-lower ece mlp shifted ACNML sigmoid`: at how many tables ours is lower."""
+    pair = (by_table(classifier, method, score, rows) for method in (ours, rival))
+    return [lower(*pair)]
+
+
 # Networks for images with shifts that have labels.
 IMAGES = ("mnist", "letters", "resnet20", "resnet56", "resnet18", "resnet20-own")
 
@@ -342,6 +360,7 @@ def _at(file: str, word: str) -> float:
 VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "evidence": evidence,
     "unshifted": unshifted,
+    "tables-lower": tables_lower,
     "toy": toy,
     "linearised-farther": linearised_farther,
     "cifar": cifar,
