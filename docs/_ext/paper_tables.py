@@ -152,7 +152,7 @@ def bayes_by_backprop() -> str:
         "linearised": "ACNML, linearised",
     }
     lines = [
-        [name, *(f"{v:.3f}" for v in mnist("paper-mnist", "1000", score, "45+", *methods))]
+        [name, *(f"{v:.3f}" for v in mnist("paper-mnist", "10000", score, "45+", *methods))]
         for score, name in SCORES.items()
     ]
     return markdown(["mean over the ten angles from 45° up", *methods.values()], lines)

@@ -197,7 +197,7 @@ def mnist_scores(run: str, score: str, angles: str, method: str, images: int) ->
 
 
 def mnist(run: str, images: str, score: str, angles: str, *methods: str) -> list[float]:
-    """`mnist paper-mnist 1000 ece 45+ MAP BMA`: the mean over angles, for every method."""
+    """`mnist paper-mnist 10000 ece 45+ MAP BMA`: the mean over angles, for every method."""
     return [
         statistics.fmean(mnist_scores(run, score, angles, method, int(images)).values())
         for method in methods
@@ -215,7 +215,7 @@ def mnist_lower(
 
 
 def angles(run: str, images: str, first: str) -> list[float]:
-    """`angles paper-mnist 1000 45+`: the number of angles."""
+    """`angles paper-mnist 10000 45+`: the number of angles."""
     return [len(mnist_scores(run, "ece", first, "MAP", int(images)))]
 
 
