@@ -4,10 +4,10 @@ Both are in forward passes of the same network. The prediction counts multiplica
 with weights and variances, for a diagonal posterior over all layers. With n_l weights in layer l,
 N = Σ n_l, M = N - n_1 (the first layer's inputs are the same at all weights) and K labels:
 
-    linearised        2N + 3KM: the pass at the mean, the products of variances with inputs, a
-                      backward pass for every class, and a displaced pass with its two products
-    T exact steps     2N + KM (1 + Σ_{s<T} 2(1 + s) + 1 + T): step s has s terms of displacement,
-                      forwards and backwards; a last pass has T
+    linearised        2N + 3KM - M: the pass at the mean, the products of variances with inputs, a
+                      backward pass for every class but one, and a displaced pass with two products
+    T exact steps     2N + KM (1 + Σ_{s<T} 2(1 + s) + 1 + T) - M: step s has s terms of
+                      displacement, forwards and backwards; a last pass has T
 
 A layer with p positions counts p times, forwards and backwards. Its displacement has one term for
 each position: with few positions it is kept in factors, which takes p products for each of p
@@ -56,7 +56,7 @@ class Case:
             per_label = 2 + self.steps + sum(2 * (1 + s) for s in range(1, self.steps))
         if self.positions > 1:  # one more product: a weight gradient is written out for every label
             per_label += 1
-        return 2 + per_label * self.classes * beyond_first / total
+        return 2 + (per_label * self.classes - 1) * beyond_first / total
 
     def network(self) -> nn.Module:
         """Return the perceptron."""

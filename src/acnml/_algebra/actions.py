@@ -316,8 +316,8 @@ class _TiledRule(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, terms: Terms, var: Tensor) -> Tensor:
-        deltas, vectors = ctx.factors = _joined(terms)
-        ctx.var, ctx.shape = var, inputs.shape
+        ctx.terms, ctx.var, ctx.shape = terms, var, inputs.shape
+        deltas, vectors = _joined(terms)
         batch = torch.broadcast_shapes(deltas.shape[:-2], inputs.shape[:-2])
         added = inputs.new_zeros(*batch, inputs.shape[-2], len(var))
         groups = (_groups(each, batch) for each in (added, deltas, vectors, inputs))
@@ -332,7 +332,7 @@ class _TiledRule(torch.autograd.Function):
         """Pull back to the inputs."""
         batch = grad.shape[:-2]
         pulled = grad.new_zeros(*batch, *ctx.shape[-2:])
-        groups = (_groups(each, batch) for each in (pulled, *ctx.factors, grad))
+        groups = (_groups(each, batch) for each in (pulled, *_joined(ctx.terms), grad))
         for into, delta, a, own in zip(*groups, strict=True):
             for features, matrix in _tiles(delta, a, ctx.var):
                 into[..., features] = own @ matrix
