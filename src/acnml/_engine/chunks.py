@@ -15,7 +15,7 @@ from acnml._engine.rows import Path, Rows
 from acnml._engine.trust import require_understood
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
-from acnml._util.memory import budget
+from acnml._util.memory import MOST, budget
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
@@ -31,6 +31,10 @@ COPIES_OF_DELTAS = 2
 COPIES_OF_FACTORS = 5
 COPIES_OF_WEIGHTS = 3
 COPIES_OF_WIDEST = 3
+
+# By default their chunks take at most so many bytes. The weights of larger chunks are in memory
+# that is requested anew, and page faults cost more than larger batches gain.
+MOST_UNRECORDED = MOST // 2
 
 
 class Solved(NamedTuple):
@@ -124,7 +128,7 @@ def row_chunks(
         require_understood(classifier.at(posterior.mean), first.sites, x)
     logits = first.start.logits
     row_bytes = posterior.dtype.itemsize * _scalars_per_row(first, n_gradients, recorded)
-    affordable = int(budget(logits.device, memory)) // row_bytes
+    affordable = budget(logits.device, memory, MOST if recorded else MOST_UNRECORDED) // row_bytes
     n_labels, most = max(1, affordable), max(1, affordable // logits.shape[-1])
     # Chunks of equal size: a small rest would be as slow as a small batch.
     n_chunks = max(1, math.ceil(batches.size(x) / most))

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import torch
 
 SHARE = 0.25  # fraction of the free memory to use by default
-MOST = 2**29  # default maximum in bytes: larger chunks are not faster
+MOST = 2**30  # default maximum in bytes: larger chunks are not faster
 
 CGROUPS = Path("/sys/fs/cgroup")  # where Linux shows the limits of containers
 OWN_CGROUPS = Path("/proc/self/cgroup")  # which of them this process is in
@@ -26,11 +26,11 @@ def require_memory(memory: int | None) -> None:
         raise ValueError(f"memory must be at least 1 byte, got {memory}")
 
 
-def budget(device: torch.device, given: int | None) -> int:
+def budget(device: torch.device, given: int | None, most: int = MOST) -> int:
     """Return the given number of bytes, or by default a fraction of the device's free memory."""
     if given is not None:
         return int(given)
-    return min(int(SHARE * free_bytes(device)), MOST)
+    return min(int(SHARE * free_bytes(device)), most)
 
 
 def free_bytes(device: torch.device) -> int:
