@@ -90,6 +90,79 @@ def register_stored(app: typer.Typer, name: str, study: Stored) -> None:
     app.command(name, help=f"{study.about}\n\n{again}")(command)
 
 
+def toy(
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("toy"),
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the points.")] = 0,
+) -> None:
+    """Section 2: exact CNML and CNMAP on points in the plane, in under a minute."""
+    from studies.toy.report import write_report
+    from studies.toy.study import ToyStudy, run
+    from studies.toy.summary import closing_sentence, results_table
+
+    require_writable(out)
+    report = partial(write_report, folder=out)
+    run_short(ToyStudy(seed=seed), run, report, results_table, closing_sentence)
+
+
+def theory(
+    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("theory"),
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the data.")] = 0,
+) -> None:
+    """Section 3.2: errors and their bounds as the data grow from 100 to 100,000."""
+    from studies.theory.report import write_report
+    from studies.theory.study import TheoryStudy, run
+    from studies.theory.summary import closing_sentence, results_table
+
+    require_writable(out)
+    report = partial(write_report, folder=out)
+    run_short(TheoryStudy(seed=seed), run, report, results_table, closing_sentence)
+
+
+def train(
+    study: Annotated[str, typer.Argument(help="Name of a study.")],
+    network: Annotated[str, typer.Argument(help="One of its networks, such as SWA.")],
+    out: Annotated[Path, typer.Option(help="Folder of the study.")],
+    preset: Annotated[str | None, typer.Option(help="As for the study.")] = None,
+    settings: Settings = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    weights: Annotated[Path | None, typer.Option(help="Write its weights to a file.")] = None,
+) -> None:
+    """Train one network of a study, in several processes under torchrun.
+
+    For example: torchrun --nproc-per-node 2 -m studies train cifar10-c SWA --preset paper
+    --out OUT. The study then finds the network in the folder OUT. Run the same command again to
+    continue an interrupted training.
+    """
+    if study not in kinds():
+        sys.exit(f"There is no study {study!r}, only {', '.join(kinds())}.")
+    kind = kinds()[study]
+    chosen = preset or next(iter(kind.presets))
+    train_network(build(kind, chosen, settings or []), network, seed, out, weights)
+
+
+def compare(
+    metrics: Annotated[Path, typer.Argument(help="A study's metrics.csv.")],
+    ours: Annotated[str, typer.Argument(help="METHOD/POSTERIOR/SOLVER/KNOB.")],
+    others: Annotated[list[str], typer.Argument(help="The same, one or more.")],
+    shifts: Annotated[list[str], typer.Option(help="Regular expression; a group of shifts.")],
+    inputs: Annotated[int, typer.Option(help="Inputs of every shift.")] = 1000,
+    score: Annotated[list[str] | None, typer.Option(help="By default ECE, Brier, NLL.")] = None,
+) -> None:
+    """Compare methods of finished results: mean scores, and at how many shifts ours is lower.
+
+    For example: compare docs/results/cifar10-c/metrics.csv ACNML/SWAG-D/linearised/alpha=2
+    MAP/SWA --shifts ' 5$'
+    """
+    from studies.engine.compare import as_markdown
+    from studies.engine.compare import compare as compared
+
+    scores = score or ["ece", "brier", "nll"]
+    try:
+        print(as_markdown(list(compared(metrics, ours, others, shifts, inputs, scores))))
+    except EXPECTED as error:
+        sys.exit(str(error))
+
+
 def build_app() -> typer.Typer:
     """Return all commands."""
     app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -98,84 +171,14 @@ def build_app() -> typer.Typer:
     def about() -> None:
         """Reproduce the experiments of the paper and further studies."""
 
-    @app.command()
-    def toy(
-        out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("toy"),
-        seed: Annotated[int, typer.Option(min=0, help="Random seed of the points.")] = 0,
-    ) -> None:
-        """Section 2: exact CNML and CNMAP on points in the plane, in under a minute."""
-        from studies.toy.report import write_report
-        from studies.toy.study import ToyStudy, run
-        from studies.toy.summary import closing_sentence, results_table
-
-        require_writable(out)
-        report = partial(write_report, folder=out)
-        run_short(ToyStudy(seed=seed), run, report, results_table, closing_sentence)
-
-    @app.command()
-    def theory(
-        out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("theory"),
-        seed: Annotated[int, typer.Option(min=0, help="Random seed of the data.")] = 0,
-    ) -> None:
-        """Section 3.2: errors and their bounds as the data grow from 100 to 100,000."""
-        from studies.theory.report import write_report
-        from studies.theory.study import TheoryStudy, run
-        from studies.theory.summary import closing_sentence, results_table
-
-        require_writable(out)
-        report = partial(write_report, folder=out)
-        run_short(TheoryStudy(seed=seed), run, report, results_table, closing_sentence)
-
+    app.command()(toy)
+    app.command()(theory)
     for name, study in in_one_go().items():
         register_stored(app, name, study)
     for kind in kinds().values():
         register(app, kind)
-
-    @app.command()
-    def train(
-        study: Annotated[str, typer.Argument(help="Name of a study.")],
-        network: Annotated[str, typer.Argument(help="One of its networks, such as SWA.")],
-        out: Annotated[Path, typer.Option(help="Folder of the study.")],
-        preset: Annotated[str | None, typer.Option(help="As for the study.")] = None,
-        settings: Settings = None,
-        seed: Annotated[int, typer.Option(min=0)] = 0,
-        weights: Annotated[Path | None, typer.Option(help="Write its weights to a file.")] = None,
-    ) -> None:
-        """Train one network of a study, in several processes under torchrun.
-
-        For example: torchrun --nproc-per-node 2 -m studies train cifar10-c SWA --preset paper
-        --out OUT. The study then finds the network in the folder OUT. Run the same command again to
-        continue an interrupted training.
-        """
-        if study not in kinds():
-            sys.exit(f"There is no study {study!r}, only {', '.join(kinds())}.")
-        kind = kinds()[study]
-        chosen = preset or next(iter(kind.presets))
-        train_network(build(kind, chosen, settings or []), network, seed, out, weights)
-
-    @app.command()
-    def compare(
-        metrics: Annotated[Path, typer.Argument(help="A study's metrics.csv.")],
-        ours: Annotated[str, typer.Argument(help="METHOD/POSTERIOR/SOLVER/KNOB.")],
-        others: Annotated[list[str], typer.Argument(help="The same, one or more.")],
-        shifts: Annotated[list[str], typer.Option(help="Regular expression; a group of shifts.")],
-        inputs: Annotated[int, typer.Option(help="Inputs of every shift.")] = 1000,
-        score: Annotated[list[str] | None, typer.Option(help="By default ECE, Brier, NLL.")] = None,
-    ) -> None:
-        """Compare methods of finished results: mean scores, and at how many shifts ours is lower.
-
-        For example: compare docs/results/cifar10-c/metrics.csv ACNML/SWAG-D/linearised/alpha=2
-        MAP/SWA --shifts ' 5$'
-        """
-        from studies.engine.compare import as_markdown
-        from studies.engine.compare import compare as compared
-
-        scores = score or ["ece", "brier", "nll"]
-        try:
-            print(as_markdown(list(compared(metrics, ours, others, shifts, inputs, scores))))
-        except EXPECTED as error:
-            sys.exit(str(error))
-
+    app.command()(train)
+    app.command()(compare)
     commands.register(app)
     return app
 
