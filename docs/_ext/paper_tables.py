@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean, stdev
 
 from results import RESULTS, Row, markdown, read
-from values import TIMED, cifar, epoch, measured, mnist, seconds
+from values import TIMED, cifar, epoch, measured, mnist, of_method, seconds
 
 SCORES = {"ece": "ECE", "brier": "Brier score", "nll": "NLL", "accuracy": "accuracy"}
 
@@ -86,6 +87,44 @@ def table_2() -> str:
         lines.append([*line, *(percent(*ours[own]) if own else ["–"] * 3)])
     head = ["", "VGG16: NLL", "accuracy", "ECE", "WRN-28-10: NLL", "accuracy", "ECE"]
     return markdown([*head, "ours: NLL", "accuracy", "ECE"], lines)
+
+
+def three_networks() -> str:
+    """CIFAR-10-C: mean and standard deviation over three networks that were trained here."""
+    shown = {
+        "SWA": "MAP/SWA",
+        "SWA-Temp": "MAP/SWA//temperature=.*",
+        "SWA-Ensemble": "MAP/SWA ensemble",
+        "SWAG-D": "BMA/SWAG-D//.*",
+        "SWAG": "BMA/SWAG//.*",
+        "KFAC-Laplace, one batch": "BMA/KFAC of one batch//.*",
+        "ACNML-SWAGD, the paper's α": "ACNML/SWAG-D/linearised/.*",
+        "ACNML-KFAC, one batch, α = 1": "ACNML/KFAC of one batch/linearised/.*",
+    }
+    rows = [row for row in read("cifar10-c-scratch/metrics.csv") if row["n"] == "100"]
+    groups = {
+        "clean": [row for row in rows if row["shift"] == "clean"],
+        "severity 5": [
+            row
+            for row in rows
+            if row["shift"].endswith(" 5") and not row["shift"].startswith("gaussian_blur")
+        ],
+    }
+    columns = [("clean", "nll"), ("clean", "ece")]
+    columns += [("severity 5", score) for score in ("accuracy", "nll", "brier", "ece")]
+    lines = [
+        [name, *(_over_seeds(of_method(groups[group], method), score) for group, score in columns)]
+        for name, method in shown.items()
+    ]
+    return markdown(["", *(f"{group}: {SCORES[score]}" for group, score in columns)], lines)
+
+
+def _over_seeds(rows: Sequence[Row], score: str) -> str:
+    """Return mean ± standard deviation over seeds of a score's mean over shifts."""
+    seeds = sorted({row["seed"] for row in rows})
+    means = [fmean(float(row[score]) for row in rows if row["seed"] == seed) for seed in seeds]
+    varies = len(set(means)) > 1  # there is only one ensemble
+    return f"{fmean(means):.3f}" + (f" ± {stdev(means):.3f}" if varies else "")
 
 
 def spread(row: Row, column: str) -> str:
@@ -190,6 +229,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cifar-ece": cifar_ece,
     "table-one": table_1,
     "table-two": table_2,
+    "three-networks": three_networks,
     "bayes-by-backprop": bayes_by_backprop,
     "one-rate": one_rate,
     "naive-cnml": naive_cnml,
