@@ -111,7 +111,7 @@ def three_networks() -> str:
         ],
     }
     columns = [("clean", "nll"), ("clean", "ece")]
-    columns += [("severity 5", score) for score in ("accuracy", "nll", "brier", "ece")]
+    columns += [("severity 5", score) for score in ("nll", "brier", "ece")]
     lines = [
         [name, *(_over_seeds(of_method(groups[group], method), score) for group, score in columns)]
         for name, method in shown.items()
