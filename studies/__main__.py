@@ -95,13 +95,12 @@ def toy(
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the points.")] = 0,
 ) -> None:
     """Section 2: exact CNML and CNMAP on points in the plane, in under a minute."""
-    from studies.toy.report import write_report
-    from studies.toy.study import ToyStudy, run
-    from studies.toy.summary import closing_sentence, results_table
+    from studies.toy import report, study, summary
 
     require_writable(out)
-    report = partial(write_report, folder=out)
-    run_short(ToyStudy(seed=seed), run, report, results_table, closing_sentence)
+    write = partial(report.write_report, folder=out)
+    chosen = study.ToyStudy(seed=seed)
+    run_short(chosen, study.run, write, summary.results_table, summary.closing_sentence)
 
 
 def theory(
@@ -109,13 +108,12 @@ def theory(
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the data.")] = 0,
 ) -> None:
     """Section 3.2: errors and their bounds as the data grow from 100 to 100,000."""
-    from studies.theory.report import write_report
-    from studies.theory.study import TheoryStudy, run
-    from studies.theory.summary import closing_sentence, results_table
+    from studies.theory import report, study, summary
 
     require_writable(out)
-    report = partial(write_report, folder=out)
-    run_short(TheoryStudy(seed=seed), run, report, results_table, closing_sentence)
+    write = partial(report.write_report, folder=out)
+    chosen = study.TheoryStudy(seed=seed)
+    run_short(chosen, study.run, write, summary.results_table, summary.closing_sentence)
 
 
 def train(

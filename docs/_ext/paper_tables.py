@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, stdev
 
 from results import RESULTS, Row, markdown, read
-from values import TIMED, cifar, epoch, measured, mnist, of_method, seconds
+from values import TIMED, cifar, cifar_rows, epoch, measured, mnist, of_method, seconds
 
 SCORES = {"ece": "ECE", "brier": "Brier score", "nll": "NLL", "accuracy": "accuracy"}
 
@@ -101,22 +101,14 @@ def three_networks() -> str:
         "ACNML-SWAGD, the paper's α": "ACNML/SWAG-D/linearised/.*",
         "ACNML-KFAC, one batch, α = 1": "ACNML/KFAC of one batch/linearised/.*",
     }
-    rows = [row for row in read("cifar10-c-scratch/metrics.csv") if row["n"] == "100"]
-    groups = {
-        "clean": [row for row in rows if row["shift"] == "clean"],
-        "severity 5": [
-            row
-            for row in rows
-            if row["shift"].endswith(" 5") and not row["shift"].startswith("gaussian_blur")
-        ],
-    }
-    columns = [("clean", "nll"), ("clean", "ece")]
-    columns += [("severity 5", score) for score in ("nll", "brier", "ece")]
+    clean, severe = (cifar_rows("cifar10-c-scratch", each, 100) for each in ("clean", "5"))
+    columns = [("clean", clean, "nll"), ("clean", clean, "ece")]
+    columns += [("severity 5", severe, score) for score in ("nll", "brier", "ece")]
     lines = [
-        [name, *(_over_seeds(of_method(groups[group], method), score) for group, score in columns)]
+        [name, *(_over_seeds(of_method(rows, method), score) for _, rows, score in columns)]
         for name, method in shown.items()
     ]
-    return markdown(["", *(f"{group}: {SCORES[score]}" for group, score in columns)], lines)
+    return markdown(["", *(f"{group}: {SCORES[score]}" for group, _, score in columns)], lines)
 
 
 def _over_seeds(rows: Sequence[Row], score: str) -> str:

@@ -146,14 +146,18 @@ def linearised_farther() -> list[float]:
 
 def cifar_scores(score: str, method: str, severity: str, images: int = 1000) -> dict[str, float]:
     """Return a score by corruption, at a severity 1 to 5; or that of clean images."""
-    rows = [
+    return by_shift(of_method(cifar_rows("cifar10-c", severity, images), CIFAR[method]), score)
+
+
+def cifar_rows(run: str, severity: str, images: int) -> list[Row]:
+    """Return the rows of the fifteen corruptions at a severity, or of clean images."""
+    return [
         row
-        for row in read("cifar10-c/metrics.csv")
+        for row in read(f"{run}/metrics.csv")
         if int(row["n"]) == images
         and (row["shift"] == severity or row["shift"].endswith(f" {severity}"))
         and not row["shift"].startswith("gaussian_blur")  # not one of the fifteen
     ]
-    return by_shift(of_method(rows, CIFAR[method]), score)
 
 
 def cifar(score: str, method: str, *severities: str, images: int = 1000) -> list[float]:
