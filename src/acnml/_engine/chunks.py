@@ -32,8 +32,8 @@ COPIES_OF_FACTORS = 5
 COPIES_OF_WEIGHTS = 3
 COPIES_OF_WIDEST = 3
 
-# By default their chunks take at most so many bytes. The weights of larger chunks are in memory
-# that is requested anew, and page faults cost more than larger batches gain.
+# The default maximum for their chunks, in bytes. In larger chunks, page faults of newly requested
+# memory cost more than the larger batch gains.
 MOST_UNRECORDED = MOST // 2
 
 
@@ -130,7 +130,7 @@ def row_chunks(
     row_bytes = posterior.dtype.itemsize * _scalars_per_row(first, n_gradients, recorded)
     affordable = budget(logits.device, memory, MOST if recorded else MOST_UNRECORDED) // row_bytes
     n_labels, most = max(1, affordable), max(1, affordable // logits.shape[-1])
-    # Chunks of equal size: a small rest would be as slow as a small batch.
+    # Chunks of equal size: a small last chunk takes longer per input.
     n_chunks = max(1, math.ceil(batches.size(x) / most))
     n_inputs = max(1, math.ceil(batches.size(x) / n_chunks))
     for index, chunk in enumerate(batches.chunks(x, n_inputs)):

@@ -204,8 +204,8 @@ class Rows:
     def tangent_of(self, combinations: Tensor) -> Tangent:
         """Return the gradients of combinations (C, K) of the logits at the mean, with Σ applied."""
         size, count = self.size, len(combinations)
-        # All at once: they share the layer inputs. Written into one tensor each, because a backward
-        # pass then finds the memory of the one before.
+        # All combinations share the layer inputs, so each layer has one tensor for all of them. It
+        # is filled pass by pass, so that every backward pass can reuse the memory of the last one.
         deltas = {
             site: [one.output.new_empty(size, count, *one.output.shape[1:]) for one in passed]
             for site, passed in self.start.passages.items()
@@ -287,7 +287,7 @@ class Rows:
     def kernel(self) -> DenseKernel:
         """Return the covariance of z - z_K at the mean, whose last row and column are zero.
 
-        For combinations of logits whose weights sum to zero it is as good as that of z.
+        It can replace the covariance of z wherever the weights of the logits sum to zero.
         """
         return DenseKernel(functional.pad(self.tangent.kernel(), (0, 1, 0, 1)))
 
