@@ -202,7 +202,7 @@ def test_it_says_when_a_temperature_would_do(price, says_so):
 class TestRefusals:
     def test_too_few_validation_data(self):
         model, train, validation, _ = problem()
-        with pytest.raises(ValueError, match="10 validation data are too few"):
+        with pytest.raises(ValueError, match="10 validation examples are too few"):
             calibrate(model, train, [(validation[0][0][:10], validation[0][1][:10])])
 
     def test_softmax_inside(self):

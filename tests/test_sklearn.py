@@ -255,7 +255,7 @@ def test_a_trained_network_as_it_is():
 def test_too_few_data_for_a_temperature_leave_it_at_one():
     x, y = data(2)
     with pytest.warns(
-        UserWarning, match="40 held-out data are too few .* temperature is left at 1"
+        UserWarning, match="40 held-out rows are too few .* temperature is left at 1"
     ):
         few = fast().fit(x[:40], y[:40])
     assert few.calibrated_.temperature == 1
@@ -276,12 +276,12 @@ def test_folds_follow_the_rarest_class():
     found = fast(cv=None).fit(x, rare)  # three folds, not five
     assert found.classes_.tolist() == ["ant", "bee", "cat"]
     with pytest.raises(
-        ValueError, match=r"5 folds need 5 data of every class, but class .*cat.* 3"
+        ValueError, match=r"5 folds need 5 rows of every class, but class .*cat.* 3"
     ):
         fast(cv=5).fit(x, rare)
     rare[1:3] = "ant"
     with pytest.raises(
-        ValueError, match=r"2 folds need 2 data of every class, .* has 1: use fewer"
+        ValueError, match=r"2 folds need 2 rows of every class, .* has 1: use fewer"
     ):
         fast(cv=None).fit(x, rare)
     with pytest.raises(ValueError, match=r"training part of a split has no data of class"):

@@ -134,7 +134,7 @@ def require_usable(logits: Tensor, labels: Tensor, temperature: float | None) ->
     n, classes = logits.shape
     if n < (LEAST_DATA if temperature is None else 2):
         raise ValueError(
-            f"{n} validation data are too few to choose a temperature and a price by; give at "
+            f"{n} validation examples are too few to choose a temperature and a price by; give at "
             f"least {LEAST_DATA}, better a few thousand, or set temperature=1"
         )
     require_logits(logits)

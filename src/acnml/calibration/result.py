@@ -147,7 +147,7 @@ class Calibrated(Predictor):
 
     @arrays_for_arrays
     def regret(self, x: Inputs) -> Tensor:
-        """Return log C(x) (B,): higher is more out of distribution."""
+        """Return log C(x) (B,), from 0 to log K: high where many labels could be explained."""
         return self.predictor.regret(x)
 
     @tensors_for_arrays

@@ -57,7 +57,7 @@ class NmlPredictor(Predictor):
     @final
     @arrays_for_arrays
     def regret(self, x: Inputs) -> Tensor:
-        """Return log C(x) = log Σ_y p_θ̂_y(y|x) (B,): higher is more out of distribution."""
+        """Return log C(x) = log Σ_y p_θ̂_y(y|x) (B,): high where many labels fit."""
         return torch.logsumexp(self.log_lik(x), dim=-1)
 
 

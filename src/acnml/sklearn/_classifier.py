@@ -58,7 +58,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     The weight of the query is α for all inputs, without the typicality of `acnml.calibrate`.
 
-    With fewer than 50 held-out data, or without a single error among them, there is no best
+    With fewer than 50 held-out rows, or without a single error among them, there is no best
     temperature. It is then left at 1, and a warning says so. If the price of caution is not known
     well because the held-out data are few, a warning tells the error.
 
@@ -238,7 +238,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         folds = cv if isinstance(cv, numbers.Integral) else max(2, min(FOLDS, counts[rarest]))
         if (cv is None or folds is cv) and counts[rarest] < folds:
             raise ValueError(
-                f"{folds} folds need {folds} data of every class, but class {names[rarest]!r} has "
+                f"{folds} folds need {folds} rows of every class, but class {names[rarest]!r} has "
                 f"{counts[rarest]}: use fewer folds, give more data, or drop the class"
             )
         return check_cv(folds if cv is None else cv, y, classifier=True).split(X, y)
@@ -258,7 +258,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return self.classes_[labels]
 
     def regret(self, X: Any) -> NDArray[Any]:
-        """Return the regret log C(x) (n,): higher is more out of distribution."""
+        """Return the regret log C(x) (n,), from 0 to log K: high where many labels fit the input."""
         regret: Any = self._calibrated().regret(self._fitted.features(X))
         return regret
 
@@ -330,7 +330,7 @@ def _temperature(folds: list[tuple[nn.Module, Any, tuple[Any, Any]]]) -> float |
     labels = torch.from_numpy(np.concatenate([y for _, _, (_, y) in folds]))
     reason = why_no_temperature(log_probs, labels)
     if len(labels) < LEAST_DATA:
-        reason = f"{len(labels)} held-out data are too few to choose a temperature by"
+        reason = f"{len(labels)} held-out rows are too few to choose a temperature by"
     if reason is None:
         return None
     warnings.warn(f"{reason}; the temperature is left at 1", stacklevel=4)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from typer.main import get_command
 
+from studies.__main__ import build_app
 from studies.data.catalogue import CATALOGUE, CIFAR10_C, STUDIES
 from studies.data.folder import State, inspect
 
@@ -48,6 +50,12 @@ def test_the_sizes_of_cifar10_c_make_up_its_archive():
 
 def test_studies_use_what_the_catalogue_has():
     assert {each.name for study in STUDIES for each in study.uses} == set(CATALOGUE)
+
+
+def test_every_study_says_what_data_it_uses():
+    commands = {command.name for command in get_command(build_app()).commands.values()}
+    named = {study.name for study in STUDIES}
+    assert named - {"demo"} == commands - {"train", "compare", "data"}
 
 
 @pytest.mark.parametrize("data_set", CATALOGUE.values(), ids=CATALOGUE)
