@@ -85,8 +85,8 @@ def _notes(
     assert layer is not None
     notes = [
         f"Chosen: temperature {temperature:.3g}, then ACNML on layer {layer.name!r} with alpha = "
-        f"{alpha:.4g}. On {len(added)} validation examples this costs {added.mean():.4f} ± {error:.4f} "
-        f"nats of NLL; a plain temperature of {equal:.3g} costs as much."
+        f"{alpha:.4g}. On {len(added)} validation examples this costs {added.mean():.4f} ± "
+        f"{error:.4f} nats of NLL; a plain temperature of {equal:.3g} costs as much."
     ]
     if search.predictor.typicality is not None:
         reader = search.predictor.typicality.reader

@@ -258,7 +258,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return self.classes_[labels]
 
     def regret(self, X: Any) -> NDArray[Any]:
-        """Return the regret log C(x) (n,), from 0 to log K: high where many labels fit the input."""
+        """Return the regret log C(x) (n,), from 0 to log K: high where many labels fit."""
         regret: Any = self._calibrated().regret(self._fitted.features(X))
         return regret
 
