@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 
 from results import RESULTS, Row, markdown, read
@@ -89,19 +89,27 @@ def table_2() -> str:
     return markdown([*head, "ours: NLL", "accuracy", "ECE"], lines)
 
 
+# Methods of the paper, as "method/posterior/solver/knob" in metrics.csv.
+PAPERS_METHODS = {
+    "SWA": "MAP/SWA",
+    "SWA-Temp": "MAP/SWA//temperature=.*",
+    "SWA-Ensemble": "MAP/SWA ensemble",
+    "SWAG-D": "BMA/SWAG-D//.*",
+    "SWAG": "BMA/SWAG//.*",
+    "KFAC-Laplace, one batch": "BMA/KFAC of one batch//.*",
+    "ACNML-SWAGD, the paper's α": "ACNML/SWAG-D/linearised/.*",
+    "ACNML-KFAC, one batch, α = 1": "ACNML/KFAC of one batch/linearised/.*",
+}
+
+
 def three_networks() -> str:
     """CIFAR-10-C: mean and standard deviation over three networks that were trained here."""
-    shown = {
-        "SWA": "MAP/SWA",
-        "SWA-Temp": "MAP/SWA//temperature=.*",
-        "SWA-Ensemble": "MAP/SWA ensemble",
-        "SWAG-D": "BMA/SWAG-D//.*",
-        "SWAG": "BMA/SWAG//.*",
-        "KFAC-Laplace, one batch": "BMA/KFAC of one batch//.*",
-        "ACNML-SWAGD, the paper's α": "ACNML/SWAG-D/linearised/.*",
-        "ACNML-KFAC, one batch, α = 1": "ACNML/KFAC of one batch/linearised/.*",
-    }
-    clean, severe = (cifar_rows("cifar10-c-scratch", each, 100) for each in ("clean", "5"))
+    return _of_corruptions("cifar10-c-scratch", 100, PAPERS_METHODS)
+
+
+def _of_corruptions(run: str, images: int, shown: Mapping[str, str]) -> str:
+    """Return scores of clean images and at severity 5, over seeds where there are several."""
+    clean, severe = (cifar_rows(run, each, images) for each in ("clean", "5"))
     columns = [("clean", clean, "nll"), ("clean", clean, "ece")]
     columns += [("severity 5", severe, score) for score in ("nll", "brier", "ece")]
     lines = [
