@@ -86,6 +86,30 @@ def test_the_posterior_is_that_of_the_tempered_likelihood(calibrated):
     torch.testing.assert_close(found.var, expected.blocks[0].var, rtol=1e-7, atol=1e-12)
 
 
+@pytest.mark.parametrize("temperature", [0.5, 49.0])
+def test_a_temperature_that_the_classifier_already_has_makes_no_difference(calibrated, temperature):
+    result, model, train, validation, test = calibrated
+    tempered = Classifier(model).tempered(temperature)
+    again = calibrate(tempered, train, validation, price=0.02)
+    assert (again.temperature, again.alpha) == (result.temperature, result.alpha)
+    assert again.table == result.table
+    x, _ = joined(test)
+    assert torch.equal(again(x), result(x))
+    given = calibrate(tempered, train, validation, price=0.02, temperature=3)
+    assert given.temperature == 3
+
+
+def test_folds_ignore_the_temperatures_of_their_classifiers(calibrated):
+    _, model, train, validation, _ = calibrated
+    classifier = Classifier(model)
+    folds = [(classifier, train, validation[:4]), (classifier, train, validation[4:])]
+    expected = acnml.calibrate_folds(model, train, folds, price=0.02)
+    tempered = [(own.tempered(t), *data) for (own, *data), t in zip(folds, (2, 3), strict=True)]
+    found = acnml.calibrate_folds(classifier.tempered(5), train, tempered, price=0.02)
+    assert (found.temperature, found.alpha) == (expected.temperature, expected.alpha)
+    assert found.table == expected.table
+
+
 def test_alpha_is_the_largest_within_the_price(calibrated):
     result, _, _, validation, _ = calibrated
     limit = nll(Map(result.classifier), validation) + 0.02
@@ -224,6 +248,8 @@ class TestRefusals:
 
         with pytest.raises(ValueError, match="the model's outputs are probabilities"):
             calibrate(Probabilities(), train, validation)
+        with pytest.raises(ValueError, match="the model's outputs are probabilities"):
+            calibrate(Classifier(Probabilities()).tempered(2), train, validation)
 
     def test_perfect_on_validation(self):
         model, train, validation, _ = problem()

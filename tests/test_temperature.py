@@ -12,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import acnml
-from acnml import Acnml, Bma, Classifier, Diagonal, Map, StorageError, Tempered, storage
+from acnml import (
+    Acnml,
+    Bma,
+    Classifier,
+    Diagonal,
+    Map,
+    StorageError,
+    Tempered,
+    metrics,
+    storage,
+    tuning,
+)
 from cases import LINEAR, MLP, MODELS, diagonal
 from predicting import FINE, each_case
 
@@ -69,6 +80,8 @@ def test_tempered_classifiers_compose():
     for view in (plain.at(moved).tempered(2.0), plain.tempered(2.0).at(moved)):
         torch.testing.assert_close(view.logits(x), plain.at(moved).logits(x) / 2, **FINE)
     assert plain.temperature == 1.0
+    assert plain.tempered(49.0).untempered().temperature == 1.0
+    assert twice.untempered().agrees_with(plain)
     assert [repr(c) for c in (plain, twice)] == [
         "Classifier(Sequential)",
         "Classifier(Sequential, temperature=6)",
@@ -88,6 +101,16 @@ def test_acnml_of_a_tempered_model_is_that_of_the_model_with_smaller_last_weight
         Acnml(Classifier(model), shrunk)(LINEAR.x()),
         **FINE,
     )
+
+
+def test_tuning_scores_a_tempered_model_as_it_predicts():
+    model, x = LINEAR.model(), LINEAR.x()
+    labels = torch.arange(len(x)) % 3
+    tempered, posterior = Classifier(model).tempered(2.0), diagonal(model)
+    choice = tuning.alpha_by_nll(Acnml(tempered, posterior), [(x, labels)], alphas=(0.1, 1.0))
+    predictors = [Map(tempered), *(Acnml(tempered, posterior, alpha=a) for a in (0.1, 1.0))]
+    for row, predict in zip(choice.table, predictors, strict=True):
+        assert row.nll == pytest.approx(metrics.nll(predict(x), labels), rel=1e-9)
 
 
 def test_storage_keeps_the_classifiers_temperature(tmp_path):

@@ -244,6 +244,12 @@ class Classifier:
         other.temperature = checks.require_positive(product, "the product of all temperatures")
         return other
 
+    def untempered(self) -> Classifier:
+        """View the same model without a temperature: its logits as the model returns them."""
+        other = copy.copy(self)
+        other.temperature = 1.0
+        return other
+
     @property
     def parameters(self) -> Params:
         """The current parameters by name: detached, not copied."""

@@ -76,6 +76,7 @@ def calibrate(
         temperature: of the network; by default that of least validation NLL. Set it to 1 if the
             validation data are too few to choose it by, or all predicted correctly. The price is
             then counted from the NLL at this temperature.
+            A temperature that a `Classifier` already has is not used; pass it here to keep it.
         progress: show progress bars; by default in a terminal only.
         distributed: whether this runs in several processes of `torch.distributed`, as `torchrun`
             starts them. Each passes its own part of the training data, which must not overlap, and
@@ -138,7 +139,7 @@ def calibrate_folds(
         curvature: `kronecker_curvature`, `ekfac_curvature`, `diagonal_curvature` or
             `full_curvature`.
         prior_precision: of the Gaussian prior of the last layer's weights.
-        temperature: of the network; by default that of least validation NLL.
+        temperature: of the networks; by default that of least validation NLL.
         progress: show progress bars; by default in a terminal only.
 
     >>> import acnml, torch

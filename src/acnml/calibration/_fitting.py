@@ -49,8 +49,8 @@ class Recipe:
     distributed: bool = False  # whether every process has a part of the training data
 
     def network(self, model: nn.Module | Classifier) -> Network:
-        """Return a network with its last layer."""
-        classifier = model if isinstance(model, Classifier) else Classifier(model)
+        """Return a network, without a temperature, and its last layer."""
+        classifier = model.untempered() if isinstance(model, Classifier) else Classifier(model)
         return Network(classifier, layer_names(classifier, self.layer))
 
     def outputs(self, network: Network, loader: Iterable[Any]) -> Outputs:
