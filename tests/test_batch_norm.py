@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader
 
 import acnml
-from acnml import Bma, Classifier
+from acnml import Bma, Classifier, batch_norm_statistics
 from cases import MODELS, POSTERIORS, normal
 
 
@@ -38,3 +41,78 @@ def test_batch_norm_refresh_is_stored(tmp_path):
     loaded = acnml.load(tmp_path / "bma.safetensors", Classifier(model))
     assert torch.equal(loaded(case.x()), refreshed(case.x()))
     assert not torch.equal(bma(case.x()), refreshed(case.x()))
+
+
+class Twice(nn.Module):
+    """A network that uses one batch-norm layer twice, once with more values per channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(x.mT).mean(-1) + self.norm(input=x[:, 0]))
+
+
+def weighted(parts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means and variances of rows (n, channels), averaged with the weights n."""
+    total = sum(len(part) for part in parts)
+    return (
+        sum(len(part) * part.mean(0) for part in parts) / total,
+        sum(len(part) * part.var(0) for part in parts) / total,
+    )
+
+
+def first_layer(data, rows: int = 4) -> list[torch.Tensor]:
+    """The statistics of batch norm at the inputs themselves."""
+    model = nn.Sequential(nn.BatchNorm1d(rows), nn.Linear(rows, 3)).double()
+    return list(batch_norm_statistics(Classifier(model), data).values())
+
+
+@pytest.mark.parametrize("count", [2, 255, 256, 257, 258, 513, 600])
+def test_rows_in_memory_have_equal_weights(count):
+    x = normal(count, 4)
+    x[-2:] += 100
+    mean, var = first_layer(x)
+    torch.testing.assert_close(mean, x.mean(0), rtol=1e-12, atol=1e-12)
+    batches = -(-count // 256)
+    expected = weighted([x[i::batches] for i in range(batches)])[1]
+    torch.testing.assert_close(var, expected, rtol=1e-12, atol=1e-12)
+    if batches == 1:
+        torch.testing.assert_close(var, x.var(0), rtol=1e-12, atol=1e-12)
+
+
+def test_sorted_rows_in_memory_have_the_variance_of_all():
+    x = normal(1024, 4).sort(0).values
+    assert (first_layer(x)[1] / x.var(0) - 1).abs().max() < 0.02
+
+
+def test_batches_are_weighted_by_their_size():
+    data = [normal(n, 4, seed=n) + n for n in (8, 3, 5)]
+    for found, expected in zip(first_layer(data), weighted(data), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_equal_batches_are_averaged_bitwise_as_by_torch():
+    model, data = MODELS[2].model(), [(normal(8, 2, 5, 5, seed=i), 0) for i in range(7)]
+    found = batch_norm_statistics(Classifier(model), [x for x, _ in data])
+    torch.optim.swa_utils.update_bn(data, model)
+    assert all(torch.equal(found[name], model.state_dict()[name]) for name in found)
+
+
+def test_a_layer_that_is_used_twice_averages_over_all_its_values():
+    model, data = Twice().double(), [normal(n, 6, 4, seed=n) + n for n in (8, 3)]
+    found = batch_norm_statistics(Classifier(model), data)
+    parts = [rows for x in data for rows in (x.flatten(0, 1), x[:, 0])]
+    for name, expected in zip(("running_mean", "running_var"), weighted(parts), strict=True):
+        torch.testing.assert_close(found[f"norm.{name}"], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_errors_name_the_batch():
+    message = "batch 1: the model failed .* more than 1 value .* a single row has no variance; use"
+    with pytest.raises(ValueError, match=message):
+        first_layer(DataLoader(normal(257, 4), batch_size=256))
+    with pytest.raises(ValueError, match="batch 1: the model failed on inputs of shape"):
+        first_layer([normal(5, 4), normal(5, 3)])
+    assert first_layer(DataLoader(normal(257, 4), batch_size=256, drop_last=True))

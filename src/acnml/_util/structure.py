@@ -90,6 +90,12 @@ def eval_structure(model: nn.Module) -> nn.Module:
     return structure.eval()
 
 
+def tracking_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Return the batch-norm layers that keep running statistics, by name."""
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    return {name: layer for name, layer in layers.items() if layer.track_running_stats}
+
+
 def _own_tensors(module: nn.Module) -> Iterable[Tensor]:
     """Yield a module's parameters and buffers, and plain tensors that deepcopy cannot copy."""
     yield from (t for t in module._parameters.values() if t is not None)

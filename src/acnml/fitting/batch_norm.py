@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from acnml._util.batches import as_arguments, as_loader, split_labels
+from acnml._util.batches import Inputs, WholeData, as_loader, split_labels, take
 from acnml._util.params import Params
+from acnml._util.passes import each_batch
+from acnml._util.structure import tracking_batch_norms
 from acnml.classifier import Classifier, require_classifier
 
 
@@ -20,9 +22,14 @@ def batch_norm_statistics(
 ) -> Params:
     """Compute the running means and variances in one pass over the loader, by name.
 
-    They are the unweighted average over batches. Only batch-norm layers run in training mode, so
-    dropout is off. Use the result as `classifier.at(statistics)`. It is empty for a model without
-    batch norm.
+    They are averages of the mean and the variance of every batch, weighted by the size of the
+    batch, as in the code of SWAG (Maddox et al. 2019) and, for batches of equal size, in torch's
+    `update_bn`. Every batch is normalised by itself, as in training, so a loader should shuffle:
+    the variance within batches of one class is not that of the data. Data in memory, which may be
+    sorted, are read in batches of at most 256 rows from all over the data.
+
+    Only batch-norm layers run in training mode, so dropout is off. Use the result as
+    `classifier.at(statistics)`. It is empty for a model without batch norm.
 
     Args:
         classifier: the model.
@@ -39,26 +46,60 @@ def batch_norm_statistics(
     """
     require_classifier(classifier)
     module = classifier.copy_module(tensors)
-    layers = {name: m for name, m in module.named_modules() if isinstance(m, _BatchNorm)}
-    tracking = {name: layer for name, layer in layers.items() if layer.track_running_stats}
-    if not tracking:
+    layers = tracking_batch_norms(module)
+    if not layers:
         return {}
-    for layer in tracking.values():
+    for layer in layers.values():
         layer.reset_running_stats()
-        layer.momentum = None  # an average over all batches instead of a moving average
+        layer.register_forward_pre_hook(_Weighting(), with_kwargs=True)
         layer.train()
-    _run_through(classifier, module, loader)
-    return _statistics(tracking)
+
+    def run(batch: Any) -> None:
+        _run(classifier, module, split_labels(batch)[0])
+
+    each_batch(_spread(loader), run, "batch norm", progress=False)
+    return _statistics(layers)
 
 
-def _run_through(classifier: Classifier, module: nn.Module, loader: Iterable[Any]) -> None:
-    empty = True
-    for batch in as_loader(loader):
-        args, kwargs = as_arguments(classifier.prepare(split_labels(batch)[0]))
-        module(*args, **kwargs)
-        empty = False
-    if empty:
-        raise ValueError("the loader gave no batch: pass a loader that can be iterated again")
+@final
+class _Weighting:
+    """A forward hook that makes a layer's running statistics an average over all it has seen.
+
+    A layer's new statistics are (1 - momentum) old + momentum batch. With the momentum n / N, where
+    n is the number of values per channel in this batch and N that of all so far, they are averages
+    with the weights n.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def __call__(
+        self, layer: _BatchNorm, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
+    ) -> None:
+        (x,) = args or kwargs.values()
+        values = x.numel() // x.shape[1]
+        self._seen += values
+        layer.momentum = values / self._seen
+
+
+def _run(classifier: Classifier, module: nn.Module, x: Inputs) -> None:
+    try:
+        classifier.logits_of(module, classifier.prepare(x))
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ValueError(
+            f"{error}: a single row has no variance; use DataLoader(..., drop_last=True), or "
+            "another batch size"
+        ) from error
+
+
+def _spread(loader: Iterable[Any]) -> Iterable[Any]:
+    """Return batches of almost equal size from all over the data, if they are in memory."""
+    data = as_loader(loader)
+    if not isinstance(data, WholeData):
+        return data
+    return ((take(data.inputs, slice(start, None, len(data))),) for start in range(len(data)))
 
 
 def _statistics(layers: dict[str, _BatchNorm]) -> Params:

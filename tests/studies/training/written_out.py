@@ -77,22 +77,25 @@ def visited(name: str, count: int = 1) -> list[dict[str, Tensor]]:
 
 
 def renewed_statistics(name: str, mean: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Batch norm's averages over the batches of one more epoch, with dropout off."""
+    """Batch norm's averages over the images of one more epoch, with dropout off."""
     network = tiny(name).eval()
     network.load_state_dict(mean, strict=False)
     layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.BatchNorm2d)}
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {n: [] for n in layers}
+    sizes = []
     for n, layer in layers.items():
         layer.train()
         layer.register_forward_pre_hook(lambda _, x, n=n: seen[n].append(moments(x[0])))
     with torch.no_grad():
         for images, _ in batches_of(TRAINING.epochs):
             network(images)
-    means = {f"{n}.running_mean": torch.stack([m for m, _ in s]).mean(0) for n, s in seen.items()}
-    variances = {
-        f"{n}.running_var": torch.stack([v for _, v in s]).mean(0) for n, s in seen.items()
+            sizes.append(len(images))
+    shares = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
+    return {
+        f"{n}.{key}": torch.einsum("b,bc->c", shares, torch.stack(each))
+        for n, s in seen.items()
+        for key, each in zip(("running_mean", "running_var"), zip(*s, strict=True), strict=True)
     }
-    return means | variances
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
