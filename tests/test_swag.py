@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import acnml
 from acnml import Bma, Classifier, Swag, batch_norm_statistics, collect_swag, fit_swag
 from acnml._util.params import flatten
 from cases import MODELS, normal
@@ -74,6 +75,11 @@ def test_covers_a_subset_and_half_precision_is_widened():
     assert swag.mean["2.bias"].dtype == torch.float32
 
 
+# Of tests that are about something else; see test_stale_batch_norm_statistics_are_warned_of.
+fits_batch_norm = pytest.mark.filterwarnings("ignore:the stored statistics of batch norm")
+
+
+@fits_batch_norm
 def test_collect_is_plain_sgd():
     """The same weights as a hand-written loop visits, batch norm and order included."""
     case = MODELS[2]
@@ -91,6 +97,7 @@ def test_collect_is_plain_sgd():
     torch.testing.assert_close(flatten(swag.mean, swag.mean), expected, rtol=1e-11, atol=1e-12)
 
 
+@fits_batch_norm
 def test_leaves_the_model_and_the_global_random_state_alone():
     model = nn.Sequential(
         nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 3)
@@ -114,6 +121,7 @@ def test_only_the_covered_parameters_are_trained():
     assert not torch.equal(fitted.mean["2.weight"], model[2].weight)
 
 
+@fits_batch_norm
 def test_predicts_with_refreshed_batch_norm():
     case = MODELS[2]
     model, data = case.model(), [(case.x(6), Y)]
@@ -125,6 +133,42 @@ def test_predicts_with_refreshed_batch_norm():
     assert set(swa.overrides) == {*posterior.mean, "norm.running_mean", "norm.running_var"}
     log_probs = Bma(swa, posterior, samples=2).refreshed(data)(case.x())
     assert math.isclose(log_probs.exp().sum().item(), 3, abs_tol=1e-9)
+
+
+def normed() -> nn.Module:
+    body = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)
+    return nn.Sequential(*body).double()
+
+
+@pytest.mark.parametrize("fit", [fit_swag, collect_swag])
+def test_stale_batch_norm_statistics_are_warned_of(fit):
+    with pytest.warns(UserWarning, match="batch norm, first of layer '1', do not fit") as warned:
+        fit(Classifier(normed()), [(X, Y)], epochs=2)
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_the_way_that_the_warning_names_fits_the_weights():
+    """The network at the mean then has the statistics of a pass in training mode."""
+    model, loader = normed(), [(X, Y)]
+    classifier = Classifier(model)
+    with pytest.warns(UserWarning, match="do not fit") as warned:
+        posterior = fit_swag(classifier, loader, epochs=3, learning_rate=0.5)
+    advice = str(warned[0].message).split("recompute them: ")[1].split("; ")
+    names = {"acnml": acnml, "classifier": classifier, "loader": loader, "posterior": posterior}
+    exec("\n".join(advice), names)
+    trained = copy.deepcopy(model)
+    trained.load_state_dict(posterior.mean, strict=False)
+    torch.optim.swa_utils.update_bn(loader, trained)
+    expected = trained.eval()(X).log_softmax(-1)
+    torch.testing.assert_close(acnml.Map(names["classifier"])(X), expected, rtol=1e-10, atol=1e-12)
+    stale = acnml.Map(classifier.at(posterior.mean))(X)
+    assert (stale - expected).abs().max() > 0.01
+
+
+def test_batch_norm_before_all_that_is_trained_is_left_as_it_is():
+    model = normed()
+    collect_swag(Classifier(model), [(X, Y)], epochs=2, parameters=[model[3]])  # no warning
+    collect_swag(Classifier(model), [(X, Y)], epochs=2, parameters=[model[1], model[3]])
 
 
 def test_an_interrupted_fit_leaves_the_model_unchanged():

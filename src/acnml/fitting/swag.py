@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, final
@@ -16,7 +17,7 @@ from acnml._util.batches import Inputs, require_loader
 from acnml._util.params import Params, add, scale, subtract, widened, zip_with
 from acnml._util.seeding import seeded
 from acnml._util.selection import Parameters, listed, parameter_names
-from acnml._util.structure import unwrapped
+from acnml._util.structure import tracking_batch_norms, unwrapped
 from acnml.classifier import Classifier, require_classifier
 from acnml.fitting.batches import cross_entropy, over_batches
 from acnml.posteriors import Diagonal, LowRank
@@ -256,6 +257,14 @@ def fit_swag(
 
     For SWAG-D, the version with a diagonal covariance, use `collect_swag(...).diagonal()`.
 
+    If the model has batch norm, its stored statistics do not fit the posterior's mean, and a
+    warning says so. Recompute them before you predict:
+
+        statistics = acnml.batch_norm_statistics(classifier, loader, posterior.mean)
+        classifier = classifier.at({**posterior.mean, **statistics})
+
+    `Bma(classifier, posterior).refreshed(loader)` recomputes them for every sample as well.
+
     Args:
         classifier: the trained model, from which SGD starts.
         loader: the training data, with labels.
@@ -275,11 +284,13 @@ def fit_swag(
     >>> acnml.fit_swag(classifier, data, epochs=3)
     LowRank(15 parameters: weight … bias)
     """
-    swag = collect_swag(classifier, loader, epochs, learning_rate, rank, seed, parameters, progress)
+    swag, stale = _collected(
+        classifier, loader, epochs, learning_rate, rank, seed, parameters, progress
+    )
+    _warn_of_stale_statistics(stale)
     return swag.low_rank()
 
 
-@torch.inference_mode(False)
 def collect_swag(
     classifier: Classifier,
     loader: Iterable[Any],
@@ -292,6 +303,11 @@ def collect_swag(
 ) -> Swag:
     """Run SGD on a copy of the model and collect its weights after every epoch; see `fit_swag`.
 
+    If the model has batch norm, recompute its statistics before you use the result:
+
+        statistics = acnml.batch_norm_statistics(classifier, loader, swag.mean)
+        classifier = classifier.at({**swag.mean, **statistics})
+
     >>> import acnml, torch
     >>> data = [(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(5)]
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
@@ -299,6 +315,25 @@ def collect_swag(
     >>> swag.updates, swag.diagonal()
     (3, Diagonal(15 parameters: weight … bias))
     """
+    swag, stale = _collected(
+        classifier, loader, epochs, learning_rate, rank, seed, parameters, progress
+    )
+    _warn_of_stale_statistics(stale)
+    return swag
+
+
+@torch.inference_mode(False)
+def _collected(
+    classifier: Classifier,
+    loader: Iterable[Any],
+    epochs: int,
+    learning_rate: float,
+    rank: int,
+    seed: int,
+    parameters: Parameters,
+    progress: bool | None,
+) -> tuple[Swag, list[str]]:
+    """Return the weights, and the batch-norm layers whose inputs depend on what was trained."""
     require_classifier(classifier)
     require_loader(loader, "SWAG")
     seed = checks.require_integer(seed, "seed")
@@ -310,7 +345,7 @@ def collect_swag(
     optimizer = torch.optim.SGD(
         [p for p in trained if p.requires_grad], lr=learning_rate, momentum=MOMENTUM
     )
-    swag = Swag(rank, sorted(names))
+    swag, stale = Swag(rank, sorted(names)), _moved_batch_norms(module)
 
     def step(x: Inputs, labels: Tensor | None) -> None:
         if classifier.findings.is_due((), x):
@@ -325,4 +360,32 @@ def collect_swag(
             module.train()
             over_batches(classifier, loader, step, f"epoch {epoch + 1}/{epochs}", progress)
             swag.update(module)
-    return swag
+    return swag, sorted(stale)
+
+
+def _moved_batch_norms(module: nn.Module) -> set[str]:
+    """Return a set to which runs of the module add batch-norm layers, by name.
+
+    They are those whose inputs depend on a trained parameter: the only ones that require gradients.
+    """
+    moved: set[str] = set()
+    for name, layer in tracking_batch_norms(module).items():
+
+        def note(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            (x,) = args or kwargs.values()
+            if x.requires_grad:
+                moved.add(name)
+
+        layer.register_forward_pre_hook(note, with_kwargs=True)
+    return moved
+
+
+def _warn_of_stale_statistics(layers: list[str]) -> None:
+    if layers:
+        text = (
+            f"the stored statistics of batch norm, first of layer {layers[0]!r}, do not fit the "
+            "weights that SWAG has collected. Before you predict, recompute them: "
+            "statistics = acnml.batch_norm_statistics(classifier, loader, posterior.mean); "
+            "classifier = classifier.at({**posterior.mean, **statistics})"
+        )
+        warnings.warn(text, stacklevel=3)
