@@ -102,6 +102,25 @@ def test_curvatures_in_one_basis_add_up(case: Case):
         found[2] + ekfac_curvature(classifier, [parts[1]])
 
 
+def test_a_basis_must_be_of_the_same_network():
+    model, data = small_network(nn.Linear(4, 3)), [(normal(12, 4), torch.arange(12) % 3)]
+    classifier, other = Classifier(model), Classifier(small_network(nn.Linear(4, 3)))
+    other = other.at({name: tensor + 1 for name, tensor in other.parameters.items()})
+    basis = kronecker_curvature(classifier, data)
+    with pytest.raises(ValueError, match="the basis was fitted at other weights, first in"):
+        ekfac_curvature(other, data, basis=basis)
+    with pytest.raises(ValueError, match=r"has shape .* but its shape in the model is"):
+        ekfac_curvature(Classifier(small_network(nn.Linear(4, 2))), data, basis=basis)
+    with pytest.raises(ValueError, match="leave out `parameters`"):
+        ekfac_curvature(classifier, data, list(basis.mean), basis=basis)
+    with pytest.raises(TypeError, match="expected a Classifier"):
+        ekfac_curvature(model, data, basis=basis)
+    with pytest.raises(
+        TypeError, match="basis must be from kronecker_curvature, got a DiagonalCurvature"
+    ):
+        ekfac_curvature(classifier, data, basis=diagonal_curvature(classifier, data))
+
+
 def test_parts_may_have_other_numbers_of_positions():
     """A layer's mean over positions is weighted by positions, not by examples."""
     classifier = Classifier(Case("sequence", Sequence, lambda n: normal(n, 6, 3)).model())

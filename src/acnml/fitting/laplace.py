@@ -293,21 +293,25 @@ def ekfac_curvature(
     first pass; for a last layer only. `distributed` adds up the sums of all processes of
     `torch.distributed`, each of which passes its own part of the data.
 
-    With a `basis`, the curvature of all data or of some, there is no first pass. Curvatures of
+    With a `basis`, the curvature of all data or of some, there is no first pass. It must be of the
+    same network, and its parameters are covered, so `parameters` is left out. Curvatures of
     disjoint parts of the data add up if they have the same basis.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> curvature = acnml.ekfac_curvature(classifier, torch.randn(100, 4))
-    >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # the data are read only once
+    >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # without another pass over the data
     [Kronecker(15 parameters: weight … bias), Kronecker(15 parameters: weight … bias)]
     """
+    require_classifier(classifier)
     together = processes.group(distributed)
-    if basis is not None and watch is not None:
-        raise ValueError("with a `basis` there is no first pass to watch: leave out one of them")
-    kfac = basis or kronecker_curvature(
-        classifier, loader, parameters, fisher, progress, watch, distributed
-    )
+    if basis is None:
+        kfac = kronecker_curvature(
+            classifier, loader, parameters, fisher, progress, watch, distributed
+        )
+    else:
+        _require_basis(basis, classifier, parameters, watch)
+        kfac = basis
     bases = {
         f.layer: (together.share(_basis(f.inputs)), together.share(_basis(f.gradients)))
         for f in kfac.factors
@@ -339,6 +343,29 @@ def ekfac_curvature(
         for site in sites
     )
     return EkfacCurvature(mean, tuple(factors))
+
+
+def _require_basis(
+    basis: KroneckerCurvature, classifier: Classifier, parameters: Parameters, watch: Watch | None
+) -> None:
+    """Raise an error if a basis is not of this network, or if another argument contradicts it."""
+    if not isinstance(basis, KroneckerCurvature):
+        kind = type(basis).__name__
+        raise TypeError(f"basis must be from kronecker_curvature, got a {kind}")
+    if watch is not None:
+        raise ValueError("with a `basis` there is no first pass to watch: leave out one of them")
+    if parameters is not None:
+        raise ValueError(
+            "with a `basis`, the parameters of the basis are covered: leave out `parameters`"
+        )
+    own = classifier.parameters
+    checks.require_fits(basis.mean, own)
+    for name, tensor in basis.mean.items():
+        if not torch.equal(own[name].to(tensor), tensor):
+            raise ValueError(
+                f"the basis was fitted at other weights, first in {name!r}: fit it again with "
+                "kronecker_curvature and this classifier"
+            )
 
 
 @torch.inference_mode(False)
