@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -54,6 +56,50 @@ def test_factors_and_diagonal_are_those_of_the_general_way(case, fisher, general
         torch.testing.assert_close(
             diagonal.diagonal[name], expected.diagonal[name], rtol=1e-11, atol=1e-12
         )
+
+
+def confident(dtype: torch.dtype) -> tuple[Classifier, torch.Tensor]:
+    """A network and inputs of which it is sure: 1 - p is about 4e-7."""
+    model = nn.Linear(4, 3).to(dtype)
+    with torch.no_grad():
+        model.weight.copy_(16 * torch.eye(3, 4))
+        model.bias.zero_()
+    x = torch.eye(4)[torch.arange(60) % 3] + 0.05 * normal(60, 4).float()
+    return Classifier(model), x.to(dtype)
+
+
+CURVATURES = [
+    acnml.diagonal_curvature,
+    acnml.kronecker_curvature,
+    acnml.ekfac_curvature,
+    acnml.full_curvature,
+]
+
+
+@pytest.mark.parametrize("fit", CURVATURES, ids=lambda fit: fit.__name__)
+@pytest.mark.parametrize("fisher", [ExactFisher(), EmpiricalFisher()], ids=["exact", "empirical"])
+@pytest.mark.parametrize("way", ["closed form", "backward passes"])
+def test_confident_networks_lose_no_digits_in_single_precision(fit, fisher, way, general):
+    if way == "backward passes":
+        if fit is acnml.full_curvature:
+            pytest.skip("it has only the closed form")
+        general()
+    labels = torch.arange(60) % 3
+    single, double = (
+        fit(classifier, [(x, labels)], fisher=fisher)
+        for classifier, x in map(confident, (torch.float32, torch.float64))
+    )
+    assert 0 < double.trace() < 1e-3
+    assert single.trace() == pytest.approx(double.trace(), rel=1e-5)
+
+
+def test_the_summed_fisher_is_positive_however_confident_the_network_is():
+    logits = torch.diag(torch.tensor([30.0, 60.0, 90.0])).double()
+    G = ExactFisher().summed(logits.softmax(-1), None, torch.Generator())
+    beside = torch.tensor([[0, 1, 1], [1, 0, 0], [1, 0, 0]]).double() * math.exp(-30)
+    exact = torch.diag(beside.sum(1)) - beside  # the other two inputs add less than 1e-25
+    torch.testing.assert_close(G, exact, rtol=1e-9, atol=1e-25)
+    assert torch.linalg.eigvalsh(G)[0] > -1e-14 * G.max()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -5,6 +5,9 @@ estimator yields vectors s (B, K) whose outer products s sᵀ sum to H, exactly 
 backward pass with s as the gradient at the logits then gives a term of the curvature in the
 weights. The last layer needs no backward pass, and `summed`, `squares`, `squares_in` and `hessians`
 return the sums for it.
+
+Probabilities are in double precision: for a confident network 1 - p is small, and in single
+precision it has lost its digits.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class Fisher(ABC):
     ) -> Tensor:
         """Return Σ (Uᵀs)² over all vectors for every input, (B, K), with a basis U (K, K)."""
         vectors = self.cotangents(probs, labels, generator)
-        return torch.stack([(s @ basis) ** 2 for s in vectors]).sum(0)
+        return torch.stack([(s @ basis.to(s.dtype)) ** 2 for s in vectors]).sum(0)
 
     def hessians(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
         """Return Σ s sᵀ over all vectors for every input, (B, K, K)."""
@@ -77,8 +80,13 @@ class ExactFisher(Fisher):
             yield probs[:, c, None].sqrt() * (eye[c] - probs)
 
     def summed(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return Σ (diag(p) - p pᵀ)."""
-        return torch.diag(probs.sum(0)) - probs.T @ probs
+        """Return Σ (diag(p) - p pᵀ).
+
+        Its rows sum to zero, so the diagonal is the sum of all that is beside it. This form does
+        not cancel, however confident the predictions are.
+        """
+        beside = (probs.T @ probs).fill_diagonal_(0)
+        return torch.diag(beside.sum(1)) - beside
 
     def squares(self, probs: Tensor, labels: Tensor | None, generator: torch.Generator) -> Tensor:
         """Return p (1 - p)."""
@@ -128,7 +136,9 @@ class MonteCarloFisher(Fisher):
     ) -> Iterator[Tensor]:
         """Yield (e_y - p) / √samples for each sampled label y ~ p."""
         for _ in range(self.samples):
-            drawn = torch.multinomial(probs.to(generator.device), 1, generator=generator)[:, 0]
+            # The precision decides which labels a seed draws, so it is fixed.
+            narrow = probs.to(generator.device, torch.float32)
+            drawn = torch.multinomial(narrow, 1, generator=generator)[:, 0]
             yield (_one_hot(drawn.to(probs.device), probs) - probs) / math.sqrt(self.samples)
 
 

@@ -434,7 +434,7 @@ class LastLayerBatch:
     """The inputs and outputs of the last layer for a batch, with the curvature at its outputs."""
 
     inputs: Tensor  # a (B, d [+ 1]); ends with a 1 for a layer with bias
-    probs: Tensor  # (B, K), at the classifier's temperature
+    probs: Tensor  # (B, K), at the classifier's temperature, in double precision
     labels: Tensor | None
     temperature: float
     fisher: Fisher
@@ -442,7 +442,7 @@ class LastLayerBatch:
 
     @property
     def summed(self) -> Tensor:
-        """The curvature at the layer's outputs, summed over the batch: (K, K)."""
+        """The curvature at the layer's outputs, summed over the batch: (K, K), in doubles."""
         summed = self.fisher.summed(self.probs, self.labels, self.generator)
         return summed / self.temperature**2
 
@@ -450,18 +450,18 @@ class LastLayerBatch:
     def squares(self) -> Tensor:
         """The diagonal of the curvature at the layer's outputs: (B, K)."""
         squares = self.fisher.squares(self.probs, self.labels, self.generator)
-        return squares / self.temperature**2
+        return (squares / self.temperature**2).to(self.inputs.dtype)
 
     def squares_in(self, basis: Tensor) -> Tensor:
         """Return the diagonal of the curvature at the layer's outputs, in another basis: (B, K)."""
         squares = self.fisher.squares_in(basis, self.probs, self.labels, self.generator)
-        return squares / self.temperature**2
+        return (squares / self.temperature**2).to(self.inputs.dtype)
 
     @property
     def hessians(self) -> Tensor:
         """The curvature at the layer's outputs for every input: (B, K, K)."""
         hessians = self.fisher.hessians(self.probs, self.labels, self.generator)
-        return hessians / self.temperature**2
+        return (hessians / self.temperature**2).to(self.inputs.dtype)
 
 
 @final
@@ -501,7 +501,7 @@ def _over_data(
         if labels is not None:
             require_classes(labels, found.logits)
         with torch.autocast(found.logits.device.type, enabled=False):
-            probs, inputs = _wide(found.logits).softmax(-1), _wide(found.inputs)
+            probs, inputs = found.logits.double().softmax(-1), _wide(found.inputs)
             temperature = classifier.temperature
             add_last_layer(LastLayerBatch(inputs, probs, labels, temperature, fisher, generator))
 
@@ -513,7 +513,8 @@ def _over_data(
         if labels is not None:
             require_classes(labels, logits)
         with torch.autocast(logits.device.type, enabled=False):
-            cotangents = fisher.cotangents(_wide(logits.detach()).softmax(-1), labels, generator)
+            probs = logits.detach().double().softmax(-1)
+            cotangents = fisher.cotangents(probs, labels, generator)
             add_tape(tape, (tape.pulled_back(cotangent) for cotangent in cotangents))
 
     def step(x: Inputs, labels: Tensor | None) -> None:
