@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import optimize
 
-from acnml import Bma, Classifier, diagonal_curvature, kronecker_curvature, tuning
+from acnml import Bma, Classifier, diagonal_curvature, full_curvature, kronecker_curvature, tuning
 from acnml.fitting import DiagonalCurvature
 from cases import MODELS, normal
 from dense import vector
@@ -40,6 +40,18 @@ def test_evidence_optimum_equals_scipys(estimate, grid):
     assert {*grid, choice.value} <= set(values)
     for row in choice.table:
         assert row.log_evidence == curvature.log_evidence(row.value) <= -found.fun + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("estimate", "decompositions"), [(kronecker_curvature, 2 * 2), (full_curvature, 1)]
+)
+def test_each_matrix_is_decomposed_once(estimate, decompositions, monkeypatch):
+    """Two factors of two layers, or one matrix, however many prior precisions are tried."""
+    case, calls, decompose = MODELS[1], [], torch.linalg.eigvalsh
+    curvature = estimate(Classifier(case.model()), [(case.x(20), torch.arange(20) % 3)])
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda m: calls.append(m) or decompose(m))
+    tuning.prior_precision_by_evidence(curvature)
+    assert len(calls) == decompositions
 
 
 @pytest.mark.parametrize("grid", [[1.0], [1e-4, 1e-3, 1e-2], [1e2, 1e3, 1e4]])

@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 import torch
@@ -159,7 +160,12 @@ class FullCurvature(Curvature):
 
     def eigenvalues(self) -> Tensor:
         """Return the eigenvalues of H."""
-        return torch.linalg.eigvalsh(self.hessian.double()).clamp(min=0)
+        return self._spectrum.clamp(min=0)
+
+    @cached_property
+    def _spectrum(self) -> Tensor:
+        """The eigenvalues as they are computed, once: rounding may make some negative."""
+        return torch.linalg.eigvalsh(self.hessian.double())
 
     def trace(self) -> float:
         """Return the sum of the diagonal."""
@@ -240,7 +246,12 @@ class KroneckerCurvature(Curvature):
 
     def eigenvalues(self) -> Tensor:
         """Return all products of an eigenvalue of A and one of G, for every layer."""
-        return torch.cat([_products(factors) for factors in self.factors])
+        return torch.cat([(g.unsqueeze(-1) * a.unsqueeze(-2)).flatten() for a, g in self._spectra])
+
+    @cached_property
+    def _spectra(self) -> list[tuple[Tensor, Tensor]]:
+        """The eigenvalues of A and G for every layer, computed once for any number of priors."""
+        return [(_spectrum_of(f.inputs), _spectrum_of(f.gradients)) for f in self.factors]
 
     def trace(self) -> float:
         """Return the sum over layers and groups of tr(A) tr(G)."""
@@ -380,12 +391,9 @@ class EkfacCurvature(Curvature):
         return EkfacCurvature(self.mean, tuple(factors))
 
 
-def _products(factors: Factors) -> Tensor:
-    """Return the eigenvalues of A ⊗ G as a vector."""
-    a, g = (
-        torch.linalg.eigvalsh(f.double()).clamp(min=0) for f in (factors.inputs, factors.gradients)
-    )
-    return (g.unsqueeze(-1) * a.unsqueeze(-2)).flatten()
+def _spectrum_of(factor: Tensor) -> Tensor:
+    """Return the eigenvalues ([groups,] n) of a Kronecker factor, which has none below zero."""
+    return torch.linalg.eigvalsh(factor.double()).clamp(min=0)
 
 
 def _trace(matrices: Tensor) -> Tensor:
