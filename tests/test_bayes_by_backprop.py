@@ -179,6 +179,7 @@ def test_an_interrupted_fit_leaves_the_model_unchanged():
 @pytest.mark.parametrize(
     ("data", "arguments", "message"),
     [
+        ([(X, Y)], {"epochs": 0}, "epochs must be at least 1, got 0"),
         ([], {}, "the loader gave no batch"),
         ([X], {}, "batch 0: there are no labels"),
         ([(X, Y), (X, Y + 1)], {}, "batch 1: label 3 at index 2 is outside the model's 3 classes"),

@@ -74,6 +74,7 @@ def fit_bayes_by_backprop(
     Diagonal(15 parameters: weight … bias)
     """
     require_loader(loader, "Bayes by Backprop")
+    epochs = checks.require_integer(epochs, "epochs", least=1)
     # Check all settings before the pass over the data that counts the examples.
     parameters = listed(parameters)
     _covered_sites(classifier, parameters)
