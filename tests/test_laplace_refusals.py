@@ -144,3 +144,32 @@ def test_refuses_layers_that_no_gradient_reaches(fit, names, message):
 def test_empirical_fisher_needs_labels():
     with pytest.raises(ValueError, match="EmpiricalFisher needs labels"):
         acnml.fit_kfac_laplace(Classifier(nn.Linear(4, 3)), [X], fisher=EmpiricalFisher())
+
+
+@pytest.mark.parametrize("coupling", [1.0, 1.0 + 1e-6])
+def test_a_prior_that_is_lost_in_rounding_is_refused_with_one_that_is_not(coupling):
+    """H is singular, or rounding has made an eigenvalue negative."""
+    hessian = torch.tensor([[1.0, coupling], [coupling, 1.0]], dtype=torch.float64)
+    curvature = acnml.FullCurvature({"w": torch.zeros(2).double()}, hessian)
+    with pytest.raises(
+        ValueError, match="a prior precision of 1e-18 is lost in rounding"
+    ) as refused:
+        curvature.posterior(1e-18)
+    enough = float(str(refused.value).split("above ")[1])
+    assert enough < 2e-6
+    assert curvature.posterior(enough).cov.diagonal().min() > 0
+
+
+@pytest.mark.parametrize(
+    ("hessian", "message"),
+    [
+        (torch.eye(3), r"hessian has shape \(3, 3\), but the mean has 2 entries"),
+        (torch.eye(2)[:1], "hessian must be a square matrix"),
+        (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), "hessian must be symmetric"),
+        (-torch.eye(2), "hessian has negative entries on its diagonal"),
+        (torch.full((2, 2), torch.nan), "hessian has NaN"),
+    ],
+)
+def test_a_full_curvature_that_is_none_is_refused(hessian, message):
+    with pytest.raises(ValueError, match=message):
+        acnml.FullCurvature({"w": torch.zeros(2)}, hessian)

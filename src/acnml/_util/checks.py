@@ -194,6 +194,24 @@ def require_square(matrix: Tensor, what: str) -> None:
         raise ValueError(f"{what} has NaN or infinite entries")
 
 
+def require_symmetric(matrix: Tensor, what: str, entries: int) -> None:
+    """Raise an error unless a matrix is finite, symmetric, and fits a mean with so many entries."""
+    require_square(matrix, what)
+    if matrix.ndim != 2 or len(matrix) != entries:
+        raise ValueError(
+            f"{what} has shape {tuple(matrix.shape)}, but the mean has {entries} entries: {what} "
+            "needs one row and one column for each"
+        )
+    rounding = len(matrix) * torch.finfo(matrix.dtype).eps * float(matrix.abs().max())
+    if float((matrix - matrix.T).abs().max()) > rounding:
+        raise ValueError(
+            f"{what} must be symmetric: if only rounding makes it asymmetric, "
+            f"pass ({what} + {what}.T) / 2"
+        )
+    if bool((matrix.diagonal() < 0).any()):
+        raise ValueError(f"{what} has negative entries on its diagonal, but they must be ≥ 0")
+
+
 def require_iterable(value: object, what: str) -> None:
     """Raise an error if a value cannot be iterated over; `what` says what it should be."""
     kind = type(value)

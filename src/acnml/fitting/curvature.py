@@ -151,11 +151,24 @@ class FullCurvature(Curvature):
     mean: Params
     hessian: Tensor
 
+    def __post_init__(self) -> None:
+        checks.require_mean(self.mean)
+        checks.require_symmetric(self.hessian, "hessian", count(self.mean))
+
     def posterior(self, prior_precision: float) -> Full:
         """Return N(θ̂, (H + τI)⁻¹)."""
         tau = checks.require_positive(prior_precision, "prior_precision")
         eye = torch.eye(len(self.hessian), dtype=torch.float64, device=self.hessian.device)
-        cov = torch.cholesky_inverse(torch.linalg.cholesky(self.hessian.double() + tau * eye))
+        factor, failed = torch.linalg.cholesky_ex(self.hessian.double() + tau * eye)
+        if bool(failed):
+            least, largest = float(self._spectrum[0]), float(self._spectrum[-1])
+            rounding = len(self.hessian) * torch.finfo(torch.float64).eps * largest
+            raise ValueError(
+                f"a prior precision of {tau:.2g} is lost in rounding: the eigenvalues of the "
+                f"curvature range from {least:.2g} to {largest:.2g}. Raise prior_precision above "
+                f"{1.1 * (max(-least, 0.0) + rounding):.2g}"
+            )
+        cov = torch.cholesky_inverse(factor)
         return Full(self.mean, ((cov + cov.T) / 2).to(self.hessian.dtype))
 
     def eigenvalues(self) -> Tensor:

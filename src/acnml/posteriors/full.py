@@ -37,21 +37,7 @@ class Full(Posterior):
 
     def __post_init__(self) -> None:
         checks.require_mean(self.mean)
-        checks.require_square(self.cov, "cov")
-        if self.cov.ndim != 2 or len(self.cov) != count(self.mean):
-            raise ValueError(
-                f"cov has shape {tuple(self.cov.shape)}, but the mean has {count(self.mean)} "
-                "entries: cov needs one row and one column for each"
-            )
-        scale = float(self.cov.abs().max())
-        rounding = len(self.cov) * torch.finfo(self.cov.dtype).eps * scale
-        if float((self.cov - self.cov.T).abs().max()) > rounding:
-            raise ValueError(
-                "cov must be symmetric: if only rounding makes it asymmetric, "
-                "pass (cov + cov.T) / 2"
-            )
-        if bool((self.cov.diagonal() < 0).any()):
-            raise ValueError("cov has negative variances on its diagonal, but they must be ≥ 0")
+        checks.require_symmetric(self.cov, "cov", count(self.mean))
 
     def cov_mv(self, v: Params) -> Params:
         """Return Σv."""
