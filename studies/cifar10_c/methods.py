@@ -29,11 +29,14 @@ from studies.settings import SettingError
 SGD, SWA, ENSEMBLE, DROPOUT = "SGD", "SWA", "SWA ensemble", "SWA dropout"
 SWAG_D, SWAG, KFAC, MADDOX = "SWAG-D", "SWAG", "KFAC", "KFAC of one batch"
 # How knobs are chosen; `settings.Choice` says what the rules are.
-LEAST_NLL, BUDGET, NEAR, PAPERS = "least NLL", "budget", "near", "paper's"
+LEAST_NLL, BUDGET, NEAR, MATCHED = "least NLL", "budget", "near", "matched"
+PAPERS = "paper's"
 
 MAP_SGD, MAP_SWA = Method(m.MAP, SGD), Method(m.MAP, SWA)
 TEMPERED = Method(m.MAP, SWA, "", TEMPERATURE, None, LEAST_NLL)
 TEMPERED_BUDGET, TEMPERED_NEAR = (replace(TEMPERED, choice=rule) for rule in (BUDGET, NEAR))
+# The temperature that costs as much held-out NLL as ACNML-SWAGD with the paper's α.
+TEMPERED_MATCHED = replace(TEMPERED, choice=MATCHED)
 SWA_ENSEMBLE, SWA_DROPOUT = Method(m.MAP, ENSEMBLE), Method(m.DROPOUT, DROPOUT)
 GLM_HEAD = Method(m.GLM, HEAD, "", TAU, None, LEAST_NLL)
 ACNML_HEAD = Method(m.ACNML, HEAD, LINEARISED, TAU, None, BUDGET)
@@ -67,6 +70,7 @@ CHEAP = (
     TEMPERED,
     TEMPERED_NEAR,
     TEMPERED_BUDGET,
+    TEMPERED_MATCHED,
     SWA_ENSEMBLE,
     GLM_HEAD,
     ACNML_HEAD,
@@ -103,10 +107,11 @@ FAMILIES = (
     ACNML_SWAG_D_TEMPERED,
     ACNML_KFAC,
 )
-# What the paper has, without methods and knobs beyond it.
+# What the paper has, and the temperature to compare it with at equal price.
 PAPERS_OWN = (
     MAP_SWA,
     TEMPERED,
+    TEMPERED_MATCHED,
     SWA_ENSEMBLE,
     SWA_DROPOUT,
     BMA_SWAG_D,
@@ -136,7 +141,8 @@ def methods_of(settings: Cifar10CStudy) -> tuple[Method, ...]:
     grounds = {SWA, *(settings.grounds or known)}
     grounds -= {ENSEMBLE} if settings.members == 1 else set()
     grounds -= set() if settings.dropout_model else {DROPOUT}
-    return tuple(each for each in there if each.posterior in grounds)
+    without = () if SWAG_D in grounds else (TEMPERED_MATCHED,)  # it has nothing to match
+    return tuple(each for each in there if each.posterior in grounds and each not in without)
 
 
 def tried_values(method: Method, settings: Cifar10CStudy) -> tuple[float, ...]:
@@ -204,6 +210,7 @@ LOOKS: Mapping[Method, Look] = {
     TEMPERED: Look("SWA-Temp", AMBER, "v"),
     TEMPERED_NEAR: Look("SWA-Temp, more cautious", ORANGE, "1"),
     TEMPERED_BUDGET: Look("SWA-Temp at the price of SWA", AMBER, "1"),
+    TEMPERED_MATCHED: Look("SWA-Temp at the price of ACNML-SWAGD", WINE, "1"),
     SWA_ENSEMBLE: Look("SWA-Ensemble", OLIVE, "X"),
     SWA_DROPOUT: Look("SWA-Dropout", BROWN, "p"),
     GLM_HEAD: Look("GLM, last layer", SKY, "s"),
@@ -228,6 +235,7 @@ PAPER_GROUP = (
     MAP_SGD,
     MAP_SWA,
     TEMPERED,
+    TEMPERED_MATCHED,
     SWA_ENSEMBLE,
     SWA_DROPOUT,
     BMA_SWAG_D,

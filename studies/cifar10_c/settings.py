@@ -200,6 +200,11 @@ class Cifar10CStudy:
             raise ValueError(f"severities must be some of {', '.join(map(str, SEVERITIES))}")
 
     @property
+    def sweeps(self) -> bool:
+        """Whether the knobs of all families are swept."""
+        return not (self.only_papers or self.grounds)
+
+    @property
     def recipe(self) -> Recipe:
         """The network and how it is trained."""
         return self._changed(self.model)

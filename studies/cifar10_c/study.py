@@ -1,4 +1,4 @@
-"""The CIFAR-10-C study: data, networks, posteriors, order of the work, and claims.
+"""The CIFAR-10-C study: data, networks, posteriors, and the order of the work.
 
 Held-out images come from the test set where a network has seen all training images, and are then no
 part of the evaluation. Smaller counts are the first of one random order of what is left.
@@ -6,7 +6,7 @@ part of the evaluation. Smaller counts are the first of one random order of what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from acnml import FactorBlock, Swag
 from acnml.cli._shared.digits import Labelled
 from studies.cifar10_c import methods as ms
 from studies.cifar10_c import report
+from studies.cifar10_c.claims import all_claims
 from studies.cifar10_c.maddox import MaddoxKfac
 from studies.cifar10_c.settings import (
     CLEAN,
@@ -28,17 +29,16 @@ from studies.cifar10_c.settings import (
 )
 from studies.corruptions import Cifar10C
 from studies.data import cifar10
-from studies.engine import claims
 from studies.engine.choose import (
     ByLeastNll,
     LargestHarmlessAlpha,
     WithinPrice,
+    nll_of,
     plain_nll,
     tempered_nll,
 )
-from studies.engine.claims import Claim
 from studies.engine.grounds import Ground, KfacLaplace, Networks, SwagPosterior, last_layer
-from studies.engine.method import ACNML, HEAD, LINEARISED, SAMPLING, Method
+from studies.engine.method import HEAD, LINEARISED, SAMPLING, Method
 from studies.engine.run import choices, sweeps
 from studies.engine.study import (
     Frontier,
@@ -81,11 +81,12 @@ def build(settings: Cifar10CStudy) -> Study:
             ms.LEAST_NLL: ByLeastNll(),
             ms.BUDGET: WithinPrice(rules.tolerance, plain_nll, "price of SWA"),
             ms.NEAR: WithinPrice(rules.near, tempered_nll, "near Temp"),
+            ms.MATCHED: WithinPrice(0.0, nll_of(ms.ACNML_SWAG_D_PAPERS), "price of ACNML-SWAGD"),
             ms.PAPERS: LargestHarmlessAlpha(rules.accuracy, rules.nll),
         },
         tried=lambda method: ms.tried_values(method, settings),
         scale_from=ms.BMA_KFAC,
-        frontier=None if settings.only_papers or settings.grounds else frontier_of(settings),
+        frontier=frontier_of(settings) if settings.sweeps else None,
         levels=(settings.images.network_wide, settings.images.beside),
         diagrams=settings.blurred_shifts,
         agreements=tuple(
@@ -262,81 +263,3 @@ class Drawn:
         drawn = torch.randperm(len(data.labels), generator=self.generator)[:count]
         for rows in drawn.split(RENEWAL_BATCH):
             yield augment(data.inputs[rows].to(study.device), self.generator), data.labels[rows]
-
-
-# Claims ----------------------------------------------------------------------------------------
-
-COMPARABLE = {"accuracy": 0.005, "nll": 0.05}
-CLOSE = 0.05  # total variation
-BEYOND = "Beyond the paper: "
-
-
-def all_claims(settings: Cifar10CStudy) -> tuple[Claim, ...]:
-    """Return the paper's claims about CIFAR-10 and CIFAR-10-C, and others."""
-    trios = {
-        "SWAG-D": (ms.MAP_SWA, ms.BMA_SWAG_D, ms.ACNML_SWAG_D_PAPERS),
-        "KFAC-Laplace": (ms.MAP_SWA, ms.BMA_KFAC, ms.ACNML_KFAC_PAPERS),
-    }
-    if not settings.only_papers:
-        trios["KFAC on the last layer"] = (ms.MAP_SWA, ms.BMA_SWAG_D, ms.ACNML_HEAD)
-    used = ms.methods_of(settings)
-    trios = {name: trio for name, trio in trios.items() if set(trio) <= set(used)}
-    hard = report.hard_groups(settings)
-
-    def attributed(name: str, text: str) -> str:
-        """Say that a claim about a last layer is not the paper's."""
-        return BEYOND + text[0].lower() + text[1:] if "last layer" in name else text
-
-    def comparable(name: str, score: str) -> Claim:
-        *others, ours = trios[name]
-        both, shown = _names(others), claims.SHOWN[score]
-        text = f"In distribution, ACNML with {name} has an {shown} comparable to that of {both}."
-        return claims.comparable(attributed(name, text), ours, others, score, COMPARABLE[score])
-
-    at = f"at each of the severities {' and '.join(str(s) for s in report.hard(settings))}"
-
-    def better(name: str, score: str) -> Claim:
-        *others, ours = trios[name]
-        text = (
-            f"Under strong corruption, ACNML with {name} has a lower {claims.SHOWN[score]} than "
-            f"{_names(others)}."
-        )
-        rule = f"lower mean {claims.SHOWN[score]} over corruptions than both, {at}"
-        return claims.lower(attributed(name, text), rule, ours, others, score, hard)
-
-    def beats(ours: Method, tempered: Method) -> Claim:
-        text = f"{BEYOND}{_names([ours])} has a lower ECE under strong corruption than "
-        rule = f"lower mean ECE over corruptions, {at}"
-        return claims.lower(f"{text}{_names([tempered])}.", rule, ours, [tempered], "ece", hard)
-
-    def more_than_tempering(family: Method) -> Claim:
-        does = "does more than lower all confidences as a temperature does"
-        text = f"{BEYOND}{_names([family])} {does}."
-        rule = "on average lower ECE than the temperature of equal held-out NLL, over the sweep"
-        return claims.more_than_on_average(text, rule, family, ms.TEMPERED)
-
-    def fast(method: Method) -> Claim:
-        text = f"{BEYOND}with {method.posterior}, the fast solution can replace the gradient steps."
-        return claims.close(text, method, CLOSE)
-
-    beyond = (
-        *(beats(trio[-1], ms.TEMPERED) for trio in trios.values()),
-        beats(ms.ACNML_HEAD_TEMPERED, ms.TEMPERED_NEAR),
-        beats(ms.ACNML_HEAD_ALPHA_TEMPERED, ms.TEMPERED_NEAR),
-        beats(ms.ACNML_SWAG_D_TEMPERED, ms.TEMPERED_NEAR),
-        beats(ms.ACNML_HEAD_ALPHA, ms.TEMPERED_BUDGET),
-        beats(ms.ACNML_SWAG_D, ms.TEMPERED_BUDGET),
-        beats(ms.ACNML_KFAC, ms.TEMPERED_BUDGET),
-        *(more_than_tempering(family) for family in ms.FAMILIES if family.rule == ACNML),
-    )
-    return (
-        *(comparable(name, "accuracy") for name in trios),
-        *(comparable(name, "nll") for name in trios),
-        *(better(name, score) for score in ("ece", "brier", "nll") for name in trios),
-        *(fast(method) for method in ms.COSTLY if method in used),
-        *(() if settings.only_papers or settings.grounds else beyond),
-    )
-
-
-def _names(compared: Sequence[Method]) -> str:
-    return " and ".join(ms.LOOKS[method].label for method in compared)

@@ -14,6 +14,7 @@ from acnml import Classifier, Map, metrics, tuning
 from studies.engine.method import FIXED, TEMPERATURE, Method
 from studies.engine.predict import frontier_of, predict_held_out, predict_sweep
 from studies.engine.predictors import log_probs_of
+from studies.engine.study import bins_for
 from studies.engine.workshop import Workshop
 
 T = TypeVar("T")
@@ -91,7 +92,7 @@ class WithinPrice(ChoiceRule):
 
     Attributes:
         tolerance: in nats.
-        reference: workshop -> NLL that is compared with: `plain_nll` or `tempered_nll`.
+        reference: workshop -> NLL that is compared with: `plain_nll`, `tempered_nll` or `nll_of`.
         label: in tables.
     """
 
@@ -151,6 +152,17 @@ def tempered_nll(workshop: Workshop) -> float:
     return least_nll(workshop).nll
 
 
+def nll_of(method: Method) -> Callable[[Workshop], float]:
+    """Return a function for the held-out NLL of a method at its chosen knob."""
+
+    def reference(workshop: Workshop) -> float:
+        ready = chosen(method, workshop)
+        assert ready.value is not None  # it is chosen
+        return held_out(ready.family.at(ready.value), workshop).nll
+
+    return reference
+
+
 # Choosing --------------------------------------------------------------------------------------
 
 
@@ -208,7 +220,7 @@ def sweep_point(family: Method, value: float, workshop: Workshop) -> SweepPoint:
     log_probs = log_probs_of(predict_sweep(method, workshop).load())
     count = workshop.data.count(frontier.inputs)
     parts = dict(zip(frontier.shifts, log_probs.split(count), strict=True))
-    labels, bins = workshop.data.labels(count), workshop.study.bins
+    labels, bins = workshop.data.labels(count), bins_for(count, workshop.study.bins)
     return SweepPoint(
         family.family,
         method,

@@ -32,6 +32,7 @@ class Claim(NamedTuple):
     text: str
     rule: str
     judge: Callable[[Results], Judgement | None]
+    caveat: str = ""  # what weakens the verdict, such as a choice made on shifted data
 
 
 class Verdict(NamedTuple):
@@ -49,6 +50,8 @@ def verdicts(results: Results) -> list[Verdict]:
     for claim in results.study.claims:
         judged = claim.judge(results)
         measured, holds = ("not finished", None) if judged is None else judged
+        if claim.caveat:
+            measured += f". But {claim.caveat}"
         found.append(Verdict(claim.text, claim.rule, measured, holds))
     return found
 

@@ -17,14 +17,20 @@ import torch
 from torch import Tensor
 
 from acnml import metrics
-from studies.engine.choose import Chosen, SweepPoint, chosen, explained, sweep_point
+from studies.engine.choose import (
+    Chosen,
+    SweepPoint,
+    chosen,
+    explained,
+    sweep_point,
+)
 from studies.engine.method import Method, cautious_first
 from studies.engine.predict import predict_shift
 from studies.engine.predictors import RESIDUAL, UNSOLVED, log_probs_of
-from studies.engine.study import Study, StudyData
+from studies.engine.study import Study, StudyData, bins_for
 from studies.engine.workshop import Artefacts, Gathering, Workshop
 
-PER_BIN = 5  # inputs of a bin from which a calibration error is meaningful
+ENOUGH = 5  # times the study's bins: inputs from which tables show a method's calibration error
 SCORES = ("accuracy", "nll", "brier", "ece")
 NO_NETWORK = Method("no network", "inputs")
 REGRET, CONFIDENCE, ENTROPY, ENERGY = "regret", "max-probability", "entropy", "energy"
@@ -201,7 +207,7 @@ def _scored(workshop: Workshop, method: Method, shift: str) -> tuple[list[Row], 
             workshop.seed,
             shift,
             n,
-            **metrics.summary(log_probs[:n], data.labels(n), study.bins),
+            **metrics.summary(log_probs[:n], data.labels(n), bins_for(n, study.bins)),
         )
         for n in levels
     ]
@@ -215,7 +221,8 @@ def _errors(workshop: Workshop, method: Method) -> list[tuple[tuple[str, str], f
     labels = workshop.data.labels(len(log_probs))
     generator = torch.Generator().manual_seed(0)
     draws = torch.randint(len(labels), (study.resamples, len(labels)), generator=generator)
-    scored = [metrics.summary(log_probs[rows], labels[rows], study.bins) for rows in draws]
+    bins = bins_for(len(labels), study.bins)
+    scored = [metrics.summary(log_probs[rows], labels[rows], bins) for rows in draws]
     return [
         ((method.name, score), stdev(scores[score] for scores in scored)) for score in scored[0]
     ]

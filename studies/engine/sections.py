@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from studies.engine.figures import Axis, frontier, lines, reliability
 from studies.engine.method import Method
 from studies.engine.report import Panels, Section
-from studies.engine.results import PER_BIN, Results
+from studies.engine.results import ENOUGH, Results
 from studies.engine.tables import (
     TITLES,
     agreement_table,
@@ -101,7 +101,7 @@ def all_methods(results: Results, shifts: Sequence[str]) -> Section:
     """Show scores of all methods at some shifts."""
     caption = (
         "The NLL of unshifted test inputs, and the ECE at some shifts, of all methods that see at "
-        f"least {PER_BIN} inputs per bin. metrics.csv has all scores at all shifts."
+        f"least {ENOUGH * results.study.bins} inputs. metrics.csv has all scores at all shifts."
     )
     return Section("All methods", tables=[scores_table(results, caption, shifts)])
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from acnml.cli._shared.files import write_file
 from studies.engine.method import Method
-from studies.engine.results import PER_BIN, SCORES, Results
+from studies.engine.results import ENOUGH, SCORES, Results
 from studies.store import duration
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ def shown(values: Sequence[float], digits: int = 3) -> str:
 
 def scored(results: Results) -> list[Method]:
     """Return the methods that see enough inputs for a calibration error."""
-    enough = PER_BIN * results.study.bins
+    enough = ENOUGH * results.study.bins
     return [m for m in results.study.methods if results.inputs([m]) >= enough]
 
 

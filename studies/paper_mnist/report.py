@@ -18,6 +18,7 @@ from studies.engine.method import ACNML, BMA, MAP, Look, Method
 from studies.engine.report import Panels, Section
 from studies.engine.results import Results
 from studies.engine.sections import all_methods, diagrams, timing
+from studies.engine.study import bins_for
 from studies.engine.tables import TITLES, Table
 from studies.paper_mnist.naive import NAIVE, NAIVE_MAX, Compared, Comparison
 from studies.paper_mnist.settings import LINES, ONE_RATE, SUBSET, WHOLE, PaperMnist
@@ -25,7 +26,6 @@ from studies.rotated_mnist.settings import RANDOM, UPRIGHT
 
 FAR = 45  # degrees from which digits count as rotated
 SEVERE = 90  # degrees from which a rotation counts as severe
-PER_BIN = 5  # queries of a bin of the calibration error, at least
 # The paper's table 1, on a GTX 1080Ti without batches: seconds of one prediction.
 PAPERS_SECONDS = "0.08 s for five steps, 13.83 s for one epoch of naive CNML, 0.0001 s for MAP"
 LOOKS: Mapping[str, Look] = {
@@ -35,11 +35,6 @@ LOOKS: Mapping[str, Look] = {
     NAIVE: Look("naive CNML", GREY, "D"),
     NAIVE_MAX: Look("naive CNML (max)", SKY, "v"),
 }
-
-
-def bins_for(queries: int) -> int:
-    """Return the paper's 20 bins, or fewer where these would have hardly any queries."""
-    return max(1, min(20, queries // PER_BIN))
 
 
 def sections(results: Results) -> list[Section]:

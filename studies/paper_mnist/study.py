@@ -17,7 +17,7 @@ from studies.engine.claims import Claim, Judgement
 from studies.engine.grounds import MeanField
 from studies.engine.method import ACNML, LINEARISED, MAP, PAPER_STEPS, Look, Method, Share
 from studies.engine.results import Results
-from studies.engine.study import Network, Phase, Study, see
+from studies.engine.study import Network, Phase, Study, bins_for, see
 from studies.paper_mnist import report
 from studies.paper_mnist.naive import NAIVE, NAIVE_MAX, Compared, Comparison, compare_all
 from studies.paper_mnist.settings import LINES, ONE_RATE, SUBSET, WHOLE, PaperMnist
@@ -280,7 +280,7 @@ def _improves(
     parts = [compared.shifts[shift] for shift in where]
     parts = [part.first(compared.settings.lines) for part in parts] if lines else parts
     labels = torch.cat([part.labels for part in parts])
-    bins = report.bins_for(len(labels))
+    bins = bins_for(len(labels))
     found = {
         name: metrics.summary(torch.cat([part.log_probs(name) for part in parts]), labels, bins)
         for name in (ours, *other)

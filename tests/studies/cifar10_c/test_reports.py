@@ -34,7 +34,7 @@ def test_the_report_says_what_it_is(finished):
 
 
 def test_few_images_are_not_scored(finished):
-    """Ten images are five a bin; the paper's steps see five, and secondary methods eight."""
+    """Ten images suffice for two bins; the paper's steps see five, and secondary methods eight."""
     _, results = finished
     shown = {row[0] for row in severity_table(results, "ece", "").rows}
     labels = {results.study.label(method): method for method in results.study.methods}

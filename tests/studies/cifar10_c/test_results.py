@@ -12,10 +12,12 @@ from acnml import metrics
 from stores import made, store_in
 from studies.cifar10_c import methods
 from studies.cifar10_c.study import build
-from studies.engine.choose import LargestHarmlessAlpha, explained
+from studies.engine.choose import LargestHarmlessAlpha, explained, nll_of
 from studies.engine.method import LINEARISED
-from studies.engine.predictors import predictor
+from studies.engine.predict import predict_held_out
+from studies.engine.predictors import log_probs_of, predictor
 from studies.engine.run import phases, plan
+from studies.engine.study import bins_for
 from studies.engine.workshop import Finished, Workshop
 
 
@@ -51,7 +53,7 @@ def test_metrics_are_those_of_the_predictor_itself(finished, tiny, study, data):
         log_probs = predictor(row.method, makers)(makers.prepared(methods.SWA, images))
         found = [row.accuracy, row.nll, row.brier, row.ece]
         expected = [getattr(metrics, s)(log_probs, labels) for s in ("accuracy", "nll", "brier")]
-        expected.append(metrics.ece(log_probs, labels, tiny.bins))
+        expected.append(metrics.ece(log_probs, labels, bins_for(row.n, tiny.bins)))
         assert found == pytest.approx(expected, abs=1e-4), row.method.name
 
 
@@ -113,3 +115,19 @@ def test_an_ensemble_can_be_the_networks_of_all_seeds(tiny, tmp_path):
     assert set(asked) == {0, 1, 2}
     assert methods.MAP_SGD not in seeds.methods
     assert methods.SGD not in seeds.networks
+
+
+def test_the_matched_temperature_costs_what_acnml_costs(finished, tiny, study, data):
+    """Or it is an end of what was tried: the coolest or the hottest."""
+    out, _ = finished
+    workshop = Workshop(study, data, Finished(store_in(out, tiny)), 0)
+    price = nll_of(methods.ACNML_SWAG_D_PAPERS)(workshop)
+    found, note = explained(methods.TEMPERED_MATCHED, workshop)
+    saved = log_probs_of(predict_held_out(study.plain, workshop).load())
+    tempered = (saved / found.value).log_softmax(1)
+    own = metrics.nll(tempered, workshop.data.held_out.labels)
+    tried = study.values(methods.TEMPERED_MATCHED)
+    if note:
+        assert found.value in (tried[0], tried[-1])
+    else:
+        assert own == pytest.approx(price, rel=0.02)
