@@ -140,7 +140,7 @@ def train(
 
 def compare(
     metrics: Annotated[Path, typer.Argument(help="A study's metrics.csv.")],
-    ours: Annotated[str, typer.Argument(help="METHOD/POSTERIOR/SOLVER/KNOB.")],
+    ours: Annotated[str, typer.Argument(help="A method, as in the column name.")],
     others: Annotated[list[str], typer.Argument(help="The same, one or more.")],
     shifts: Annotated[list[str], typer.Option(help="Regular expression; a group of shifts.")],
     inputs: Annotated[int, typer.Option(help="Inputs of every shift.")] = 1000,
@@ -148,8 +148,8 @@ def compare(
 ) -> None:
     """Compare methods of finished results: mean scores, and at how many shifts ours is lower.
 
-    For example: compare docs/results/cifar10-c/metrics.csv ACNML/SWAG-D/linearised/alpha=2
-    MAP/SWA --shifts ' 5$'
+    For example: compare docs/results/cifar10-c/metrics.csv "ACNML SWAG-D, paper's" "MAP SWA"
+    --shifts ' 5$'
     """
     from studies.engine.compare import as_markdown
     from studies.engine.compare import compare as compared

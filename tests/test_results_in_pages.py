@@ -9,6 +9,7 @@ import re
 import pytest
 
 import results
+import values
 from tables import TABLES, lowest_bold
 
 TOY = "toy/results.csv"
@@ -81,6 +82,23 @@ def test_scores_of_rotated_mnist_are_those_of_its_report():
     assert results.evaluate(query) == pytest.approx(expected, abs=5e-4)
     lower = "mnist-lower rotated-mnist 10000 ece 45+ linearised MAP BMA"
     assert results.evaluate(lower) == results.evaluate("angles rotated-mnist 10000 45+") == (10,)
+
+
+def test_every_method_of_the_pages_has_rows():
+    def names(run: str) -> set[str]:
+        return {row["name"] for row in results.read(f"{run}/metrics.csv")}
+
+    assert {method.name for method in values.CIFAR.values()} <= names("cifar10-c")
+    mnist = names("rotated-mnist") | names("paper-mnist-small")
+    assert {method.name for method in values.MNIST.values()} <= mnist
+
+
+def test_scores_of_cifar_10_c_are_of_all_fifteen_corruptions(monkeypatch):
+    rows = [row for row in results.read("cifar10-c/metrics.csv") if row["shift"] != "fog 5"]
+    monkeypatch.setattr(values, "read", lambda file: rows)
+    assert len(values.cifar_scores("ece", "SWA", "4")) == 15
+    with pytest.raises(ValueError, match="cifar10-c has no fog 5 for 'MAP SWA'"):
+        values.cifar_scores("ece", "SWA", "5")
 
 
 def test_other_comments_are_left_alone():

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 
 from results import RESULTS, Row, markdown, read
-from values import TIMED, cifar, cifar_rows, epoch, measured, mnist, of_method, seconds
+from studies.cifar10_c import methods as cifar10_c
+from studies.cifar10_c.settings import CLEAN
+from studies.engine.method import Method
+from values import TIMED, cifar, cifar_rows, epoch, measured, mnist, seconds
 
 SCORES = {"ece": "ECE", "brier": "Brier score", "nll": "NLL", "accuracy": "accuracy"}
 
@@ -89,16 +92,16 @@ def table_2() -> str:
     return markdown([*head, "ours: NLL", "accuracy", "ECE"], lines)
 
 
-# Methods of the paper, as "method/posterior/solver/knob" in metrics.csv.
+# Methods of the paper that three networks were trained for.
 PAPERS_METHODS = {
-    "SWA": "MAP/SWA",
-    "SWA-Temp": "MAP/SWA//temperature=.*",
-    "SWA-Ensemble": "MAP/SWA ensemble",
-    "SWAG-D": "BMA/SWAG-D//.*",
-    "SWAG": "BMA/SWAG//.*",
-    "KFAC-Laplace, one batch": "BMA/KFAC of one batch//.*",
-    "ACNML-SWAGD, the paper's α": "ACNML/SWAG-D/linearised/.*",
-    "ACNML-KFAC, one batch, α = 1": "ACNML/KFAC of one batch/linearised/.*",
+    "SWA": cifar10_c.MAP_SWA,
+    "SWA-Temp": cifar10_c.TEMPERED,
+    "SWA-Ensemble": cifar10_c.SWA_ENSEMBLE,
+    "SWAG-D": cifar10_c.BMA_SWAG_D,
+    "SWAG": cifar10_c.BMA_SWAG,
+    "KFAC-Laplace, one batch": cifar10_c.BMA_MADDOX,
+    "ACNML-SWAGD, the paper's α": cifar10_c.ACNML_SWAG_D_PAPERS,
+    "ACNML-KFAC, one batch, α = 1": cifar10_c.ACNML_MADDOX,
 }
 
 
@@ -107,16 +110,15 @@ def three_networks() -> str:
     return _of_corruptions("cifar10-c-scratch", 100, PAPERS_METHODS)
 
 
-def _of_corruptions(run: str, images: int, shown: Mapping[str, str]) -> str:
+def _of_corruptions(run: str, images: int, shown: Mapping[str, Method]) -> str:
     """Return scores of clean images and at severity 5, over seeds where there are several."""
-    clean, severe = (cifar_rows(run, each, images) for each in ("clean", "5"))
-    columns = [("clean", clean, "nll"), ("clean", clean, "ece")]
-    columns += [("severity 5", severe, score) for score in ("nll", "brier", "ece")]
-    lines = [
-        [name, *(_over_seeds(of_method(rows, method), score) for _, rows, score in columns)]
-        for name, method in shown.items()
-    ]
-    return markdown(["", *(f"{group}: {SCORES[score]}" for group, _, score in columns)], lines)
+    columns = [(CLEAN, "nll"), (CLEAN, "ece"), ("5", "nll"), ("5", "brier"), ("5", "ece")]
+    lines = []
+    for name, method in shown.items():
+        rows = {severity: cifar_rows(run, method, severity, images) for severity in (CLEAN, "5")}
+        lines.append([name, *(_over_seeds(rows[severity], score) for severity, score in columns)])
+    groups = {CLEAN: "clean", "5": "severity 5"}
+    return markdown(["", *(f"{groups[each]}: {SCORES[score]}" for each, score in columns)], lines)
 
 
 def _over_seeds(rows: Sequence[Row], score: str) -> str:

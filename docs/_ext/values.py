@@ -14,70 +14,50 @@ from operator import add, mul, truediv
 from typing import Any
 
 from results import RESULTS, ROOT, Row, read, select
+from studies.cifar10_c import methods as cifar10_c
+from studies.cifar10_c.settings import CLEAN
+from studies.corruptions import BENCHMARK
+from studies.engine.compare import by_shift, lower, of_method
+from studies.engine.method import Method
+from studies.paper_mnist.study import AT_ONE_RATE
+from studies.rotated_mnist import methods as rotated_mnist
 
-KEY = ("method", "posterior", "solver", "knob")
-
-# Methods of the paper's studies, as "method/posterior/solver/knob" in their metrics.csv. These are
-# regular expressions, because knobs can differ between seeds. Empty ones at the end are left out.
+# Methods of the paper's studies, as the pages call them.
+MAP_ONE_RATE, BMA_ONE_RATE, ACNML_ONE_RATE, _ = AT_ONE_RATE
 CIFAR = {
-    "SGD": "MAP/SGD",
-    "SWA": "MAP/SWA",
-    "SWA-Temp": "MAP/SWA//temperature=2.379",
-    "SWA-Temp, near": "MAP/SWA//temperature=2.889",
-    "SWA-Temp, SWA's price": "MAP/SWA//temperature=4.793",
-    "SWAG-D": "BMA/SWAG-D//covariance scale=1",
-    "KFAC-Laplace": "BMA/KFAC//covariance scale=0.1",
-    "ACNML-SWAGD": "ACNML/SWAG-D/linearised/alpha=2",
-    "ACNML-SWAGD, near": "ACNML/SWAG-D/linearised/alpha=3.234, T=2.379",
-    "ACNML-KFAC": "ACNML/KFAC/linearised/alpha=1, scale=0.1",
-    "last layer": "ACNML/KFAC last layer/linearised/prior precision=0.01",
-    "last layer, SWA's price": "ACNML/KFAC last layer/linearised/alpha=12",
-    "last layer, near": "ACNML/KFAC last layer/linearised/alpha=6.079, T=2.379",
+    "SGD": cifar10_c.MAP_SGD,
+    "SWA": cifar10_c.MAP_SWA,
+    "SWA-Temp": cifar10_c.TEMPERED,
+    "SWA-Temp, near": cifar10_c.TEMPERED_NEAR,
+    "SWA-Temp, SWA's price": cifar10_c.TEMPERED_BUDGET,
+    "SWAG-D": cifar10_c.BMA_SWAG_D,
+    "KFAC-Laplace": cifar10_c.BMA_KFAC,
+    "ACNML-SWAGD": cifar10_c.ACNML_SWAG_D_PAPERS,
+    "ACNML-SWAGD, near": cifar10_c.ACNML_SWAG_D_TEMPERED,
+    "ACNML-KFAC": cifar10_c.ACNML_KFAC_PAPERS,
+    "last layer": cifar10_c.ACNML_HEAD,
+    "last layer, SWA's price": cifar10_c.ACNML_HEAD_ALPHA,
+    "last layer, near": cifar10_c.ACNML_HEAD_ALPHA_TEMPERED,
 }
 MNIST = {
-    "MAP": "MAP/BBP",
-    "BMA": "BMA/BBP//.*",
-    "ACNML": "ACNML/BBP/paper's steps/.*",
-    "linearised": "ACNML/BBP/linearised/.*",
-    "MAP, one rate": "MAP/BBP, one rate",
-    "BMA, one rate": "BMA/BBP, one rate//.*",
-    "ACNML, one rate": "ACNML/BBP, one rate/paper's steps/.*",
-    "network": "MAP/network",
-    "tempered network": "MAP/network//temperature=(1.553|1.58|1.638)",
-    "tempered ensemble": "MAP/ensemble//temperature=.*",
-    "ensemble of ACNML": "ACNML/ensemble, KFAC last layers/linearised/.*",
-    "last layer": "ACNML/KFAC last layer/linearised/.*",
-    "MAP, SWAG-D": "MAP/SWAG-D",
-    "BMA, SWAG-D": "BMA/SWAG-D//.*",
-    "ACNML, SWAG-D": "ACNML/SWAG-D/linearised/.*",
-    "BMA, KFAC": "BMA/KFAC//.*",
-    "ACNML, KFAC": "ACNML/KFAC/linearised/.*",
+    "MAP": rotated_mnist.MAP_BBP,
+    "BMA": rotated_mnist.BMA_BBP,
+    "ACNML": rotated_mnist.ACNML_BBP_PAPER,
+    "linearised": rotated_mnist.ACNML_BBP,
+    "network": rotated_mnist.MAP,
+    "tempered network": rotated_mnist.TEMPERED,
+    "tempered ensemble": rotated_mnist.TEMPERED_ENSEMBLE,
+    "ensemble of ACNML": rotated_mnist.ACNML_HEADS,
+    "last layer": rotated_mnist.ACNML_HEAD,
+    "MAP, SWAG-D": rotated_mnist.MAP_SWAG,
+    "BMA, SWAG-D": rotated_mnist.BMA_SWAG,
+    "ACNML, SWAG-D": rotated_mnist.ACNML_SWAG,
+    "BMA, KFAC": rotated_mnist.BMA_KFAC,
+    "ACNML, KFAC": rotated_mnist.ACNML_KFAC,
+    "MAP, one rate": MAP_ONE_RATE,
+    "BMA, one rate": BMA_ONE_RATE,
+    "ACNML, one rate": ACNML_ONE_RATE,
 }
-
-
-def of_method(rows: Iterable[Row], method: str) -> list[Row]:
-    """Return the rows of one method."""
-    cells = (method.split("/") + [""] * len(KEY))[: len(KEY)]
-    pairs = list(zip(cells, KEY, strict=True))
-    found = [row for row in rows if all(re.fullmatch(cell, row[name]) for cell, name in pairs)]
-    if not found:
-        raise ValueError(f"no rows of {method!r}")
-    return found
-
-
-def by_shift(rows: Iterable[Row], score: str) -> dict[str, float]:
-    """Return a score by shift: the mean over seeds."""
-    values: dict[str, list[float]] = {}
-    for row in rows:
-        values.setdefault(row["shift"], []).append(float(row[score]))
-    return {shift: statistics.fmean(each) for shift, each in values.items()}
-
-
-def lower(ours: dict[str, float], others: dict[str, float]) -> int:
-    """Return at how many shifts our score is lower."""
-    if ours.keys() != others.keys():
-        raise ValueError("two methods have different shifts")
-    return sum(value < others[shift] for shift, value in ours.items())
 
 
 def evidence(score: str, group: str, method: str, *networks: str) -> list[float]:
@@ -146,18 +126,22 @@ def linearised_farther() -> list[float]:
 
 def cifar_scores(score: str, method: str, severity: str, images: int = 1000) -> dict[str, float]:
     """Return a score by corruption, at a severity 1 to 5; or that of clean images."""
-    return by_shift(of_method(cifar_rows("cifar10-c", severity, images), CIFAR[method]), score)
+    return by_shift(cifar_rows("cifar10-c", CIFAR[method], severity, images), score)
 
 
-def cifar_rows(run: str, severity: str, images: int) -> list[Row]:
-    """Return the rows of the fifteen corruptions at a severity, or of clean images."""
-    return [
-        row
-        for row in read(f"{run}/metrics.csv")
-        if int(row["n"]) == images
-        and (row["shift"] == severity or row["shift"].endswith(f" {severity}"))
-        and not row["shift"].startswith("gaussian_blur")  # not one of the fifteen
-    ]
+def cifar_rows(run: str, method: Method, severity: str, images: int) -> list[Row]:
+    """Return a method's rows of the fifteen corruptions at a severity, or of clean images.
+
+    Raises:
+        ValueError: if one of them is missing.
+    """
+    clean = severity == CLEAN
+    shifts = {CLEAN} if clean else {f"{corruption} {severity}" for corruption in BENCHMARK}
+    rows = [row for row in read(f"{run}/metrics.csv") if row["n"] == str(images)]
+    found = of_method((row for row in rows if row["shift"] in shifts), method.name)
+    if missing := shifts - {row["shift"] for row in found}:
+        raise ValueError(f"{run} has no {', '.join(sorted(missing))} for {method.name!r}")
+    return found
 
 
 def cifar(score: str, method: str, *severities: str, images: int = 1000) -> list[float]:
@@ -197,7 +181,8 @@ def mnist_scores(run: str, score: str, angles: str, method: str, images: int) ->
         angle = float(row["shift"].rstrip("°"))
         return angle >= first if angles.endswith("+") else angle == first
 
-    return by_shift(of_method(filter(wanted, read(f"{run}/metrics.csv")), MNIST[method]), score)
+    rows = filter(wanted, read(f"{run}/metrics.csv"))
+    return by_shift(of_method(rows, MNIST[method].name), score)
 
 
 def mnist(run: str, images: str, score: str, angles: str, *methods: str) -> list[float]:
@@ -281,7 +266,7 @@ def linearising() -> list[float]:
     """`linearising`: the time of the paper's steps on rotated MNIST, in times of linearising."""
     rows = read("rotated-mnist/timings.csv")
     steps, linearised = (
-        min(float(row["seconds_per_input"]) for row in of_method(rows, MNIST[method]))
+        min(float(row["seconds_per_input"]) for row in of_method(rows, MNIST[method].name))
         for method in ("ACNML", "linearised")
     )
     return [steps / linearised]

@@ -21,18 +21,8 @@ from studies.engine.method import Method
 
 
 def rows_of(method: Method, rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the rows of a method, recognised by its rule, posterior, solver and knob.
-
-    Where several choices of a knob are there, the first one is the paper's, as in `methods.py`.
-    """
-    named_as = (method.rule, method.posterior, method.solver)
-
-    def fits(row: dict[str, str]) -> bool:
-        named = (row["method"], row["posterior"], row["solver"]) == named_as
-        return named and row["knob"].partition("=")[0] == method.knob and "T=" not in row["knob"]
-
-    found = [row for row in rows if fits(row)]
-    return [row for row in found if row["knob"] == found[0]["knob"]]
+    """Return the rows of a method. Its knob can differ between seeds; its name does not."""
+    return [row for row in rows if row["name"] == method.name]
 
 
 def redraw(folder: Path, settings: Cifar10CStudy, inputs: int) -> list[str]:

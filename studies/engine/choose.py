@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -183,7 +184,9 @@ def explained(method: Method, workshop: Workshop) -> Chosen:
 def prepared(method: Method, workshop: Workshop) -> Method:
     """Return a method with everything but its knob set: the likelihood's temperature, the scale."""
     if method.likelihood is None:
-        method = replace(method, likelihood=least_nll(workshop).temperature)
+        found = least_nll(workshop).temperature
+        # Exactly 1 means a likelihood that is not tempered, and gives the method another name.
+        method = replace(method, likelihood=found if found != 1 else math.nextafter(1, 2))
     if method.scale is None:
         assert workshop.study.scale_from is not None  # a study whose methods need it names it
         method = replace(method, scale=chosen(workshop.study.scale_from, workshop).value)

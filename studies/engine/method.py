@@ -87,9 +87,9 @@ class Method:
         return knob + (f", T={self.likelihood:g}" if self.likelihood != 1 else "")
 
     @property
-    def words(self) -> tuple[str, str, str, str]:
-        """The columns that name a method in a CSV file."""
-        return self.rule, self.posterior, self.solver, self.knob_text
+    def words(self) -> tuple[str, str, str, str, str]:
+        """The columns that describe a method in a CSV file; the name alone identifies it."""
+        return self.name, self.rule, self.posterior, self.solver, self.knob_text
 
     def at(self, value: float) -> Method:
         """Return the method with its knob set."""

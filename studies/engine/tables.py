@@ -17,7 +17,7 @@ from studies.store import duration
 
 T = TypeVar("T")
 
-METHOD = ("method", "posterior", "solver", "knob")
+METHOD = ("name", "method", "posterior", "solver", "knob")
 METRICS = ("study", *METHOD, "seed", "shift", "n", *SCORES)
 TIMINGS = ("study", *METHOD, "seed", "shift", "seconds_per_input")
 FRONTIER = (*METHOD, "held_out_nll", "shift", "n", "ece", "nll")

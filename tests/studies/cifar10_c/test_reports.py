@@ -27,9 +27,10 @@ def test_the_report_says_what_it_is(finished):
     assert page.count("<svg") >= 20
     with (out / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    expected = "study method posterior solver knob seed shift n accuracy nll brier ece"
+    expected = "study name method posterior solver knob seed shift n accuracy nll brier ece"
     assert list(rows[0]) == expected.split()
     assert len(rows) == len(results.rows)
+    assert {row["name"] for row in rows} == {method.name for method in results.study.methods}
     assert {row["study"] for row in rows} == {"cifar10-c"}
 
 

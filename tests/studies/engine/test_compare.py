@@ -4,17 +4,20 @@ import pytest
 from typer.testing import CliRunner
 
 from studies.__main__ import build_app
-from studies.engine.compare import Compared, compare
+from studies.engine.compare import Compared, compare, of_method
 from studies.settings import SettingError
 
-HEAD = "study,method,posterior,solver,knob,seed,shift,n,accuracy,nll,brier,ece\n"
+HEAD = "study,name,method,posterior,solver,knob,seed,shift,n,accuracy,nll,brier,ece\n"
 
 
 def line(method, shift, ece, seed=0, n=100, nll=1.0):
     return f"s,{method},{seed},{shift},{n},0.5,{nll},0.3,{ece}\n"
 
 
-OURS, OTHER = 'ACNML,SWAG-D,linearised,"alpha=1, scale=2"', "MAP,SWA,,"
+OURS = '"ACNML SWAG-D, budget",ACNML,SWAG-D,linearised,"alpha=1, scale=2"'
+OURS_OF_SEED_1 = OURS.replace("alpha=1", "alpha=3")
+OTHER = "MAP SWA,MAP,SWA,,"
+TEMPERED = '"MAP SWA, tempered, near",MAP,SWA,,temperature=2'
 
 
 @pytest.fixture
@@ -22,9 +25,9 @@ def metrics(tmp_path):
     path = tmp_path / "metrics.csv"
     rows = [
         line(OURS, "fog 5", 0.1),
-        line(OURS, "fog 5", 0.3, seed=1),
+        line(OURS_OF_SEED_1, "fog 5", 0.3, seed=1),
         line(OURS, "snow 5", 0.4),
-        line(OURS, "snow 5", 0.4, seed=1),
+        line(OURS_OF_SEED_1, "snow 5", 0.4, seed=1),
         line(OURS, "fog 4", 9.0),
         line(OURS, "fog 5", 9.0, n=10),
         line(OTHER, "fog 5", 0.3),
@@ -32,43 +35,56 @@ def metrics(tmp_path):
         line(OTHER, "snow 5", 0.2),
         line(OTHER, "snow 5", 0.2, seed=1),
         line(OTHER, "fog 4", 8.0),
-        line("MAP,SWA,,temperature=2", "fog 5", 0.0),
-        line("MAP,SWA,,temperature=2", "snow 4", 0.0),
+        line(TEMPERED, "fog 5", 0.0),
+        line(TEMPERED, "snow 4", 0.0),
     ]
     path.write_text(HEAD + "".join(rows))
     return path
 
 
-ours = "ACNML/SWAG-D/linearised/alpha=1, scale=2"
+ours = "ACNML SWAG-D, budget"
 
 
 def test_means_over_seeds_and_shifts_and_counts(metrics):
-    (found,) = compare(metrics, ours, ["MAP/SWA"], [" 5$"], 100, ["ece"])
-    assert found[:3] == ("ece", " 5$", "MAP/SWA")
+    (found,) = compare(metrics, ours, ["MAP SWA"], [" 5$"], 100, ["ece"])
+    assert found[:3] == ("ece", " 5$", "MAP SWA")
     assert found[3:5] == pytest.approx((0.3, 0.25))
     assert found[5:] == (1, 2)
 
 
 def test_every_score_and_group(metrics):
-    found = list(compare(metrics, ours, ["MAP/SWA"], [" 5$", " 4$"], 100, ["ece", "nll"]))
+    found = list(compare(metrics, ours, ["MAP SWA"], [" 5$", " 4$"], 100, ["ece", "nll"]))
     assert [(each.score, each.shifts) for each in found] == [
         ("ece", " 5$"),
         ("ece", " 4$"),
         ("nll", " 5$"),
         ("nll", " 4$"),
     ]
-    assert found[1] == Compared("ece", " 4$", "MAP/SWA", 9.0, 8.0, 0, 1)
+    assert found[1] == Compared("ece", " 4$", "MAP SWA", 9.0, 8.0, 0, 1)
 
 
 def test_what_is_missing_is_named(metrics):
-    with pytest.raises(SettingError, match=r"no rows of 'MAP/SGD'.*ACNML/SWAG-D/linearised"):
-        list(compare(metrics, ours, ["MAP/SGD"], [" 5$"], 100, ["ece"]))
+    with pytest.raises(SettingError, match=r"no rows of 'MAP SGD'.*ACNML SWAG-D, budget; MAP SWA;"):
+        list(compare(metrics, ours, ["MAP SGD"], [" 5$"], 100, ["ece"]))
     with pytest.raises(SettingError, match="different shifts"):
-        list(compare(metrics, ours, ["MAP/SWA//temperature=2"], [" 5$"], 100, ["ece"]))
+        list(compare(metrics, ours, ["MAP SWA, tempered, near"], [" 5$"], 100, ["ece"]))
+
+
+def test_no_shifts_are_an_error(metrics):
+    with pytest.raises(SettingError, match=r"no rows with 100 inputs at shifts ' 7\$'"):
+        list(compare(metrics, ours, ["MAP SWA"], [" 7$"], 100, ["ece"]))
+
+
+def test_two_rows_at_one_place_are_an_error():
+    places = [("0", "fog 5"), ("1", "fog 5"), ("0", "snow 5")]
+    rows = [{"name": "a", "seed": seed, "shift": shift} for seed, shift in places]
+    assert of_method(rows, "a") == rows
+    with pytest.raises(SettingError, match="2 rows of 'a' for seed 1 at fog 5"):
+        of_method([*rows, rows[1]], "a")
 
 
 def test_the_command_prints_a_table(metrics):
-    arguments = ["compare", str(metrics), ours, "MAP/SWA", "--shifts", " 5$", "--inputs", "100"]
+    arguments = ["compare", str(metrics), ours, "MAP SWA", "--shifts", " 5$", "--inputs", "100"]
     result = CliRunner().invoke(build_app(), arguments)
     assert result.exit_code == 0
-    assert "| ece | ` 5$` | MAP/SWA | 0.300 | 0.250 | 1 of 2 |" in result.output
+    assert "| ece | ` 5$` | MAP SWA | 0.300 | 0.250 | 1 of 2 |" in result.output

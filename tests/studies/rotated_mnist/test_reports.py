@@ -23,13 +23,14 @@ def test_the_report_says_what_it_is(finished):
     assert page.count("<svg") >= 14
     with (out / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    expected = "study method posterior solver knob seed shift n accuracy nll brier ece"
+    expected = "study name method posterior solver knob seed shift n accuracy nll brier ece"
     assert list(rows[0]) == expected.split()
     with (out / "timings.csv").open() as file:
         timed = list(csv.DictReader(file))
     assert {row["shift"] for row in timed} == {row["shift"] for row in rows}
     assert all(float(row["seconds_per_input"]) > 0 for row in timed)
     assert len(rows) == len(results.rows)
+    assert {row["name"] for row in rows} == {method.name for method in results.study.methods}
     assert {row["study"] for row in rows} == {"rotated-mnist"}
 
 
