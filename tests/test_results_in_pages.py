@@ -52,9 +52,15 @@ def test_a_query_can_have_several_numbers():
     filled = " / ".join(f"{value:.3f}" for value in found)
     assert results.filled(f"x 9.000 / 9.000 / 9.000{query}") == f"x {filled}{query}"
     listed = filled.replace(" / ", ", ")
-    assert results.filled(f"in 2021, 9.000, 9.000, 9.000{query}") == f"in 2021, {listed}{query}"
-    with pytest.raises(ValueError, match="3 numbers for '1, 2'"):
-        results.filled(f"1, 2{query}")
+    assert results.filled(f"in 2021: 9.000, 9.000, 9.000{query}") == f"in 2021: {listed}{query}"
+
+
+@pytest.mark.parametrize("text", ["1, 2", "in 2021, 1, 2, 3", "1 and 2 / 3"])
+def test_a_query_returns_as_many_numbers_as_are_in_front_of_it(text):
+    query = "<!-- toy confidence separable -->"
+    assert results.filled(f"in 2021 1 / 2 / 3{query}").startswith("in 2021 ")
+    with pytest.raises(ValueError, match="3 numbers for"):
+        results.filled(f"{text}{query}")
 
 
 def test_a_quotation_must_be_clear():
@@ -102,7 +108,7 @@ def test_scores_of_cifar_10_c_are_of_all_fifteen_corruptions(monkeypatch):
 
 
 def test_other_comments_are_left_alone():
-    text = "in 2021<!-- the year --> and <!-- last layer -->\n| 1 |\n<!-- end -->\n"
+    text = "in 2021 <!-- the year --> and <!-- last layer -->\n| 1 |\n<!-- end -->\n<!---->"
     assert results.filled(text) == text
 
 
@@ -115,11 +121,19 @@ def test_other_comments_are_left_alone():
         (f"mean {TOY} confidence method=none", "no row with"),
         (f"only {TOY} confidence", "expects one value"),
         (f"mean {TOY}", "not a query"),
+        ("cifar-lowr ece ACNML-SWAGD SWA 4", "not a query: 'cifar-lowr"),
+        ("the year", "not a query"),
     ],
 )
 def test_wrong_queries_are_refused(query, problem):
     with pytest.raises((ValueError, OSError), match=problem):
         results.filled(f"0.5<!-- {query} -->")
+
+
+@pytest.mark.parametrize("text", ["0.5 ms", "**0.5**", "half"])
+def test_a_query_without_a_number_is_refused(text):
+    with pytest.raises(ValueError, match="no number directly in front of the query"):
+        results.filled(f"{text}<!-- toy confidence separable -->")
 
 
 def test_a_table_replaces_what_stood_there():

@@ -38,7 +38,7 @@ def typed_decimals(text: str) -> list[str]:
     """Return the decimals outside of code, formulas, links, tables and queries."""
     text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.M | re.S)
     text = results.TABLE.sub("", text)
-    text = results.QUERY.sub(lambda m: "" if results.is_query(m["query"]) else m[0], text)
+    text = results.QUERY.sub("", text)
     for other in (r"<!--.*?-->", r"`[^`\n]*`", r"\]\([^)]*\)", r"\$[^$]*\$"):
         text = re.sub(other, "", text, flags=re.S)
     return re.findall(r"(?<![\w.])\d[\d,]*\.\d+(?![\w.]*\w)", text)

@@ -18,6 +18,9 @@ return several numbers, for several numbers in front of the comment:
 
     ECE 0.172 / 0.249<!-- cifar ece ACNML-SWAGD 4 5 -->
 
+A comment directly behind a number must be a query, and must return as many numbers as are separated
+by commas or slashes in front of it. Other comments are left alone.
+
 Values with spaces are quoted. A number is shown as it was written: with the same number of
 decimals, and as a percentage if a percent sign follows it.
 """
@@ -46,6 +49,7 @@ QUERY = re.compile(
     r"(?P<comment><!-- (?P<query>.*?) -->)",
     re.S,
 )
+COMMENT = re.compile(r"<!--(.*?)-->", re.S)
 TABLE = re.compile(r"(<!-- table: (?P<name>[a-z-]+) -->\n)(?P<old>.*?)(<!-- end table -->)", re.S)
 
 
@@ -118,11 +122,10 @@ def evaluate(query: str) -> tuple[float, ...]:
 
 
 def is_query(comment: str) -> bool:
-    """Return whether a comment is a query: other comments are left alone."""
+    """Return whether a comment is a query, by its first word."""
     from values import VALUES
 
-    name = comment.split(maxsplit=1)[0]
-    return name in STATISTICS or name in VALUES
+    return next(iter(comment.split()), "") in {*STATISTICS, *VALUES}
 
 
 def like(value: float, written: str) -> str:
@@ -141,18 +144,21 @@ def filled(text: str) -> str:
     """Return the text of a page with all numbers and tables computed from the results.
 
     Raises:
-        ValueError: if a query or the name of a table is wrong.
+        ValueError: if a query or the name of a table is wrong, if a comment behind a number is no
+            query, or if a query does not return as many numbers as stand in front of it.
     """
     from tables import TABLES
 
+    for comment in COMMENT.findall(QUERY.sub("", text)):
+        if is_query(comment):
+            raise ValueError(f"there is no number directly in front of the query: {comment}")
+
     def numbers(match: re.Match[str]) -> str:
-        if not is_query(match["query"]):
-            return match[0]
         written, values = list(NUMBER.finditer(match["numbers"])), evaluate(match["query"])
-        if len(values) > len(written):
+        if len(values) != len(written):
             raise ValueError(f"{len(values)} numbers for {match['numbers']!r}: {match['query']}")
         text = match["numbers"]
-        for old, value in reversed(list(zip(written[-len(values) :], values, strict=True))):
+        for old, value in reversed(list(zip(written, values, strict=True))):
             percent = old["percent"] or ""
             new = like(value * (100 if percent else 1), old["number"]) + percent
             text = text[: old.start()] + new + text[old.end() :]
