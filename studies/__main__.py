@@ -14,7 +14,15 @@ from rich.console import Console
 from acnml.cli._shared.files import require_writable
 from acnml.cli._shared.terminal import run_short
 from studies.data import commands
-from studies.engine.command import EXPECTED, Settings, build, register, train_network
+from studies.engine.command import (
+    EXPECTED,
+    STUDIES,
+    Settings,
+    build,
+    command_line,
+    register,
+    train_network,
+)
 from studies.engine.study import Kind
 from studies.settings import override
 from studies.settings import preset as choose_preset
@@ -32,7 +40,7 @@ class Stored(NamedTuple):
     """A study that uses only the store of artefacts, not the engine."""
 
     about: str
-    module: str  # has PRESETS and run(study, out, store), which returns the path of the report
+    module: str  # has PRESETS and run(study, out, store, command) -> path of the report
 
 
 def in_one_go() -> dict[str, Stored]:
@@ -81,7 +89,8 @@ def register_stored(app: typer.Typer, name: str, study: Stored) -> None:
             chosen = override(choose_preset(module.PRESETS, preset), settings or [])
             console = Console()
             store = Store(out, chosen, Reporter(console, out / "run.log"))
-            path = module.run(chosen, out, store)
+            line = command_line([*STUDIES, name], preset, settings or [])
+            path = module.run(chosen, out, store, line)
             console.print(f"Report: {path}", soft_wrap=True, highlight=False)
         except EXPECTED as error:
             sys.exit(str(error))

@@ -229,11 +229,11 @@ def measured(study: IfCompStudy, name: str, out: Path, store: Store) -> list[Sco
     return rows
 
 
-def run(study: IfCompStudy, out: Path, store: Store) -> Path:
+def run(study: IfCompStudy, out: Path, store: Store, command: str) -> Path:
     """Do everything that is missing and write the report."""
     rows = [row for name in study.networks for row in measured(study, name, out, store)]
     write_csv(out / "metrics.csv", Scored._fields, rows)
-    return write_pages(study, rows, out)
+    return write_pages(study, rows, out, command)
 
 
 # The report --------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def verdict(rows: Sequence[Scored], network: str, severity: int) -> str:
     return f"Median ECE of {network} at severity {severity}: {words}."
 
 
-def write_pages(study: IfCompStudy, rows: Sequence[Scored], out: Path) -> Path:
+def write_pages(study: IfCompStudy, rows: Sequence[Scored], out: Path, command: str) -> Path:
     """Write results.md and report.html; return the path of the latter."""
     text = (
         f"{len(study.corruptions)} corruptions with {study.test} test images each. "
@@ -293,11 +293,11 @@ def write_pages(study: IfCompStudy, rows: Sequence[Scored], out: Path) -> Path:
     tables = [table(study, rows, n, score) for score in ("ece", "nll") for n in study.networks]
     sections = [Section("Corruptions", [text], [], tables)]
     parts = [
-        f"Written by {written_by('if-comp')}.",
+        f"Written by {written_by(command)}.",
         finding,
         *(s.markdown() for s in sections),
     ]
     page = "\n\n".join(["# The protocol of IF-COMP: results", *parts]) + "\n"
     write_file(out / "results.md", page.encode())
-    html = short_report("The protocol of IF-COMP", finding, sections, footer("if-comp"))
+    html = short_report("The protocol of IF-COMP", finding, sections, footer(command))
     return write_file(out / "report.html", html.encode())

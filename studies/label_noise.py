@@ -227,7 +227,7 @@ def measured(
     return found
 
 
-def run(study: LabelNoiseStudy, out: Path, store: Store) -> Path:
+def run(study: LabelNoiseStudy, out: Path, store: Store, command: str) -> Path:
     """Do everything that is missing and write the report."""
     rows: list[Found] = []
     for data in study.data:
@@ -236,7 +236,7 @@ def run(study: LabelNoiseStudy, out: Path, store: Store) -> Path:
                 for seed in study.seeds:
                     rows += stored(data, noise, rate, study, seed, store)
     write_csv(out / "metrics.csv", Found._fields, rows)
-    return write_pages(study, rows, out)
+    return write_pages(study, rows, out, command)
 
 
 def stored(
@@ -297,7 +297,7 @@ def verdict(rows: Sequence[Found]) -> str:
     return f"Highest mean AUROC over all cases. {'. '.join(parts)}."
 
 
-def write_pages(study: LabelNoiseStudy, rows: Sequence[Found], out: Path) -> Path:
+def write_pages(study: LabelNoiseStudy, rows: Sequence[Found], out: Path, command: str) -> Path:
     """Write results.md and report.html; return the path of the latter."""
     text = (
         f"Networks are trained on {study.train} noisy labels for {study.epochs} epochs. All scores "
@@ -310,8 +310,8 @@ def write_pages(study: LabelNoiseStudy, rows: Sequence[Found], out: Path) -> Pat
     tables = [table(study, rows, labels) for labels in (TRAINED, NEW)]
     sections = [Section("Wrong labels", [text], [], tables)]
     finding = verdict(rows)
-    parts = [f"Written by {written_by('label-noise')}.", finding, *(s.markdown() for s in sections)]
+    parts = [f"Written by {written_by(command)}.", finding, *(s.markdown() for s in sections)]
     page = "\n\n".join(["# Label noise: results", *parts]) + "\n"
     write_file(out / "results.md", page.encode())
-    html = short_report("Label noise", finding, sections, footer("label-noise"))
+    html = short_report("Label noise", finding, sections, footer(command))
     return write_file(out / "report.html", html.encode())

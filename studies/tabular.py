@@ -175,7 +175,7 @@ def log(probs: Any) -> Tensor:
     return (raised / raised.sum(1, keepdim=True)).log()
 
 
-def run(study: TabularStudy, out: Path, store: Store) -> Path:
+def run(study: TabularStudy, out: Path, store: Store, command: str) -> Path:
     """Do everything that is missing and write the report."""
     scored: list[Scored] = []
     covered: list[Covered] = []
@@ -196,7 +196,8 @@ def run(study: TabularStudy, out: Path, store: Store) -> Path:
                     covered += sets(where, found, labels, study.coverage)
     write_csv(out / "metrics.csv", Scored._fields, scored)
     write_csv(out / "conformal.csv", Covered._fields, covered)
-    return write_pages(study, {name: t.about for name, t in tables.items()}, scored, covered, out)
+    about = {name: table.about for name, table in tables.items()}
+    return write_pages(study, about, scored, covered, out, command)
 
 
 def stored(
@@ -367,6 +368,7 @@ def write_pages(
     scored: Sequence[Scored],
     covered: Sequence[Covered],
     out: Path,
+    command: str,
 ) -> Path:
     """Write results.md and report.html; return the path of the latter."""
     text = (
@@ -389,8 +391,8 @@ def write_pages(
         ),
     ]
     finding = verdict(study, scored)
-    markdown = [f"Written by {written_by('tabular')}.", finding, *(s.markdown() for s in sections)]
+    markdown = [f"Written by {written_by(command)}.", finding, *(s.markdown() for s in sections)]
     page = "\n\n".join(["# Tables: results", *markdown]) + "\n"
     write_file(out / "results.md", page.encode())
-    html = short_report("Tables", finding, sections, footer("tabular"))
+    html = short_report("Tables", finding, sections, footer(command))
     return write_file(out / "report.html", html.encode())

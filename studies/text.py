@@ -390,7 +390,7 @@ def calibrations(
     return rows
 
 
-def run(study: TextStudy, out: Path, store: Store) -> Path:
+def run(study: TextStudy, out: Path, store: Store, command: str) -> Path:
     """Do everything that is missing and write the report."""
     found: list[Detected] = []
     calibrated: list[Calibration] = []
@@ -408,7 +408,7 @@ def run(study: TextStudy, out: Path, store: Store) -> Path:
                     tables.setdefault(head, facts["table"])
     write_csv(out / "detection.csv", Detected._fields, found)
     write_csv(out / "calibration.csv", Calibration._fields, calibrated)
-    return write_pages(study, found, calibrated, tables, out)
+    return write_pages(study, found, calibrated, tables, out, command)
 
 
 # The report --------------------------------------------------------------------------------------
@@ -476,6 +476,7 @@ def write_pages(
     calibrated: Sequence[Calibration],
     tables: Mapping[str, str],
     out: Path,
+    command: str,
 ) -> Path:
     """Write results.md and report.html; return the path of the latter."""
     by_kind = {kind: [r for r in found if r.experiment == kind] for kind in (ALL_INTENTS, LEFT_OUT)}
@@ -515,7 +516,7 @@ def write_pages(
     text = "\n\n".join(
         [
             "# Questions to an assistant: results",
-            f"Written by {written_by('text')}.",
+            f"Written by {written_by(command)}.",
             verdict(study, found),
             *(section.markdown() for section in sections),
             "## What calibrate printed",
@@ -524,6 +525,6 @@ def write_pages(
     )
     write_file(out / "results.md", (text + "\n").encode())
     page = short_report(
-        "Questions to an assistant", verdict(study, found), sections, footer("text")
+        "Questions to an assistant", verdict(study, found), sections, footer(command)
     )
     return write_file(out / "report.html", page.encode())

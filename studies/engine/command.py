@@ -1,6 +1,8 @@
 """The command of a study: settings, data, everything that is not on disk yet, and the report."""
 
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,13 +24,24 @@ from studies.training import joined, make_together
 
 EXPECTED = (SettingError, DataError, WeightsError, CannotWriteError, FileNotFoundError)
 RESUMING = "Run the same command again to continue an interrupted run."
+STUDIES = ("python", "-m", "studies")
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Change a setting.")
 ]
 
 
-def register(app: typer.Typer, kind: Kind[Any]) -> None:
-    """Add the command of a study."""
+def command_line(program: Sequence[str], preset: str, settings: Sequence[str]) -> str:
+    """Return the command that runs a study again; the folder is left out.
+
+    >>> command_line([*STUDIES, "text"], "quick", ["seeds=0,1", "heads=a b"])
+    "python -m studies text --preset quick --set seeds=0,1 --set 'heads=a b'"
+    """
+    changed = [word for setting in settings for word in ("--set", setting)]
+    return shlex.join([*program, "--preset", preset, *changed])
+
+
+def register(app: typer.Typer, kind: Kind[Any], program: Sequence[str] = ()) -> None:
+    """Add the command of a study; `program` is what runs it, by default `python -m studies`."""
     names = ", ".join(kind.presets)
     default = next(iter(kind.presets))
 
@@ -45,7 +58,7 @@ def register(app: typer.Typer, kind: Kind[Any]) -> None:
         ] = False,
     ) -> None:
         first = [f"seeds={','.join(map(str, range(seeds)))}"] if seeds else []
-        study = build(kind, preset, [*(settings or []), *first])
+        study = build(kind, preset, [*(settings or []), *first], program)
         if dry_run:
             show_plan(study)
         else:
@@ -58,16 +71,20 @@ def register(app: typer.Typer, kind: Kind[Any]) -> None:
 def main(kind: Kind[Any]) -> None:
     """Run one study as a program of its own: the last line of a study that is one file."""
     app = typer.Typer(add_completion=False)
-    register(app, kind)
+    register(app, kind, ["python", Path(sys.argv[0]).name])
     app()
 
 
-def build(kind: Kind[Any], preset_name: str, settings: list[str]) -> Study:
+def build(
+    kind: Kind[Any], preset_name: str, settings: list[str], program: Sequence[str] = ()
+) -> Study:
     """Return the study of a preset with some settings changed, or exit with what is wrong."""
     try:
-        return kind.build(override(preset(kind.presets, preset_name), settings))
+        study = kind.build(override(preset(kind.presets, preset_name), settings))
     except EXPECTED as error:
         sys.exit(str(error))
+    command = command_line(program or [*STUDIES, kind.name], preset_name, settings)
+    return study.replaced(command=command)
 
 
 def show_plan(study: Study) -> None:

@@ -21,6 +21,7 @@ from acnml.cli._shared.page import page
 from studies.engine.claims import Verdict, verdicts
 from studies.engine.figures import svg, write_figures
 from studies.engine.results import Results
+from studies.engine.study import Study
 from studies.engine.tables import Table, write_csv, write_tables
 from studies.store.store import versions
 
@@ -89,7 +90,7 @@ def write_report(results: Results, folder: Path) -> Path:
             unfinished(results.missing),
             *(section.html(documents) for section in sections),
             verdicts_html(verdicts(results)),
-            footer(results.study.name, f"Seeds {', '.join(map(str, results.study.seeds))}."),
+            footer(command_of(results.study), f"Seeds {', '.join(map(str, results.study.seeds))}."),
         ],
     )
     return write_file(folder / "report.html", html.encode())
@@ -116,11 +117,16 @@ def headline(results: Results) -> str:
     return f"{judged.count(True)} of {len(judged)} claims hold." if judged else results.data.note
 
 
+def command_of(study: Study) -> str:
+    """Return the command that runs a study."""
+    return study.command or f"python -m studies {study.name}"
+
+
 def written_by(command: str) -> str:
-    """Say which command and which version of the code wrote a report."""
+    """Say which command, without its folder, and which version of the code wrote a report."""
     code = versions()
     commit = f", commit {code['commit']}" if "commit" in code else ""
-    return f"`python -m studies {command}`, acnml {code['acnml']}{commit}"
+    return f"`{command}`, acnml {code['acnml']}{commit}"
 
 
 def markdown(results: Results, sections: Sequence[Section]) -> str:
@@ -128,7 +134,7 @@ def markdown(results: Results, sections: Sequence[Section]) -> str:
     page = f" {results.study.page} explains the results." if results.study.page else ""
     parts = [
         f"# {results.study.title}: results",
-        f"Written by {written_by(results.study.name)}.{page}",
+        f"Written by {written_by(command_of(results.study))}.{page}",
         f"{results.data.note} Seeds: {len(results.study.seeds)}.",
         *([f"**{len(results.missing)} stages are not finished.**"] if results.missing else []),
         "## Claims",
@@ -193,7 +199,7 @@ class ShortReport:
         finding: one sentence.
         sections: in their order; claims follow.
         claims: judged.
-        command: that wrote it, after `python -m studies`.
+        command: that wrote it.
         note: for the foot of the page.
         numbers: the columns and the rows of results.csv.
     """

@@ -296,6 +296,7 @@ class Study:
         sections: of the report; by default those of `sections.standard`.
         headline: one sentence about the results.
         page: documentation of the study, for the report.
+        command: that runs the study with these settings, for the report.
     """
 
     name: str
@@ -334,6 +335,7 @@ class Study:
     sections: Callable[[Results], list[Section]] | None = None
     headline: Callable[[Results], str] | None = None
     page: str = ""
+    command: str = ""
 
     @property
     def base(self) -> str:

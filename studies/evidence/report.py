@@ -237,12 +237,12 @@ def about(study: EvidenceStudy) -> list[str]:
     ]
 
 
-def run(study: EvidenceStudy, out: Path, store: Store) -> Path:
+def run(study: EvidenceStudy, out: Path, store: Store, command: str) -> Path:
     """Do everything that is missing and write the pages."""
-    return write_pages(study, collect(study, out, store), out)
+    return write_pages(study, collect(study, out, store), out, command)
 
 
-def write_pages(study: EvidenceStudy, evidence: Evidence, out: Path) -> Path:
+def write_pages(study: EvidenceStudy, evidence: Evidence, out: Path, command: str) -> Path:
     """Write the CSV files, the figures, results.md and report.html; return the path of the last."""
     found = comparisons(evidence, study.prices)
     counted = cases(found, dict(FAMILIES))
@@ -268,7 +268,7 @@ def write_pages(study: EvidenceStudy, evidence: Evidence, out: Path) -> Path:
     ]
     write_figures(drawn(sections), out)
     finding = verdict(study, found)
-    parts = [f"Written by {written_by('evidence')}.", finding, *(s.markdown() for s in sections)]
+    parts = [f"Written by {written_by(command)}.", finding, *(s.markdown() for s in sections)]
     write_file(out / "results.md", ("\n\n".join(["# Evidence: results", *parts]) + "\n").encode())
-    page = short_report("Evidence", finding, sections, footer("evidence"))
+    page = short_report("Evidence", finding, sections, footer(command))
     return write_file(out / "report.html", page.encode())

@@ -51,13 +51,17 @@ HEAD = (
 )
 
 
-def run(study: FidelityStudy, out: Path, store: Store) -> Path:
+def run(study: FidelityStudy, out: Path, store: Store, command: str) -> Path:
     """Do everything that is missing and write the report."""
-    return write_pages(study, *collect(study, store), out)
+    return write_pages(study, *collect(study, store), out, command)
 
 
 def write_pages(
-    study: FidelityStudy, rows: Sequence[Compared], facts: Sequence[Facts], out: Path
+    study: FidelityStudy,
+    rows: Sequence[Compared],
+    facts: Sequence[Facts],
+    out: Path,
+    command: str,
 ) -> Path:
     """Write metrics.csv, facts.csv, results.md, the figure and report.html; return the last."""
     write_csv(out / "metrics.csv", Compared._fields, [_cells(row) for row in rows])
@@ -73,13 +77,13 @@ def write_pages(
         drawing.savefig(out / f"{name}.png", dpi=150)
     parts = [
         "# Fidelity: results",
-        f"Written by {written_by('fidelity')}.",
+        f"Written by {written_by(command)}.",
         finding,
         "![Total variation distance to CNML by α](fidelity.png)",
         *(section.markdown() for section in sections),
     ]
     write_file(out / "results.md", ("\n\n".join(parts) + "\n").encode())
-    page = short_report("Fidelity", finding, sections, footer("fidelity"))
+    page = short_report("Fidelity", finding, sections, footer(command))
     return write_file(out / "report.html", page.encode())
 
 

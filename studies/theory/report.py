@@ -51,7 +51,7 @@ def report(findings: Findings) -> ShortReport:
         "Derivations: `acnml.exact.theory`, after section 3.2 and appendix E of the paper and "
         "Giordano et al., *A Swiss Army Infinitesimal Jackknife*, AISTATS 2019."
     )
-    command = f"theory --seed {findings.study.seed}"
+    command = f"python -m studies theory --seed {findings.study.seed}"
     rows = [[m.n, *values(m)] for m in findings.measured]
     claimed = claims(findings)
     sentence = closing_sentence(findings)

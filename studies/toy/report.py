@@ -59,7 +59,7 @@ def report(findings: Findings) -> ShortReport:
         closing_sentence(findings),
         sections,
         claims(findings),
-        f"toy --seed {findings.study.seed}",
+        f"python -m studies toy --seed {findings.study.seed}",
         "After section 2 of the paper.",
         numbers(findings),
     )

@@ -35,7 +35,9 @@ def test_the_study_in_the_documentation_runs(tmp_path, monkeypatch, capsys):
     out = tmp_path / "rotated-digits"
     metrics = (out / "metrics.csv").read_bytes()
     assert b",ACNML,KFAC last layer,linearised" in metrics
-    assert "| yes |" in (out / "results.md").read_text()
+    report = (out / "results.md").read_text()
+    assert "| yes |" in report
+    assert "Written by `python rotated_digits.py --preset " in report
     assert "<svg" in (out / "report.html").read_text()
 
     run(monkeypatch, *few)

@@ -99,7 +99,7 @@ def finished(tmp_path_factory):
             log = io.StringIO()
             store = Store(out, STUDY, Reporter(Console(file=log), out / "run.log"))
             evidence = collect(STUDY, out, store)
-        write_pages(STUDY, evidence, out)
+        write_pages(STUDY, evidence, out, "command")
     return evidence, out, log.getvalue()
 
 

@@ -120,7 +120,7 @@ def test_a_tiny_study_end_to_end(tmp_path):
     )
     store = Store(tmp_path, study, Reporter(Console(), tmp_path / "run.log"))
     rows, facts = collect(study, store)
-    page = write_pages(study, rows, facts, tmp_path)
+    page = write_pages(study, rows, facts, tmp_path, "command")
     assert page.exists()
     assert (tmp_path / "fidelity.png").stat().st_size > 10_000
     text = (tmp_path / "results.md").read_text()

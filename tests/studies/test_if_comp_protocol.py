@@ -85,7 +85,7 @@ def test_the_table_has_medians_over_corruptions(tmp_path):
     ]
     (line,) = [line for line in table(study, rows, "resnet20", "ece").rows if line[0] == EQUAL]
     assert line[2:] == ["**0.020**", "**0.300** (0.200, 0.400)"]
-    assert write_pages(study, rows, tmp_path).exists()
+    assert write_pages(study, rows, tmp_path, "command").exists()
     assert (
         "Median ECE of resnet20 at severity 5: temperature of equal price 0.300"
         in (tmp_path / "results.md").read_text()

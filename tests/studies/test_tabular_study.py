@@ -32,7 +32,8 @@ def finished(tmp_path_factory):
         patch.setattr(tabular, "TABLES", {"noise": noise})
         for _ in range(2):  # the second run finds everything
             log = io.StringIO()
-            run(STUDY, out, Store(out, STUDY, Reporter(Console(file=log), out / "run.log")))
+            store = Store(out, STUDY, Reporter(Console(file=log), out / "run.log"))
+            run(STUDY, out, store, "command")
     return out, log.getvalue()
 
 

@@ -60,7 +60,7 @@ def finished(tmp_path_factory):
         for _ in range(2):  # the second run finds everything
             log = io.StringIO()
             store = Store(out, STUDY, Reporter(Console(file=log), out / "run.log"))
-            run(STUDY, out, store)
+            run(STUDY, out, store, "command")
     return out, log.getvalue()
 
 

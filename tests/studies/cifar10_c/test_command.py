@@ -34,6 +34,9 @@ def test_the_command_runs_and_reports(tmp_path, capsys):
     )
     assert "The study is not finished" in " ".join(capsys.readouterr().out.split())
     assert "train SWA, seed 0" in (tmp_path / "report.html").read_text()
+    command = " --set ".join(["python -m studies cifar10-c --preset cpu", *settings])
+    for page in ("report.html", "results.md"):
+        assert f"{command} --set images.in_distribution=1000" in (tmp_path / page).read_text()
 
 
 @pytest.mark.parametrize(
