@@ -22,7 +22,7 @@ from studies.data.folder import data_folder, locate
 from studies.models import MODELS
 
 Labelled = tuple[Tensor, Tensor]
-TRAINING_IMAGES = 60_000  # size of the training set, for the cost of naive CNML
+MNIST_IMAGES, CIFAR_IMAGES = 60_000, 50_000  # of the training sets, for the cost of naive CNML
 
 
 @final
@@ -39,6 +39,7 @@ class Subject:
     climbing: int  # batch size for solvers that take steps
     forward_inputs: int  # batch size for the forward pass
     rounds: int  # repetitions of each measurement
+    training_images: int  # of its training set
 
     @property
     def classifier(self) -> Classifier:
@@ -87,7 +88,8 @@ def perceptron() -> Subject:
         "last layer": ("linearised",),
     }
     data = images[5000:6000], labels[5000:6000]
-    return Subject("MLP 784-1200-1200-10", network, data, posteriors, solvers, 200, 200, 1000, 2)
+    sizes = (200, 200, 1000, 2, MNIST_IMAGES)
+    return Subject("MLP 784-1200-1200-10", network, data, posteriors, solvers, *sizes)
 
 
 def residual() -> Subject:
@@ -113,7 +115,8 @@ def wide_residual() -> Subject:
     classifier = Classifier(network)
     posteriors = {"diagonal": _narrow(classifier)}
     solvers = {"diagonal": ("linearised", "one step of the paper's loop")}
-    return Subject("WideResNet-28-10", network, _photographs(8), posteriors, solvers, 1, 1, 4, 1)
+    sizes = (1, 1, 4, 1, CIFAR_IMAGES)
+    return Subject("WideResNet-28-10", network, _photographs(8), posteriors, solvers, *sizes)
 
 
 SUBJECTS: Mapping[str, Callable[[], Subject]] = {
@@ -147,7 +150,7 @@ def _convolutional(
         "Kronecker": ("linearised", "polished"),
         "last layer": ("linearised",),
     }
-    return Subject(name, network, data, posteriors, solvers, *sizes)
+    return Subject(name, network, data, posteriors, solvers, *sizes, CIFAR_IMAGES)
 
 
 def _narrow(classifier: Classifier) -> Diagonal:
