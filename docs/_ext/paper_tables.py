@@ -96,6 +96,7 @@ def table_2() -> str:
 PAPERS_METHODS = {
     "SWA": cifar10_c.MAP_SWA,
     "SWA-Temp": cifar10_c.TEMPERED,
+    "SWA-Temp, ACNML-SWAGD's price": cifar10_c.TEMPERED_MATCHED,
     "SWA-Ensemble": cifar10_c.SWA_ENSEMBLE,
     "SWAG-D": cifar10_c.BMA_SWAG_D,
     "SWAG": cifar10_c.BMA_SWAG,
