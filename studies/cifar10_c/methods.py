@@ -204,13 +204,14 @@ def passes_per_image(method: Method, settings: Cifar10CStudy) -> float:
 # Looks -----------------------------------------------------------------------------------------
 
 WINE, OLIVE, BROWN, FOREST = "#882255", "#999933", "#8c6d46", "#117733"
+TEAL = "#44aa99"
 LOOKS: Mapping[Method, Look] = {
     MAP_SGD: Look("SGD", GREY, "x"),
     MAP_SWA: Look("SWA", ORANGE, "o"),
     TEMPERED: Look("SWA-Temp", AMBER, "v"),
     TEMPERED_NEAR: Look("SWA-Temp, more cautious", ORANGE, "1"),
     TEMPERED_BUDGET: Look("SWA-Temp at the price of SWA", AMBER, "1"),
-    TEMPERED_MATCHED: Look("SWA-Temp at the price of ACNML-SWAGD", WINE, "1"),
+    TEMPERED_MATCHED: Look("SWA-Temp at the price of ACNML-SWAGD", TEAL, "1"),
     SWA_ENSEMBLE: Look("SWA-Ensemble", OLIVE, "X"),
     SWA_DROPOUT: Look("SWA-Dropout", BROWN, "p"),
     GLM_HEAD: Look("GLM, last layer", SKY, "s"),
