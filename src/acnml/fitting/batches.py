@@ -1,4 +1,4 @@
-"""Iterate over the batches of a loader. Errors name the batch that they come from."""
+"""Go over labelled data: checked labels, and the loss of a batch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import checks
-from acnml._util.batches import NO_LABELS, Inputs, as_loader, require_plain, size, split_labels
-from acnml._util.progress import track
+from acnml._util.batches import NO_LABELS, Inputs, require_plain, size, split_labels
+from acnml._util.passes import each_batch
 from acnml.classifier import Classifier
 
 # A function of a prepared batch and its labels, which are None if the loader yields none.
@@ -26,38 +26,23 @@ def over_batches(
     progress: bool | None,
 ) -> int:
     """Call `step` for every batch and return the number of examples."""
-    data = 0
-    for index, batch in enumerate(track(as_loader(loader), description, progress)):
-        try:
-            x, labels = split_labels(batch)
-            x = classifier.prepare(x)
-            with torch.enable_grad():
-                step(x, None if labels is None else checked_labels(labels, x))
-        except (TypeError, ValueError) as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"batch {index}: {error}") from error
-        data += size(x)
-    return _require_data(data)
+    sizes: list[int] = []
+
+    def use(batch: Any) -> None:
+        x, labels = split_labels(batch)
+        x = classifier.prepare(x)
+        with torch.enable_grad():
+            step(x, None if labels is None else checked_labels(labels, x))
+        sizes.append(size(x))
+
+    each_batch(loader, use, description, progress)
+    return sum(sizes)
 
 
 def once(check: Callable[[Inputs], None]) -> Callable[[Inputs], None]:
     """Return a check that runs on the first batch only."""
     waiting = [check]
     return lambda x: waiting.pop()(x) if waiting else None
-
-
-def count_data(loader: Iterable[Any]) -> int:
-    """Return the number of examples in one pass over the loader."""
-    return _require_data(sum(size(split_labels(batch)[0]) for batch in as_loader(loader)))
-
-
-def _require_data(data: int) -> int:
-    if data == 0:
-        raise ValueError(
-            "the loader gave no batch: it is empty, or it is an iterator that was used before; "
-            "pass a loader that can be iterated again"
-        )
-    return data
 
 
 def cross_entropy(logits: Tensor, labels: Tensor | None) -> Tensor:

@@ -23,9 +23,10 @@ from acnml._engine.trust import require_understood
 from acnml._util import checks
 from acnml._util.batches import Inputs, require_loader, take
 from acnml._util.params import Params, normal_like, widened, zip_with
+from acnml._util.passes import batch_sizes
 from acnml._util.selection import Parameters, listed, parameter_names
 from acnml.classifier import Classifier, Hook, require_classifier
-from acnml.fitting.batches import checked_labels, count_data, cross_entropy, once, over_batches
+from acnml.fitting.batches import checked_labels, cross_entropy, once, over_batches
 from acnml.posteriors import Diagonal
 
 # Initial standard deviation as a fraction of the prior's. It is small so that the noise does not
@@ -81,7 +82,7 @@ def fit_bayes_by_backprop(
     _require_settings(prior_std, learning_rate, variance_learning_rate)
     trainer = BayesByBackprop(
         classifier,
-        count_data(loader),
+        sum(batch_sizes(loader)),
         prior_std,
         learning_rate,
         variance_learning_rate,

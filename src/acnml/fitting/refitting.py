@@ -30,6 +30,7 @@ from acnml._util import batches, checks
 from acnml._util.batches import NO_LABELS, Inputs
 from acnml._util.memory import budget, require_memory
 from acnml._util.params import Params, map_tensors, zip_with
+from acnml._util.passes import batch_sizes
 from acnml._util.progress import track
 from acnml._util.seeding import seeded
 from acnml._util.selection import Parameters, parameter_names
@@ -126,7 +127,7 @@ def refit_each(
     log_probs = _finite_log_probs(classifier, queries)
     names = parameter_names(classifier.model, parameters)
     with seeded(refit.seed):
-        training = _Training(classifier, loader, names, refit, _batch_sizes(loader), progress)
+        training = _Training(classifier, loader, names, refit, batch_sizes(loader), progress)
     labels = torch.arange(log_probs.shape[1], device=log_probs.device)
     rows = training.rows_at_once(batches.take(queries, slice(0, 1)), labels)
     blocks = list(batches.chunks(queries, max(1, rows // len(labels))))
@@ -139,16 +140,6 @@ def _finite_log_probs(classifier: Classifier, queries: Inputs) -> Tensor:
     log_probs = torch.cat([classifier.log_probs(block) for block in batches.chunks(queries)])
     remedy = "check the model and these inputs"
     return checks.require_finite(log_probs, "the model's log-probabilities are", remedy)
-
-
-def _batch_sizes(loader: Iterable[Any]) -> list[int]:
-    sizes = [batches.size(batches.split_labels(batch)[0]) for batch in loader]
-    if not sum(sizes):
-        raise ValueError(
-            "the loader gave no batch: it is empty, or it is an iterator that was used before; "
-            "pass a loader that can be iterated again"
-        )
-    return sizes
 
 
 @final

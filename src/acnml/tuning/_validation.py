@@ -11,7 +11,7 @@ from torch import Tensor
 from acnml import metrics
 from acnml._engine.layers import Site
 from acnml._util.batches import NO_LABELS, Inputs, as_loader, chunks, split_labels
-from acnml._util.progress import track
+from acnml._util.passes import each_batch
 from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features
 from acnml.predictors import Acnml, Ensemble, Map, Modes, Predictor
@@ -109,22 +109,17 @@ class Validation:
         self, description: str, compute: Callable[[Inputs], Any], join: Callable[[list[Any]], T]
     ) -> tuple[T, Tensor]:
         """Compute and join the results of all batches. Errors name the batch."""
-        results, labels = [], []
-        for index, batch in enumerate(track(self._loader, description, self._progress)):
-            try:
-                x, own = split_labels(batch)
-                result = compute(x)
-                labels.append(_checked_labels(own, result))
-                results.append(result if not isinstance(result, Tensor) else result.cpu())
-            except (TypeError, ValueError) as error:
-                kinds = (UnsolvedError, TypeError, ValueError)
-                kind = next(kind for kind in kinds if isinstance(error, kind))
-                raise kind(f"batch {index}: {error}") from error
-        if not results:
-            raise ValueError(
-                "the loader gave no batch: it is empty, or it is an iterator that was used before; "
-                "pass a loader that can be iterated again"
-            )
+        results: list[Any] = []
+        labels: list[Tensor] = []
+
+        def use(batch: Any) -> None:
+            x, own = split_labels(batch)
+            result = compute(x)
+            labels.append(_checked_labels(own, result))
+            results.append(result if not isinstance(result, Tensor) else result.cpu())
+
+        kinds = (UnsolvedError, TypeError, ValueError)
+        each_batch(self._loader, use, description, self._progress, kinds)
         return join(results), torch.cat(labels)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from acnml.classifier import Classifier
 from acnml.head.features import Features
 from acnml.predictors import DensityTempered
 from acnml.predictors.density_tempered import density_tempered
+from acnml.tuning._search import golden_section
 from acnml.tuning._validation import Validation, joined_features
 from acnml.tuning.temperature import least_nll_temperature
 from acnml.typicality import Density
@@ -26,8 +27,8 @@ SMALLEST, LARGEST = 1e-4, 1e4
 # Values of the slope that are tried before the best of them is refined.
 GRID = 33
 
-# Steps of a bisection, and of a golden section.
-BISECTIONS, SECTIONS = 50, 40
+# Steps of a bisection, and the precision of log c in a golden-section search.
+BISECTIONS, PRECISION = 50, 1e-8
 
 
 @torch.inference_mode(False)
@@ -126,23 +127,9 @@ def slope_of_least_nll(logits: Tensor, score: Tensor, labels: Tensor) -> tuple[f
     step = math.log(LARGEST / SMALLEST) / (GRID - 1)
     grid = [math.log(SMALLEST) + step * i for i in range(GRID)]
     start = min(grid, key=lambda at: best(math.exp(at))[0])
-    slope = math.exp(_golden(lambda at: best(math.exp(at))[0], start - step, start + step))
+    refined = golden_section(
+        lambda at: best(math.exp(at))[0], start - step, start + step, PRECISION
+    )
+    slope = math.exp(refined)
     slope = min(0.0, slope, key=lambda each: best(each)[0])
     return best(slope)[1], slope
-
-
-def _golden(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one minimum between two points is least."""
-    ratio = (math.sqrt(5) - 1) / 2
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    at_a, at_b = function(a), function(b)
-    for _ in range(SECTIONS):
-        if at_a < at_b:
-            high, b, at_b = b, a, at_a
-            a = high - ratio * (high - low)
-            at_a = function(a)
-        else:
-            low, a, at_a = a, b, at_b
-            b = low + ratio * (high - low)
-            at_b = function(b)
-    return (low + high) / 2

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from acnml.fitting import Curvature
+from acnml.tuning._search import golden_section
 from acnml.tuning.choice import Choice, table_text
 from acnml.tuning.sweep import MakePredictor, Scores, increasing, least_nll, sweep
 
 PRIOR_PRECISIONS = tuple(10.0**exponent for exponent in range(-4, 7))
+
+# Of log τ in the search for the largest evidence.
+PRECISION = 1e-4
 
 
 class Evidence(NamedTuple):
@@ -55,7 +59,13 @@ def prior_precision_by_evidence(
     if best in (0, len(taus) - 1):
         text = table_text(_evidence_table(found))
         raise ValueError(f"the evidence is largest at an end of the grid: widen it\n{text}")
-    found |= _golden_section(curvature.log_evidence, taus[best - 1], taus[best + 1])
+
+    def loss(log_tau: float) -> float:
+        tau = math.exp(log_tau)
+        found[tau] = curvature.log_evidence(tau)
+        return -found[tau]
+
+    golden_section(loss, math.log(taus[best - 1]), math.log(taus[best + 1]), PRECISION)
     chosen = max(found, key=found.__getitem__)
     return Choice(chosen, _evidence_table(found), "the prior precision of largest evidence")
 
@@ -96,34 +106,3 @@ def prior_precision_by_nll(
 
 def _evidence_table(found: dict[float, float]) -> tuple[Evidence, ...]:
     return tuple(Evidence(*pair) for pair in sorted(found.items()))
-
-
-def _golden_section(
-    function: Callable[[float], float], low: float, high: float, precision: float = 1e-4
-) -> dict[float, float]:
-    """Search for the maximum between low and high, and return all points tried with their values.
-
-    The function must have only one maximum. The search runs in log x until the interval is no
-    longer than `precision`.
-    """
-    found: dict[float, float] = {}
-
-    def value(log_x: float) -> float:
-        x = math.exp(log_x)
-        found[x] = function(x)
-        return found[x]
-
-    ratio = (math.sqrt(5) - 1) / 2
-    a, b = math.log(low), math.log(high)
-    c, d = b - ratio * (b - a), a + ratio * (b - a)
-    at_c, at_d = value(c), value(d)
-    while b - a > precision:
-        if at_c > at_d:
-            b, d, at_d = d, c, at_c
-            c = b - ratio * (b - a)
-            at_c = value(c)
-        else:
-            a, c, at_c = c, d, at_d
-            d = a + ratio * (b - a)
-            at_d = value(d)
-    return found

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs, arrays_for_arrays, as_loader, split_labels
-from acnml._util.progress import track
+from acnml._util.batches import Inputs, arrays_for_arrays, split_labels
+from acnml._util.passes import each_batch
 from acnml.classifier import Classifier, require_classifier
 from acnml.typicality.places import Place, Taps, find_places
 
@@ -209,20 +209,17 @@ def over_data(
 
     Without a reader, the first batch makes one, at the given places or at those that are found.
     """
-    for index, batch in enumerate(track(as_loader(loader), "typicality", progress)):
-        try:
-            x = classifier.prepare(split_labels(batch)[0])
-            reader = reader or Reader.found(classifier, x, places)
-            taps = reader.taps(classifier)
-            for chunk in batches.chunks(x):
-                taps.classifier.logits(chunk)
-                use(reader.read(taps.features()))
-        except (TypeError, ValueError) as error:
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"batch {index}: {error}") from error
-    if reader is None:
-        raise ValueError(
-            "the loader gave no batch: it is empty, or it is an iterator that was used before; "
-            "pass a loader that can be iterated again"
-        )
-    return reader
+    found = reader
+
+    def use_batch(batch: Any) -> None:
+        nonlocal found
+        x = classifier.prepare(split_labels(batch)[0])
+        found = found or Reader.found(classifier, x, places)
+        taps = found.taps(classifier)
+        for chunk in batches.chunks(x):
+            taps.classifier.logits(chunk)
+            use(found.read(taps.features()))
+
+    each_batch(loader, use_batch, "typicality", progress)
+    assert found is not None  # the first batch made one
+    return found
