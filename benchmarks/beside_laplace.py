@@ -165,9 +165,15 @@ def theirs(subject: Subject, structure: str) -> Any:
 
 def ours(subject: Subject, structure: str) -> Posterior:
     """Fit with acnml."""
-    fit = {"diag": acnml.fit_laplace_diagonal, "kron": acnml.fit_kfac_laplace}[structure]
+    fit = {"diag": acnml.fit_diagonal_laplace, "kron": acnml.fit_kfac_laplace}[structure]
     classifier = Classifier(subject.network)
-    return fit(classifier, subject.loader, PRIOR, subject.parameters, progress=False)
+    return fit(
+        classifier,
+        subject.loader,
+        prior_precision=PRIOR,
+        parameters=subject.parameters,
+        progress=False,
+    )
 
 
 def compared(subject: Subject, structure: str) -> Iterator[Row]:

@@ -70,10 +70,14 @@ def perceptron() -> Subject:
     curvature = acnml.kronecker_curvature(classifier, some, progress=False)
     head = [acnml.last_linear(network)]
     posteriors = {
-        "diagonal": acnml.fit_laplace_diagonal(classifier, some, 300.0, progress=False),
+        "diagonal": acnml.fit_diagonal_laplace(
+            classifier, some, prior_precision=300.0, progress=False
+        ),
         "Kronecker": curvature.posterior(30.0, FactorBlock.damped),
         "Kronecker, eigenbasis": curvature.posterior(30.0),
-        "last layer": acnml.fit_kfac_laplace(classifier, some, 30.0, head, progress=False),
+        "last layer": acnml.fit_kfac_laplace(
+            classifier, some, prior_precision=30.0, parameters=head, progress=False
+        ),
     }
     solvers = {
         "diagonal": (
@@ -137,7 +141,9 @@ def _convolutional(
     posteriors = {
         "diagonal": _narrow(classifier),
         "Kronecker": curvature.posterior(1e5, FactorBlock.damped),
-        "last layer": acnml.fit_kfac_laplace(classifier, some, 30.0, last, progress=False),
+        "last layer": acnml.fit_kfac_laplace(
+            classifier, some, prior_precision=30.0, parameters=last, progress=False
+        ),
     }
     solvers = {
         "diagonal": (

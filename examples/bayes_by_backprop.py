@@ -11,7 +11,7 @@ def main(hidden: int = 1200, epochs: int = 15, queries: int = 200) -> None:
     classifier = acnml.Classifier(network(data, hidden))
     with timed("Bayes by Backprop"):
         posterior = acnml.fit_bayes_by_backprop(
-            classifier, data.train, epochs, prior_std=0.1, learning_rate=1e-3
+            classifier, data.train, epochs=epochs, prior_std=0.1, learning_rate=1e-3
         )
     compare(classifier, posterior, data, queries)
 

@@ -76,7 +76,9 @@ def _ekfac(net: Network, names: list[str], precision: float) -> Posterior:
     """Fit a posterior to the inputs of a network, in double precision."""
     model, inputs = in_double(net)
     data = [(inputs, torch.zeros(size(inputs), dtype=torch.long))]
-    return fit_ekfac_laplace(Classifier(model), data, precision, parameters=names, progress=False)
+    return fit_ekfac_laplace(
+        Classifier(model), data, prior_precision=precision, parameters=names, progress=False
+    )
 
 
 KINDS: dict[str, Callable[[Params, list[Affine]], Posterior]] = {

@@ -168,8 +168,8 @@ CALLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
         _fitted(acnml.fit_kfac_laplace),
         ["classifier", "loader", "prior_precision", "parameters"],
     ),
-    "fit_laplace_diagonal": (
-        _fitted(acnml.fit_laplace_diagonal),
+    "fit_diagonal_laplace": (
+        _fitted(acnml.fit_diagonal_laplace),
         ["classifier", "loader", "prior_precision", "parameters"],
     ),
     "fit_ekfac_laplace": (

@@ -93,7 +93,7 @@ def test_calibrate_takes_data_sets_of_arrays_and_returns_arrays():
     "fit",
     [
         acnml.fit_kfac_laplace,
-        acnml.fit_laplace_diagonal,
+        acnml.fit_diagonal_laplace,
         acnml.fit_full_laplace,
         lambda c, data: acnml.kronecker_curvature(c, data).posterior(1.0),
     ],

@@ -25,7 +25,7 @@ SOLVERS = {
     "influence": acnml.Influence(),
 }
 FITS = {
-    "diagonal": acnml.fit_laplace_diagonal,
+    "diagonal": acnml.fit_diagonal_laplace,
     "kfac": acnml.fit_kfac_laplace,
     "ekfac": acnml.fit_ekfac_laplace,
 }

@@ -192,7 +192,7 @@ def test_monte_carlo_draws_the_same_labels_in_both_passes():
 def test_the_posterior_adds_the_prior():
     case = MODELS[2]
     classifier, loader = Classifier(case.model()), labelled(case, 6, 3)
-    posterior = acnml.fit_ekfac_laplace(classifier, loader, 0.7)
+    posterior = acnml.fit_ekfac_laplace(classifier, loader, prior_precision=0.7)
     expected = dense(ekfac_curvature(classifier, loader))
     precision = torch.linalg.inv(covariance(posterior))
     eye = torch.eye(len(expected)).double()

@@ -19,7 +19,7 @@ DATA = [(X, Y)]
     "use",
     [
         lambda model, _: acnml.fit_kfac_laplace(model, DATA),
-        lambda model, _: acnml.fit_laplace_diagonal(model, DATA),
+        lambda model, _: acnml.fit_diagonal_laplace(model, DATA),
         lambda model, _: acnml.fit_bayes_by_backprop(model, DATA),
         lambda model, _: acnml.fit_swag(model, DATA),
         lambda model, _: acnml.batch_norm_statistics(model, DATA),

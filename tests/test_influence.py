@@ -242,7 +242,7 @@ def test_fit_if_comp_is_ekfac_at_the_temperature():
     found = acnml.fit_if_comp(Classifier(model), data, temperature=2.0, c=0.5, damping=0.3)
     tempered = Classifier(model).tempered(2.0)
     fisher = MonteCarloFisher()
-    posterior = acnml.fit_ekfac_laplace(tempered, data, 0.3, fisher=fisher)
+    posterior = acnml.fit_ekfac_laplace(tempered, data, prior_precision=0.3, fisher=fisher)
     x = MLP.x(3)
     assert torch.equal(found(x), IfComp(tempered, posterior, 0.5)(x))
     curvature = acnml.ekfac_curvature(tempered, data, fisher=fisher)

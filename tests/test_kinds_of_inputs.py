@@ -67,7 +67,7 @@ ENTRIES = {
     **{f"solve {s}": lambda c, x, s=s: _acnml(c, s).solve(x) for s in SOLVERS},
     **{s: lambda c, x, s=s: SOLVERS[s](c, diagonal(c.model), x) for s in SOLVERS},
     "kfac": lambda c, x: acnml.fit_kfac_laplace(c, [(x, Y)]),
-    "diagonal": lambda c, x: acnml.fit_laplace_diagonal(c, [(x, Y)]),
+    "diagonal": lambda c, x: acnml.fit_diagonal_laplace(c, [(x, Y)]),
     "full": lambda c, x: acnml.fit_full_laplace(c, [(x, Y)]),
     "swag": lambda c, x: acnml.fit_swag(c, [(x, Y)], epochs=2),
     "bayes by backprop": lambda c, x: acnml.fit_bayes_by_backprop(c, [(x, Y)], epochs=1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 
@@ -150,7 +151,7 @@ def test_monte_carlo_fisher_is_seeded():
     case = MODELS[1]
     classifier, data = Classifier(case.model()), labelled(case, 6, 3)
     fits = [
-        vector(acnml.fit_laplace_diagonal(classifier, data, fisher=MonteCarloFisher(2, seed)).var)
+        vector(acnml.fit_diagonal_laplace(classifier, data, fisher=MonteCarloFisher(2, seed)).var)
         for seed in (1, 1, 2)
     ]
     assert torch.equal(fits[0], fits[1])
@@ -175,7 +176,9 @@ def test_posteriors_add_the_prior():
     case = MODELS[1]
     classifier, data = Classifier(case.model()), labelled(case, 6, 3)
     kron = kronecker_curvature(classifier, data)
-    precision = torch.linalg.inv(covariance(acnml.fit_kfac_laplace(classifier, data, 0.7)))
+    precision = torch.linalg.inv(
+        covariance(acnml.fit_kfac_laplace(classifier, data, prior_precision=0.7))
+    )
     eye = torch.eye(len(precision)).double()
     torch.testing.assert_close(precision, dense(kron) + 0.7 * eye, rtol=1e-8, atol=1e-8)
     damped = kron.posterior(0.7, FactorBlock.damped).blocks[0]
@@ -183,7 +186,7 @@ def test_posteriors_add_the_prior():
     identity = damped.output_cov @ (G + math.sqrt(0.7) * torch.eye(len(G)).double())
     torch.testing.assert_close(identity, torch.eye(len(G)).double(), rtol=1e-10, atol=1e-10)
     diagonal = diagonal_curvature(classifier, data)
-    var = acnml.fit_laplace_diagonal(classifier, data, 0.7).var
+    var = acnml.fit_diagonal_laplace(classifier, data, prior_precision=0.7).var
     torch.testing.assert_close(1 / vector(var), vector(diagonal.diagonal) + 0.7, rtol=1e-12, atol=0)
 
 
@@ -207,7 +210,7 @@ def test_covers_what_is_asked_for():
     ]
     last = acnml.fit_kfac_laplace(classifier, data, parameters=[acnml.last_linear(model)])
     assert list(last.mean) == ["head.weight", "head.bias"]
-    mixed = acnml.fit_laplace_diagonal(classifier, data, parameters=["head.weight", model.norm])
+    mixed = acnml.fit_diagonal_laplace(classifier, data, parameters=["head.weight", model.norm])
     assert list(mixed.mean) == ["norm.weight", "norm.bias", "head.weight"]
     weight_only = kronecker_curvature(classifier, data, ["head.weight"])
     both = kronecker_curvature(classifier, data, ["head.weight", "head.bias"])
@@ -261,5 +264,27 @@ def test_a_layer_that_is_passed_twice_counts_both():
 @pytest.mark.parametrize("form", [lambda x, y: [x, y], lambda x, y: {"input": x, "labels": y}])
 def test_batches_may_be_lists_or_mappings(form):
     classifier, x, y = Classifier(nn.Linear(4, 3)), normal(4, 4), torch.tensor([0, 1, 2, 0])
-    expected = acnml.fit_laplace_diagonal(classifier, [(x, y)]).var
-    torch.testing.assert_close(acnml.fit_laplace_diagonal(classifier, [form(x, y)]).var, expected)
+    expected = acnml.fit_diagonal_laplace(classifier, [(x, y)]).var
+    torch.testing.assert_close(acnml.fit_diagonal_laplace(classifier, [form(x, y)]).var, expected)
+
+
+def test_the_old_name_still_works():
+    with pytest.warns(DeprecationWarning, match="is now called acnml.fit_diagonal_laplace"):
+        assert acnml.fit_laplace_diagonal is acnml.fit_diagonal_laplace
+    with pytest.raises(AttributeError, match="module 'acnml' has no attribute 'fit_everything'"):
+        acnml.fit_everything  # noqa: B018
+
+
+FITS = [getattr(acnml, name) for name in acnml.__all__ if name.startswith(("fit_", "collect_"))]
+
+
+@pytest.mark.parametrize("fit", FITS, ids=lambda fit: fit.__name__)
+def test_settings_of_fits_are_given_by_name(fit):
+    """After the classifier and its data, so that no number is taken for another one."""
+    settings = [
+        parameter
+        for parameter in inspect.signature(fit).parameters.values()
+        if parameter.name != "classifier" and not parameter.name.endswith("loader")
+    ]
+    assert settings
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in settings)

@@ -55,7 +55,7 @@ X, Y = normal(4, 4).float(), torch.tensor([0, 1, 2, 0])
         ([object()], ["head.weight"], TypeError, "must yield tuples, lists, mappings or tensors"),
     ],
 )
-@pytest.mark.parametrize("fit", [acnml.fit_laplace_diagonal, acnml.fit_kfac_laplace])
+@pytest.mark.parametrize("fit", [acnml.fit_diagonal_laplace, acnml.fit_kfac_laplace])
 def test_refuses_bad_data_and_layers(fit, data, parameters, error, message):
     with pytest.raises(error, match=message):
         fit(Classifier(Unsupported()), data, parameters=parameters)
@@ -66,7 +66,12 @@ def test_kfac_refuses_norm_layers_by_name():
     with pytest.raises(
         ValueError, match=r"layer 'norm' \(BatchNorm2d\).*KFAC covers Linear and Conv2d"
     ):
-        acnml.fit_kfac_laplace(Classifier(case.model()), [(case.x(2), Y[:2])], 1, ["norm.weight"])
+        acnml.fit_kfac_laplace(
+            Classifier(case.model()),
+            [(case.x(2), Y[:2])],
+            prior_precision=1,
+            parameters=["norm.weight"],
+        )
 
 
 def reparametrised() -> nn.Module:
@@ -88,7 +93,7 @@ def test_kfac_says_what_it_covers_where_a_model_has_none_of_it(build):
     assert acnml.Bma(classifier, posterior)(X).shape == (4, 3)
 
 
-@pytest.mark.parametrize("fit", [acnml.fit_laplace_diagonal, acnml.fit_kfac_laplace])
+@pytest.mark.parametrize("fit", [acnml.fit_diagonal_laplace, acnml.fit_kfac_laplace])
 def test_names_a_weight_that_is_reparametrised(fit):
     model = reparametrised()
     with pytest.raises(ValueError, match=r"the weight of layer '2' .* is reparametrised"):
@@ -133,7 +138,7 @@ class Untracked(nn.Module):
     ],
 )
 @pytest.mark.parametrize(
-    "fit", [acnml.fit_laplace_diagonal, acnml.fit_kfac_laplace, acnml.fit_bayes_by_backprop]
+    "fit", [acnml.fit_diagonal_laplace, acnml.fit_kfac_laplace, acnml.fit_bayes_by_backprop]
 )
 def test_refuses_layers_that_no_gradient_reaches(fit, names, message):
     model = Untracked()

@@ -187,7 +187,7 @@ def test_every_posterior_fits_into_a_full_one():
     before = la.H.clone()
     require_same_prediction(acnml.to_laplace(kron, la), model, kron)
     assert torch.equal(la.H, before)
-    diagonal = acnml.fit_laplace_diagonal(classifier, data, prior_precision=0.5)
+    diagonal = acnml.fit_diagonal_laplace(classifier, data, prior_precision=0.5)
     require_same_prediction(acnml.to_laplace(diagonal, la), model, diagonal)
     la = fitted(model, subset_of_weights="all", hessian_structure="diag")
     require_same_prediction(acnml.to_laplace(diagonal, la), model, diagonal)

@@ -90,7 +90,9 @@ def test_kfac_adds_little_to_the_errors_of_the_model_itself(
     def predicted(way: Way) -> tuple[torch.Tensor, torch.Tensor]:
         classifier = Classifier(rounded(model, torch.bfloat16).to(way.dtype))
         with way.context():
-            fitted = acnml.fit_kfac_laplace(classifier, [(x, y)], prior_precision, parameters)
+            fitted = acnml.fit_kfac_laplace(
+                classifier, [(x, y)], prior_precision=prior_precision, parameters=parameters
+            )
         # Half precision has too few digits for small residuals.
         both = Acnml(classifier, fitted, alpha=alpha, on_unsolved="ignore"), Map(classifier)
         return tuple(predict(queries).double().exp() for predict in both)
@@ -103,7 +105,7 @@ def test_kfac_adds_little_to_the_errors_of_the_model_itself(
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-@pytest.mark.parametrize("fit", [acnml.fit_kfac_laplace, acnml.fit_laplace_diagonal])
+@pytest.mark.parametrize("fit", [acnml.fit_kfac_laplace, acnml.fit_diagonal_laplace])
 def test_autocast_is_no_reason_to_refuse_a_model(case, fit):
     model = case.model()
     data = [(case.x(20), torch.arange(20) % 3)]
@@ -175,7 +177,7 @@ def test_a_model_in_two_precisions_takes_a_posterior_over_both():
 def test_bayes_by_backprop_moves_weights_by_less_than_half_precision_can_hold(dtype):
     """The length of Adam's first step is the learning rate."""
     model, data = MODELS[0].model().to(dtype), [(normal(30, 4, seed=1), torch.arange(30) % 3)]
-    posterior = acnml.fit_bayes_by_backprop(Classifier(model), data, 1, learning_rate=1e-5)
+    posterior = acnml.fit_bayes_by_backprop(Classifier(model), data, epochs=1, learning_rate=1e-5)
     for name, start in model.named_parameters():
         moved = (posterior.mean[name].double() - start.detach().double()).abs()
         torch.testing.assert_close(moved, torch.full_like(moved, 1e-5), rtol=0.02, atol=0)

@@ -35,8 +35,8 @@ PREDICTIONS = {
     "linearised": lambda c, batch: Acnml(c, diagonal(c.model), Linearised(), 1.0, "ignore")(batch),
     "glm": lambda c, batch: acnml.Glm(c, diagonal(c.model))(batch),
     "naive": lambda c, batch: acnml.NaiveCnml(c, [(batch, Y)], Refit(1))(batch),
-    "laplace": lambda c, batch: acnml.fit_laplace_diagonal(c, [(batch, Y)]).var["keys.weight"],
-    "swag": lambda c, batch: acnml.fit_swag(c, [(batch, Y)], 2).mean["head.weight"],
+    "laplace": lambda c, batch: acnml.fit_diagonal_laplace(c, [(batch, Y)]).var["keys.weight"],
+    "swag": lambda c, batch: acnml.fit_swag(c, [(batch, Y)], epochs=2).mean["head.weight"],
 }
 
 
@@ -82,9 +82,9 @@ def small(model: nn.Module) -> Diagonal:
         lambda c, x: Acnml(c, small(c.model), Reference())(x),
         lambda c, x: acnml.NaiveCnml(c, [(x.abs(), Y)])(x),
         lambda c, x: acnml.fit_kfac_laplace(c, [(x, Y)]),
-        lambda c, x: acnml.fit_laplace_diagonal(c, [(x, Y)]),
-        lambda c, x: acnml.fit_bayes_by_backprop(c, [(x, Y)], 1),
-        lambda c, x: acnml.fit_swag(c, [(x, Y)], 2),
+        lambda c, x: acnml.fit_diagonal_laplace(c, [(x, Y)]),
+        lambda c, x: acnml.fit_bayes_by_backprop(c, [(x, Y)], epochs=1),
+        lambda c, x: acnml.fit_swag(c, [(x, Y)], epochs=2),
     ],
 )
 def test_errors_name_the_logits_that_are_not_finite(use, factor):

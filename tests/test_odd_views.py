@@ -80,8 +80,8 @@ def test_a_model_made_in_inference_mode_is_refused_with_a_remedy():
     ):
         Classifier(model)
     data = [(CONV.x(), torch.tensor([0, 1, 2]))]
-    actual = acnml.fit_laplace_diagonal(Classifier(copy.deepcopy(model)), data).var
-    expected = acnml.fit_laplace_diagonal(Classifier(CONV.model()), data).var
+    actual = acnml.fit_diagonal_laplace(Classifier(copy.deepcopy(model)), data).var
+    expected = acnml.fit_diagonal_laplace(Classifier(CONV.model()), data).var
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 

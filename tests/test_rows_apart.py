@@ -96,7 +96,7 @@ USES = {
     "kfac of two layers": lambda c: acnml.fit_kfac_laplace(
         c, DATA, parameters=[c.model.body, c.model.head]
     ),
-    "diagonal": lambda c: acnml.fit_laplace_diagonal(c, DATA, parameters=[c.model.head]),
+    "diagonal": lambda c: acnml.fit_diagonal_laplace(c, DATA, parameters=[c.model.head]),
     "full": lambda c: acnml.fit_full_laplace(c, DATA, parameters=[c.model.head]),
     "bayes by backprop": lambda c: acnml.fit_bayes_by_backprop(
         c, DATA, epochs=1, parameters=[c.model.head]
@@ -241,7 +241,7 @@ class SequenceFirst(nn.Module):
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 5, 16])
-@pytest.mark.parametrize("fit", [acnml.fit_laplace_diagonal, acnml.fit_kfac_laplace])
+@pytest.mark.parametrize("fit", [acnml.fit_diagonal_laplace, acnml.fit_kfac_laplace])
 def test_sequence_first_is_refused_though_the_batch_is_as_long_as_the_sequence(fit, steps):
     x = normal(steps, steps, 3)
     with pytest.raises(ValueError, match=r"layer 'embed' .*its first dimension must be the batch"):

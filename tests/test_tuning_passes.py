@@ -93,7 +93,7 @@ def test_alpha_by_nll_and_within_price(setting):
 def test_prior_precision(setting):
     model, loader, predictor, curvature = setting
     choice = tuning.prior_precision_by_nll(
-        lambda tau: Acnml(predictor.classifier, curvature.posterior(tau)), loader, [0.1, 1.0, 10.0]
+        lambda tau: Acnml(predictor.classifier, curvature.posterior(tau)), [0.1, 1.0, 10.0], loader
     )
     assert passes(model) == 1
     for row in choice.table:

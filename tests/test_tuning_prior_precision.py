@@ -69,6 +69,6 @@ def test_prior_precision_by_nll_is_the_minimum_of_its_sweep():
     def bma(tau: float) -> Bma:
         return Bma(classifier, curvature.posterior(tau), samples=3)
 
-    choice = tuning.prior_precision_by_nll(bma, data, [10.0, 0.1, 1.0])
+    choice = tuning.prior_precision_by_nll(bma, [10.0, 0.1, 1.0], data)
     assert choice.table == tuning.sweep(bma, [0.1, 1.0, 10.0], data)
     assert min(choice.table, key=lambda row: row.nll).value == choice.value

@@ -85,7 +85,7 @@ def test_refuses_bad_grids(grid, message):
         lambda: tuning.alpha_by_nll(fake_acnml(), FOUR, grid),
         lambda: tuning.alpha_matching_cnml(fake_acnml(), FOUR[0][0], torch.zeros(4, 3), grid),
         lambda: tuning.prior_precision_by_evidence(curvature, grid),
-        lambda: tuning.prior_precision_by_nll(Scaled, FOUR, grid),
+        lambda: tuning.prior_precision_by_nll(Scaled, grid, FOUR),
     ):
         with pytest.raises(ValueError, match=message):
             choose()

@@ -174,7 +174,7 @@ def test_a_place_that_does_not_run_is_named():
 
     x = torch.randn(20, 4)
     with pytest.raises(ValueError, match="did not run output of 'unused'"):
-        fit_typicality(Classifier(Model()), [x], [x], [Place("unused")])
+        fit_typicality(Classifier(Model()), [x], [x], places=[Place("unused")])
 
 
 # The distance ------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_alpha_is_scaled_for_every_input(weighed):
 def test_posteriors_over_all_layers(fitted, solver):
     typicality, model, train, _, test = fitted
     classifier = Classifier(model)
-    posterior = acnml.fit_laplace_diagonal(classifier, train, prior_precision=10.0)
+    posterior = acnml.fit_diagonal_laplace(classifier, train, prior_precision=10.0)
     predictor = Acnml(typicality.classifier, posterior, solver, alpha=0.1, typicality=typicality)
     x = joined(test)[0][:5]
     torch.testing.assert_close(predictor(x), one_by_one(predictor, x), rtol=0, atol=1e-9)

@@ -47,8 +47,8 @@ def unit_posterior(model: nn.Module) -> Diagonal:
     "use",
     [
         lambda c, x: acnml.fit_kfac_laplace(c, [x]),
-        lambda c, x: acnml.fit_laplace_diagonal(c, [x]),
-        lambda c, x: acnml.fit_laplace_diagonal(c, [x], parameters=[c.model.head]),
+        lambda c, x: acnml.fit_diagonal_laplace(c, [x]),
+        lambda c, x: acnml.fit_diagonal_laplace(c, [x], parameters=[c.model.head]),
         lambda c, x: Linearised()(c, unit_posterior(c.model), x),
         lambda c, x: Acnml(c, unit_posterior(c.model), Gradient(1, 0.3))(x),
     ],
@@ -81,7 +81,7 @@ def _halved(module, args, output):
 def test_every_gradient_is_compared_at_its_own_scale(factor):
     model = Hooked(factor)
     with pytest.raises(ValueError, match=r"layer 'tiny' \(Linear\) uses 'tiny.weight' differently"):
-        acnml.fit_laplace_diagonal(Classifier(model), [(X.float(), Y)])
+        acnml.fit_diagonal_laplace(Classifier(model), [(X.float(), Y)])
 
 
 class Cancelling(nn.Module):
@@ -101,7 +101,7 @@ def test_rounding_at_the_scale_of_the_terms_is_no_difference(seed):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Cancelling()
-    acnml.fit_laplace_diagonal(Classifier(model), [(X.float(), Y)])
+    acnml.fit_diagonal_laplace(Classifier(model), [(X.float(), Y)])
 
 
 class LaterBranch(nn.Module):
@@ -131,7 +131,7 @@ def test_a_branch_that_is_taken_later_is_noticed_at_once(also, covered):
     with pytest.raises(ValueError, match=r"uses 'head.weight' without calling layer 'head'"):
         predict(X + 20)
     with pytest.raises(ValueError, match=r"batch 1: .* uses 'head.weight' without calling"):
-        acnml.fit_laplace_diagonal(classifier, [X, X + 20], parameters=names)
+        acnml.fit_diagonal_laplace(classifier, [X, X + 20], parameters=names)
 
 
 class MaskedUse(nn.Module):
@@ -189,7 +189,7 @@ class Custom(nn.Module):
         return x @ self.matrix
 
 
-@pytest.mark.parametrize("fit", [acnml.fit_laplace_diagonal, acnml.fit_kfac_laplace])
+@pytest.mark.parametrize("fit", [acnml.fit_diagonal_laplace, acnml.fit_kfac_laplace])
 def test_custom_layers_are_refused_with_other_ways(fit):
     model = nn.Sequential(Custom(), nn.Tanh(), nn.Linear(4, 3))
     classifier, data = Classifier(model), [(X.float(), Y)]

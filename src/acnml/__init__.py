@@ -21,6 +21,9 @@ NumPy arrays can be given wherever tensors can. Predictors return arrays for arr
 tensors. Floating point inputs are converted to the model's type.
 """
 
+import warnings
+from typing import TYPE_CHECKING
+
 from acnml import metrics, tuning
 from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
@@ -43,10 +46,10 @@ from acnml.fitting import (
     diagonal_curvature,
     ekfac_curvature,
     fit_bayes_by_backprop,
+    fit_diagonal_laplace,
     fit_ekfac_laplace,
     fit_full_laplace,
     fit_kfac_laplace,
-    fit_laplace_diagonal,
     fit_swag,
     full_curvature,
     kronecker_curvature,
@@ -164,11 +167,11 @@ __all__ = [
     "ekfac_curvature",
     "export_onnx",
     "fit_bayes_by_backprop",
+    "fit_diagonal_laplace",
     "fit_ekfac_laplace",
     "fit_full_laplace",
     "fit_if_comp",
     "fit_kfac_laplace",
-    "fit_laplace_diagonal",
     "fit_neighbours",
     "fit_pnml",
     "fit_swag",
@@ -184,3 +187,14 @@ __all__ = [
     "tuning",
 ]
 __version__ = "0.2.0.dev0"
+
+
+if not TYPE_CHECKING:  # type checkers should still see that a name is unknown
+
+    def __getattr__(name: str) -> object:
+        """Return what an old name now stands for."""
+        if name == "fit_laplace_diagonal":
+            text = "acnml.fit_laplace_diagonal is now called acnml.fit_diagonal_laplace"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return fit_diagonal_laplace
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

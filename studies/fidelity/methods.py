@@ -25,11 +25,11 @@ from acnml import (
     Predictor,
     Solver,
     UnsolvedError,
+    fit_diagonal_laplace,
     fit_ekfac_laplace,
     fit_full_laplace,
     fit_if_comp,
     fit_kfac_laplace,
-    fit_laplace_diagonal,
     fit_pnml,
     last_linear,
 )
@@ -84,16 +84,19 @@ class Methods:
     def posteriors(self) -> Mapping[str, Posterior]:
         """Laplace posteriors over all weights, and over the last layer of a network."""
         data, tau = [tuple(self.own.train)], self.own.problem.prior_precision
-        fits = {EKFAC: fit_ekfac_laplace, KFAC: fit_kfac_laplace, DIAGONAL: fit_laplace_diagonal}
+        fits = {EKFAC: fit_ekfac_laplace, KFAC: fit_kfac_laplace, DIAGONAL: fit_diagonal_laplace}
         mean = self.classifier.copy_parameters([n for n, _ in self.own.network.named_parameters()])
         cov = torch.cholesky_inverse(torch.linalg.cholesky(self.own.curvature))
         found: dict[str, Posterior] = {FULL: Full(mean, (cov + cov.T) / 2)}
-        found |= {name: fit(self.classifier, data, tau) for name, fit in fits.items()}
+        for name, fit in fits.items():
+            found[name] = fit(self.classifier, data, prior_precision=tau)
         if not isinstance(self.own.network, nn.Linear):
             head = [last_linear(self.own.network)]
             last = {FULL: fit_full_laplace, EKFAC: fit_ekfac_laplace, KFAC: fit_kfac_laplace}
             for name, fit in last.items():
-                found[LAST + name] = fit(self.classifier, data, tau, head)
+                found[LAST + name] = fit(
+                    self.classifier, data, prior_precision=tau, parameters=head
+                )
         assert isinstance(found[DIAGONAL], Diagonal)
         return found
 

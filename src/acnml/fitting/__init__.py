@@ -15,10 +15,10 @@ from acnml.fitting.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarl
 from acnml.fitting.laplace import (
     diagonal_curvature,
     ekfac_curvature,
+    fit_diagonal_laplace,
     fit_ekfac_laplace,
     fit_full_laplace,
     fit_kfac_laplace,
-    fit_laplace_diagonal,
     full_curvature,
     kronecker_curvature,
 )
@@ -43,10 +43,10 @@ __all__ = [
     "diagonal_curvature",
     "ekfac_curvature",
     "fit_bayes_by_backprop",
+    "fit_diagonal_laplace",
     "fit_ekfac_laplace",
     "fit_full_laplace",
     "fit_kfac_laplace",
-    "fit_laplace_diagonal",
     "fit_swag",
     "full_curvature",
     "kronecker_curvature",

@@ -37,6 +37,7 @@ INITIAL_STD = 0.1
 def fit_bayes_by_backprop(
     classifier: Classifier,
     loader: Iterable[Any],
+    *,
     epochs: int = 20,
     prior_std: float = 0.1,
     learning_rate: float = 1e-3,

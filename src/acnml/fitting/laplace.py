@@ -57,9 +57,10 @@ SQUARED_AT_ONCE = 2**24
 EXACT = ExactFisher()
 
 
-def fit_laplace_diagonal(
+def fit_diagonal_laplace(
     classifier: Classifier,
     loader: Iterable[Any],
+    *,
     prior_precision: float = 1.0,
     parameters: Parameters = None,
     fisher: Fisher = EXACT,
@@ -79,7 +80,7 @@ def fit_laplace_diagonal(
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> acnml.fit_laplace_diagonal(classifier, torch.randn(100, 4), prior_precision=0.1)
+    >>> acnml.fit_diagonal_laplace(classifier, torch.randn(100, 4), prior_precision=0.1)
     Diagonal(15 parameters: weight … bias)
     """
     curvature = diagonal_curvature(classifier, loader, parameters, fisher, progress)
@@ -89,6 +90,7 @@ def fit_laplace_diagonal(
 def fit_kfac_laplace(
     classifier: Classifier,
     loader: Iterable[Any],
+    *,
     prior_precision: float = 1.0,
     parameters: Parameters = None,
     fisher: Fisher = EXACT,
@@ -126,6 +128,7 @@ def fit_kfac_laplace(
 def fit_ekfac_laplace(
     classifier: Classifier,
     loader: Iterable[Any],
+    *,
     prior_precision: float = 1.0,
     parameters: Parameters = None,
     fisher: Fisher = EXACT,
@@ -150,6 +153,7 @@ def fit_ekfac_laplace(
 def fit_full_laplace(
     classifier: Classifier,
     loader: Iterable[Any],
+    *,
     prior_precision: float = 1.0,
     parameters: Parameters = None,
     fisher: Fisher = EXACT,
@@ -176,7 +180,7 @@ def diagonal_curvature(
     watch: Watch | None = None,
     distributed: bool = False,
 ) -> DiagonalCurvature:
-    """Sum the squared gradients of every parameter over the data; see `fit_laplace_diagonal`.
+    """Sum the squared gradients of every parameter over the data; see `fit_diagonal_laplace`.
 
     `watch` sees features from other places of the network in the same pass; for a last layer only.
     `distributed` adds up the sums of all processes of `torch.distributed`, each of which passes its
@@ -613,6 +617,6 @@ def _affine_names(classifier: Classifier) -> list[str]:
         raise ValueError(
             "KFAC covers Linear and Conv2d layers whose weight is a plain, unshared parameter, "
             f"but {type(model).__name__} has none; use fit_swag, which covers any parameters, or "
-            "fit_laplace_diagonal for normalisation layers"
+            "fit_diagonal_laplace for normalisation layers"
         )
     return [name for name in classifier.parameters if name in names]

@@ -246,6 +246,7 @@ def _below(prefix: str, state: Mapping[str, Tensor]) -> Params:
 def fit_swag(
     classifier: Classifier,
     loader: Iterable[Any],
+    *,
     epochs: int = 20,
     learning_rate: float = 0.01,
     rank: int = 20,
@@ -294,6 +295,7 @@ def fit_swag(
 def collect_swag(
     classifier: Classifier,
     loader: Iterable[Any],
+    *,
     epochs: int = 20,
     learning_rate: float = 0.01,
     rank: int = 20,

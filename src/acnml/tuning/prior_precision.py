@@ -72,8 +72,8 @@ def prior_precision_by_evidence(
 
 def prior_precision_by_nll(
     make_predictor: MakePredictor,
+    grid: Sequence[float],
     loader: Iterable[Any],
-    grid: Sequence[float] = PRIOR_PRECISIONS,
     progress: bool | None = None,
 ) -> Choice[Scores]:
     """Return the τ in the grid with the lowest validation NLL.
@@ -81,8 +81,8 @@ def prior_precision_by_nll(
     Args:
         make_predictor: e.g. `lambda tau: Acnml(classifier, curvature.posterior(tau))`, with a
             curvature that is computed only once.
+        grid: the values to try, e.g. `acnml.tuning.PRIOR_PRECISIONS`.
         loader: validation data, with labels; see `sweep` for the number of passes.
-        grid: the values to try.
         progress: whether to show progress bars; by default only in a terminal.
 
     >>> import acnml, torch
@@ -94,8 +94,8 @@ def prior_precision_by_nll(
     >>> curvature = acnml.kronecker_curvature(classifier, x[:250])
     >>> choice = acnml.tuning.prior_precision_by_nll(
     ...     lambda tau: acnml.Glm(classifier, curvature.posterior(tau)),
-    ...     [(x[250:], labels[250:])],
     ...     grid=(0.1, 1.0, 10.0),
+    ...     loader=[(x[250:], labels[250:])],
     ... )
     >>> choice.value in (0.1, 1.0, 10.0)
     True

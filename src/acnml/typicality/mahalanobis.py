@@ -198,6 +198,7 @@ def fit_typicality(
     classifier: Classifier,
     train_loader: Iterable[Any],
     held_out_loader: Iterable[Any],
+    *,
     places: Sequence[Place] | None = None,
     progress: bool | None = None,
 ) -> Typicality:

@@ -73,6 +73,7 @@ def fit_neighbours(
     classifier: Classifier,
     train_loader: Iterable[Any],
     held_out_loader: Iterable[Any],
+    *,
     k: int = 10,
     most: int = 10_000,
     places: Sequence[Place] | None = None,

@@ -95,7 +95,9 @@ def test_the_tempered_head_is_fitted_to_the_tempered_likelihood(finished, tiny, 
     )
     head = [acnml.last_linear(classifier.model)]
     batch = [(makers.prepared(methods.SWA, data.train.inputs), data.train.labels)]
-    expected = acnml.fit_kfac_laplace(classifier, batch, ready.value, head, progress=False)
+    expected = acnml.fit_kfac_laplace(
+        classifier, batch, prior_precision=ready.value, parameters=head, progress=False
+    )
     inputs = makers.prepared(methods.SWA, data.test.inputs[:5])
     ours = predictor(ready, makers)(inputs)
     torch.testing.assert_close(ours, acnml.Acnml(classifier, expected)(inputs), **CLOSELY)
