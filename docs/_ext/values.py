@@ -262,6 +262,12 @@ def seconds(subject: str, method: str) -> float:
     return float(row["seconds"])
 
 
+def last_layer(case: str) -> list[float]:
+    """`last-layer "fit, 10 classes, 512 images"`: forward passes or milliseconds of a case."""
+    (row,) = [row for row in measured("results.json")["last layer"] if row["case"] == case]
+    return [float(row["value"])]
+
+
 def linearising() -> list[float]:
     """`linearising`: the time of the paper's steps on rotated MNIST, in times of linearising."""
     rows = read("rotated-mnist/timings.csv")
@@ -359,6 +365,7 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "quote": quoted,
     "paper": paper,
     "faster": faster,
+    "last-layer": last_layer,
     "linearising": linearising,
     "ratio": ratio,
     "benchmark": benchmark,
