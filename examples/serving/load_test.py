@@ -5,7 +5,7 @@ cd examples && python -m serving.load_test [REQUESTS] [CLIENTS] [FILE.csv]
 Makes the files, starts the server on this machine, and sends REQUESTS requests to each path from
 CLIENTS threads with a connection each. The paths take turns in rounds, so that a busy machine
 disturbs all alike. Clients and server share the machine's cores. FILE.csv is where the numbers go,
-besides the screen.
+besides the screen: ../docs/results/measurements/serving.csv for those of docs/scale.md.
 """
 
 from __future__ import annotations
