@@ -154,8 +154,11 @@ class TestDataOrLoader:
             [X, Y],  # a list of two batches without labels
             [(X, Y)],
             ((X, Y), (X, Y)),  # a tuple of two batches
-            (X, X),  # two batches without labels
+            ([X, Y], [X, Y]),
+            (((X, X), Y), ((X, X), Y)),  # of a model with two inputs
+            (({"a": X}, Y), ({"a": X}, Y)),
             ({"x": X, "labels": Y},),
+            ({"x": X, "labels": Y}, {"x": X, "labels": Y}),
         ],
     )
     def test_everything_else_is_a_loader(self, loader):
@@ -164,6 +167,40 @@ class TestDataOrLoader:
     def test_lengths_must_agree(self):
         with pytest.raises(ValueError, match=r"X has 515 inputs, but y has 514 labels"):
             as_loader((self.X, self.Y[1:]))
+
+
+class TestLabelsOfADataSet:
+    """In (X, y), y is a vector. Anything else is refused, never taken for a batch of inputs."""
+
+    X, Y = normal(6, 3, seed=0), torch.arange(6) % 3
+    FORMS = (
+        (torch.eye(3)[Y], r"got shape \(6, 3\): pass y\.argmax\(1\) of one-hot labels"),
+        (np.eye(3)[Y], r"got shape \(6, 3\): pass y\.argmax\(1\) of one-hot labels"),
+        (Y[:, None], r"got shape \(6, 1\): pass y\[:, 0\]"),
+        (Y[:, None, None], r"got shape \(6, 1, 1\): pass one class index per input"),
+        (Y[0], r"got shape \(\): pass one class index per input"),
+        (Y.tolist(), r"got list: pass torch\.tensor\(y\)"),
+        (tuple(Y.tolist()), r"got tuple: pass torch\.tensor\(y\)"),
+        (None, r"got None: without labels, pass X in place of \(X, None\)"),
+    )
+
+    @pytest.mark.parametrize(("y", "message"), FORMS)
+    @pytest.mark.parametrize("x", [X, X.numpy(), (X, X), {"a": X}])
+    def test_a_vector_is_asked_for(self, x, y, message):
+        with pytest.raises((TypeError, ValueError), match=f"y must be a vector .*, {message}"):
+            as_loader((x, y))
+
+    def test_one_hot_labels_are_not_taken_for_inputs(self):
+        classifier, one_hot = Classifier(torch.nn.Linear(3, 3)), torch.eye(3)[self.Y]
+        with pytest.raises(ValueError, match="y must be a vector of class indices"):
+            acnml.kronecker_curvature(classifier, (self.X, one_hot))
+
+    def test_a_series(self):
+        pandas = pytest.importorskip("pandas", reason="needs pandas")
+        with pytest.raises(TypeError, match=r"got Series: pass y\.to_numpy\(\)"):
+            as_loader((self.X, pandas.Series(self.Y.numpy())))
+        with pytest.raises(TypeError, match=r"got DataFrame: pass x\.to_numpy\(\)"):
+            as_loader((pandas.DataFrame(self.X.numpy()), pandas.Series(self.Y.numpy())))
 
 
 class TestOddArrays:

@@ -173,27 +173,51 @@ class WholeData:
 def as_loader(data: Any) -> Iterable[Any]:
     """Return the batches of a data set `(X, y)` or `X`; a loader is returned as it is.
 
-    A *tuple* of two is a data set if its second element is a vector of labels: a tensor or an array
-    with one dimension, of the length of X. X is what a model takes: a tensor, an array, or a tuple
-    or mapping of them. A single tensor or array is a data set without labels. Everything else is a
-    loader, also every *list*: `[(X, y)]` is a loader with one batch.
+    A *tuple* of two is a data set, unless both elements are batches: `((x1, y1), (x2, y2))` is a
+    loader. X is what a model takes: a tensor, an array, or a tuple or mapping of them. y is a
+    vector of class indices, one per input. A single tensor or array is a data set without labels.
+    Everything else is a loader, also every *list*: `[(X, y)]` is a loader with one batch.
     """
     if isinstance(data, (Tensor, np.ndarray)):
         return WholeData(_as_inputs(data), None)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         kind = type(data).__name__
         raise TypeError(f"{kind} yields single examples: pass DataLoader(dataset, batch_size=256)")
-    if not isinstance(data, tuple) or len(data) != 2:
+    if not isinstance(data, tuple) or len(data) != 2 or all(map(_is_batch, data)):
         return cast(Iterable[Any], data)
     x, labels = data
-    if not isinstance(labels, (Tensor, np.ndarray)) or labels.ndim != 1:
-        return data
     inputs = _as_inputs(x)
-    if size(inputs) != len(labels):
+    length = size(inputs)
+    _require_vector(labels)
+    if length != len(labels):
         raise ValueError(
-            f"X has {size(inputs)} inputs, but y has {len(labels)} labels: pass one label per input"
+            f"X has {length} inputs, but y has {len(labels)} labels: pass one label per input"
         )
     return WholeData(inputs, _as_tensor(labels, "labels"))
+
+
+def _is_batch(value: Any) -> bool:
+    """Whether a value is a batch of a loader, and neither the inputs nor the labels of all data."""
+    if isinstance(value, (tuple, list)):
+        return any(isinstance(part, (Tensor, np.ndarray)) for part in value)
+    return isinstance(value, Mapping)
+
+
+def _require_vector(labels: Any) -> None:
+    """Raise an error if the labels of a data set are no vector, and say how to get one."""
+    what = "y must be a vector of class indices"
+    if labels is None:
+        raise TypeError(f"{what}, got None: without labels, pass X in place of (X, None)")
+    if not isinstance(labels, (Tensor, np.ndarray)):
+        remedy = "y.to_numpy()" if hasattr(labels, "to_numpy") else "torch.tensor(y)"
+        raise TypeError(f"{what}, got {type(labels).__name__}: pass {remedy}")
+    if labels.ndim != 1:
+        remedy = "one class index per input"
+        if labels.ndim == 2:
+            remedy = (
+                "y[:, 0]" if labels.shape[1] == 1 else f"y.argmax(1) of one-hot labels, {remedy}"
+            )
+        raise ValueError(f"{what}, got shape {tuple(labels.shape)}: pass {remedy}")
 
 
 def require_loader(data: Any, what: str) -> None:
