@@ -41,8 +41,8 @@ MAY_KNOW = {
     "tuning": MODEL
     | {"_engine", "fitting", "head", "metrics", "predictors", "solvers", "typicality", "tuning"},
     "conformal": {"metrics"},
-    "plots": {"metrics", "calibration"},
-    "sklearn": {"_util", "calibration", "tuning", "sklearn"},
+    "plots": {"_util", "metrics", "calibration"},
+    "sklearn": MODEL | {"calibration", "tuning", "sklearn"},
     "scoring": MODEL | {"calibration", "predictors", "solvers", "storage", "scoring"},
     "ray": {"predictors", "scoring"},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -32,8 +33,10 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import LinearSVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from acnml._util.batches import CHUNK
 from acnml.sklearn import AcnmlClassifier, TorchClassifier, to_module
 from acnml.sklearn._modules import Fitted
+from cases import normal
 
 # Few data make every price uncertain, and small networks need not converge here.
 pytestmark = [
@@ -250,6 +253,32 @@ def test_a_trained_network_as_it_is():
     assert found.classes_.tolist() == [0, 1, 2]
     with pytest.raises(TypeError, match=r'trained with cv="prefit" only; .* factory\(features'):
         fast(network).fit(x, labels)
+
+
+class Recording(nn.Identity):
+    """A layer that records where it runs and on how many rows."""
+
+    runs: ClassVar[list[tuple[int, int, bool]]] = []
+
+    def forward(self, x):
+        self.runs.append((id(self), len(x), self.training))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_network_is_neither_run_nor_changed(dtype):
+    # What is run is acnml's copy of the structure, on the network's device and in its type.
+    x, noise = normal(3 * CHUNK, 6, seed=0), normal(3 * CHUNK, 3, seed=1)
+    network = nn.Sequential(Recording(), nn.Dropout(0.5), nn.Linear(6, 3)).to(dtype).train()
+    network[2].weight.data = torch.eye(3, 6, dtype=dtype)
+    x, labels = x.numpy(), (x[:, :3] + noise).argmax(-1).numpy()
+    Recording.runs.clear()
+    fast(network, cv="prefit").fit(x[CHUNK:], labels[CHUNK:], X_train=x[:CHUNK])
+    where, rows, training = zip(*Recording.runs, strict=True)
+    assert all(module.training for module in network.modules())
+    assert id(network[0]) not in where
+    assert max(rows) <= CHUNK
+    assert not any(training)
 
 
 def test_too_few_data_for_a_temperature_leave_it_at_one():

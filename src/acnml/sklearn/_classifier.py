@@ -29,7 +29,7 @@ from sklearn.utils.validation import (
 from torch import nn
 
 from acnml.calibration import LEAST_DATA, Calibrated, calibrate, calibrate_folds
-from acnml.sklearn._modules import Fitted, require_all_classes
+from acnml.sklearn._modules import Fitted, logits_of, require_all_classes
 from acnml.sklearn._torch import TorchClassifier
 from acnml.tuning.temperature import why_no_temperature
 
@@ -177,9 +177,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         fitted = Fitted.of(base)
         own = getattr(fitted.estimator, "classes_", None)
         if own is None:  # a network, whose labels are the indices of its logits
-            with torch.no_grad():
-                logits = fitted.module.eval()(torch.from_numpy(fitted.features(_rows(X, [0]))))
-            own = np.arange(logits.shape[-1])
+            own = np.arange(logits_of(fitted.module, fitted.features(_rows(X, [0]))).shape[-1])
         else:
             fitted.require_agreement(_rows(X, np.arange(min(COMPARED, len(y)))))
         self.classes_ = np.asarray(own)
@@ -322,11 +320,10 @@ def _weight_argument(estimator: Any) -> str:
     return "sample_weight"
 
 
-@torch.no_grad()
 def _temperature(folds: list[tuple[nn.Module, Any, tuple[Any, Any]]]) -> float | None:
     """Return 1 and warn if the held-out data cannot decide a temperature; else None."""
-    parts = [module.eval()(torch.from_numpy(x)).double() for module, _, (x, _) in folds]
-    log_probs = torch.log_softmax(torch.cat(parts), dim=-1)
+    logits = torch.cat([logits_of(module, x) for module, _, (x, _) in folds])
+    log_probs = torch.log_softmax(logits, dim=-1)
     labels = torch.from_numpy(np.concatenate([y for _, _, (_, y) in folds]))
     reason = why_no_temperature(log_probs, labels)
     if len(labels) < LEAST_DATA:

@@ -24,8 +24,10 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
-from torch import nn
+from torch import Tensor, nn
 
+from acnml._util.batches import chunks
+from acnml.classifier import Classifier
 from acnml.sklearn._torch import TorchClassifier
 
 SUPPORTED = (
@@ -91,9 +93,7 @@ class Fitted:
 
     def require_agreement(self, X: Any) -> None:
         """Raise an error unless module and estimator have the same probabilities for X."""
-        own = torch.from_numpy(self.features(X))
-        with torch.no_grad():
-            found = torch.softmax(self.module.eval()(own).double(), dim=-1).numpy()
+        found = torch.softmax(logits_of(self.module, self.features(X)), dim=-1).numpy()
         expected = self.estimator.predict_proba(X)
         kind = type(self.classifier).__name__
         if found.shape != expected.shape:
@@ -112,6 +112,18 @@ class Fitted:
     @property
     def _is_single(self) -> bool:
         return any(p.dtype == torch.float32 for p in self.module.parameters())
+
+
+@torch.no_grad()
+def logits_of(module: nn.Module, features: NDArray[Any]) -> Tensor:
+    """Return the logits (n, K) of a module in eval mode, in double precision and on the CPU.
+
+    The module may be on another device. It is neither run nor changed: `Classifier` runs a copy of
+    its structure.
+    """
+    classifier = Classifier(module)
+    parts = chunks(torch.from_numpy(features))
+    return torch.cat([classifier.logits(classifier.prepare(x)).cpu().double() for x in parts])
 
 
 def to_module(estimator: Any) -> nn.Module:
