@@ -125,10 +125,15 @@ class Calibrate(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Calibrate, on the CPU, to which Lightning has then moved the module."""
         model = pl_module if self._network is None else self._network(pl_module)
+        train, validation = self._train_loader, self._validation_loader
+        if train is None:
+            train = _single(trainer.train_dataloader, "train_loader")
+        if validation is None:
+            validation = _single(trainer.val_dataloaders, "validation_loader")
         self._calibrated = calibrate(
             model,
-            self._train_loader or _single(trainer.train_dataloader, "train_loader"),
-            self._validation_loader or _single(trainer.val_dataloaders, "validation_loader"),
+            train,
+            validation,
             price=self.price,
             **self.options,
         )
