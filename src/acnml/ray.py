@@ -11,6 +11,7 @@ output is written atomically, and a Dataset contains the blocks of one attempt o
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,16 +23,21 @@ import ray.data
 import torch
 
 from acnml.predictors import Predictor
-from acnml.scoring import Answers, Job, Reading, Scorer, Unit, Worker
-from acnml.scoring.output import arrow_columns
+from acnml.scoring import Answers, Job, Reading, Scorer, ScoringError, Unit, Worker
+from acnml.scoring.columns import Array, InputColumns
+from acnml.scoring.output import ANSWERS, answer_fields, arrow_columns
 from acnml.scoring.run import Part
-from acnml.scoring.tables import input_columns, whole
+from acnml.scoring.sources import SHOWN
+from acnml.scoring.tables import input_columns, require_columns, whole
 
 T = TypeVar("T")
 
 # A task is repeated as often as needed if its worker is lost. Ray Data does so by itself: lost
 # actors are started again, and their tasks are given to others.
 ALWAYS = -1
+
+# The column of `score` that says why a row has no answer.
+REJECT = "reject"
 
 
 @final
@@ -124,7 +130,11 @@ def score(
 
     The result has the columns of the dataset (or those of `reading.carry`), the answers of `Scorer`
     and `reject`. Every row occurs once. A row without an answer has nulls, and the reason in
-    `reject`, which is null for all others.
+    `reject`, which is null for all others. All blocks have the same columns of answers, also those
+    without a single answer.
+
+    This call reads the first 256 rows to see the shape of an input. Rows of another shape are
+    rejected.
 
     Args:
         dataset: the rows.
@@ -134,7 +144,7 @@ def score(
         answers: what is asked for.
         batch_rows: rows that are scored together.
         actors: how many actors share the work. Leave CPUs of the cluster free for what comes before
-            in the dataset, such as reading files: without any, it waits for ever.
+            in the dataset, such as reading files: if none is free, the job never starts.
         threads: of torch in every actor, which are the CPUs that it reserves.
 
     >>> import acnml, ray, torch
@@ -147,9 +157,13 @@ def score(
     [0, 1]
     """
     reading, answers = reading or Reading(), answers or Answers()
+    first = dataset.limit(SHOWN).iter_batches(batch_size=SHOWN, batch_format="pyarrow")
+    shown = next(iter(first), None)
+    if shown is None:  # there are no rows to add answers to
+        return dataset
     return dataset.map_batches(
         _Adding,
-        fn_constructor_args=(factory, reading, answers, threads),
+        fn_constructor_args=(factory, answers, reading.carry, _Shown.of(shown, reading), threads),
         batch_size=batch_rows,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(size=actors),
@@ -158,27 +172,81 @@ def score(
 
 
 @final
+@dataclass(frozen=True, eq=False)
+class _Shown:
+    """What the first rows of a dataset show of all others.
+
+    Args:
+        found: the columns that are inputs of the model, with their shapes.
+        inputs: arrays (m, ...) by name, for the rows that can be inputs.
+    """
+
+    found: InputColumns
+    inputs: dict[str, Array]
+
+    @staticmethod
+    def of(table: pa.Table, reading: Reading) -> _Shown:
+        """Return what these rows show, or raise an error if answers cannot be added to them."""
+        carried = reading.carry or tuple(table.column_names)
+        require_columns(reading.carry, table.column_names, "carry")
+        taken = sorted({*ANSWERS, REJECT} & set(carried))
+        if taken:
+            raise ScoringError(
+                f"column {taken[0]!r} cannot be kept, because the result has a column of this "
+                "name: rename it, or name the columns to keep by Reading(carry=...)"
+            )
+        found = input_columns(reading, table)
+        inputs, kept, reasons = _inputs(found, table)
+        if not len(kept):
+            raise ScoringError(
+                f"none of the first {len(table)} rows can be an input, the first because "
+                f"{reasons[0]}: check `columns` and `shape` of the reading"
+            )
+        return _Shown(found, inputs)
+
+
+@final
 class _Adding:
     """Adds answers to tables in an actor."""
 
     def __init__(
-        self, factory: Callable[[], Predictor], reading: Reading, answers: Answers, threads: int
+        self,
+        factory: Callable[[], Predictor],
+        answers: Answers,
+        carry: tuple[str, ...],
+        shown: _Shown,
+        threads: int,
     ) -> None:
         torch.set_num_threads(threads)
-        self._scorer, self._reading = Scorer(factory(), answers), reading
+        self._scorer, self._carry, self._shown = Scorer(factory(), answers), carry, shown
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        found = input_columns(self._reading, table)
-        reads = [column.read(whole(table, column.name)) for column in found.columns]
-        inputs, kept, reasons = found.joined(reads)
+        inputs, kept, reasons = _inputs(self._shown.found, table)
         scored = self._scorer(inputs)
         reasons |= {int(kept[row]): reason for row, reason in scored.reasons.items()}
         rows = kept[scored.kept]
-        result = table.select(list(self._reading.carry)) if self._reading.carry else table
-        for name, column in arrow_columns(scored.columns, rows, len(table)).items():
+        result = table.select(list(self._carry)) if self._carry else table
+        columns = arrow_columns(self._fields, scored.columns, rows, len(table))
+        for name, column in columns.items():
             result = result.append_column(name, column)
         texts = [reasons.get(row) for row in range(len(table))]
-        return result.append_column("reject", pa.array(texts, pa.string()))
+        return result.append_column(REJECT, pa.array(texts, pa.string()))
+
+    @functools.cached_property
+    def _fields(self) -> pa.Schema:
+        """The types of all answers, also for tables without an answer."""
+        first = self._scorer(self._shown.inputs)
+        if not len(first.kept):
+            raise ScoringError(
+                f"none of the first {len(first.reasons)} inputs has an answer, the first because "
+                f"{first.reasons[0]}: check the model"
+            )
+        return answer_fields(first.columns)
+
+
+def _inputs(found: InputColumns, table: pa.Table) -> tuple[dict[str, Array], Array, dict[int, str]]:
+    """Return inputs by name for the rows of a table that can be inputs, these rows, and reasons."""
+    return found.joined([column.read(whole(table, column.name)) for column in found.columns])
 
 
 def fit(

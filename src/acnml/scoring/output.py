@@ -249,13 +249,14 @@ def answer_fields(columns: dict[str, Array]) -> pa.Schema:
     return pa.schema([(name, kinds[name]) for name in ANSWERS if name in kinds])
 
 
-def arrow_columns(columns: dict[str, Array], rows: Array, size: int) -> dict[str, pa.Array]:
+def arrow_columns(
+    fields: pa.Schema, columns: dict[str, Array], rows: Array, size: int
+) -> dict[str, pa.Array]:
     """Return answers for some rows of `size` rows, with null for the other rows."""
     place = np.full(size, -1)
     place[rows] = np.arange(len(rows))
     index = pa.array(place, mask=place < 0)
-    kinds = answer_fields(columns)
-    return {name: _arrow(columns[name], kinds.field(name).type).take(index) for name in kinds.names}
+    return {field.name: _arrow(columns.get(field.name), field.type).take(index) for field in fields}
 
 
 def _keys(block: Block, rows: Array) -> pa.Table:
