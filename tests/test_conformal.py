@@ -122,6 +122,9 @@ def test_arrays_for_arrays():
     assert found.dtype == bool
     assert np.array_equal(found, expected.numpy())
     assert conformal.coverage_of(found, labels.numpy()) == conformal.coverage_of(expected, labels)
+    none = conformal.fit(log_probs, labels).sets(log_probs[:0].numpy())
+    assert isinstance(none, np.ndarray)
+    assert (none.shape, none.dtype) == ((0, log_probs.shape[1]), bool)
     by_class = conformal.fit_by_class(log_probs.numpy(), labels.numpy())
     assert torch.equal(by_class.thresholds, conformal.fit_by_class(log_probs, labels).thresholds)
 

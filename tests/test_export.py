@@ -181,6 +181,14 @@ def test_outputs_that_are_objects(get_logits):
     torch.testing.assert_close(predict.as_module()(x)[0], predict(x), rtol=0, atol=1e-5)
 
 
+def test_an_example_may_be_an_array(tmp_path):
+    pytest.importorskip("onnxscript", reason="needs the extra `onnx`")
+    model, x = LINEAR.model(), LINEAR.x(1).numpy()
+    predictor = Acnml(Classifier(model), POSTERIORS["diagonal"](model), alpha=0.1)
+    with pytest.raises(ValueError, match="an example of at least two inputs"):
+        acnml.export_onnx(predictor, x, tmp_path / "model.onnx")
+
+
 def test_refusals():
     model = MLP.model()
     everywhere = Acnml(Classifier(model), POSTERIORS["kronecker_eigen"](model), alpha=0.1)

@@ -17,8 +17,10 @@ Labels are a tensor of class indices (B,). Where no training by SGD takes place,
 memory can stand for a loader: a tuple (X, y), or X alone where labels are not needed. A list is
 always a loader.
 
-NumPy arrays can be given wherever tensors can. Predictors return arrays for arrays and tensors for
-tensors. Floating point inputs are converted to the model's type.
+Predictors, fits, `calibrate`, `tuning`, `metrics`, `conformal` and `export_onnx` take NumPy arrays
+in place of tensors. `Classifier`, solvers, posteriors and `exact` take tensors only. Predictors
+return arrays for arrays and tensors for tensors. Floating point inputs are converted to the model's
+type.
 """
 
 import warnings

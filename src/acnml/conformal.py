@@ -103,9 +103,10 @@ class Conformal:
                 f"log_probs must have shape (N, {len(self.thresholds)}), got {tuple(own.shape)}"
             )
         if len(own) == 0:
-            return own.new_zeros(own.shape, dtype=torch.bool)
-        own, _ = _checked(own, torch.zeros(len(own), dtype=torch.long))
-        sets = self.score(own) <= self.thresholds
+            sets = own.new_zeros(own.shape, dtype=torch.bool)
+        else:
+            own, _ = _checked(own, torch.zeros(len(own), dtype=torch.long))
+            sets = self.score(own) <= self.thresholds
         return sets.numpy() if isinstance(log_probs, np.ndarray) else sets
 
 

@@ -72,6 +72,7 @@ def export_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("ONNX export needs more packages: pip install 'acnml[onnx]'") from error
+    example = batches.as_inputs(example)
     if batches.size(example) < 2:
         raise ValueError("give an example of at least two inputs, so that their number is dynamic")
     require_target(Path(path))

@@ -133,17 +133,17 @@ def split_labels(batch: Any) -> tuple[Inputs, Tensor | None]:
     - A tensor and `(x,)` are inputs without labels.
     """
     if isinstance(batch, (Tensor, np.ndarray)):
-        return _as_inputs(batch), None
+        return as_inputs(batch), None
     if isinstance(batch, Mapping):
         key = next((key for key in LABELS if key in batch), None)
-        labels = None if key is None else _as_tensor(batch[key], "labels")
-        return _as_inputs(without_labels(batch)), labels
+        labels = None if key is None else as_tensor(batch[key], "labels")
+        return as_inputs(without_labels(batch)), labels
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
         *inputs_list, labels = batch
         given = inputs_list[0] if len(inputs_list) == 1 else tuple(inputs_list)
-        return _as_inputs(given), _as_tensor(labels, "labels")
+        return as_inputs(given), as_tensor(labels, "labels")
     if isinstance(batch, (tuple, list)) and len(batch) == 1:
-        return _as_inputs(batch[0]), None
+        return as_inputs(batch[0]), None
     raise TypeError(f"a loader must yield tuples, lists, mappings or tensors, got {type(batch)}")
 
 
@@ -179,21 +179,21 @@ def as_loader(data: Any) -> Iterable[Any]:
     Everything else is a loader, also every *list*: `[(X, y)]` is a loader with one batch.
     """
     if isinstance(data, (Tensor, np.ndarray)):
-        return WholeData(_as_inputs(data), None)
+        return WholeData(as_inputs(data), None)
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         kind = type(data).__name__
         raise TypeError(f"{kind} yields single examples: pass DataLoader(dataset, batch_size=256)")
     if not isinstance(data, tuple) or len(data) != 2 or all(map(_is_batch, data)):
         return cast(Iterable[Any], data)
     x, labels = data
-    inputs = _as_inputs(x)
+    inputs = as_inputs(x)
     length = size(inputs)
     _require_vector(labels)
     if length != len(labels):
         raise ValueError(
             f"X has {length} inputs, but y has {len(labels)} labels: pass one label per input"
         )
-    return WholeData(inputs, _as_tensor(labels, "labels"))
+    return WholeData(inputs, as_tensor(labels, "labels"))
 
 
 def _is_batch(value: Any) -> bool:
@@ -240,9 +240,9 @@ def arrays_for_arrays(method: F) -> F:
 
     @functools.wraps(method)
     def wrapper(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _has_arrays_only(x):
+        if not has_arrays_only(x):
             return method(self, x, *args, **kwargs)
-        return method(self, _as_inputs(x), *args, **kwargs).cpu().numpy()
+        return method(self, as_inputs(x), *args, **kwargs).cpu().numpy()
 
     return cast(F, wrapper)
 
@@ -252,28 +252,29 @@ def tensors_for_arrays(method: F) -> F:
 
     @functools.wraps(method)
     def wrapper(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(self, _as_inputs(x) if _has_arrays_only(x) else x, *args, **kwargs)
+        return method(self, as_inputs(x) if has_arrays_only(x) else x, *args, **kwargs)
 
     return cast(F, wrapper)
 
 
-def _has_arrays_only(x: Any) -> bool:
+def has_arrays_only(x: Any) -> bool:
+    """Whether a batch consists of arrays."""
     if isinstance(x, (tuple, list, Mapping)):
         parts = list(x.values() if isinstance(x, Mapping) else x)
         return bool(parts) and all(isinstance(part, np.ndarray) for part in parts)
     return isinstance(x, np.ndarray)
 
 
-def _as_inputs(x: Any) -> Inputs:
+def as_inputs(x: Any) -> Inputs:
     """Turn the arrays of a batch into tensors."""
     if isinstance(x, Mapping):
-        return {name: _as_tensor(part, f"input {name}") for name, part in x.items()}
+        return {name: as_tensor(part, f"input {name}") for name, part in x.items()}
     if isinstance(x, (tuple, list)):
-        return tuple(_as_tensor(part, f"input x[{i}]") for i, part in enumerate(x))
-    return cast(Inputs, _as_tensor(x, "input x"))
+        return tuple(as_tensor(part, f"input x[{i}]") for i, part in enumerate(x))
+    return cast(Inputs, as_tensor(x, "input x"))
 
 
-def _as_tensor(value: Any, what: str) -> Any:
+def as_tensor(value: Any, what: str) -> Any:
     """Turn an array into a tensor; whatever is no array is returned as it is."""
     if not isinstance(value, np.ndarray):
         return value

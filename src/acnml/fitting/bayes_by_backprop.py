@@ -21,7 +21,7 @@ from acnml._engine.layers import AFFINE, OTHER_WAYS, SCALING, Site, find_sites
 from acnml._engine.recorder import record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks
-from acnml._util.batches import Inputs, require_loader, take
+from acnml._util.batches import Inputs, as_inputs, as_tensor, require_loader, take
 from acnml._util.params import Params, normal_like, widened, zip_with
 from acnml._util.passes import batch_sizes
 from acnml._util.selection import Parameters, listed, parameter_names
@@ -163,9 +163,9 @@ class BayesByBackprop:
     @torch.inference_mode(False)
     def step(self, x: Inputs, labels: Tensor) -> None:
         """Take one step on a batch of inputs and class indices (B,)."""
-        x = self._classifier.prepare(x)
+        x = self._classifier.prepare(as_inputs(x))
         with torch.enable_grad():
-            self._step(x, checked_labels(labels, x))
+            self._step(x, checked_labels(as_tensor(labels, "labels"), x))
 
     @torch.inference_mode(False)
     def posterior(self) -> Diagonal:

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from acnml._util.batches import Inputs, arrays_for_arrays
+from acnml._util.batches import Inputs, arrays_for_arrays, as_inputs, has_arrays_only
 from acnml._util.params import count
 from acnml._util.selection import Parameters, parameter_names
 from acnml.classifier import Classifier, require_classifier
@@ -50,10 +50,13 @@ class _Refitting(NmlPredictor):
         available together. To lose less in an interruption, reduce `Refit.memory` or pass fewer
         inputs per call.
         """
+        own = as_inputs(x)
         refits = refit_each(
-            self.classifier, self.loader, x, self.refit, self.parameters, self.progress
+            self.classifier, self.loader, own, self.refit, self.parameters, self.progress
         )
-        return map(self._log_lik, refits)
+        found = map(self._log_lik, refits)
+        arrays: Iterator[Any] = (each.cpu().numpy() for each in found)
+        return arrays if has_arrays_only(x) else found
 
     @staticmethod
     @abstractmethod

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, final
 
 from torch import Tensor
 
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, as_inputs, as_tensor
 from acnml._util.progress import track
 from acnml.head.features import Features
 from acnml.predictors import Acnml, Map
@@ -213,7 +213,8 @@ def alpha_matching_cnml(
     0.1
     """
     _require_acnml(predictor)
-    expected = cnml_log_lik.double().cpu().exp()
+    x = as_inputs(x)
+    expected = as_tensor(cnml_log_lik, "cnml_log_lik").double().cpu().exp()
     features = predictor.features(x)
     values = track(increasing(alphas), "alpha", progress)
     table = tuple(_match(replace(predictor, alpha=a), x, features, expected) for a in values)
