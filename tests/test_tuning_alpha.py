@@ -50,13 +50,25 @@ def test_both_tolerances_count(tolerance, expected):
     assert choice.value == expected
 
 
-def test_alphas_without_a_solution_are_not_harmless():
-    class Stops(FakeSolver):
-        def __call__(self, classifier, posterior, x):
-            if posterior.var["weight"][0, 0] >= 1:
-                raise UnsolvedError("too cautious")
-            return super().__call__(classifier, posterior, x)
+class Stops(FakeSolver):
+    """A solver without a solution for α ≥ 1."""
 
+    def __call__(self, classifier, posterior, x):
+        if posterior.var["weight"][0, 0] >= 1:
+            raise UnsolvedError("too cautious")
+        return super().__call__(classifier, posterior, x)
+
+
+def test_the_alpha_of_least_nll_is_one_with_a_solution():
+    predictor = replace(fake_acnml(), solver=Stops())
+    choice = tuning.alpha_by_nll(predictor, FOUR, GRID)
+    assert choice.table == tuning.alpha_by_nll(fake_acnml(), FOUR, GRID).table[:3]
+    assert choice.value in (0.25, 0.5)
+    with pytest.raises(UnsolvedError, match="too cautious"):
+        tuning.alpha_by_nll(predictor, FOUR, [1.0, 2.0])
+
+
+def test_alphas_without_a_solution_are_not_harmless():
     predictor = replace(fake_acnml(), solver=Stops())
     choice = tuning.largest_harmless_alpha(predictor, FOUR, GRID, Tolerance(1.0, 10.0))
     assert choice.value == 0.5

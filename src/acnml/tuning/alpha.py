@@ -11,7 +11,7 @@ the method that ACNML approximates; it trains the network again for every label.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, final
 
@@ -121,12 +121,7 @@ def largest_harmless_alpha(
     """
     _require_acnml(predictor)
     tolerance = tolerance or Tolerance()
-    make_predictor, validation = _with_alpha(predictor), Validation(loader, progress)
-    validation.prepared(predictor)
-
-    def evaluate(alpha: float) -> Scores:
-        return score(alpha, *validation.predictions(make_predictor(alpha), f"{alpha:g}"))
-
+    evaluate = _evaluation(predictor, loader, progress)
     scores = until_unsolved(evaluate, (0.0, *increasing(alphas)))
     plain = scores[0]
     table = tuple(
@@ -153,7 +148,9 @@ def alpha_by_nll(
     """Return the α with the lowest validation NLL.
 
     On in-distribution data this is often the smallest α of the grid. The table begins with α = 0,
-    which is MAP. See `largest_harmless_alpha` for the arguments.
+    which is MAP, and ends before the first α for which the solver finds no solution. If there is
+    none for the smallest α, its `UnsolvedError` is raised. See `largest_harmless_alpha` for the
+    arguments.
 
     >>> import acnml, torch
     >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
@@ -169,12 +166,8 @@ def alpha_by_nll(
     True
     """
     _require_acnml(predictor)
-    make_predictor, validation = _with_alpha(predictor), Validation(loader, progress)
-    validation.prepared(predictor)
-    table = tuple(
-        score(alpha, *validation.predictions(make_predictor(alpha), f"{alpha:g}"))
-        for alpha in (0.0, *increasing(alphas))
-    )
+    grid, evaluate = increasing(alphas), _evaluation(predictor, loader, progress)
+    table = (evaluate(0.0), *until_unsolved(evaluate, grid))
     return Choice(least_nll(table[1:]), table, "the alpha of least validation NLL; 0 is MAP")
 
 
@@ -233,6 +226,15 @@ def _with_alpha(predictor: Acnml) -> MakePredictor:
     """Return a function from α to the predictor with this α; α = 0 gives the network at μ."""
     at_mean = Map(predictor.classifier.at(predictor.posterior.mean))
     return lambda alpha: replace(predictor, alpha=alpha) if alpha > 0 else at_mean
+
+
+def _evaluation(
+    predictor: Acnml, loader: Iterable[Any], progress: bool | None
+) -> Callable[[float], Scores]:
+    """Return a function from α to the scores on validation data; α = 0 is MAP."""
+    make_predictor, validation = _with_alpha(predictor), Validation(loader, progress)
+    validation.prepared(predictor)
+    return lambda alpha: score(alpha, *validation.predictions(make_predictor(alpha), f"{alpha:g}"))
 
 
 def _match(predictor: Acnml, x: Inputs, features: Features | None, expected: Tensor) -> Match:
