@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from acnml import Classifier, batch_norm_statistics
+from acnml._util.batches import split_labels
 from cases import MODELS, normal
 
 
@@ -48,10 +49,13 @@ def test_an_output_with_logits_is_understood():
     assert torch.equal(negated.logits(x), -model.linear(x))
 
 
-@pytest.mark.parametrize("name", ["labels", "label"])
-def test_labels_in_a_mapping_are_no_inputs(name):
-    prepared = Classifier(nn.Linear(4, 3)).prepare({"input": torch.ones(2, 4), name: torch.ones(2)})
-    assert list(prepared) == ["input"]
+@pytest.mark.parametrize("names", [["labels"], ["label"], ["label", "labels"]])
+def test_labels_in_a_mapping_are_no_inputs(names):
+    batch = {"input": torch.ones(2, 4)} | {name: torch.tensor([0, len(name)]) for name in names}
+    assert list(Classifier(nn.Linear(4, 3)).prepare(batch)) == ["input"]
+    inputs, labels = split_labels(batch)
+    assert list(inputs) == ["input"]
+    assert torch.equal(labels, batch[names[-1]])
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,18 @@ def test_one_hot_labels_are_explained():
         acnml.calibrate(MLP.model(), DATA, (X, one_hot))
 
 
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (Y.double(), r"got torch.float64: use labels.long\(\)"),
+        (Y.tolist(), "got list: pass a tensor or an array of class indices"),
+    ],
+)
+def test_labels_of_another_kind_are_explained(labels, message):
+    with pytest.raises(TypeError, match=f"batch 0: labels must be a tensor of integers, {message}"):
+        acnml.fit_diagonal_laplace(Classifier(MLP.model()), [(X, labels)])
+
+
 def test_a_loader_that_yields_more_than_pairs_is_explained():
     with pytest.raises(ValueError, match=r"batch 0: .* in a tuple .* but the last are inputs"):
         acnml.fit_kfac_laplace(Classifier(MLP.model()), [(X, Y, torch.arange(6))])

@@ -120,8 +120,7 @@ def without_labels(x: Inputs) -> Inputs:
     """Return a mapping without its labels, and every other batch as it is."""
     if not isinstance(x, Mapping):
         return x
-    key = next((key for key in LABELS if key in x), None)
-    return {name: tensor for name, tensor in x.items() if name != key}
+    return {name: tensor for name, tensor in x.items() if name not in LABELS}
 
 
 def split_labels(batch: Any) -> tuple[Inputs, Tensor | None]:
@@ -129,7 +128,8 @@ def split_labels(batch: Any) -> tuple[Inputs, Tensor | None]:
 
     - `(x, y)` and `[x, y]` are inputs and labels, where x may be a tensor, a tuple or a mapping.
     - `(x1, x2, y)` is for a model with two inputs.
-    - A mapping has its labels under "labels" or "label". All other entries are inputs.
+    - A mapping has its labels under "labels" or "label"; if it has both, those under "labels" are
+      taken. All other entries are inputs.
     - A tensor and `(x,)` are inputs without labels.
     """
     if isinstance(batch, (Tensor, np.ndarray)):

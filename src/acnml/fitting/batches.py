@@ -75,7 +75,9 @@ def checked_labels(labels: Any, x: Inputs) -> Tensor:
         require_plain(labels, "the tensor of labels")
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"labels must be a tensor of integers, got {kind}")
+        is_tensor = isinstance(labels, Tensor)
+        remedy = "use labels.long()" if is_tensor else "pass a tensor or an array of class indices"
+        raise TypeError(f"labels must be a tensor of integers, got {kind}: {remedy}")
     if labels.shape != (size(x),):
         raise ValueError(
             f"labels have shape {tuple(labels.shape)}, expected ({size(x)},): "

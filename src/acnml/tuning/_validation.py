@@ -128,7 +128,11 @@ def _checked_labels(labels: Any, result: Tensor | Features | None) -> Tensor:
     if labels is None:
         raise ValueError(NO_LABELS)
     if not isinstance(labels, Tensor):
-        raise TypeError(f"labels must be a tensor of integers, got {type(labels).__name__}")
+        kind = type(labels).__name__
+        raise TypeError(
+            f"labels must be a tensor of integers, got {kind}: pass a tensor or an array of class "
+            "indices"
+        )
     if isinstance(result, Features):
         metrics.nll(_log_softmax(result.logits), labels)
     elif result is not None:
