@@ -1,4 +1,4 @@
-"""The rows of a batch must not touch each other. Models whose rows do are refused by name."""
+"""The rows of a batch must not depend on each other. Models whose rows do are refused by name."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ USES_OF_LOGITS = {
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("kind", TOUCHING)
 def test_models_whose_rows_touch_are_refused_by_name(kind, use):
-    message = f"the rows of a batch touch each other {TOUCHING[kind]}"
+    message = f"depend on the rest of its batch, beginning {TOUCHING[kind]}"
     with pytest.raises(ValueError, match=message):
         USES[use](Classifier(built(kind)))
 
@@ -128,14 +128,14 @@ def test_models_whose_rows_touch_are_refused_by_name(kind, use):
 @pytest.mark.parametrize("use", USES_OF_LOGITS)
 @pytest.mark.parametrize("kind", [Centred, Attending, Branching, Scaled])
 def test_logits_that_depend_on_the_batch_are_refused_by_name(kind, use):
-    message = f"the rows of a batch touch each other {TOUCHING[kind]}"
+    message = f"depend on the rest of its batch, beginning {TOUCHING[kind]}"
     with pytest.raises(ValueError, match=message):
         USES_OF_LOGITS[use](Classifier(built(kind)))
 
 
 def test_calibrate_refuses_them_too():
     x, labels = normal(400, 4, seed=5), torch.arange(400) % 3
-    with pytest.raises(ValueError, match="rows of a batch touch each other before module 'head'"):
+    with pytest.raises(ValueError, match="the rest of its batch, beginning before module 'head'"):
         acnml.calibrate(built(ReorderedFeatures), [x], [(x + 1, labels)])
 
 
@@ -145,13 +145,13 @@ def test_models_that_cannot_run_a_single_input_are_checked_too():
             y = self.head(self.body(x).squeeze())
             return y - y.mean(0)
 
-    with pytest.raises(ValueError, match="rows of a batch touch each other"):
+    with pytest.raises(ValueError, match="depend on the rest of its batch"):
         Map(Classifier(built(Squeezed)))(X)
 
 
 def test_rows_that_are_sorted_already_hide_nothing():
     x = X[X[:, 0].argsort()]
-    with pytest.raises(ValueError, match="touch each other before module 'head'"):
+    with pytest.raises(ValueError, match="the rest of its batch, beginning before module 'head'"):
         Acnml(Classifier(model := built(ReorderedFeatures)), posterior_of(model))(x)
 
 
@@ -180,7 +180,9 @@ ORDERS = {
 def test_no_order_inside_hides_behind_the_order_of_the_batch(name, size):
     model, order = built(permuted(ORDERS[name])), ORDERS[name]
     for x in (X[:size], X[:size].flip(0), X[:size][order(X[:size])]):
-        with pytest.raises(ValueError, match="touch each other before module 'head'"):
+        with pytest.raises(
+            ValueError, match="the rest of its batch, beginning before module 'head'"
+        ):
             Acnml(Classifier(model), posterior_of(model))(x)
 
 
@@ -190,7 +192,7 @@ def test_a_branch_at_zero_is_found_if_one_row_can_tell(sign, size):
     """One row has a sum of another sign than the others and the batch."""
     x = X.abs()[:size] + 1
     x[1] = -0.1
-    with pytest.raises(ValueError, match="touch each other"):
+    with pytest.raises(ValueError, match="depend on the rest of its batch"):
         Map(Classifier(built(Branching)))(sign * x)
 
 
@@ -206,7 +208,7 @@ def test_later_checks_look_at_both_ends(threshold):
     classifier = Classifier(built(Branch))
     for _ in range(15):
         Map(classifier)(x)
-    with pytest.raises(ValueError, match="touch each other"):
+    with pytest.raises(ValueError, match="depend on the rest of its batch"):
         Map(classifier)(x)
 
 
@@ -215,7 +217,7 @@ def test_the_check_waits_for_a_batch_that_can_tell(first):
     classifier = Classifier(built(Centred))
     Map(classifier)(first)
     Map(classifier)(first)
-    with pytest.raises(ValueError, match="touch each other"):
+    with pytest.raises(ValueError, match="depend on the rest of its batch"):
         Map(classifier)(X)
 
 
@@ -225,7 +227,7 @@ def test_later_batches_are_checked_again():
     classifier = Classifier(model)
     for _ in range(15):
         Map(classifier)(low)
-    with pytest.raises(ValueError, match="touch each other"):
+    with pytest.raises(ValueError, match="depend on the rest of its batch"):
         Map(classifier)(torch.cat([low, -low]))
 
 
@@ -396,7 +398,7 @@ def test_threads_that_start_together_all_refuse():
     classifier = Classifier(built(Centred))
 
     def refused(_):
-        with pytest.raises(ValueError, match="touch each other"):
+        with pytest.raises(ValueError, match="depend on the rest of its batch"):
             Map(classifier)(X)
         return True
 

@@ -155,7 +155,7 @@ class Findings:
 
     # Names of covered parameters -> the number of batches seen with them; see `is_due`.
     seen: dict[frozenset[str], int] = field(default_factory=dict)
-    # Names of covered parameters with which the rows of a batch were found not to touch each other.
+    # Names of covered parameters with which rows of a batch were found not to depend on each other.
     apart: set[frozenset[str]] = field(default_factory=set)
     # Names of the layers that a posterior covers -> whether the batch may be expanded into one row
     # per label at the first of them (instead of at the model's input), see `_engine/rows.py`.

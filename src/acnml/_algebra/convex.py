@@ -26,7 +26,7 @@ MANY = 0.5
 # Scalar steps towards a good start.
 TWO_CLASS_STEPS = 8
 
-# A step must gain this share of what the slope promises: any gain at all could zigzag for ever.
+# A step must gain this share of what the slope promises: any gain at all could zigzag forever.
 SHARE_OF_SLOPE = 0.1
 
 # Changes of the objective below this many units of rounding mean nothing.
@@ -209,7 +209,7 @@ def least_on_simplex(matrix: Tensor, costs: Tensor, start: Tensor) -> Tensor:
     for _ in range(ROUNDS * (costs.shape[-1] - 1)):
         most, high = _first_largest(torch.where(weights > ALIKE, derivative, -torch.inf))
         gaps, value = most - derivative, (weights * derivative).sum(-1, keepdim=True)
-        # Every problem ends by itself, so that rows do not touch each other.
+        # Every problem ends by itself, so that rows do not depend on each other.
         goes_on = value - derivative.amin(-1, keepdim=True) > CLOSE * value.abs()
         if not bool(goes_on.any()):
             break

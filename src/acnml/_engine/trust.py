@@ -1,7 +1,7 @@
 """What the library takes for granted of a model, checked on a few inputs when it is first seen.
 
-1. The rows of a batch do not touch each other. The logits of an input, and what every covered layer
-   receives for it, must be the same in its batch and beside another row, at whichever place.
+1. The rows of a batch do not depend on each other. The logits of an input, and what every covered
+   layer receives for it, must be the same in its batch and beside another row, at whichever place.
 2. A covered layer uses its parameters as its kind of layer does: gradients that are assembled from
    layer inputs and output gradients must equal autograd's.
 3. The outputs are logits, not probabilities.
@@ -75,7 +75,7 @@ def require_apart(classifier: Classifier, x: Inputs) -> None:
 
 
 def require_understood(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> None:
-    """Refuse a model whose rows touch each other, or that uses covered parameters in its own way.
+    """Refuse a model whose rows depend on each other, or that uses parameters in its own way.
 
     Four rows stand for the batch.
     """
@@ -121,7 +121,7 @@ def require_apart_from(
         _compare(classifier, sites, x, probe, whole)
 
 
-# Rows that do not touch each other ---------------------------------------------------------------
+# Rows that do not depend on each other -----------------------------------------------------------
 
 
 def _compare(
@@ -246,7 +246,7 @@ def _require_equal_but_for_rounding(
     groups: Sequence[Tensor],
     pairs: Sequence[tuple[Passed, Passed]],
 ) -> None:
-    """Confirm in double precision that rows touch each other, and say where.
+    """Confirm in double precision that rows depend on each other, and say where.
 
     Rounding differs between sizes of batches, and it may be large where terms cancel or a gate
     flips. In double precision, only what truly depends on the batch is left.
@@ -265,9 +265,9 @@ def _require_equal_but_for_rounding(
         where = _where_rows_touch(classifier, x, groups) if touch else ""
     if touch:
         raise ValueError(
-            f"the rows of a batch touch each other {where}: the result for an input changes with "
-            "the rest of its batch. Every input must be handled on its own; compute what depends "
-            "on several inputs (means, orders, branches) once, from the training data"
+            "the logits of an input, or what a layer receives for it, depend on the rest of its "
+            f"batch, beginning {where}. Every input must be handled on its own; compute what "
+            "depends on several inputs (means, orders, branches) once, from the training data"
         )
 
 

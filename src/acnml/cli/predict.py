@@ -208,7 +208,7 @@ def _job(files: _Files, inputs: _Inputs, answers: _Answers, running: _Running) -
 
 
 def run_predict(job: Job, engine: Engine) -> Summary:
-    """Score with a progress bar, and print what has become of all rows."""
+    """Score with a progress bar, and print how many rows were scored and rejected."""
     from acnml.scoring import score
 
     start = time.perf_counter()

@@ -69,7 +69,7 @@ class Column:
 
     def read(self, column: pa.Array) -> Read:
         """Return the rows as an array, without those that are null or have another shape."""
-        if kinds.is_null(column.type):  # as Arrow calls a table's column without a single value
+        if kinds.is_null(column.type):  # the type of a column without a single value
             nulls = dict.fromkeys(range(len(column)), self._null)
             return Read(np.empty((0, *self.shape), np.float32), np.arange(0), nulls)
         plain, kept, reasons = _without_extension(column), np.arange(len(column)), {}

@@ -42,7 +42,7 @@ GROUP_BYTES = 32 * 2**20
 @final
 @dataclass(frozen=True)
 class Summary:
-    """What has become of all rows.
+    """How many rows were scored and rejected, and why.
 
     Args:
         rows: of the input.

@@ -63,7 +63,7 @@ def score(
     engine: Engine = locally,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Summary:
-    """Score all rows of a job that are not scored yet, and return what has become of all rows.
+    """Score all rows of a job that are not scored yet, and return the counts of all rows.
 
     Args:
         job: what to score, and how.
