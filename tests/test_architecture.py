@@ -36,15 +36,15 @@ MAY_KNOW = {
     "exact": {"_util", "classifier", "posteriors", "exact"},
     "laplace_torch": {"_util", "_algebra", "posteriors"},
     "lightning": {"_util", "calibration", "fitting", "storage"},
-    "torchmetrics": {"metrics"},
-    "transformers": {"calibration", "classifier", "storage"},
+    "torchmetrics": {"_util", "metrics"},
+    "transformers": {"_util", "calibration", "classifier", "storage"},
     "tuning": MODEL
     | {"_engine", "fitting", "head", "metrics", "predictors", "solvers", "typicality", "tuning"},
     "conformal": {"metrics"},
     "plots": {"_util", "metrics", "calibration"},
     "sklearn": MODEL | {"calibration", "tuning", "sklearn"},
     "scoring": MODEL | {"calibration", "predictors", "solvers", "storage", "scoring"},
-    "ray": {"predictors", "scoring"},
+    "ray": {"_util", "predictors", "scoring"},
 }
 NEVER_IN_THE_LIBRARY = {
     "PIL",

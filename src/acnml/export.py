@@ -15,6 +15,7 @@ from torch import Tensor
 
 from acnml._util import batches
 from acnml._util.batches import Inputs
+from acnml._util.extras import needed_by
 from acnml.calibration import Calibrated
 from acnml.predictors import Acnml
 from acnml.storage.disk import require_target, write_file
@@ -66,12 +67,10 @@ def export_onnx(
     >>> exported.difference < 1e-5
     True
     """
-    try:
+    with needed_by("ONNX export", "acnml[onnx]"):
         import onnx  # noqa: F401
         import onnxruntime
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError("ONNX export needs more packages: pip install 'acnml[onnx]'") from error
     example = batches.as_inputs(example)
     if batches.size(example) < 2:
         raise ValueError("give an example of at least two inputs, so that their number is dynamic")

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml._algebra.dual import Affine
+from acnml._util.extras import needed_by
 from acnml._util.params import Params, count, flatten, unflatten
 from acnml.posteriors import Diagonal, EigenBlock, Full, Kronecker, LowRank, Posterior
 
@@ -58,7 +59,8 @@ def from_laplace(la: ParametricLaplace) -> Posterior:
     >>> acnml.from_laplace(la)
     Kronecker(27 parameters: 2.weight … 2.bias)
     """
-    import laplace
+    with needed_by("from_laplace", "laplace-torch"):
+        import laplace
 
     _require_fitted(la)
     mean = unflatten(la.mean.detach().clone(), _parameters(la))
@@ -100,7 +102,8 @@ def to_laplace(posterior: Posterior, la: ParametricLaplace) -> Any:
     >>> acnml.to_laplace(posterior, la)(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """
-    import laplace
+    with needed_by("to_laplace", "laplace-torch"):
+        import laplace
 
     _require_fitted(la)
     like = _parameters(la)

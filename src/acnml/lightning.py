@@ -15,19 +15,21 @@ from typing import Any, final
 from torch import nn
 
 from acnml._util import checks
+from acnml._util.extras import needed_by
 from acnml._util.selection import Parameters
 from acnml.calibration import Calibrated, calibrate
 from acnml.fitting import Swag
 from acnml.storage import save
 
-try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-except ImportError:
-    from pytorch_lightning import (  # type: ignore[no-redef]
-        Callback,
-        LightningModule,
-        Trainer,
-    )
+with needed_by("acnml.lightning", "acnml[lightning]"):
+    try:
+        from lightning.pytorch import Callback, LightningModule, Trainer
+    except ImportError:
+        from pytorch_lightning import (  # type: ignore[no-redef]
+            Callback,
+            LightningModule,
+            Trainer,
+        )
 
 
 @final

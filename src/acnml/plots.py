@@ -15,15 +15,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import matplotlib as mpl
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
 from acnml import metrics
+from acnml._util.extras import needed_by
 from acnml.calibration import Calibrated
+
+with needed_by("acnml.plots", "acnml[plots]"):
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.ticker import PercentFormatter
 
 INK, FAINT, PAPER = "#22262b", "#8a9099", "#fefefe"
 BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"

@@ -17,18 +17,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
-import pyarrow as pa
-import ray
-import ray.data
 import torch
 
+from acnml._util.extras import needed_by
 from acnml.predictors import Predictor
-from acnml.scoring import Answers, Job, Reading, Scorer, ScoringError, Unit, Worker
-from acnml.scoring.columns import Array, InputColumns
-from acnml.scoring.output import ANSWERS, answer_fields, arrow_columns
-from acnml.scoring.run import Part
-from acnml.scoring.sources import SHOWN
-from acnml.scoring.tables import input_columns, require_columns, whole
+
+with needed_by("acnml.ray", "acnml[ray]"):
+    import pyarrow as pa
+    import ray
+    import ray.data
+
+    from acnml.scoring import Answers, Job, Reading, Scorer, ScoringError, Unit, Worker
+    from acnml.scoring.columns import Array, InputColumns
+    from acnml.scoring.output import ANSWERS, answer_fields, arrow_columns
+    from acnml.scoring.run import Part
+    from acnml.scoring.sources import SHOWN
+    from acnml.scoring.tables import input_columns, require_columns, whole
 
 T = TypeVar("T")
 

@@ -25,10 +25,13 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from acnml import metrics
+from acnml._util.extras import needed_by
+
+with needed_by("acnml.torchmetrics", "acnml[lightning]"):
+    from torchmetrics import Metric
+    from torchmetrics.utilities import dim_zero_cat
 
 
 class _Mean(Metric):

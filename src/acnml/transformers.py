@@ -26,6 +26,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from acnml._util.extras import needed_by
 from acnml.calibration import Calibrated
 from acnml.classifier import Classifier
 from acnml.storage import StorageError, load, save
@@ -67,7 +68,8 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
     >>> batch["input_ids"].shape, batch["labels"].shape
     (torch.Size([8, 4]), torch.Size([8]))
     """
-    from transformers import DataCollatorWithPadding
+    with needed_by("acnml.transformers", "acnml[transformers]"):
+        from transformers import DataCollatorWithPadding
 
     if "input_ids" not in dataset.column_names:
         raise ValueError(
@@ -376,7 +378,8 @@ def from_pretrained(
 
 def _load_model(folder: Path, options: dict[str, Any]) -> nn.Module:
     """Load a model of the class that its configuration names."""
-    import transformers
+    with needed_by("acnml.transformers", "acnml[transformers]"):
+        import transformers
 
     if (folder / "adapter_config.json").is_file():
         from peft import AutoPeftModelForSequenceClassification

@@ -14,11 +14,14 @@ once. Memory does not grow with the input. This package needs the extra `predict
 - `run.py`: everything together.
 """
 
-from acnml.scoring.job import Answers, Job, Reading
-from acnml.scoring.models import ScoringError
-from acnml.scoring.output import Summary
-from acnml.scoring.run import Engine, Unit, Worker, locally, score
-from acnml.scoring.scorer import Scorer
+from acnml._util.extras import needed_by
+
+with needed_by("acnml.scoring", "acnml[predict]"):
+    from acnml.scoring.job import Answers, Job, Reading
+    from acnml.scoring.models import ScoringError
+    from acnml.scoring.output import Summary
+    from acnml.scoring.run import Engine, Unit, Worker, locally, score
+    from acnml.scoring.scorer import Scorer
 
 __all__ = [
     "Answers",

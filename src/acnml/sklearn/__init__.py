@@ -14,8 +14,11 @@
 Needs the extra `sklearn`. docs/howto/sklearn.md is the how-to.
 """
 
-from acnml.sklearn._classifier import AcnmlClassifier
-from acnml.sklearn._modules import to_module
-from acnml.sklearn._torch import TorchClassifier
+from acnml._util.extras import needed_by
+
+with needed_by("acnml.sklearn", "acnml[sklearn]"):
+    from acnml.sklearn._classifier import AcnmlClassifier
+    from acnml.sklearn._modules import to_module
+    from acnml.sklearn._torch import TorchClassifier
 
 __all__ = ["AcnmlClassifier", "TorchClassifier", "to_module"]
