@@ -174,7 +174,7 @@ def _trained_head(classes: int, size: int = 256) -> tuple[Acnml, Tensor]:
         y = torch.randint(classes, (200,))
         test = functional.relu(centres[y] + 1.5 * torch.randn(200, size))
     classifier = Classifier(layer.requires_grad_(False))
-    posterior = acnml.fit_kfac_laplace(classifier, x.split(1000), progress=False)
+    posterior = acnml.fit_kfac_laplace(classifier, list(x.split(1000)), progress=False)
     return Acnml(classifier, posterior, alpha=ALPHA), test
 
 

@@ -211,13 +211,15 @@ def _require_vector(labels: Any) -> None:
     if not isinstance(labels, (Tensor, np.ndarray)):
         remedy = "y.to_numpy()" if hasattr(labels, "to_numpy") else "torch.tensor(y)"
         raise TypeError(f"{what}, got {type(labels).__name__}: pass {remedy}")
-    if labels.ndim != 1:
-        remedy = "one class index per input"
-        if labels.ndim == 2:
-            remedy = (
-                "y[:, 0]" if labels.shape[1] == 1 else f"y.argmax(1) of one-hot labels, {remedy}"
-            )
-        raise ValueError(f"{what}, got shape {tuple(labels.shape)}: pass {remedy}")
+    if labels.ndim == 1:
+        return
+    remedy = "one class index per input"
+    if labels.ndim == 2:
+        remedy = "y[:, 0]" if labels.shape[1] == 1 else "y.argmax(1) of one-hot labels"
+    raise ValueError(
+        f"{what}, got shape {tuple(labels.shape)}: pass {remedy}; for two batches without labels, "
+        "such as X.split(100), pass a list of them"
+    )
 
 
 def require_loader(data: Any, what: str) -> None:
