@@ -59,7 +59,6 @@ def few_digits(study: EvidenceStudy, store: Store) -> list[Subject]:
             held_out=own.held_out.first(FEW_HELD_OUT),
             shifts=shifts,
             load=load,
-            decided=(own.decided, FEW_HELD_OUT, FEW_TEST),
             dropout=None,
             whole=True,
         )
@@ -114,7 +113,7 @@ def _subject(
         held_out=held_out,
         shifts={CLEAN: CLEAN, **groups, near: NEAR, GREY: FAR},
         load=load,
-        decided=(study.held_out, study.test, study.train_images, study.epochs),
+        decided=_training(study),
         methods=METHODS,
     )
 
@@ -152,11 +151,15 @@ def _trained(
     with seeded(seed):
         network = build()
     dropout = study.dropout if "dropout" in name else 0
-    decided = (study.epochs, study.held_out, study.seed, dropout, "bfloat16")
-    stage = Stage(f"train {name}", decided, seed)
+    stage = Stage(f"train {name}", _training(study, dropout), seed)
     trained = store.make(stage, lambda work: train_network(network, data, study.epochs, seed, work))
     network.load_state_dict(trained.load())
     return network.eval()
+
+
+def _training(study: EvidenceStudy, dropout: float = 0) -> tuple[object, ...]:
+    """Return what decides the weights of a network besides its seed; two settings draw its data."""
+    return study.epochs, study.held_out, study.seed, dropout, "bfloat16"
 
 
 def train_network(

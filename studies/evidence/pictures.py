@@ -20,7 +20,6 @@ from studies.evidence.subjects import CLEAN, Subject
 from studies.models import MODELS, load_weights
 from studies.store.record import digest
 
-TEST_IMAGES, TRAIN_IMAGES = 10_000, 50_000
 # The weights of our networks, with the command that trains them in a README.
 OWN_WEIGHTS = Path(__file__).parents[1] / "weights"
 OWN_SEEDS = (0, 1, 2)  # of which there are weights
@@ -29,15 +28,19 @@ OWN_HELD_OUT = 1000  # training images that they have not seen
 
 def given(name: str, study: EvidenceStudy, cache: Path) -> list[Subject]:
     """Return a network with given weights. Held-out images are cut from the test set."""
-    model, order = MODELS[name], _order(TEST_IMAGES, study.seed)
-    everything = cifar10.load("test"), order[: study.held_out]
-    train = _taken(cifar10.load("train"), _order(TRAIN_IMAGES, study.seed)[: study.train_images])
-    decided = (study.held_out, study.test, study.train_images, study.epochs)
+    model, train, test = MODELS[name], cifar10.load("train"), cifar10.load("test")
+    held_out = _taken(test, _order(len(test.labels), study.seed)[: study.held_out])
+    train = _taken(train, _order(len(train.labels), study.seed)[: study.train_images])
+    decided = digest(_weight_file(name).read_bytes())
 
     def build() -> nn.Module:
         return model.trained(data_folder() / "weights")
 
-    return [_subject(name, name, 0, build, train, _taken(*everything), decided, study, cache)]
+    return [_subject(name, name, 0, build, train, held_out, decided, study, cache)]
+
+
+def _weight_file(name: str) -> Path:
+    return data_folder() / "weights" / str(MODELS[name].weights)
 
 
 def own(study: EvidenceStudy, cache: Path) -> list[Subject]:
@@ -47,7 +50,7 @@ def own(study: EvidenceStudy, cache: Path) -> list[Subject]:
     network knows the ensemble.
     """
     data = cifar10.load("train")
-    held_out = _taken(data, _order(TRAIN_IMAGES, 0)[:OWN_HELD_OUT])
+    held_out = _taken(data, _order(len(data.labels), 0)[:OWN_HELD_OUT])
     seen = without_held_out(data, OWN_HELD_OUT)
     train = _taken(seen, _order(len(seen.labels), study.seed)[: study.train_images])
 
@@ -59,7 +62,7 @@ def own(study: EvidenceStudy, cache: Path) -> list[Subject]:
             load_weights(module, path)
             return module
 
-        decided = (digest(path.read_bytes()), study.held_out, study.test, study.train_images)
+        decided = digest(path.read_bytes())
         found = _subject(OWN, "resnet20", seed, build, train, held_out, decided, study, cache)
         return replace(found, methods=MAIN)
 
@@ -81,7 +84,8 @@ def _subject(
     cache: Path,
 ) -> Subject:
     model = MODELS[model_name]
-    test = _order(TEST_IMAGES, study.seed)[study.held_out :][: study.test]
+    there = len(cifar10.load("test").labels)
+    test = _order(there, study.seed)[study.held_out :][: study.test]
     images = Cifar10C.of_test_set(test.tolist(), cache)
     groups = {f"{c} {s}": f"severity {s}" for s in study.severities for c in BENCHMARK}
 

@@ -45,7 +45,6 @@ def few(task: text.Task, study: EvidenceStudy) -> text.Task:
 def _subject(task: text.Task, settings: text.TextStudy, store: Store, seed: int) -> Subject:
     left_out = task.fold or "all intents"
     trained = (text.ENCODER, text.TWO, settings.hidden, settings.epochs, left_out)
-    sizes = [len(part.labels) for part in (task.train, task.held_out, task.test)]
 
     def build() -> nn.Module:
         def make(work: Work) -> Content:
@@ -70,6 +69,6 @@ def _subject(task: text.Task, settings: text.TextStudy, store: Store, seed: int)
         held_out=task.held_out,
         shifts={f"{CLEAN}, {left_out}": CLEAN, unknown: task.experiment},
         load=load,
-        decided=(trained, *sizes, len(task.beyond)),
+        decided=trained,
         methods=MANY_CLASSES,
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from acnml import Classifier, last_linear
 from acnml.typicality.places import Taps, find_places
+from studies.engine.study import checksum
 from studies.evidence.subjects import Subject
 from studies.store import Stage, Store
 
@@ -31,7 +32,8 @@ class Recorded(NamedTuple):
 def recorded(subject: Subject, part: str, store: Store) -> Recorded:
     """Return the training data, the held-out data or a shift of a network."""
     data = subject.data(part)
-    stage = Stage(f"recorded {subject.name} {part}", subject.decided, subject.seed)
+    decided = (subject.decided, checksum(data))
+    stage = Stage(f"recorded {subject.name} {part}", decided, subject.seed)
     network = subject.trained
     layer, classifier = last_linear(network), Classifier(network)
     name = next(n for n, module in network.named_modules() if module is layer)

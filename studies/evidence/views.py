@@ -33,6 +33,7 @@ from acnml.tuning.temperature import least_nll_temperature
 from acnml.typicality import NearestNeighbours, Reader, Typicality
 from acnml.typicality.mahalanobis import Moments
 from acnml.typicality.neighbours import neighbours_of
+from studies.engine.study import checksum
 from studies.evidence.recorded import Recorded, recorded
 from studies.evidence.settings import EvidenceStudy
 from studies.evidence.subjects import HELD_OUT, TRAIN, Subject
@@ -211,7 +212,8 @@ class Views:
     def _dropout(self, part: str) -> Tensor:
         own, data = self._own, self._own.data(part)
         predictor = McDropout(Classifier(own.trained_with_dropout), self._study.samples)
-        stage = Stage(f"dropout {own.name} {part}", (own.decided, self._study.samples), own.seed)
+        decided = (own.decided, self._study.dropout, self._study.samples, checksum(data))
+        stage = Stage(f"dropout {own.name} {part}", decided, own.seed)
 
         def compute(rows: slice) -> dict[str, Tensor]:
             return {"log_probs": predictor(own.prepare(data.inputs[rows]))}
@@ -232,7 +234,9 @@ class Views:
 
     def _whole(self, part: str, alpha: float) -> Tensor:
         own, data = self._own, self._own.data(part)
-        stage = Stage(f"all weights {own.name} {part}", (own.decided, f"{alpha:.6g}"), own.seed)
+        seen = checksum(own.train, own.held_out, data)
+        decided = (own.decided, seen, f"{alpha:.6g}")
+        stage = Stage(f"all weights {own.name} {part}", decided, own.seed)
         predictors: list[Acnml] = []
 
         def compute(rows: slice) -> dict[str, Tensor]:
