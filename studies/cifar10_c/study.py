@@ -193,9 +193,10 @@ def load_data(settings: Cifar10CStudy, cache: Path) -> StudyData:
     if not 0 < count < len(orders[source]):
         there = f"{len(orders[source])} images of the {source} set"
         raise SettingError(f"choice.held_out: {there} cannot spare {count}")
-    chosen, orders[source] = orders[source][:count], orders[source][count:]
-    held_out, test = _taken(parts[source], chosen), _taken(parts["test"], orders["test"])
-    train = without_held_out(parts["train"], count if source == "train" else 0)
+    rest, held_out = split_off(parts[source], count)
+    train = rest if source == "train" else parts["train"]
+    orders[source] = orders[source][count:]
+    test = _taken(parts["test"], orders["test"])
     numbers = orders["test"][: max(settings.images.cheap, settings.frontier.images)].tolist()
     corrupted = Cifar10C.of_test_set(numbers, cache)
     official = f"official: {corrupted.official}"
@@ -214,9 +215,10 @@ def load_data(settings: Cifar10CStudy, cache: Path) -> StudyData:
     return StudyData.of(note, train, held_out, test, load, official)
 
 
-def without_held_out(train: Labelled, held_out: int) -> Labelled:
-    """Return the training images that networks learn from, in their own order."""
-    return _taken(train, _order(len(train.labels))[held_out:].sort().values)
+def split_off(images: Labelled, held_out: int) -> tuple[Labelled, Labelled]:
+    """Return images without some that are held out, in their own order, and the held-out ones."""
+    order = _order(len(images.labels))
+    return _taken(images, order[held_out:].sort().values), _taken(images, order[:held_out])
 
 
 def require_corruptions(settings: Cifar10CStudy, data: StudyData) -> None:

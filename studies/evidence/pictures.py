@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import final
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from acnml.cli._shared.digits import Labelled
-from studies.cifar10_c.study import without_held_out
+from studies.cifar10_c.study import split_off
 from studies.corruptions import BENCHMARK, Cifar10C
 from studies.data import cifar10
-from studies.data.folder import data_folder
 from studies.evidence.methods import MAIN, METHODS
 from studies.evidence.settings import OWN, EvidenceStudy
 from studies.evidence.subjects import CLEAN, Subject
-from studies.models import MODELS, load_weights
-from studies.store.record import digest
+from studies.models.weights import Weights
 
 # The weights of our networks, with the command that trains them in a README.
 OWN_WEIGHTS = Path(__file__).parents[1] / "weights"
@@ -28,19 +27,10 @@ OWN_HELD_OUT = 1000  # training images that they have not seen
 
 def given(name: str, study: EvidenceStudy, cache: Path) -> list[Subject]:
     """Return a network with given weights. Held-out images are cut from the test set."""
-    model, train, test = MODELS[name], cifar10.load("train"), cifar10.load("test")
-    held_out = _taken(test, _order(len(test.labels), study.seed)[: study.held_out])
-    train = _taken(train, _order(len(train.labels), study.seed)[: study.train_images])
-    decided = digest(_weight_file(name).read_bytes())
-
-    def build() -> nn.Module:
-        return model.trained(data_folder() / "weights")
-
-    return [_subject(name, name, 0, build, train, held_out, decided, study, cache)]
-
-
-def _weight_file(name: str) -> Path:
-    return data_folder() / "weights" / str(MODELS[name].weights)
+    train, test = cifar10.load("train"), cifar10.load("test")
+    held_out = _taken(test, _order(test, study.seed)[: study.held_out])
+    split = Split.of(train, held_out, study)
+    return [_subject(name, 0, Weights.given(name), split, TestImages.of(study, cache))]
 
 
 def own(study: EvidenceStudy, cache: Path) -> list[Subject]:
@@ -49,72 +39,83 @@ def own(study: EvidenceStudy, cache: Path) -> list[Subject]:
     They have not seen `OWN_HELD_OUT` training images, which are the held-out images here. The first
     network knows the ensemble.
     """
-    data = cifar10.load("train")
-    held_out = _taken(data, _order(len(data.labels), 0)[:OWN_HELD_OUT])
-    seen = without_held_out(data, OWN_HELD_OUT)
-    train = _taken(seen, _order(len(seen.labels), study.seed)[: study.train_images])
+    seeds = [seed for seed in study.seeds if seed in OWN_SEEDS]
+    if not seeds:
+        there = ", ".join(map(str, OWN_SEEDS))
+        raise ValueError(f"{OWN} has networks of the seeds {there}: ask for one of them in seeds")
+    split = Split.of(*split_off(cifar10.load("train"), OWN_HELD_OUT), study)
+    test = TestImages.of(study, cache)
 
     def network(seed: int) -> Subject:
-        path = OWN_WEIGHTS / f"resnet20-seed{seed}.safetensors"
+        weights = Weights("resnet20", OWN_WEIGHTS / f"resnet20-seed{seed}.safetensors")
+        return replace(_subject(OWN, seed, weights, split, test), methods=MAIN)
 
-        def build() -> nn.Module:
-            module = MODELS["resnet20"].untrained(seed)
-            load_weights(module, path)
-            return module
-
-        decided = digest(path.read_bytes())
-        found = _subject(OWN, "resnet20", seed, build, train, held_out, decided, study, cache)
-        return replace(found, methods=MAIN)
-
-    seeds = [seed for seed in study.seeds if seed in OWN_SEEDS]
     networks = [network(seed) for seed in seeds]
     members = tuple(networks) if len(networks) > 1 else ()
     return [replace(networks[0], members=members), *networks[1:]]
 
 
-def _subject(
-    name: str,
-    model_name: str,
-    seed: int,
-    build: Callable[[], nn.Module],
-    train: Labelled,
-    held_out: Labelled,
-    decided: object,
-    study: EvidenceStudy,
-    cache: Path,
-) -> Subject:
-    model = MODELS[model_name]
-    there = len(cifar10.load("test").labels)
-    test = _order(there, study.seed)[study.held_out :][: study.test]
-    images = Cifar10C.of_test_set(test.tolist(), cache)
-    groups = {f"{c} {s}": f"severity {s}" for s in study.severities for c in BENCHMARK}
+@final
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images for posteriors and densities, and held-out images."""
 
-    def load(shift: str) -> Labelled:
+    train: Labelled
+    held_out: Labelled
+
+    @staticmethod
+    def of(train: Labelled, held_out: Labelled, study: EvidenceStudy) -> Split:
+        """Return as many training images as the study asks for, at random."""
+        return Split(_taken(train, _order(train, study.seed)[: study.train_images]), held_out)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TestImages:
+    """Test images, under all corruptions at some severities."""
+
+    images: Cifar10C
+    severities: tuple[int, ...]
+
+    @staticmethod
+    def of(study: EvidenceStudy, cache: Path) -> TestImages:
+        """Return as many as the study asks for, after those held out for given networks."""
+        numbers = _order(cifar10.load("test"), study.seed)[study.held_out :][: study.test]
+        return TestImages(Cifar10C.of_test_set(numbers.tolist(), cache), study.severities)
+
+    @property
+    def shifts(self) -> Mapping[str, str]:
+        """Shift -> its group."""
+        corrupted = {f"{c} {s}": f"severity {s}" for s in self.severities for c in BENCHMARK}
+        return {CLEAN: CLEAN, **corrupted}
+
+    def load(self, shift: str) -> Labelled:
+        """Return the images of a shift."""
         if shift == CLEAN:
-            return images.clean
+            return self.images.clean
         corruption, severity = shift.rsplit(" ", 1)
-        return images.load(corruption, int(severity))
+        return self.images.load(corruption, int(severity))
 
+
+def _subject(name: str, seed: int, weights: Weights, split: Split, test: TestImages) -> Subject:
     return Subject(
         name=name,
         network=name,
         seed=seed,
-        build=build,
-        prepare=lambda x: model.normalise(cifar10.to_unit(x)).contiguous(
-            memory_format=torch.channels_last
-        ),
-        train=train,
-        held_out=held_out,
-        shifts={CLEAN: CLEAN, **groups},
-        load=load,
-        decided=decided,
+        build=weights.build,
+        prepare=lambda x: weights.prepare(x).contiguous(memory_format=torch.channels_last),
+        train=split.train,
+        held_out=split.held_out,
+        shifts=test.shifts,
+        load=test.load,
+        decided=weights.checksum,
         methods=METHODS,
     )
 
 
-def _order(images: int, seed: int) -> torch.Tensor:
-    return torch.randperm(images, generator=torch.Generator().manual_seed(seed))
+def _order(data: Labelled, seed: int) -> Tensor:
+    return torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
 
 
-def _taken(data: Labelled, rows: torch.Tensor) -> Labelled:
+def _taken(data: Labelled, rows: Tensor) -> Labelled:
     return Labelled(data.inputs[rows], data.labels[rows])

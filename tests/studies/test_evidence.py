@@ -15,6 +15,7 @@ import acnml
 from acnml import Classifier, Map, Tempered, metrics, tuning
 from acnml.cli._shared.digits import Labelled
 from acnml.predictors.pnml import genie_log_probs
+from stores import store_in
 from studies.engine.tables import mean, select
 from studies.evidence import report
 from studies.evidence import study as study_module
@@ -39,7 +40,7 @@ from studies.evidence.methods import (
     WHOLE,
 )
 from studies.evidence.report import write_pages
-from studies.evidence.settings import NETWORKS, PRESETS, EvidenceStudy
+from studies.evidence.settings import NETWORKS, OWN, PRESETS, EvidenceStudy
 from studies.evidence.study import Evidence, collect
 from studies.evidence.subjects import Subject, with_unknown
 from studies.evidence.views import BLOCK
@@ -334,6 +335,12 @@ def test_networks_are_checked():
     assert set(PRESETS["quick"].networks) == set(PRESETS["full"].networks) == set(NETWORKS)
     with pytest.raises(ValueError, match="there is no 'resnet19', only mnist"):
         EvidenceStudy(networks=("resnet19",))
+
+
+def test_networks_of_our_own_have_some_seeds_only(tmp_path):
+    study = EvidenceStudy(networks=(OWN,), seeds=(7, 8))
+    with pytest.raises(ValueError, match="resnet20-own has networks of the seeds 0, 1, 2"):
+        study_module.subjects(OWN, study, tmp_path, store_in(tmp_path, study))
 
 
 def test_leverage_nml_by_hand():

@@ -11,16 +11,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from acnml.cli._shared.digits import Labelled
+from stores import store_in
 from studies.data import cifar10
-from studies.evidence import digits, pictures
+from studies.evidence import digits
 from studies.evidence import views as views_module
 from studies.evidence.settings import DIGITS, DIGITS_200, EvidenceStudy
 from studies.evidence.study import subjects
 from studies.evidence.subjects import TRAIN
 from studies.evidence.views import Views
-from studies.models import Description
+from studies.models import Description, weights
 from studies.models.mlp import mlp
-from stores import store_in
 
 GIVEN = "resnet20"
 UNSEEN = ("networks", "prices", "resamples")  # by everything but the comparison
@@ -80,7 +80,7 @@ def data(monkeypatch, tmp_path):
     # Labels are arbitrary here, so no temperature is best.
     monkeypatch.setattr(views_module, "least_nll_temperature", lambda *_: 2.0)
     described = Description(network, weights="tiny.safetensors")
-    monkeypatch.setattr(pictures, "MODELS", {GIVEN: described})
+    monkeypatch.setattr(weights, "MODELS", {GIVEN: described})
     monkeypatch.setenv("ACNML_DATA", str(tmp_path / "data"))
     (tmp_path / "data" / "weights").mkdir(parents=True)
     write_weights(tmp_path, seed=0)
@@ -114,7 +114,7 @@ def equal(first: list[Tensor], second: list[Tensor]) -> bool:
 @pytest.mark.parametrize("name", [DIGITS, DIGITS_200, GIVEN])
 def test_a_store_that_has_seen_other_settings_answers_as_an_empty_one(data, name):
     views(name, STUDY, data / "shared")
-    for setting in {each.name for each in fields(EvidenceStudy)} - {*UNSEEN}:
+    for setting in [f.name for f in fields(EvidenceStudy) if f.name not in UNSEEN]:
         changed = replace(STUDY, **{setting: getattr(OTHER, setting)})
         fresh = views(name, changed, data / setting)
         assert equal(views(name, changed, data / "shared"), fresh), setting
