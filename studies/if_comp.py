@@ -36,13 +36,12 @@ from acnml import (
 )
 from acnml.calibration import RELATIVE_PRIOR
 from acnml.cli._shared.digits import Labelled
-from acnml.cli._shared.files import write_file
 from acnml.tuning.temperature import least_nll_temperature
 from studies.corruptions import CORRUPTIONS, Cifar10C
 from studies.data import cifar10
 from studies.data.folder import data_folder
-from studies.engine.report import Section, footer, short_report, written_by
-from studies.engine.tables import Table, select, write_csv
+from studies.engine.report import Section, ShortReport
+from studies.engine.tables import Table, select
 from studies.models import MODELS
 from studies.store import Content, Stage, Store
 
@@ -232,7 +231,6 @@ def measured(study: IfCompStudy, name: str, out: Path, store: Store) -> list[Sco
 def run(study: IfCompStudy, out: Path, store: Store, command: str) -> Path:
     """Do everything that is missing and write the report."""
     rows = [row for name in study.networks for row in measured(study, name, out, store)]
-    write_csv(out / "metrics.csv", Scored._fields, rows)
     return write_pages(study, rows, out, command)
 
 
@@ -280,7 +278,7 @@ def verdict(rows: Sequence[Scored], network: str, severity: int) -> str:
 
 
 def write_pages(study: IfCompStudy, rows: Sequence[Scored], out: Path, command: str) -> Path:
-    """Write results.md and report.html; return the path of the latter."""
+    """Write metrics.csv, results.md and report.html; return the path of the last."""
     text = (
         f"{len(study.corruptions)} corruptions with {study.test} test images each. "
         f"Knobs are chosen on {study.held_out} clean images, at a price of {study.price:g} nats "
@@ -292,12 +290,5 @@ def write_pages(study: IfCompStudy, rows: Sequence[Scored], out: Path, command: 
     finding = " ".join(verdict(rows, network, worst) for network in study.networks)
     tables = [table(study, rows, n, score) for score in ("ece", "nll") for n in study.networks]
     sections = [Section("Corruptions", [text], [], tables)]
-    parts = [
-        f"Written by {written_by(command)}.",
-        finding,
-        *(s.markdown() for s in sections),
-    ]
-    page = "\n\n".join(["# The protocol of IF-COMP: results", *parts]) + "\n"
-    write_file(out / "results.md", page.encode())
-    html = short_report("The protocol of IF-COMP", finding, sections, footer(command))
-    return write_file(out / "report.html", html.encode())
+    numbers = {"metrics.csv": (Scored._fields, rows)}
+    return ShortReport("The protocol of IF-COMP", finding, sections, command, numbers).write(out)

@@ -35,13 +35,12 @@ from acnml import (
     metrics,
 )
 from acnml.cli._shared.digits import Labelled, split
-from acnml.cli._shared.files import write_file
 from acnml.solvers.influence import self_influence
 from studies.data import cifar10
 from studies.data.digits import load_mnist
 from studies.data.folder import data_folder
-from studies.engine.report import Section, footer, short_report, written_by
-from studies.engine.tables import Table, select, write_csv
+from studies.engine.report import Section, ShortReport
+from studies.engine.tables import Table, select
 from studies.models import MODELS
 from studies.models.mlp import mlp
 from studies.store import Content, Stage, Store
@@ -235,7 +234,6 @@ def run(study: LabelNoiseStudy, out: Path, store: Store, command: str) -> Path:
             for rate in study.rates:
                 for seed in study.seeds:
                     rows += stored(data, noise, rate, study, seed, store)
-    write_csv(out / "metrics.csv", Found._fields, rows)
     return write_pages(study, rows, out, command)
 
 
@@ -298,7 +296,7 @@ def verdict(rows: Sequence[Found]) -> str:
 
 
 def write_pages(study: LabelNoiseStudy, rows: Sequence[Found], out: Path, command: str) -> Path:
-    """Write results.md and report.html; return the path of the latter."""
+    """Write metrics.csv, results.md and report.html; return the path of the last."""
     text = (
         f"Networks are trained on {study.train} noisy labels for {study.epochs} epochs. All scores "
         "are of the network at the end of training; EL2N and GraNd are often averaged over "
@@ -309,9 +307,5 @@ def write_pages(study: LabelNoiseStudy, rows: Sequence[Found], out: Path, comman
     )
     tables = [table(study, rows, labels) for labels in (TRAINED, NEW)]
     sections = [Section("Wrong labels", [text], [], tables)]
-    finding = verdict(rows)
-    parts = [f"Written by {written_by(command)}.", finding, *(s.markdown() for s in sections)]
-    page = "\n\n".join(["# Label noise: results", *parts]) + "\n"
-    write_file(out / "results.md", page.encode())
-    html = short_report("Label noise", finding, sections, footer(command))
-    return write_file(out / "report.html", html.encode())
+    numbers = {"metrics.csv": (Found._fields, rows)}
+    return ShortReport("Label noise", verdict(rows), sections, command, numbers).write(out)

@@ -27,12 +27,11 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from acnml import conformal, metrics
-from acnml.cli._shared.files import write_file
 from acnml.conformal import SetScore
 from acnml.sklearn import AcnmlClassifier
 from studies.data.tabular import TABLES, Tabular
-from studies.engine.report import Section, footer, short_report, written_by
-from studies.engine.tables import Table, mean, select, write_csv
+from studies.engine.report import Numbers, Section, ShortReport
+from studies.engine.tables import Table, mean, select
 from studies.store import Content, Stage, Store
 
 PLAIN, TEMPERATURE, SIGMOID, ISOTONIC = "classifier", "temperature", "sigmoid", "isotonic"
@@ -194,8 +193,6 @@ def run(study: TabularStudy, out: Path, store: Store, command: str) -> Path:
                         scored.append(Scored(name, kind, seed, part, method, n, **own))
                 if CONFORMAL in found:
                     covered += sets(where, found, labels, study.coverage)
-    write_csv(out / "metrics.csv", Scored._fields, scored)
-    write_csv(out / "conformal.csv", Covered._fields, covered)
     about = {name: table.about for name, table in tables.items()}
     return write_pages(study, about, scored, covered, out, command)
 
@@ -370,7 +367,7 @@ def write_pages(
     out: Path,
     command: str,
 ) -> Path:
-    """Write results.md and report.html; return the path of the latter."""
+    """Write the CSV files, results.md and report.html; return the path of the last."""
     text = (
         f"At most {study.most_rows} rows of a table. Half of them are for training and choosing by "
         f"{FOLDS}-fold cross-validation, a quarter for conformal sets, a quarter for testing; a "
@@ -390,9 +387,8 @@ def write_pages(
             [coverages(study, covered), coverage_by_table(study, covered)] if covered else [],
         ),
     ]
-    finding = verdict(study, scored)
-    markdown = [f"Written by {written_by(command)}.", finding, *(s.markdown() for s in sections)]
-    page = "\n\n".join(["# Tables: results", *markdown]) + "\n"
-    write_file(out / "results.md", page.encode())
-    html = short_report("Tables", finding, sections, footer(command))
-    return write_file(out / "report.html", html.encode())
+    numbers: Mapping[str, Numbers] = {
+        "metrics.csv": (Scored._fields, scored),
+        "conformal.csv": (Covered._fields, covered),
+    }
+    return ShortReport("Tables", verdict(study, scored), sections, command, numbers).write(out)

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 
 from acnml import Calibrated, calibrate, metrics
 from acnml.cli._shared.digits import Labelled
-from acnml.cli._shared.files import write_file
 from studies.data.catalogue import CLINC150
 from studies.data.folder import DataError, read
-from studies.engine.report import Section, footer, short_report, written_by
-from studies.engine.tables import Table, shown, write_csv
+from studies.engine.report import Section, ShortReport
+from studies.engine.tables import Table, shown
 from studies.store import Content, Stage, Store, Work
 
 SPLITS = ("train", "val", "test", "oos_test")
@@ -406,8 +405,6 @@ def run(study: TextStudy, out: Path, store: Store, command: str) -> Path:
                 if task.experiment == ALL_INTENTS:
                     calibrated += calibrations(task, head, seed, tensors, facts)
                     tables.setdefault(head, facts["table"])
-    write_csv(out / "detection.csv", Detected._fields, found)
-    write_csv(out / "calibration.csv", Calibration._fields, calibrated)
     return write_pages(study, found, calibrated, tables, out, command)
 
 
@@ -478,7 +475,7 @@ def write_pages(
     out: Path,
     command: str,
 ) -> Path:
-    """Write results.md and report.html; return the path of the latter."""
+    """Write the CSV files, results.md and report.html; return the path of the last."""
     by_kind = {kind: [r for r in found if r.experiment == kind] for kind in (ALL_INTENTS, LEFT_OUT)}
     seeds = f"{len(study.seeds)} seeds" if len(study.seeds) > 1 else "1 seed"
     about = (
@@ -513,18 +510,15 @@ def write_pages(
         sections.append(
             Section("Domains left out", [], [], [detection_table(domains, study.heads[0], caption)])
         )
-    text = "\n\n".join(
-        [
-            "# Questions to an assistant: results",
-            f"Written by {written_by(command)}.",
-            verdict(study, found),
-            *(section.markdown() for section in sections),
-            "## What calibrate printed",
-            *(f"### {name}\n\n```\n{table}\n```" for name, table in tables.items()),
-        ]
-    )
-    write_file(out / "results.md", (text + "\n").encode())
-    page = short_report(
-        "Questions to an assistant", verdict(study, found), sections, footer(command)
-    )
-    return write_file(out / "report.html", page.encode())
+    printed = [f"### {name}\n\n```\n{table}\n```" for name, table in tables.items()]
+    return ShortReport(
+        "Questions to an assistant",
+        verdict(study, found),
+        sections,
+        command,
+        {
+            "detection.csv": (Detected._fields, found),
+            "calibration.csv": (Calibration._fields, calibrated),
+        },
+        appendix=["## What calibrate printed", *printed],
+    ).write(out)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple, TypeAlias, final
 
 from matplotlib.figure import Figure
 
@@ -28,6 +28,10 @@ from studies.store.store import versions
 OUTCOME = {True: "yes", False: "no", None: "–"}
 SHOWN_MISSING = 12
 PAPER = "*Amortized Conditional Normalized Maximum Likelihood*"
+
+
+# The columns and the rows of a CSV file.
+Numbers: TypeAlias = tuple[Sequence[str], Sequence[Sequence[object]]]
 
 
 class Panels(NamedTuple):
@@ -51,9 +55,7 @@ class Section:
     text: Sequence[str] = ()
     panels: Sequence[Panels] = ()
     tables: Sequence[Table] = field(default_factory=tuple)
-    numbers: Mapping[str, tuple[Sequence[str], Sequence[Sequence[object]]]] = field(
-        default_factory=dict
-    )
+    numbers: Mapping[str, Numbers] = field(default_factory=dict)
 
     def html(self, documents: Mapping[str, str]) -> str:
         """Return the section of the page; `documents` are the figures as SVG."""
@@ -196,21 +198,23 @@ class ShortReport:
 
     Attributes:
         title: of the page.
-        finding: one sentence.
-        sections: in their order; claims follow.
-        claims: judged.
+        finding: in one sentence or a few.
+        sections: in their order. Their figures are written beside the report.
         command: that wrote it.
+        numbers: CSV files that are written beside the report: columns and rows by file name.
+        claims: judged, if there are some.
         note: for the foot of the page.
-        numbers: the columns and the rows of results.csv.
+        appendix: further paragraphs of results.md, which the page leaves out.
     """
 
     title: str
     finding: str
     sections: Sequence[Section]
-    claims: Sequence[Verdict]
     command: str
-    note: str
-    numbers: tuple[Sequence[str], Sequence[Sequence[object]]]
+    numbers: Mapping[str, Numbers]
+    claims: Sequence[Verdict] = ()
+    note: str = ""
+    appendix: Sequence[str] = ()
 
     def html(self) -> str:
         """Return the page."""
@@ -219,27 +223,28 @@ class ShortReport:
     def write(self, folder: Path) -> Path:
         """Write all files and return the path of the page."""
         documents = write_figures(drawn(self.sections), folder)
-        write_csv(folder / "results.csv", *self.numbers)
+        for name, table in self.numbers.items():
+            write_csv(folder / name, *table)
+        write_file(folder / "results.md", self.markdown().encode())
+        return write_file(folder / "report.html", self._page(documents).encode())
+
+    def markdown(self) -> str:
+        """Return results.md."""
+        claims = ["## Claims", verdicts_table(self.claims).markdown()] if self.claims else []
         parts = [
             f"# {self.title}: results",
-            f"Written by {written_by(self.command)}. {self.finding}",
-            "## Claims",
-            verdicts_table(self.claims).markdown(),
+            f"Written by {written_by(self.command)}.",
+            self.finding,
+            *claims,
             *(section.markdown() for section in self.sections),
+            *self.appendix,
         ]
-        write_file(folder / "results.md", ("\n\n".join(filter(None, parts)) + "\n").encode())
-        return write_file(folder / "report.html", self._page(documents).encode())
+        return "\n\n".join(filter(None, parts)) + "\n"
 
     def _page(self, documents: Mapping[str, str]) -> str:
         sections = [section.html(documents) for section in self.sections]
         foot = footer(self.command, self.note)
         return page(self.title, self.finding, [*sections, verdicts_html(self.claims), foot])
-
-
-def short_report(title: str, finding: str, sections: Sequence[Section], foot: str) -> str:
-    """Return the page of a study that writes nothing else."""
-    documents = _documents(sections)
-    return page(title, finding, [*(section.html(documents) for section in sections), foot])
 
 
 def _documents(sections: Sequence[Section]) -> dict[str, str]:

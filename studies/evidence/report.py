@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from acnml.cli._shared.drawing import panel
-from acnml.cli._shared.files import write_file
-from studies.engine.figures import write_figures
-from studies.engine.report import Panels, Section, drawn, footer, short_report, written_by
-from studies.engine.tables import Table, mean, select, shown, write_csv
+from studies.engine.report import Numbers, Panels, Section, ShortReport
+from studies.engine.tables import Table, mean, select, shown
 from studies.evidence.comparisons import (
     Cases,
     Comparison,
@@ -247,9 +245,11 @@ def write_pages(study: EvidenceStudy, evidence: Evidence, out: Path, command: st
     found = comparisons(evidence, study.prices)
     counted = cases(found, dict(FAMILIES))
     lines = [["" if is_missing(value) else value for value in row] for row in evidence.rows]
-    write_csv(out / "metrics.csv", Scored._fields, lines)
-    write_csv(out / "comparisons.csv", Comparison._fields, found)
-    write_csv(out / "cases.csv", Cases._fields, counted)
+    numbers: Mapping[str, Numbers] = {
+        "metrics.csv": (Scored._fields, lines),
+        "comparisons.csv": (Comparison._fields, found),
+        "cases.csv": (Cases._fields, counted),
+    }
     price = study.prices[len(study.prices) // 2]
     sections = [
         Section("Prices", about(study), [figures(study, evidence.rows)], []),
@@ -266,9 +266,4 @@ def write_pages(study: EvidenceStudy, evidence: Evidence, out: Path, command: st
             [scores_table(study, evidence.rows, *each) for each in groups(evidence.rows)],
         ),
     ]
-    write_figures(drawn(sections), out)
-    finding = verdict(study, found)
-    parts = [f"Written by {written_by(command)}.", finding, *(s.markdown() for s in sections)]
-    write_file(out / "results.md", ("\n\n".join(["# Evidence: results", *parts]) + "\n").encode())
-    page = short_report("Evidence", finding, sections, footer(command))
-    return write_file(out / "report.html", page.encode())
+    return ShortReport("Evidence", verdict(study, found), sections, command, numbers).write(out)

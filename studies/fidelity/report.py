@@ -9,10 +9,9 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from acnml.cli._shared.files import write_file
 from acnml.plots import STYLE
-from studies.engine.report import Panels, Section, drawn, footer, short_report, written_by
-from studies.engine.tables import Table, select, write_csv
+from studies.engine.report import Panels, Section, ShortReport
+from studies.engine.tables import Table, select
 from studies.fidelity.methods import (
     DIAGONAL,
     EKFAC,
@@ -64,27 +63,23 @@ def write_pages(
     command: str,
 ) -> Path:
     """Write metrics.csv, facts.csv, results.md, the figure and report.html; return the last."""
-    write_csv(out / "metrics.csv", Compared._fields, [_cells(row) for row in rows])
-    write_csv(out / "facts.csv", Facts._fields, facts)
     sections = [
         Section("CNML", [about(study)], [], [facts_table(facts)]),
         Section("By α", [ALPHA], [Panels({"fidelity": figure(study, rows)}, CAPTION)], []),
         Section("At α = 1", [READING], [], [at_one(rows, fact.problem) for fact in facts]),
         Section("Best α", [BEST], [], [best(rows, fact.problem) for fact in facts]),
     ]
-    finding = verdict(rows, facts)
-    for name, drawing in drawn(sections).items():
-        drawing.savefig(out / f"{name}.png", dpi=150)
-    parts = [
-        "# Fidelity: results",
-        f"Written by {written_by(command)}.",
-        finding,
-        "![Total variation distance to CNML by α](fidelity.png)",
-        *(section.markdown() for section in sections),
-    ]
-    write_file(out / "results.md", ("\n\n".join(parts) + "\n").encode())
-    page = short_report("Fidelity", finding, sections, footer(command))
-    return write_file(out / "report.html", page.encode())
+    return ShortReport(
+        "Fidelity",
+        verdict(rows, facts),
+        sections,
+        command,
+        {
+            "metrics.csv": (Compared._fields, [_cells(row) for row in rows]),
+            "facts.csv": (Facts._fields, facts),
+        },
+        appendix=["![Total variation distance to CNML by α](fidelity.png)"],
+    ).write(out)
 
 
 CAPTION = (

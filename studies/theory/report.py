@@ -55,7 +55,8 @@ def report(findings: Findings) -> ShortReport:
     rows = [[m.n, *values(m)] for m in findings.measured]
     claimed = claims(findings)
     sentence = closing_sentence(findings)
-    return ShortReport(TITLE, sentence, sections, claimed, command, note, (CSV_COLUMNS, rows))
+    files = {"results.csv": (CSV_COLUMNS, rows)}
+    return ShortReport(TITLE, sentence, sections, command, files, claimed, note)
 
 
 def what_was_done(findings: Findings) -> Section:

@@ -58,10 +58,10 @@ def report(findings: Findings) -> ShortReport:
         TITLE,
         closing_sentence(findings),
         sections,
-        claims(findings),
         f"python -m studies toy --seed {findings.study.seed}",
+        {"results.csv": numbers(findings)},
+        claims(findings),
         "After section 2 of the paper.",
-        numbers(findings),
     )
 
 
