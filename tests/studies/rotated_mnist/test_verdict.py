@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from studies.engine.choose import SweepPoint
-from studies.engine.claims import cautious_branch, matched_gaps
+from studies.engine.claims import cautious_branch, matched_gaps, verdicts
 from studies.engine.method import Method
 from studies.rotated_mnist import methods
 
@@ -38,3 +38,13 @@ def test_families_are_compared_on_their_cautious_branches(finished):
     same = matched_gaps(swept, methods.TEMPERED, methods.TEMPERED)
     assert same == {"90°": pytest.approx([0, 0])}
     assert cautious_branch([]) == []
+
+
+@pytest.mark.parametrize("best", [methods.ACNML_HEADS, methods.TEMPERED_ENSEMBLE])
+def test_a_claim_is_about_a_method_that_it_names(finished, best):
+    """Whichever method is best on rotated test images: the claim is about the ensemble of ACNML."""
+    _, results = finished
+    rows = [row._replace(ece=0.1 if row.method.name == best.name else 0.2) for row in results.rows]
+    judged = verdicts(replace(results, rows=tuple(rows)))
+    (found,) = [v for v in judged if "is better calibrated than all others" in v.claim]
+    assert found.holds is (best == methods.ACNML_HEADS)
