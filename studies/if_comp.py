@@ -15,7 +15,6 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, final
 
@@ -39,11 +38,12 @@ from acnml.cli._shared.digits import Labelled
 from acnml.tuning.temperature import least_nll_temperature
 from studies.corruptions import CORRUPTIONS, Cifar10C
 from studies.data import cifar10
-from studies.data.folder import data_folder
 from studies.engine.report import Section, ShortReport
 from studies.engine.tables import Table, select
-from studies.models import MODELS
-from studies.store import Content, Stage, Store
+from studies.features import features
+from studies.models.weights import Weights
+from studies.search import Search
+from studies.store import Store
 
 PLAIN, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"
 ACNML, IF_COMP, PNML = "ACNML", "IF-COMP", "pNML"
@@ -51,8 +51,7 @@ METHODS = (PLAIN, TEMPERATURE, EQUAL, ACNML, IF_COMP, PNML)
 CLEAN = "clean"
 TEST_IMAGES, TRAIN_IMAGES = 10_000, 50_000
 
-# Knobs are searched between exp of these, by bisection.
-LOWEST, HIGHEST, BISECTIONS = -16.0, 8.0, 30
+EXACT = 1e-8  # of the logarithm of a knob
 
 Score = Literal["ece", "nll"]
 
@@ -115,41 +114,6 @@ class Scored(NamedTuple):
 # The work ----------------------------------------------------------------------------------------
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Recorder:
-    """What the last layer of the network receives, recorded once for every set of images."""
-
-    study: IfCompStudy
-    store: Store
-    name: str
-    network: nn.Module
-
-    @property
-    def head(self) -> nn.Linear:
-        """The last layer, which maps features to logits."""
-        return last_linear(self.network)
-
-    def features(self, name: str, load: Callable[[], Labelled]) -> Labelled:
-        """Return the features (n, d) of images, with their labels."""
-        model = MODELS[self.name]
-        decided = (self.name, self.study.held_out, self.study.test)
-        stage = Stage(f"features {name}", (*decided, self.study.train_images), self.study.seed)
-
-        def make(_: object) -> Content:
-            images, labels = load()
-            kept: list[Tensor] = []
-            handle = self.head.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
-            with torch.no_grad():
-                for some in images.split(100):
-                    self.network(model.normalise(cifar10.to_unit(some)))
-            handle.remove()
-            return Content({"features": torch.cat(kept), "labels": labels})
-
-        found = self.store.make(stage, make).load()
-        return Labelled(found["features"], found["labels"])
-
-
 def predictors(
     head: nn.Linear, train: Labelled, held_out: Labelled, price: float
 ) -> dict[str, tuple[float, Predictor]]:
@@ -180,28 +144,24 @@ def predictors(
 
 
 def largest(family: Callable[[float], Predictor], held_out: Labelled, limit: float) -> float:
-    """Return a knob at which the held-out NLL reaches a limit from below.
+    """Return the knob at which the held-out NLL exceeds a limit.
 
     `tuning.within_price` refuses IF-COMP: for a large c its first-order estimate is not cautious
-    but confident in unlikely labels. The NLL is then high, so the bisection stays below.
+    but confident in unlikely labels.
     """
 
-    def nll(at: float) -> float:
+    def nll(knob: float) -> float:
         try:
-            return metrics.nll(family(math.exp(at))(held_out.inputs), held_out.labels)
+            return metrics.nll(family(knob)(held_out.inputs), held_out.labels)
         except UnsolvedError:
             return math.inf
 
-    low, high = LOWEST, HIGHEST
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if nll(middle) <= limit else (low, middle)
-    return math.exp(low)
+    return Search(nll, limit).largest(limit, EXACT)
 
 
 def measured(study: IfCompStudy, name: str, out: Path, store: Store) -> list[Scored]:
     """Evaluate every method for a network under every corruption."""
-    network = MODELS[name].trained(data_folder() / "weights")
+    weights = Weights.given(name)
     order = torch.randperm(TEST_IMAGES, generator=torch.Generator().manual_seed(study.seed))
     held_out, test = order[: study.held_out], order[study.held_out :][: study.test]
     chosen = torch.randperm(TRAIN_IMAGES, generator=torch.Generator().manual_seed(study.seed))
@@ -210,18 +170,15 @@ def measured(study: IfCompStudy, name: str, out: Path, store: Store) -> list[Sco
         data = cifar10.load(split)
         return Labelled(data.inputs[rows], data.labels[rows])
 
-    recorder = Recorder(study, store, name, network)
-    train = recorder.features("train", lambda: images("train", chosen[: study.train_images]))
-    known = recorder.features("held out", lambda: images("test", held_out))
-    methods = predictors(recorder.head, train, known, study.price)
+    train = features("train", weights, images("train", chosen[: study.train_images]), store)
+    known = features("held out", weights, images("test", held_out), store)
+    methods = predictors(last_linear(weights.build()), train, known, study.price)
     corrupted = Cifar10C.of_test_set(test.tolist(), out / "corruptions")
     rows = []
     cases = [(c, severity) for severity in study.severities for c in study.corruptions]
     for corruption, severity in [(CLEAN, 0), *cases]:
-        load = partial(corrupted.load, corruption, severity)
-        if corruption == CLEAN:
-            load = partial(getattr, corrupted, CLEAN)
-        x, labels = recorder.features(f"{corruption} {severity}", load)
+        shifted = corrupted.load(corruption, severity) if severity else corrupted.clean
+        x, labels = features(f"{corruption} {severity}", weights, shifted, store)
         for method, (knob, predict) in methods.items():
             scores = metrics.summary(predict(x), labels)
             rows.append(Scored(name, corruption, severity, method, knob, len(labels), **scores))

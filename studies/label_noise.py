@@ -31,24 +31,24 @@ from acnml import (
     calibrate,
     fit_if_comp,
     fit_pnml,
-    last_linear,
     metrics,
 )
 from acnml.cli._shared.digits import Labelled, split
 from acnml.solvers.influence import self_influence
 from studies.data import cifar10
 from studies.data.digits import load_mnist
-from studies.data.folder import data_folder
 from studies.engine.report import Section, ShortReport
 from studies.engine.tables import Table, select
-from studies.models import MODELS
+from studies.features import features
 from studies.models.mlp import mlp
+from studies.models.weights import Weights
 from studies.store import Content, Stage, Store
 
 MNIST, CIFAR10 = "MNIST", "CIFAR-10"
 SYMMETRIC, ASYMMETRIC = "symmetric", "asymmetric"
 TRAINED, NEW = "labels of the training data", "new labels"
 CLASSES = 10
+GIVEN = "resnet20"  # whose features of CIFAR-10 are taken
 
 LOSS, MARGIN, EL2N, GRAND, SELF = "loss", "margin", "EL2N", "GraNd", "self-influence"
 REGRET, ACNML, LOSS_REGRET = "ACNML regret", "ACNML complexity", "loss + ACNML regret"
@@ -132,27 +132,13 @@ def with_noise(labels: Tensor, data: str, noise: str, rate: float, seed: int) ->
 def inputs_of(data: str, study: LabelNoiseStudy, seed: int, store: Store) -> Labelled:
     """Return images of MNIST, or features of CIFAR-10, with their true labels, in random order."""
     count = study.train + study.held_out + study.new
-    chosen = (
-        load_mnist("train").first(count) if data == MNIST else cifar10.load("test").first(count)
-    )
-    inputs = chosen.inputs.flatten(1) if data == MNIST else features(chosen.inputs, store)
-    return split(Labelled(inputs, chosen.labels), (count,), seed)[0]
-
-
-def features(images: Tensor, store: Store) -> Tensor:
-    """Return what the last layer of a given ResNet-20 receives, (n, 64)."""
-    model, count = MODELS["resnet20"], len(images)
-    network = model.trained(data_folder() / "weights")
-    kept: list[Tensor] = []
-    last_linear(network).register_forward_pre_hook(lambda _, args: kept.append(args[0]))
-
-    def compute(rows: slice) -> dict[str, Tensor]:
-        with torch.no_grad():
-            network(model.normalise(cifar10.to_unit(images[rows])))
-        return {"features": kept.pop()}
-
-    stage = Stage("features of CIFAR-10", count)
-    return store.predict(stage, count, 100, compute).load()["features"]
+    if data == MNIST:
+        digits = load_mnist("train").first(count)
+        known = Labelled(digits.inputs.flatten(1), digits.labels)
+    else:
+        images = cifar10.load("test").first(count)
+        known = features("of CIFAR-10", Weights.given(GIVEN), images, store)
+    return split(known, (count,), seed)[0]
 
 
 def trained(x: Tensor, labels: Tensor, data: str, study: LabelNoiseStudy, seed: int) -> nn.Module:
@@ -242,7 +228,8 @@ def stored(
 ) -> list[Found]:
     """Return the measurements, as an artefact."""
     sizes = (study.train, study.held_out, study.new, study.epochs, study.hidden, study.price)
-    stage = Stage(f"{data} {noise}", (rate, *sizes), seed)
+    given = (Weights.given(GIVEN).checksum,) if data == CIFAR10 else ()
+    stage = Stage(f"{data} {noise}", (rate, *sizes, *given), seed)
 
     def make(_: object) -> Content:
         rows = measured(data, noise, rate, study, seed, store)

@@ -36,7 +36,6 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import torch
-from scipy.optimize import brentq
 from torch import Tensor
 
 from acnml import metrics
@@ -48,6 +47,7 @@ from acnml.predictors.pnml import genie_log_probs
 from acnml.solvers.influence import influence_of
 from acnml.tuning.density import slope_of_least_nll
 from studies.evidence.views import View
+from studies.search import Search
 
 PLAIN, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"
 DENSITY, NEIGHBOURS = "density temperature", "density temperature, k-NN"
@@ -78,9 +78,6 @@ WITH_REGRET = (
 )
 OWN_CHOICE = 0.0  # stands for a price where the knob of least NLL is taken
 
-# Logarithms of knobs that are tried, in ascending order.
-LOWEST, HIGHEST, STEPS = -14.0, 8.0, 24
-EXACT = 1e-3  # of the logarithm of a chosen knob
 TOLERANCE = 1e-5
 
 
@@ -204,47 +201,14 @@ class Chosen:
         return self.family(view, self.knob)
 
 
-@final
-class Search:
-    """The held-out NLL of a method by its knob.
+def searched(family: Family, held_out: View, limit: float) -> Search:
+    """Try knobs of a method in ascending order, until the held-out NLL is above the limit."""
 
-    Knobs are tried in ascending order until the NLL is above a limit, so that no time is lost on
-    values that are far too cautious.
+    def nll(knob: float) -> float:
+        log_lik = family(held_out, knob)
+        return metrics.nll(torch.log_softmax(log_lik, -1), held_out.labels)
 
-    Args:
-        family: the method.
-        held_out: the held-out data.
-        limit: the highest NLL that will be asked for.
-    """
-
-    def __init__(self, family: Family, held_out: View, limit: float) -> None:
-        self._family, self._held_out = family, held_out
-        self._tried: list[tuple[float, float]] = []
-        for step in range(STEPS + 1):
-            at = LOWEST + (HIGHEST - LOWEST) * step / STEPS
-            self._tried.append((at, self.nll(at)))
-            if self._tried[-1][1] > limit:
-                break
-
-    def nll(self, at: float) -> float:
-        """Return the NLL at the exponential of a number."""
-        log_lik = self._family(self._held_out, math.exp(at))
-        return metrics.nll(torch.log_softmax(log_lik, -1), self._held_out.labels)
-
-    def least(self, otherwise: float) -> float:
-        """Return the tried knob of least NLL; 0 if none is better than another NLL."""
-        at, nll = min(self._tried, key=lambda pair: pair[1])
-        return math.exp(at) if nll < otherwise else 0.0
-
-    def largest(self, limit: float) -> float:
-        """Return the knob at which the NLL exceeds a limit; 0 if it does everywhere."""
-        above = next((i for i, (_, nll) in enumerate(self._tried) if nll > limit), None)
-        if above is None:
-            return math.exp(self._tried[-1][0])
-        if above == 0:
-            return 0.0
-        ends = self._tried[above - 1][0], self._tried[above][0]
-        return math.exp(brentq(lambda at: self.nll(at) - limit, *ends, xtol=EXACT))
+    return Search(nll, limit)
 
 
 def choose(
@@ -260,7 +224,7 @@ def choose(
     if method == BOTH:
         return [_both(price, best, held_out) for price in every]
     family = FAMILIES[method]
-    search = Search(family, held_out, best + max(prices))
+    search = searched(family, held_out, best + max(prices))
     found = [Chosen(method, price, search.largest(best + price), family) for price in prices]
     if method in (DENSITY, NEIGHBOURS):
         return [*found, _tuned_together(method, held_out)]
@@ -272,14 +236,14 @@ def _both(price: float, best: float, held_out: View) -> Chosen:
     slope = 0.0
     if price != OWN_CHOICE:
         half = best + price / 2
-        slope = Search(FAMILIES[DENSITY], held_out, half).largest(half)
+        slope = searched(FAMILIES[DENSITY], held_out, half).largest(half)
 
     def family(view: View, knob: float) -> Tensor:
         factor = 1 + slope * view.score**2
         kernel = view.kernel.scaled(knob * view.score / factor**2)
         return solved(view.logits / factor.unsqueeze(-1), kernel)
 
-    search = Search(family, held_out, best + price)
+    search = searched(family, held_out, best + price)
     knob = search.least(best) if price == OWN_CHOICE else search.largest(best + price)
     return Chosen(BOTH, price, knob, family)
 

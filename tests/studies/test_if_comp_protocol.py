@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from acnml import metrics
 from acnml.cli._shared.digits import Labelled
@@ -17,6 +21,7 @@ from studies.if_comp import (
     TEMPERATURE,
     IfCompStudy,
     Scored,
+    largest,
     predictors,
     quartiles,
     table,
@@ -51,6 +56,17 @@ def test_all_methods_cost_the_same_on_held_out_data(head):
     for name in METHODS[2:]:  # and all are less confident than the best temperature
         confidence = methods[name][1](far).exp().amax(-1).mean()
         assert confidence <= methods[TEMPERATURE][1](far).exp().amax(-1).mean() + 1e-9
+
+
+def test_the_first_knob_at_which_the_nll_exceeds_the_limit_is_taken():
+    """Where the NLL falls again for large knobs, the estimate is no longer cautious."""
+    held_out = Labelled(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
+
+    def family(knob: float) -> Callable[[Tensor], Tensor]:
+        nll = np.interp(math.log(knob), [-4, -2, 0, 2, 4], [0.1, 0.5, 0.1, 0.1, 0.6])
+        return lambda _: torch.tensor([[-nll, math.log(-math.expm1(-nll))]])
+
+    assert math.log(largest(family, held_out, 0.3)) == pytest.approx(-3, abs=1e-6)
 
 
 def test_quartiles_are_numpys():

@@ -1,0 +1,61 @@
+"""Choosing one knob by the held-out NLL: the largest within a limit, or that of least NLL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import final
+
+from scipy.optimize import brentq
+
+# Logarithms of knobs that are tried, in ascending order.
+LOWEST, HIGHEST, STEPS = -14.0, 8.0, 24
+EXACT = 1e-3  # of the logarithm of a chosen knob
+FAR_ABOVE = 1.0  # nats over a limit; more would not tell the search anything
+
+
+@final
+class Search:
+    """The held-out NLL of a method by its knob.
+
+    Knobs are tried in ascending order until the NLL is above a limit, so that no time is lost on
+    values that are far too cautious. The NLL need not grow with the knob: the first passage
+    through the limit counts.
+
+    Args:
+        nll: knob -> held-out NLL; infinite where there is no prediction.
+        limit: the highest NLL that will be asked for.
+    """
+
+    def __init__(self, nll: Callable[[float], float], limit: float) -> None:
+        self._nll = nll
+        self._tried: list[tuple[float, float]] = []
+        for step in range(STEPS + 1):
+            at = LOWEST + (HIGHEST - LOWEST) * step / STEPS
+            self._tried.append((at, nll(math.exp(at))))
+            if self._tried[-1][1] > limit:
+                break
+
+    def least(self, otherwise: float) -> float:
+        """Return the tried knob of least NLL; 0 if none is better than another NLL."""
+        at, nll = min(self._tried, key=lambda pair: pair[1])
+        return math.exp(at) if nll < otherwise else 0.0
+
+    def largest(self, limit: float, exact: float = EXACT) -> float:
+        """Return the knob at which the NLL exceeds a limit; 0 if it does everywhere.
+
+        Args:
+            limit: at most that of the search.
+            exact: how far the logarithm of the knob may be off.
+        """
+        above = next((i for i, (_, nll) in enumerate(self._tried) if nll > limit), None)
+        if above is None:
+            return math.exp(self._tried[-1][0])
+        if above == 0:
+            return 0.0
+        ends = self._tried[above - 1][0], self._tried[above][0]
+
+        def excess(at: float) -> float:
+            return min(self._nll(math.exp(at)) - limit, FAR_ABOVE)
+
+        return math.exp(brentq(excess, *ends, xtol=exact))
