@@ -22,6 +22,7 @@ from acnml import (
     UnsolvedWarning,
     metrics,
 )
+from acnml._algebra.dual import combination
 from acnml._util.batches import take
 from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, low_rank, normal
 
@@ -62,45 +63,55 @@ def test_a_wide_low_rank_posterior_never_explains_a_label_worse():
         assert (solution.regret >= -1e-12).all()
 
 
-def objective(classifier, posterior, x, polish):
-    """The objective at the end of the ascent, from the density of the weights themselves."""
-    from acnml._algebra.dual import combination
-    from acnml._engine.chunks import row_chunks
+def steps_of(solver, classifier, posterior, x):
+    """Solve, and return the solution with the bundles before and after every step of the ascent."""
     from acnml.solvers import linearised
 
-    seen = []
+    seen, advanced = [], linearised._advanced
 
-    def spy(rows, bundle, labels, steps, tolerance):
-        for _ in range(steps):
-            bundle = linearised._advanced(rows, bundle, labels, torch.ones_like(bundle.size) > 0)
-            v = combination(bundle.points, bundle.coefficients)
-            theta = {
-                n: posterior.mean[n] + moved
-                for n, moved in posterior.cov_mv(v.materialised(posterior.mean)).items()
-            }
-            prior = posterior.log_prob(theta) - posterior.log_prob(posterior.mean)
-            seen.append((bundle.objective, bundle.log_lik + prior))
-        return bundle.log_lik, linearised._residual(rows, bundle)
+    def spy(rows, old, labels, active):
+        new = advanced(rows, old, labels, active)
+        seen.append((old, new))
+        return new
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linearised, "_climbed", spy)
-        for rows, n_labels in row_chunks(classifier, posterior, x, 1 + polish, None):
-            list(Linearised(polish=polish).solve(rows, n_labels, with_residuals=True))
-    return seen
+        patch.setattr(linearised, "_advanced", spy)
+        solution = solver(classifier, posterior, x)
+    return solution, seen
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+def objective(classifier, posterior, x, bundle):
+    """log p_θ(y|x) + log q(θ) - log q(μ) at the weights themselves, (B, K)."""
+    v = combination(bundle.points, bundle.coefficients).materialised(posterior.mean)
+    theta = {n: posterior.mean[n] + moved for n, moved in posterior.cov_mv(v).items()}
+    prior = posterior.log_prob(theta) - posterior.log_prob(posterior.mean)
+    own = [
+        [classifier.log_probs(x[b : b + 1], at(theta, b, y))[0, y] for y in range(prior.shape[1])]
+        for b in range(len(x))
+    ]
+    return torch.stack([torch.stack(row) for row in own]) + prior
+
+
+def at(theta, *row):
+    return {n: t[row] for n, t in theta.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in POSTERIORS if name != "last_layer"])
 @pytest.mark.parametrize("alpha", [0.3, 30.0])
 def test_no_step_lowers_the_objective(name, alpha):
     """The objective that the ascent keeps track of is log p + log q, and it never falls."""
     model, x = MLP.model(), MLP.x(3)
-    seen = objective(Classifier(model), POSTERIORS[name](model).scaled(alpha), x, 6)
-    for known, literal in seen:
-        torch.testing.assert_close(known, literal, rtol=1e-9, atol=1e-9)
-    values = torch.stack([known for known, _ in seen])
-    assert (values.diff(dim=0) >= -1e-10).all()
-    if name != "last_layer":  # which is solved before the first step
-        assert (values[-1] > values[0] + 1e-6).any()
+    posterior, classifier = POSTERIORS[name](model).scaled(alpha), Classifier(model)
+    solver = Linearised(polish=6, polish_tolerance=1e-12)  # no row ends before the last step
+    solution, seen = steps_of(solver, classifier, posterior, x)
+    assert len(seen) == solver.polish
+    for old, new in seen:
+        literal = objective(classifier, posterior, x, new)
+        torch.testing.assert_close(new.objective, literal, rtol=1e-9, atol=1e-9)
+        assert (new.objective >= old.objective - 1e-10).all()
+    (first, _), (_, last) = seen[0], seen[-1]
+    assert (last.objective > first.objective + 1e-6).any()
+    torch.testing.assert_close(solution.log_lik, last.log_lik, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", POSTERIORS)
