@@ -146,7 +146,7 @@ def _check_against_oracle(
     found = float(solution.log_lik[0, label])
     if isinstance(predict.solver, (Gradient, Reference)):
         steps, size = predict.solver.steps, predict.solver.step_size
-        oracle, amplified = iterated(model, scaled, one, label, steps, size)
+        oracle, _, amplified = iterated(model, scaled, one, label, steps, size)
         allowed = tolerance_of(net) * (1 + abs(oracle)) * (1 + amplified) ** 2
     elif isinstance(predict.solver, Influence):
         gain = float(influence(logits, kernel)[label])
@@ -158,7 +158,7 @@ def _check_against_oracle(
         oracle = convex(logits, kernel, label)
         allowed = 10 * tolerance_of(net) * (1 + abs(oracle) + float(kernel.diagonal().max()) ** 0.5)
     elif float(kernel.trace()) < NARROW:
-        oracle, rest = iterated(model, scaled, one, label, 200, 0.5)
+        oracle, rest, _ = iterated(model, scaled, one, label, 200, 0.5)
         if not rest < 1e-4:
             return
         residual = float(solution.residual[0, label])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,10 +54,18 @@ def is_linear(model: torch.nn.Module, scaled: Posterior, one: Any, label: int) -
     return bool(bend <= 1e-9 * (1 + at[2].abs().max()))
 
 
+class Iterated(NamedTuple):
+    """Where the paper's iteration ends, for one row."""
+
+    log_lik: float  # log p_θ(y|x)
+    residual: float
+    largest: float  # residual of all steps, by which rounding may be amplified
+
+
 def iterated(
     model: torch.nn.Module, scaled: Posterior, one: Any, label: int, steps: int, size: float
-) -> tuple[float, float]:
-    """Return log p_θ(y|x) and the residual after the paper's iteration, for one row."""
+) -> Iterated:
+    """Take the paper's steps for one row."""
 
     def log_lik(params: Params) -> Tensor:
         return logits_of(model, params, one).log_softmax(-1)[label]
@@ -75,7 +83,7 @@ def iterated(
         rest = {n: grad[n] - v[n] for n in v}
         largest = max(largest, _norm(scaled, rest))
     final = _norm(scaled, rest)
-    return float(value), final if steps == 200 else max(largest, final)
+    return Iterated(float(value), final, max(largest, final))
 
 
 def _norm(scaled: Posterior, vector: Params) -> float:
