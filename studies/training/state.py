@@ -18,15 +18,13 @@ from studies.store.record import Content
 from studies.store.stage import Artefact
 from studies.training.processes import Processes
 
-NETWORK, OPTIMIZER, GENERATOR = "network/", "optimizer/", "generator"
+NETWORK, OPTIMIZER = "network/", "optimizer/"
 LAST, STATISTICS, SWAG = "last/", "statistics/", "swag/"
 MOMENTUM = "momentum_buffer"  # SGD's name for it
 
 
-def training_state(
-    network: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator
-) -> dict[str, Tensor]:
-    """Return what a training loop resumes from: weights, buffers, moments and random state."""
+def training_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return what a training loop resumes from: weights, buffers and moments."""
     moments = {
         f"{OPTIMIZER}{index}/{name}": _tensor(value, name)
         for index, state in optimizer.state_dict()["state"].items()
@@ -34,16 +32,13 @@ def training_state(
         if value is not None  # SGD without momentum
     }
     weights = {f"{NETWORK}{name}": tensor for name, tensor in network.state_dict().items()}
-    return {**weights, **moments, GENERATOR: generator.get_state()}
+    return {**weights, **moments}
 
 
 def restore_training(
-    tensors: Mapping[str, Tensor],
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    generator: torch.Generator,
+    tensors: Mapping[str, Tensor], network: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Invert `training_state`."""
+    """Invert `training_state`; other tensors, which older checkpoints have, are ignored."""
     network.load_state_dict(below(NETWORK, tensors))
     moments: dict[int, dict[str, Tensor]] = {}
     for path, tensor in below(OPTIMIZER, tensors).items():
@@ -51,7 +46,6 @@ def restore_training(
         moments.setdefault(int(index), {})[name] = tensor
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": moments, "param_groups": groups})
-    generator.set_state(tensors[GENERATOR])
 
 
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -104,12 +98,12 @@ class State:
 
     def content(self) -> Content:
         """Return a checkpoint."""
-        tensors = training_state(self.network, self.optimizer, torch.Generator())
+        tensors = training_state(self.network, self.optimizer)
         return Content({**tensors, **above(SWAG, self.swag.state_dict())}, self.facts)
 
     def restore(self, content: Content) -> None:
         """Go back to a checkpoint."""
-        restore_training(content.tensors, self.network, self.optimizer, torch.Generator())
+        restore_training(content.tensors, self.network, self.optimizer)
         device = next(self.network.parameters()).device
         collected = {n: t.to(device) for n, t in below(SWAG, content.tensors).items()}
         self.swag.load_state_dict(collected)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import acnml
 from acnml.cli._shared.files import CannotWriteError
 from studies.store import Artefact, Content, Reporter, Stage, Store, Work
+from studies.store.work import mixed
 from studies.training.state import restore_training, training_state
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
@@ -85,19 +86,19 @@ class Run:
     def train(self, work: Work) -> Content:
         training, model = self.study.training, network()
         optimizer = torch.optim.Adam(model.parameters(), training.learning_rate)
-        generator = torch.Generator().manual_seed(self.study.seed)
         first = 0
         if (checkpoint := work.resume()) is not None:
             first = int(checkpoint.facts["epochs"])
-            restore_training(checkpoint.tensors, model, optimizer, generator)
+            restore_training(checkpoint.tensors, model, optimizer)
         for epoch in range(first, training.epochs):
             self.note(f"train {epoch}")
+            generator = torch.Generator().manual_seed(mixed(self.study.seed, epoch))
             for batch in torch.randperm(40, generator=generator).split(10):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(X[batch]), Y[batch]).backward()
                 optimizer.step()
             work.progress(epoch + 1, training.epochs)
-            state = training_state(model, optimizer, generator)
+            state = training_state(model, optimizer)
             work.checkpoint(Content(state, {"epochs": epoch + 1}))
         return Content(model.state_dict(), {"epochs": training.epochs})
 

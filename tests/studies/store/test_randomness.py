@@ -40,9 +40,10 @@ def test_training_goes_on_as_if_it_had_not_stopped(name, tmp_path):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
-        return network, OPTIMIZERS[name](network.parameters()), torch.Generator().manual_seed(0)
+        return network, OPTIMIZERS[name](network.parameters())
 
-    def steps(network, optimizer, generator) -> None:
+    def epoch(number, network, optimizer) -> None:
+        generator = torch.Generator().manual_seed(number)
         for _ in range(3):
             x = torch.randn(8, 3, generator=generator, dtype=torch.float64)
             optimizer.zero_grad()
@@ -50,13 +51,14 @@ def test_training_goes_on_as_if_it_had_not_stopped(name, tmp_path):
             optimizer.step()
 
     straight, stopped, resumed = fresh(), fresh(), fresh()
-    steps(*straight)
-    steps(*straight)
-    steps(*stopped)
-    write_file(tmp_path / "state", encode(Content(training_state(*stopped)), {})[1])
-    steps(*stopped)  # what happens after must not show
+    epoch(0, *straight)
+    epoch(1, *straight)
+    epoch(0, *stopped)
+    state = {**training_state(*stopped), "generator": torch.zeros(1)}  # of an older checkpoint
+    write_file(tmp_path / "state", encode(Content(state), {})[1])
+    epoch(1, *stopped)  # what happens after must not show
     restore_training(read_record(tmp_path / "state").content.tensors, *resumed)
-    steps(*resumed)
+    epoch(1, *resumed)
     expected, found = training_state(*straight), training_state(*resumed)
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
