@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 import numpy as np
+import sklearn
 import torch
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
@@ -29,6 +30,7 @@ from torch import Tensor
 from acnml import conformal, metrics
 from acnml.conformal import SetScore
 from acnml.sklearn import AcnmlClassifier
+from studies.data.folder import DataError
 from studies.data.tabular import TABLES, Tabular
 from studies.engine.report import Numbers, Section, ShortReport
 from studies.engine.tables import Table, mean, select
@@ -40,6 +42,7 @@ METHODS = (PLAIN, TEMPERATURE, SIGMOID, ISOTONIC, EQUAL, ACNML)
 IN_SETS = (PLAIN, TEMPERATURE, EQUAL, ACNML)  # methods whose conformal sets are compared
 TEST, SHIFTED, CONFORMAL = "in distribution", "shifted", "conformal"
 FOLDS = 5
+NEEDED = (1, 8)  # version of scikit-learn
 BINS = 10  # of the ECE: some test sets have only dozens of rows
 # Isotonic regression returns zeros, for which the NLL is infinite. Every method's probabilities are
 # raised to this.
@@ -174,8 +177,18 @@ def log(probs: Any) -> Tensor:
     return (raised / raised.sum(1, keepdim=True)).log()
 
 
+def require_temperature(version: str) -> None:
+    """Refuse a version of scikit-learn that cannot calibrate by a temperature."""
+    if tuple(map(int, version.split(".")[:2])) < NEEDED:
+        raise DataError(
+            f"the study needs scikit-learn {'.'.join(map(str, NEEDED))} or later, which calibrates "
+            f"by a temperature, and this is {version}: pip install -U scikit-learn (Python 3.11)"
+        )
+
+
 def run(study: TabularStudy, out: Path, store: Store, command: str) -> Path:
     """Do everything that is missing and write the report."""
+    require_temperature(sklearn.__version__)
     scored: list[Scored] = []
     covered: list[Covered] = []
     tables = {name: TABLES[name]() for name in study.tables}

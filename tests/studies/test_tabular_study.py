@@ -11,6 +11,7 @@ from rich.console import Console
 
 from acnml import metrics
 from studies import tabular
+from studies.data.folder import DataError
 from studies.data.tabular import TABLES, Tabular
 from studies.store import Reporter, Store
 from studies.tabular import ACNML, CONFORMAL, METHODS, SHIFTED, TEST, TabularStudy, run, split
@@ -27,6 +28,7 @@ def noise() -> Tabular:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
+    pytest.importorskip("sklearn", "1.8", reason="needs a calibration by temperature")
     out = tmp_path_factory.mktemp("tabular")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tabular, "TABLES", {"noise": noise})
@@ -65,6 +67,13 @@ def test_numbers_are_those_of_the_predictions(finished):
     expected = metrics.nll(found[SHIFTED][ACNML].numpy(), labels)
     (row,) = (r for r in rows(out / "metrics.csv") if (r["method"], r["rows"]) == (ACNML, SHIFTED))
     assert float(row["nll"]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_old_scikit_learn_is_refused():
+    tabular.require_temperature("1.8.0")
+    tabular.require_temperature("1.10.dev0")
+    with pytest.raises(DataError, match=r"needs scikit-learn 1.8 or later, .* this is 1.7.2"):
+        tabular.require_temperature("1.7.2")
 
 
 @pytest.mark.parametrize("name", TABLES)
