@@ -28,7 +28,7 @@ def shift(corruption: str, severity: int) -> str:
 
 @final
 @dataclass(frozen=True)
-class Schedule:
+class RecipeChanges:
     """Changes to a network's own recipe; None leaves it as it is."""
 
     epochs: int | None = None
@@ -171,7 +171,7 @@ class Cifar10CStudy:
     resamples: int = 200
     device: Literal["cpu", "best"] = "cpu"
     milliseconds: float = 0.8
-    schedule: Schedule = Schedule()
+    schedule: RecipeChanges = RecipeChanges()
     images: Images = Images()
     choice: Choice = Choice()
     curvature: Curvature = Curvature()
@@ -277,7 +277,7 @@ VGG16_SHORT = Cifar10CStudy(
     severities=(5, 3),
     only_papers=True,
     milliseconds=4.8,
-    schedule=Schedule(epochs=28, swa_start=20, precision="bfloat16"),
+    schedule=RecipeChanges(epochs=28, swa_start=20, precision="bfloat16"),
     images=Images(TEST_IMAGES, 250, 250, 250, 10),
     choice=Choice(held_out=500, source="train"),
     curvature=Curvature(images=2000),

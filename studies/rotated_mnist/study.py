@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache, partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from acnml import FactorBlock, Swag
 from acnml.cli._shared.digits import SIDE, Labelled, rotate, split
@@ -112,17 +112,9 @@ def build(settings: RotatedMnist) -> Study:
 def mlp_model(hidden: tuple[int, ...], has_mnist: bool, dropout: float = 0.0) -> Model:
     """Return the multilayer perceptron, with dropout after every hidden layer where it is not 0."""
     pixels = 28 * 28 if has_mnist else SIDE * SIDE
-
-    def make() -> nn.Module:
-        plain = mlp(CLASSES, hidden, pixels)
-        if not dropout:
-            return plain
-        layers: list[nn.Module] = []
-        for layer in plain.children():
-            layers += [layer, nn.Dropout(dropout)] if isinstance(layer, nn.ReLU) else [layer]
-        return nn.Sequential(*layers)
-
-    return Model(("mlp", hidden, pixels, dropout), make)
+    return Model(
+        ("mlp", hidden, pixels, dropout), partial(mlp, CLASSES, hidden, pixels, dropout=dropout)
+    )
 
 
 def order(study: Study, letters: bool) -> tuple[Phase, ...]:
