@@ -162,9 +162,9 @@ def what_was_done(results: Results) -> Section:
             "whose NLL is not above SWA’s. *Near SWA-Temp*: the most cautious value whose NLL is "
             f"at most {rules.near:g} nats above that of SWA with the temperature of least NLL. "
             "*The price of ACNML-SWAGD*: the temperature with the NLL of ACNML-SWAGD at the "
-            "paper’s α. *Least NLL*, for baselines. No corrupted image was used to set a value; that the "
-            "last layer also has α as a knob was decided after the results at severity 5 were "
-            "known.",
+            "paper’s α. *Least NLL*, for baselines. No corrupted image was used to set a value; "
+            "that the last layer also has α as a knob was decided after the results at severity 5 "
+            "were known.",
         ],
     )
 
