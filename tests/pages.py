@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,10 @@ class Fixture:
 
 FIXTURES: dict[str, Fixture] = {}
 
+# Pages with a network that trains differently on other processors, and by how much the decimals of
+# their outputs may differ. Found by running all pages with ATEN_CPU_CAPABILITY=default.
+VARYING = {"tutorials/image-model.md": 0.1}
+
 
 def fixture(page: str, *packages: str) -> Callable[[Callable[[], Iterator[Names]]], Any]:
     """Register a generator that yields the names a page starts with, and then checks them."""
@@ -89,7 +94,7 @@ def run(page: Path) -> None:
             if block.language == "python":
                 printed = _run(block, page, names)
             elif block.language == "output" and has_pinned_torch():
-                compare(printed, block.text)
+                compare(printed, block.text, VARYING.get(name(page), 0.0))
         next(prepared, None)  # the checks behind `yield`
 
 
@@ -107,16 +112,20 @@ def has_pinned_torch() -> bool:
     return f"torch=={torch.__version__.partition('+')[0]}" in pins
 
 
-def compare(printed: str, shown: str) -> None:
-    """Require the same words, and nearly the same numbers.
+def compare(printed: str, shown: str, error: float = 0.0) -> None:
+    """Require the same words and whole numbers, and nearly the same decimals.
 
-    Numbers come from trained networks, which depend on the processor in their last digits. With
-    another version of torch than the pinned one, outputs are not compared.
+    Decimals come from trained networks, which depend on the processor in their last digits: they
+    may differ by two units of the last digit shown, by 2 %, or by `error`. With another version of
+    torch than the pinned one, outputs are not compared.
     """
     assert _words(printed) == _words(shown)
     for ours, theirs in zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True):
-        number, expected = (float(each.replace(",", "")) for each in (ours, theirs))
-        assert number == pytest.approx(expected, rel=0.1, abs=0.02), f"{ours}, shown as {theirs}"
+        number, expected = (Decimal(each.replace(",", "")) for each in (ours, theirs))
+        unit = 10.0 ** int(expected.as_tuple().exponent)  # of the last digit
+        near = pytest.approx(float(expected), rel=0.02, abs=max(2 * unit, error))
+        same = number == expected if unit >= 1 else float(number) == near
+        assert same, f"{ours}, shown as {theirs}"
 
 
 def _words(text: str) -> list[str]:
