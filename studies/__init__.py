@@ -1,15 +1,34 @@
-"""The studies: the experiments of the paper and further ones, on one engine.
+"""The studies: the experiments of the paper and further ones.
 
 They are part of the repository and not of the installed package. `python -m studies` lists them.
 
+What studies are made of:
+
     engine/         what a study is, and the engine that runs it: see docs/howto/write-a-study.md
     store/          resumable artefacts: stages, records, checkpoints, blocks of predictions
-    training/       training networks, in one process or several
+    settings.py     settings by name: presets, and `--set`
     data/           data sets: catalogue, downloads, loading
     corruptions/    the corruptions of CIFAR-10-C
-    models/         networks
-    rotated_mnist/  MNIST under rotation
+    models/         networks, and weights from files
+    weights/        weights of our own networks
+    training/       training networks, in one process or several
+    features.py     recorded inputs of a last layer
+    search.py       one knob within a price
+
+Studies on the engine:
+
+    paper_mnist/    MNIST under rotation, as in the paper
+    rotated_mnist/  MNIST under rotation, with more methods
     cifar10_c/      CIFAR-10 under corruption
+
+Studies that use only the store, or run in one go:
+
+    evidence/       all methods at equal price, on several data sets
+    tabular.py      tables: `acnml.sklearn`, and conformal sets
+    text.py         questions to an assistant
+    label_noise.py  finding wrong labels
+    if_comp.py      the protocol of IF-COMP
+    fidelity/       approximations against CNML by retraining
     toy/            exact CNML and CNMAP in the plane
     theory/         errors and their bounds as the data grow
 """

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import last_linear
-from acnml.cli._shared.digits import Labelled
+from studies.data import Labelled
 from studies.engine.study import checksum
 from studies.models.weights import Weights
 from studies.store import Stage, Store

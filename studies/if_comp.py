@@ -34,10 +34,9 @@ from acnml import (
     metrics,
 )
 from acnml.calibration import RELATIVE_PRIOR
-from acnml.cli._shared.digits import Labelled
 from acnml.tuning.temperature import least_nll_temperature
 from studies.corruptions import CORRUPTIONS, Cifar10C
-from studies.data import cifar10
+from studies.data import Labelled, cifar10
 from studies.engine.report import Section, ShortReport
 from studies.engine.tables import Table, select
 from studies.features import features

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Calibrated, calibrate, metrics
-from acnml.cli._shared.digits import Labelled
+from studies.data import Labelled
 from studies.data.catalogue import CLINC150
 from studies.data.folder import DataError, read
 from studies.engine.report import Section, ShortReport

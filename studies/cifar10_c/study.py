@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from acnml import FactorBlock, Swag
-from acnml.cli._shared.digits import Labelled
 from studies.cifar10_c import methods as ms
 from studies.cifar10_c import report
 from studies.cifar10_c.claims import all_claims
@@ -28,7 +27,7 @@ from studies.cifar10_c.settings import (
     Cifar10CStudy,
 )
 from studies.corruptions import Cifar10C
-from studies.data import cifar10
+from studies.data import Labelled, cifar10
 from studies.engine.choose import (
     ByLeastNll,
     LargestHarmlessAlpha,

@@ -18,11 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from acnml.cli._shared.digits import Labelled
 from acnml.cli._shared.files import write_file
 from studies.corruptions.base import SEVERITIES, Bytes, Corruption
 from studies.corruptions.catalogue import CORRUPTIONS
-from studies.data import cifar10
+from studies.data import Labelled, cifar10
 from studies.data.catalogue import CIFAR10_C
 from studies.data.folder import DataError, data_folder, remedy
 

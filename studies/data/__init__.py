@@ -1,1 +1,5 @@
-"""Data sets: catalogue, folder, downloads and loading."""
+"""Data sets: catalogue, folder, downloads and loading. `Labelled` is what all of them return."""
+
+from acnml.cli._shared.digits import Labelled
+
+__all__ = ["Labelled"]

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from acnml.cli._shared.digits import Labelled
+from studies.data import Labelled
 from studies.data.catalogue import CIFAR10
 from studies.data.folder import DataError, data_folder, flaw, remedy
 

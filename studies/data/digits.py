@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acnml.cli._shared.digits import SIDE, SIZE, Labelled, all_digits, split
+from acnml.cli._shared.digits import SIDE, SIZE, all_digits, split
+from studies.data import Labelled
 from studies.data.catalogue import MNIST, NOTMNIST, DataFile, DataSet
 from studies.data.folder import data_folder, locate, read, remedy
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import acnml
 from acnml import Classifier, Posterior, Swag, last_linear
-from acnml.cli._shared.digits import Labelled
 from acnml.fitting.curvature import Factors, KroneckerCurvature
+from studies.data import Labelled
 from studies.engine.method import TAU, Method
 from studies.engine.workshop import Workshop
 from studies.store import Artefact, Content, Stage, Work

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from acnml import Predictor
-from acnml.cli._shared.digits import Labelled
+from studies.data import Labelled
 from studies.engine.method import Method
 from studies.engine.predictors import outputs, predictor, sampling
 from studies.engine.study import Frontier

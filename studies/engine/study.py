@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml._util.seeding import seeded
-from acnml.cli._shared.digits import Labelled
+from studies.data import Labelled
 from studies.engine.method import Grids, Look, Method, Share, cautious_first
 from studies.store.record import digest
 from studies.training import Schedule, Trained

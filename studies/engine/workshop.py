@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, final
 from torch import Tensor
 
 from acnml import Classifier
-from acnml.cli._shared.digits import Labelled
+from studies.data import Labelled
 from studies.engine.study import Model, Network, Study, StudyData
 from studies.store import Artefact, Content, Stage, Store, Work
 from studies.store.record import digest

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
-from studies.evidence import digits, pictures, questions, settings, tables
+from studies.evidence import cifar10, clinc150, digits, settings, tabular_data
 from studies.evidence.measures import DETECTION, Scored, is_missing, resampled, resamples, scores
 from studies.evidence.methods import (
     PLAIN,
@@ -51,14 +51,14 @@ class Evidence:
 def subjects(name: str, study: EvidenceStudy, out: Path, store: Store) -> list[Subject]:
     """Return the networks of a name, of all seeds."""
     if name in settings.GIVEN:
-        return pictures.given(name, study, out / "corruptions")
+        return cifar10.given(name, study, out / "corruptions")
     makers = {
         settings.DIGITS: lambda: digits.digits(study, store),
         settings.DIGITS_200: lambda: digits.few_digits(study, store),
         settings.LETTERS: lambda: digits.letters(study, store),
-        settings.OWN: lambda: pictures.own(study, out / "corruptions"),
-        settings.TEXT: lambda: questions.questions(study, store),
-        settings.TABLES: lambda: tables.tables(study),
+        settings.OWN: lambda: cifar10.own(study, out / "corruptions"),
+        settings.TEXT: lambda: clinc150.questions(study, store),
+        settings.TABLES: lambda: tabular_data.tables(study),
     }
     return makers[name]()
 

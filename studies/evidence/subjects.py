@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from acnml.cli._shared.digits import Labelled
+from studies.data import Labelled
 
 CLEAN, TRAIN, HELD_OUT = "clean", "train", "held out"
 UNKNOWN = -1  # the label of inputs that belong to no class

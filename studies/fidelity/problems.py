@@ -10,8 +10,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from acnml.cli._shared.digits import Labelled, all_digits, rotate, split
+from acnml.cli._shared.digits import all_digits, rotate, split
 from acnml.exact import LogisticProblem, cnml, with_intercept
+from studies.data import Labelled
 from studies.data.digits import load_mnist
 from studies.fidelity.retraining import gauss_newton, retrained, root_of_inverse, train
 from studies.fidelity.settings import DIGITS, LOGISTIC, MNIST, FidelityStudy, Problem

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from acnml import FactorBlock, Swag
-from acnml.cli._shared.digits import SIDE, Labelled, rotate, split
-from studies.data import digits
+from acnml.cli._shared.digits import SIDE, rotate, split
+from studies.data import Labelled, digits
 from studies.data.catalogue import MNIST
 from studies.data.folder import locate
 from studies.engine import claims

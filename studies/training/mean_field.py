@@ -7,7 +7,7 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, Diagonal
-from acnml.cli._shared.digits import Labelled
+from studies.data import Labelled
 from studies.store.record import Content
 from studies.store.work import mixed
 from studies.training.loop import Augment, Keeper

@@ -13,9 +13,9 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, Map, Tempered, metrics, tuning
-from acnml.cli._shared.digits import Labelled
 from acnml.predictors.pnml import genie_log_probs
 from stores import store_in
+from studies.data import Labelled
 from studies.engine.tables import mean, select
 from studies.evidence import report
 from studies.evidence import study as study_module

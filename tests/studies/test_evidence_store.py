@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from acnml.cli._shared.digits import Labelled
 from stores import store_in
-from studies.data import cifar10
+from studies.data import Labelled, cifar10
 from studies.evidence import digits
 from studies.evidence import views as views_module
 from studies.evidence.settings import DIGITS, DIGITS_200, EvidenceStudy

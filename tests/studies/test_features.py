@@ -7,9 +7,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from acnml.cli._shared.digits import Labelled
 from stores import made, store_in
-from studies.data import cifar10
+from studies.data import Labelled, cifar10
 from studies.features import BATCH, features
 from studies.label_noise import LabelNoiseStudy
 from studies.models import Description, weights

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from acnml import metrics
-from acnml.cli._shared.digits import Labelled
 from cases import normal
+from studies.data import Labelled
 from studies.if_comp import (
     CLEAN,
     EQUAL,

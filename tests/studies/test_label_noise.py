@@ -7,9 +7,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from acnml.cli._shared.digits import Labelled
 from cases import normal
 from studies import label_noise
+from studies.data import Labelled
 from studies.label_noise import (
     ASYMMETRIC,
     CIFAR10,

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from acnml.cli._shared.digits import Labelled
 from stores import store_in
 from studies.cifar10_c import methods
 from studies.cifar10_c.settings import Choice
 from studies.cifar10_c.study import build, load_data
-from studies.data import cifar10
+from studies.data import Labelled, cifar10
 from studies.engine.choose import chosen
 from studies.engine.workshop import Making, Workshop
 

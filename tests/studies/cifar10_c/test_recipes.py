@@ -8,12 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from acnml.cli._shared.digits import Labelled
 from stores import store_in
 from studies.cifar10_c import methods
 from studies.cifar10_c.recipes import RECIPES, Recipe
 from studies.cifar10_c.study import build
-from studies.data import cifar10
+from studies.data import Labelled, cifar10
 from studies.engine.command import train_network
 from studies.engine.workshop import Finished, Workshop
 from studies.training import Nobody, Processes, Task, load_trained, train

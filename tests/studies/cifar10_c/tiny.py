@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from acnml.cli._shared.digits import Labelled
 from studies.cifar10_c.recipes import Recipe
 from studies.cifar10_c.settings import Choice, Curvature, Images, Sweep
+from studies.data import Labelled
 from studies.data.cifar10 import to_unit
 from studies.engine.claims import verdicts
 from studies.models import Description

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from acnml.cli._shared.digits import Labelled
 from studies.corruptions import CORRUPTIONS, SEVERITIES, Cifar10C, cifar10_c
-from studies.data import cifar10
+from studies.data import Labelled, cifar10
 from studies.data.folder import DataError, data_folder
 
 # A made-up test set of twenty images, of which some are taken.

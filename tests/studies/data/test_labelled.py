@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from acnml.cli._shared.digits import Labelled, split
+from acnml.cli._shared.digits import split
+from studies.data import Labelled
 
 
 def test_a_split_shares_nothing_and_loses_nothing():

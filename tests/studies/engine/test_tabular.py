@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Predictor, metrics
-from acnml.cli._shared.digits import Labelled
 from stores import store_in
+from studies.data import Labelled
 from studies.engine import method as m
 from studies.engine.choose import ByLeastNll
 from studies.engine.grounds import Networks, Pair

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import acnml
-from acnml.cli._shared.digits import Labelled
 from stores import store_in
+from studies.data import Labelled
 from studies.engine.workshop import Finished, Workshop
 from studies.rotated_mnist import methods
 from studies.store import Content

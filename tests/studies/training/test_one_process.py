@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from acnml import Classifier, Map
-from acnml.cli._shared.digits import Labelled
+from studies.data import Labelled
 from studies.data.cifar10 import to_unit
 from studies.store import Content
 from studies.training import Descent, Nobody, Processes, Task, train

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml._util.seeding import seeded
-from acnml.cli._shared.digits import Labelled
+from studies.data import Labelled
 from studies.data.cifar10 import crop_and_flip, to_unit
 from studies.models.resnet import ResNet, SubsampleAndPad, projection
 from studies.models.vgg import vgg16_bn, vgg16_bn_dropout

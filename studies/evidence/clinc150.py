@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from acnml.cli._shared.digits import Labelled
 from studies import text
+from studies.data import Labelled
 from studies.evidence.methods import MANY_CLASSES
 from studies.evidence.settings import TEXT, EvidenceStudy
 from studies.evidence.subjects import CLEAN, Subject, with_unknown

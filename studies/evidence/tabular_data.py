@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from acnml.cli._shared.digits import Labelled
 from acnml.sklearn import to_module
 from studies import tabular
+from studies.data import Labelled
 from studies.data.tabular import TABLES as TABULAR
 from studies.evidence.methods import METHODS
 from studies.evidence.settings import TABLES, EvidenceStudy

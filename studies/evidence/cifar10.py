@@ -10,10 +10,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml.cli._shared.digits import Labelled
 from studies.cifar10_c.study import split_off
 from studies.corruptions import BENCHMARK, Cifar10C
-from studies.data import cifar10
+from studies.data import Labelled, cifar10
 from studies.evidence.methods import MAIN, METHODS
 from studies.evidence.settings import OWN, EvidenceStudy
 from studies.evidence.subjects import CLEAN, Subject
