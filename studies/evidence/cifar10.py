@@ -14,13 +14,12 @@ from studies.cifar10_c.study import split_off
 from studies.corruptions import BENCHMARK, Cifar10C
 from studies.data import Labelled, cifar10
 from studies.evidence.methods import MAIN, METHODS
-from studies.evidence.settings import OWN, EvidenceStudy
+from studies.evidence.settings import OWN, OWN_SEEDS, EvidenceStudy
 from studies.evidence.subjects import CLEAN, Subject
 from studies.models.weights import Weights
 
 # The weights of our networks, with the command that trains them in a README.
 OWN_WEIGHTS = Path(__file__).parents[1] / "weights"
-OWN_SEEDS = (0, 1, 2)  # of which there are weights
 OWN_HELD_OUT = 1000  # training images that they have not seen
 
 
@@ -38,10 +37,6 @@ def own(study: EvidenceStudy, cache: Path) -> list[Subject]:
     They have not seen `OWN_HELD_OUT` training images, which are the held-out images here. The first
     network knows the ensemble.
     """
-    seeds = [seed for seed in study.seeds if seed in OWN_SEEDS]
-    if not seeds:
-        there = ", ".join(map(str, OWN_SEEDS))
-        raise ValueError(f"{OWN} has networks of the seeds {there}: ask for one of them in seeds")
     split = Split.of(*split_off(cifar10.load("train"), OWN_HELD_OUT), study)
     test = TestImages.of(study, cache)
 
@@ -49,7 +44,7 @@ def own(study: EvidenceStudy, cache: Path) -> list[Subject]:
         weights = Weights("resnet20", OWN_WEIGHTS / f"resnet20-seed{seed}.safetensors")
         return replace(_subject(OWN, seed, weights, split, test), methods=MAIN)
 
-    networks = [network(seed) for seed in seeds]
+    networks = [network(seed) for seed in study.seeds if seed in OWN_SEEDS]
     members = tuple(networks) if len(networks) > 1 else ()
     return [replace(networks[0], members=members), *networks[1:]]
 

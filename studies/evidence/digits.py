@@ -45,7 +45,8 @@ def digits(study: EvidenceStudy, store: Store) -> list[Subject]:
 
 def few_digits(study: EvidenceStudy, store: Store) -> list[Subject]:
     """Return the first network for MNIST with few images, which all weights can be solved for."""
-    (own, *_) = digits(replace(study, seeds=study.seeds[:1], members=1), store)
+    one = replace(study, networks=(DIGITS,), seeds=study.seeds[:1], members=1)
+    (own, *_) = digits(one, store)
 
     def load(shift: str) -> Labelled:
         return own.load(shift).first(FEW_TEST)

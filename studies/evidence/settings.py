@@ -9,6 +9,7 @@ from typing import final
 DIGITS, DIGITS_200, LETTERS = "mnist", "mnist-200", "letters"
 GIVEN, OWN = ("resnet20", "resnet56", "resnet18"), "resnet20-own"
 TEXT, TABLES = "clinc150", "tables"
+OWN_SEEDS = (0, 1, 2)  # of which there are weights
 NETWORKS = (DIGITS, LETTERS, *GIVEN, OWN, TEXT, TABLES, DIGITS_200)
 
 
@@ -58,6 +59,12 @@ class EvidenceStudy:
     def __post_init__(self) -> None:
         if unknown := set(self.networks) - set(NETWORKS):
             raise ValueError(f"there is no {unknown.pop()!r}, only {', '.join(NETWORKS)}")
+        if OWN in self.networks and not set(self.seeds) & set(OWN_SEEDS):
+            there = ", ".join(map(str, OWN_SEEDS))
+            raise ValueError(
+                f"there are weights of {OWN} for the seeds {there} alone: add one of them to "
+                "seeds, or name other networks"
+            )
 
 
 PRESETS: Mapping[str, EvidenceStudy] = {

@@ -14,7 +14,6 @@ from torch import nn
 import acnml
 from acnml import Classifier, Map, Tempered, metrics, tuning
 from acnml.predictors.pnml import genie_log_probs
-from stores import store_in
 from studies.data import Labelled
 from studies.engine.tables import mean, select
 from studies.evidence import report
@@ -337,10 +336,10 @@ def test_networks_are_checked():
         EvidenceStudy(networks=("resnet19",))
 
 
-def test_networks_of_our_own_have_some_seeds_only(tmp_path):
-    study = EvidenceStudy(networks=(OWN,), seeds=(7, 8))
-    with pytest.raises(ValueError, match="resnet20-own has networks of the seeds 0, 1, 2"):
-        study_module.subjects(OWN, study, tmp_path, store_in(tmp_path, study))
+def test_seeds_without_weights_are_refused():
+    with pytest.raises(ValueError, match="weights of resnet20-own for the seeds 0, 1, 2 alone"):
+        EvidenceStudy(networks=(OWN,), seeds=(7, 8))
+    assert EvidenceStudy(networks=(OWN,), seeds=(7, 1)).seeds == (7, 1)
 
 
 def test_leverage_nml_by_hand():
