@@ -281,6 +281,14 @@ def test_a_network_is_neither_run_nor_changed(dtype):
     assert not any(training)
 
 
+def test_inputs_are_moved_to_the_device_of_the_network():
+    network = nn.Identity()  # its inputs are logits
+    network.register_buffer("somewhere", torch.zeros(1, device="meta"))
+    # Inputs lose their values on the meta device. So the error shows that they were moved there.
+    with pytest.raises(TypeError, match="input x is on the meta device"):
+        fast(network, cv="prefit").fit(normal(60, 3).numpy(), np.arange(60) % 3)
+
+
 def test_too_few_data_for_a_temperature_leave_it_at_one():
     x, y = data(2)
     with pytest.warns(
