@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,8 +17,11 @@ from acnml._algebra.convex import solve_logits
 from acnml._algebra.kernels import DenseKernel, DiagonalKernel, centred_variances
 from acnml.head import ascent
 from acnml.head.ascent import EXACT, Rows, ascend, settled
-from acnml.head.solve import Precision, Start, background, solve_head
-from cases import POSTERIORS, normal
+from acnml.head.features import Features
+from acnml.head.independent import solve_independent
+from acnml.head.solve import Precision, Start, background, bytes_per_input, solve_head
+from acnml.solvers import linearised
+from cases import POSTERIORS, affine_layers, normal
 from heads import KINDS, by_scipy, covariance, kernel
 
 ALL = Precision(negligible=0.0)
@@ -265,3 +269,60 @@ def test_rows_are_solved_for_themselves(monkeypatch):
         found = solve_head(logits, V, ALL, at_once=5)
         close(found.log_lik, expected.log_lik, 1e-12)
         close(found.residual, expected.residual, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["diagonal", "kronecker_factors", "kronecker_eigen", "low_rank"])
+@pytest.mark.parametrize("classes", [3, 70])
+@pytest.mark.parametrize("with_scale", [False, True])
+def test_inputs_are_cut_to_the_memory(name, classes, with_scale, monkeypatch):
+    model = nn.Linear(4, classes).double()
+    posterior, (layer,) = POSTERIORS[name](model), affine_layers(model)
+    found = Features(nn.functional.pad(normal(7, 4), (0, 1), value=1.0), 3 * normal(7, classes))
+    scale = torch.logspace(-2, 2, 7).double() if with_scale else None
+    solver, sizes = Linearised(negligible=0.0), []
+
+    def counted(logits, *args):
+        sizes.append(len(logits))
+        return solve_head(logits, *args)
+
+    monkeypatch.setattr(linearised, "solve_head", counted)
+    expected = solver.solve_features(found, posterior, layer, 1.5, scale)
+    assert sizes == [7]
+    of_one = bytes_per_input(classes, posterior.output_kernel(layer, found.inputs[:1]))
+    for memory, parts in [(1, [1] * 7), (3 * of_one, [3, 3, 1])]:
+        sizes.clear()
+        own = replace(solver, memory=memory)
+        actual = own.solve_features(found, posterior, layer, 1.5, scale)
+        assert sizes == parts
+        for part, whole in zip(actual[:3], expected[:3], strict=True):
+            close(part, whole, 1e-12)
+    # By default, a share of the free memory is the limit.
+    sizes.clear()
+    monkeypatch.setattr(linearised, "UNCUT", 1)
+    monkeypatch.setattr(linearised, "budget", lambda device, given: 2 * of_one)
+    close(solver.solve_features(found, posterior, layer, 1.5, scale).log_lik, expected.log_lik)
+    assert sizes == [2, 2, 2, 1]
+
+
+def test_rows_unsolved_in_any_part_are_named():
+    model = nn.Linear(4, 3).double()
+    posterior, (layer,) = POSTERIORS["diagonal"](model), affine_layers(model)
+    found = Features(nn.functional.pad(normal(7, 4), (0, 1), value=1.0), normal(7, 3))
+    scale = torch.ones(7).double()
+    scale[[2, 5]] = torch.nan
+    with pytest.raises(acnml.UnsolvedError) as raised:
+        Linearised(memory=1).solve_features(found, posterior, layer, 1.0, scale)
+    assert raised.value.rows == (2, 5)
+    assert raised.value.total == 7
+
+
+def test_independent_inputs_are_solved_for_themselves():
+    """Inputs that need tables of different lengths, and different numbers of steps."""
+    logits, var = normal(6, 70), normal(6, 70, seed=2).exp()
+    widths = torch.logspace(-3, 3, 6).double()[:, None]
+    together = solve_independent(widths * logits, widths * var, 1e-6)
+    for i in range(6):
+        some = slice(i, i + 1)
+        alone = solve_independent((widths * logits)[some], (widths * var)[some], 1e-6)
+        for one, whole in zip(alone, together, strict=True):
+            close(one, whole[some], 1e-13 * float(1 + widths[i]))

@@ -102,6 +102,14 @@ def test_output_kernel_without_a_faster_form(name):
     close(found.dense(), posterior.output_kernel(layer, a).dense())
 
 
+def test_a_full_covariance_is_multiplied_with_few_inputs_at_a_time():
+    model = nn.Linear(2, 3).double()
+    posterior, (layer,) = POSTERIORS["full"](model), affine_layers(model)
+    a = layer_inputs(layer, 8, 3, seed=5)  # more inputs than the layer has columns
+    matrices = [posterior.output_kernel(layer, one).dense() for one in a.split(1)]
+    close(posterior.output_kernel(layer, a).dense(), torch.cat(matrices))
+
+
 def _output_jacobian(layer, shape, a):
     out_size, in_size = shape
     weights = in_size if layer.bias is None else in_size - 1

@@ -62,14 +62,11 @@ class _Table(NamedTuple):
     """T as quintics between equidistant nodes, with bounds on their errors."""
 
     left: Tensor  # (B, 1)
+    right: Tensor  # (B, 1) no solution lies right of it; nodes may
     spacing: Tensor  # (B, 1)
     pieces: Tensor  # (B, n - 1, 6) coefficients of quintics on [0, 1]
     error: Tensor  # (B, n - 1) largest error of a piece
     spread: Tensor  # (B, n - 1) largest Σ d g² in a piece
-
-    @property
-    def right(self) -> Tensor:
-        return self.left + self.spacing * self.pieces.shape[1]
 
 
 class _Sum(NamedTuple):
@@ -88,16 +85,22 @@ class IndependentSolution(NamedTuple):
 
 
 def solve_independent(logits: Tensor, var: Tensor, tolerance: float) -> IndependentSolution:
-    """Solve for all labels of inputs with logits z₀ and variances d, both (B, K)."""
+    """Solve for all labels of inputs with logits z₀ and variances d, both (B, K).
+
+    An input's answer does not depend on the other inputs.
+    """
     logits = logits - logits.amax(-1, keepdim=True)
-    most = math.sqrt(1 + float(var.max()))  # bounds √(Σ d p²)
-    table = _table(logits, var, tolerance / (4 * most))
+    most = (1 + var.amax(-1, keepdim=True)).sqrt()  # bounds √(Σ d p²)
+    error = tolerance / (4 * most)
+    table = _table(logits, var, error)
     L = table.left.expand_as(logits)
     total = _sum(table, logits, var, L)
     for _ in range(STEPS):
-        if bool((total.excess.abs() <= tolerance / (4 * most)).all()):
+        unsolved = ~(total.excess.abs() <= error)
+        if not bool(unsolved.any()):
             break
-        L = (L - total.excess / total.slope).clamp(table.left, table.right)
+        step = torch.where(unsolved, total.excess / total.slope, 0.0)
+        L = (L - step).clamp(table.left, table.right)
         total = _sum(table, logits, var, L)
     return _solution(table, var, L, total)
 
@@ -120,16 +123,18 @@ def _share(a: Tensor, log_var: Tensor) -> _Share:
     return _Share(a - w, w)
 
 
-def _table(logits: Tensor, var: Tensor, error: float) -> _Table:
+def _table(logits: Tensor, var: Tensor, error: Tensor) -> _Table:
     """Tabulate T where solutions may lie, so finely that pieces are no more than `error` off."""
     left = _left_end(logits, var)
     # There T ≤ ½ and g_y(L - d_y) ≤ ½, whatever the label.
     middle = (logits + var / 2).amax(-1, keepdim=True)
     right = torch.maximum(logits.logsumexp(-1, keepdim=True), middle) + math.log(2)
-    finest = min(1.0, (QUINTIC * error / 2) ** (1 / 6))
-    pieces = min(MOST_NODES - 1, math.ceil(float((right - left).max()) / finest))
+    finest = (QUINTIC * error / 2).pow(1 / 6).clamp(max=1.0)
+    pieces = ((right - left) / finest).ceil().clamp(1, MOST_NODES - 1)
     spacing = (right - left) / pieces
-    nodes = left + spacing * torch.arange(pieces + 1, dtype=left.dtype, device=left.device)
+    # Inputs that need fewer nodes than others have some right of their last one.
+    n_nodes = int(pieces.max()) + 1
+    nodes = left + spacing * torch.arange(n_nodes, dtype=left.dtype, device=left.device)
     share = _share(logits.unsqueeze(1) - nodes.unsqueeze(2), var.log().unsqueeze(1))
     g, w = share.value, share.weight
     values, slopes = g.sum(-1), -(g / (1 + w)).sum(-1)
@@ -137,7 +142,7 @@ def _table(logits: Tensor, var: Tensor, error: float) -> _Table:
     steepest = torch.maximum(curvatures[:, 1:], curvatures[:, :-1])
     errors = spacing**6 * (spacing / 2).exp() / QUINTIC * steepest
     quintics = _quintics(values, slopes * spacing, curvatures * spacing**2)
-    return _Table(left, spacing, quintics, errors, spread[:, :-1])
+    return _Table(left, right, spacing, quintics, errors, spread[:, :-1])
 
 
 def _left_end(logits: Tensor, var: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import DiagonalKernel, Kernel, centred_variances
+from acnml._algebra.kernels import DenseKernel, DiagonalKernel, Kernel, centred_variances
 from acnml.head.ascent import (
     DIAGONAL,
     EXACT,
@@ -55,7 +55,7 @@ from acnml.head.ascent import (
     settled,
 )
 from acnml.head.few import solve_few
-from acnml.head.independent import solve_independent
+from acnml.head.independent import MOST_NODES, solve_independent
 
 # Up to this many classes every label is solved for, first by plain Newton steps.
 FEW_CLASSES = 64
@@ -65,6 +65,10 @@ CHEAP_STEPS = 40
 
 # Numbers in one block of rows: its tensors should stay in the processor's cache.
 BLOCK = 2**16
+
+# Vectors of K numbers, and K×K matrices, that an input takes at most. A table has up to seven copies
+# of a vector at every node.
+VECTORS, MATRICES, TABLE_VECTORS = 40, 4, 7 * MOST_NODES
 
 # Scalar Newton steps for t.
 SHARE_STEPS = 8
@@ -119,6 +123,19 @@ def solve_head(
         found, wanted = _of_many(logits, kernel, at_mean, start, precision)
     _solve_labels(found, wanted, logits, kernel, var, start, precision, at_once)
     return found._replace(log_lik=torch.maximum(found.log_lik, at_mean))
+
+
+def bytes_per_input(classes: int, kernel: Kernel | None = None) -> int:
+    """Return what `solve_head` and the kernel take for an input, at most.
+
+    Args:
+        classes: K.
+        kernel: of some inputs; None for the kernel that takes most.
+    """
+    matrices = MATRICES * classes if kernel is None or isinstance(kernel, DenseKernel) else 0
+    tabled = classes > FEW_CLASSES and (kernel is None or isinstance(kernel, DiagonalKernel))
+    vectors = VECTORS + max(matrices, TABLE_VECTORS if tabled else 0)
+    return vectors * classes * torch.float64.itemsize
 
 
 def _only(

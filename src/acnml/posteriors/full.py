@@ -71,8 +71,11 @@ class Full(Posterior):
     def output_kernel(self, layer: Affine, inputs: Tensor) -> DenseKernel:
         """Return V_cc' = Σ_ii' a_i Cov(W_ci, W_c'i') a_i'."""
         covariances = self.by_output(layer)  # (out, in, out, in)
-        half = torch.einsum("bi,cidj->bcdj", inputs, covariances)
-        kernel = torch.einsum("bcdj,bj->bcd", half, inputs)
+        parts = []
+        for a in inputs.split(inputs.shape[1]):  # the product with a is then no larger than Σ
+            half = torch.einsum("bi,cidj->bcdj", a, covariances)
+            parts.append(torch.einsum("bcdj,bj->bcd", half, a))
+        kernel = torch.cat(parts)
         return DenseKernel((kernel + kernel.mT) / 2)
 
     def by_output(self, layer: Affine) -> Tensor:

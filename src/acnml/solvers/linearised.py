@@ -9,7 +9,7 @@ the regret lies between 0 and log K.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, final
@@ -27,10 +27,10 @@ from acnml._engine.recorder import Tape
 from acnml._engine.rows import Path, Rows, inner_product
 from acnml._util import checks
 from acnml._util.batches import Inputs
-from acnml._util.memory import require_memory
+from acnml._util.memory import budget, require_memory
 from acnml.classifier import Classifier
 from acnml.head.features import Features, features, only_linear
-from acnml.head.solve import HeadSolution, Precision, solve_head
+from acnml.head.solve import HeadSolution, Precision, bytes_per_input, solve_head
 from acnml.posteriors import Posterior
 from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
 
@@ -51,6 +51,9 @@ LONGEST_BLIND = 0.5
 
 # Changes of the objective below this many units of rounding mean nothing.
 ROUNDING = 64
+
+# A last layer's inputs that take no more bytes are solved for together, whatever memory is free.
+UNCUT = 2**26
 
 # A cost that keeps a gradient out of every combination.
 NEVER = 1e30
@@ -172,15 +175,32 @@ class Linearised:
 
         The scale (B,) multiplies the posterior's covariance, for every input by its own number.
         """
-        kernel = found.kernel(posterior, layer, temperature, scale).double()
         precision = Precision(self.tolerance, self.newton_steps, self.negligible)
         # A row needs some twenty vectors of K numbers in double precision.
         rows = None if self.memory is None else max(1, self.memory // (160 * found.logits.shape[1]))
-        solved = solve_head(found.logits.double(), kernel, precision, rows)
+
+        def kernel(some: slice) -> Kernel:
+            own = None if scale is None else scale[some]
+            return found.take(some).kernel(posterior, layer, temperature, own).double()
+
+        size = self._inputs_at_once(found.logits, kernel)
+        parts = [
+            solve_head(found.logits[some].double(), kernel(some), precision, rows)
+            for some in (slice(i, i + size) for i in range(0, len(found.logits), size))
+        ]
+        solved = HeadSolution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
         self._require_solved(solved)
         wide = torch.promote_types(found.logits.dtype, torch.float32)
         log_lik, residual, omitted = (tensor.to(wide) for tensor in solved)
         return Solution(log_lik, residual, omitted, (residual <= UNSOLVED) | (omitted > 0))
+
+    def _inputs_at_once(self, logits: Tensor, kernel: Callable[[slice], Kernel]) -> int:
+        """Return how many of the inputs are solved for together, given some inputs' kernel."""
+        total, classes = logits.shape
+        if total * bytes_per_input(classes) <= (self.memory or UNCUT):
+            return total
+        one = bytes_per_input(classes, kernel(slice(0, 1)))
+        return max(1, budget(logits.device, self.memory) // one)
 
     def _require_solved(self, solution: HeadSolution) -> None:
         """Refuse rows that Newton left far from the optimum of a problem that has one."""
