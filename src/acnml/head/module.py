@@ -131,7 +131,8 @@ class FullKernel(KernelModule):
 class HeadModule(nn.Module):
     """ACNML for a last layer: (features (B, d), logits (B, K)) to (log_probs (B, K), regret (B,)).
 
-    A third argument, a scale (B,), multiplies α for every input.
+    A third argument, a scale (B,), multiplies α for every input. Features and logits in half
+    precision are converted to single precision, which the kernel must have, too.
 
     Args:
         kernel: the covariance of the logits as a function of the features.
@@ -175,6 +176,8 @@ class HeadModule(nn.Module):
         self, features: Tensor, logits: Tensor, scale: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return log-likelihoods (B, K) and residuals (B, L)."""
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        features, logits = features.to(wide), logits.to(wide)
         kernel: Kernel = self.kernel(features)
         alpha = self.alpha.to(logits.dtype).expand(logits.shape[0])
         kernel = kernel.scaled(alpha if scale is None else alpha * scale.to(logits.dtype))

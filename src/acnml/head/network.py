@@ -32,7 +32,8 @@ class AcnmlModule(nn.Module):
 
     It holds a copy of the network, in eval mode, without its last layer. The head solves with a
     fixed number of steps and without data-dependent control flow. `residual` says how far from the
-    optimum that leaves an input.
+    optimum that leaves an input. The head solves in at least single precision, also for a network
+    in half precision. So convert the network, not this module, to half precision.
 
     Args:
         trunk: the network, whose last layer has been replaced by the identity.
@@ -54,7 +55,8 @@ class AcnmlModule(nn.Module):
     ) -> None:
         super().__init__()
         self.trunk, self.linear, self.head, self.typicality = trunk, linear, head, typicality
-        self.register_buffer("temperature", torch.tensor(temperature, dtype=linear.weight.dtype))
+        wide = torch.promote_types(linear.weight.dtype, torch.float32)
+        self.register_buffer("temperature", torch.tensor(temperature, dtype=wide))
         self._get_features = get_features
         self.eval()
 
@@ -91,8 +93,8 @@ def network_module(
     else:  # the network is a single layer
         trunk = nn.Identity()
     temperature = classifier.temperature
-    kernel = kernel_module(posterior, layer).to(linear.weight.dtype)
-    head = HeadModule(kernel, temperature**-2, STEPS if steps is None else steps)
+    # In the posterior's precision: half precision has too few digits for variances.
+    head = HeadModule(kernel_module(posterior, layer), temperature**-2, STEPS if steps is None else steps)
     get_features = classifier._get_logits if layer.name else None
     weigh = None if typicality is None else TypicalityModule(typicality, trunk)
     return AcnmlModule(trunk, get_features, linear, temperature, head, weigh)
