@@ -202,7 +202,8 @@ def test_one_warning_per_call_counts_the_unsolved_labels(use):
     message = str(caught[0].message)
     assert "3 of 9 labels are not solved (the largest residual is 0.3" in message
     assert "for 1 of 3 inputs, first at index 1;" in message
-    assert "fallback" in message
+    assert 'or on_unsolved="fallback"' in message
+    assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("use", USES)
@@ -285,9 +286,10 @@ def test_what_no_fallback_solves_stays_flagged(monkeypatch):
     predict = Acnml(
         Classifier(model), diagonal(model), Gradient(1, 0.01), 30.0, on_unsolved="fallback"
     )
-    with pytest.warns(UnsolvedWarning):
+    with pytest.warns(UnsolvedWarning) as caught:
         solution = predict.solve(MLP.x(5))
     assert not solution.solved.all()
+    assert "fallback" not in str(caught[0].message)  # it has been tried
 
 
 # Inputs without an answer ------------------------------------------------------------------------

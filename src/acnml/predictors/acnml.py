@@ -14,6 +14,7 @@ from torch import Tensor
 from acnml._engine.layers import Site, unsupported
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, tensors_for_arrays
+from acnml._util.callers import callers_level
 from acnml._util.checks import RowsError
 from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features, features, only_linear
@@ -290,15 +291,16 @@ class Acnml(NmlPredictor):
             f"{int(unsolved.sum())} of {unsolved.numel()} labels are not solved (the largest "
             f"residual is {residual[unsolved].max().item():.2g}, the limit {UNSOLVED})"
         )
+        fallback = "" if self.on_unsolved == "fallback" else ', or on_unsolved="fallback"'
         remedy = (
             "their probabilities are rough. Lower alpha, use a posterior over the last layer, take "
-            'more steps (Linearised(polish=50), or on_unsolved="fallback"), or accept this with '
+            f"more steps (Linearised(polish=50){fallback}), or accept this with "
             'on_unsolved="ignore". `solve` says which labels are solved'
         )
         error = UnsolvedError(what, inputs.nonzero().flatten().tolist(), len(inputs), remedy)
         if self.on_unsolved == "raise":
             raise error
-        warnings.warn(str(error), UnsolvedWarning, stacklevel=3)
+        warnings.warn(str(error), UnsolvedWarning, stacklevel=callers_level())
 
 
 def _fallbacks(solver: Solver, classifier: Classifier, posterior: Posterior) -> list[Solver]:
