@@ -38,6 +38,7 @@ def write(folder, **numbers) -> None:
 @pytest.fixture
 def cgroups(tmp_path, monkeypatch):
     """A machine with 100 GB of free memory and control groups of its own."""
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
     sizes = {"SC_AVPHYS_PAGES": 100 * GB // 4096, "SC_PAGE_SIZE": 4096}
@@ -50,6 +51,22 @@ def test_without_limits_the_free_memory_counts(cgroups):
     memory.OWN_CGROUPS.write_text("0::/user\n")
     assert free_bytes(CPU) == 100 * GB
     write(cgroups / "user", memory__max="max", memory__current=GB)
+    assert free_bytes(CPU) == 100 * GB
+
+
+def test_memory_that_holds_cached_files_is_free(cgroups):
+    memory.MEMINFO.write_text(f"MemTotal: {2**40} kB\nMemAvailable:   {300 * 2**20} kB\nX: 1 kB\n")
+    assert free_bytes(CPU) == 300 * GB
+    memory.OWN_CGROUPS.write_text("0::/\n")
+    write(cgroups, memory__max=4 * GB, memory__current=3 * GB)
+    assert free_bytes(CPU) == GB
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MemTotal: 5 kB\n", "MemAvailable:\n", "MemAvailable: x kB\n"]
+)
+def test_without_a_number_the_unused_memory_counts(cgroups, text):
+    memory.MEMINFO.write_text(text)
     assert free_bytes(CPU) == 100 * GB
 
 

@@ -11,6 +11,7 @@ import torch
 SHARE = 0.25  # fraction of the free memory to use by default
 MOST = 2**30  # default maximum in bytes: larger chunks are not faster
 
+MEMINFO = Path("/proc/meminfo")  # where Linux shows the memory of the machine
 CGROUPS = Path("/sys/fs/cgroup")  # where Linux shows the limits of containers
 OWN_CGROUPS = Path("/proc/self/cgroup")  # which of them this process is in
 
@@ -36,15 +37,26 @@ def budget(device: torch.device, given: int | None, most: int = MOST) -> int:
 def free_bytes(device: torch.device) -> int:
     """Return the free memory in bytes: that of a CUDA device, or else the main memory.
 
-    In a container, free is what its limit leaves.
+    Memory that holds cached files is free. In a container, free is what its limit leaves.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    return max(0, min([_available(), *_left_in_cgroups()]))
+
+
+def _available() -> int:
+    """Return the main memory that a new process could use."""
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        lines = MEMINFO.read_text().splitlines()
+        fields = next(line.split() for line in lines if line.startswith("MemAvailable:"))
+        return int(fields[1]) * 1024
+    except (OSError, ValueError, IndexError, StopIteration):  # not on Linux
+        pass
+    try:
+        # Without the cached files, which are often most of the memory.
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not available on every system
-        free = MOST
-    return max(0, min([free, *_left_in_cgroups()]))
+        return MOST
 
 
 def _left_in_cgroups() -> list[int]:
