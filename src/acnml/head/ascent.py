@@ -1,8 +1,8 @@
 """Raising φ for many rows at once: directions, step sizes, and when to stop.
 
-A row is one label of one input, or the background of an input; see `acnml.head.solve` for φ, the
-gap F and the residual. With p = softmax(z) and H = diag(p) - ppᵀ, Newton's step solves
-(I + HV)d = F. There are three ways to choose a step:
+A row is one label of one input; see `acnml.head.solve` for φ, the gap F and the residual. With
+p = softmax(z) and H = diag(p) - ppᵀ, Newton's step solves (I + HV)d = F. There are three ways to
+choose a step:
 
 *Diagonal* solves this system with V replaced by the diagonal of centred variances, at a cost of
 O(K). Then it maximises the quadratic model of φ exactly on the plane spanned by this direction and
@@ -61,36 +61,32 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """Problems to solve, sorted by input: labels of inputs, or backgrounds."""
+    """Problems to solve, labels of inputs, sorted by input."""
 
     kernel: Kernel
     inputs: Tensor  # (N,) which of the kernel's inputs
     logits: Tensor  # z₀ (N, K), largest 0
     var: Tensor  # centred variances (N, K)
-    labels: Tensor | None  # (N, 1), None for backgrounds
+    labels: Tensor  # (N, 1)
 
     def take(self, rows: Tensor) -> Rows:
         """Return some rows."""
-        labels = None if self.labels is None else self.labels[rows]
-        return Rows(self.kernel, self.inputs[rows], self.logits[rows], self.var[rows], labels)
+        return Rows(self.kernel, *(tensor[rows] for tensor in self[1:]))
 
     def mv(self, u: Tensor) -> Tensor:
         """Return Vu."""
         return self.kernel.mv_rows(u, self.inputs)
 
     def minus(self, vectors: Tensor) -> Tensor:
-        """Return e_y - vectors (for a background: -vectors)."""
-        negative = vectors.neg()
-        if self.labels is not None:
-            ones = torch.ones_like(self.labels, dtype=vectors.dtype)
-            negative.scatter_add_(1, self.labels, ones)
-        return negative
+        """Return e_y - vectors."""
+        ones = torch.ones_like(self.labels, dtype=vectors.dtype)
+        return vectors.neg().scatter_add_(1, self.labels, ones)
 
     def point(self, u: Tensor, shift: Tensor) -> Point:
         """Evaluate φ at u, where the shift is Vu."""
         z = self.logits + shift
         largest = z.amax(-1, keepdim=True)
-        own = -largest if self.labels is None else z.gather(1, self.labels) - largest
+        own = z.gather(1, self.labels) - largest
         p = z.sub_(largest).exp_()
         total = p.sum(-1, keepdim=True)
         energy = dot(u, shift)

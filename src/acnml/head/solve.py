@@ -5,8 +5,9 @@ The problem. For logits z₀ and their covariance V (the weight α is part of V)
     u = e_y - softmax(z),    z = z₀ + Vu,    log_lik_y = log softmax(z)_y.
 
 This u maximises the concave function φ(u) = log softmax(z₀ + Vu)_y - ½ uᵀVu, whose gradient is VF
-with the gap F = e_y - softmax(z) - u. The *background* is the same problem without a label: e_y is
-replaced by 0 and log softmax(z)_y by -logsumexp(z). Its solution is u = -p̄.
+with the gap F = e_y - softmax(z) - u. The *background* p̄ describes an input without a label: u = -p̄
+solves the same problem with e_y replaced by 0 and log softmax(z)_y by -logsumexp(z). It is only
+used, roughly, for starting points.
 
 Accuracy. The residual is √(FᵀVF). In the norm ‖u‖² = uᵀVu, φ is strongly concave with modulus 1,
 so the distance to the optimum is at most the residual. The gradient of log_lik is
@@ -66,8 +67,8 @@ CHEAP_STEPS = 40
 # Numbers in one block of rows: its tensors should stay in the processor's cache.
 BLOCK = 2**16
 
-# Vectors of K numbers, and K×K matrices, that an input takes at most. A table has up to seven copies
-# of a vector at every node.
+# Vectors of K numbers, and K×K matrices, that an input takes at most. A table takes up to seven
+# vectors at every node.
 VECTORS, MATRICES, TABLE_VECTORS = 40, 4, 7 * MOST_NODES
 
 # Scalar Newton steps for t.
@@ -249,7 +250,6 @@ class Start:
 
     def point(self, rows: Rows) -> Point:
         """Return u = t(e_y - q') of rows or, where φ is larger there, u = 0."""
-        assert rows.labels is not None
         i, y = rows.inputs, rows.labels[:, 0]
         which, factor = (y == self.top[i, 0]).long(), self.factor[i, y].unsqueeze(1)
         u = rows.minus(self.q[i, which]) * factor
