@@ -94,7 +94,9 @@ def network_module(
         trunk = nn.Identity()
     temperature = classifier.temperature
     # In the posterior's precision: half precision has too few digits for variances.
-    head = HeadModule(kernel_module(posterior, layer), temperature**-2, STEPS if steps is None else steps)
+    head = HeadModule(
+        kernel_module(posterior, layer), temperature**-2, STEPS if steps is None else steps
+    )
     get_features = classifier._get_logits if layer.name else None
     weigh = None if typicality is None else TypicalityModule(typicality, trunk)
     return AcnmlModule(trunk, get_features, linear, temperature, head, weigh)
