@@ -51,6 +51,21 @@ def test_the_module_gives_the_predictors_numbers(case, kind):
     assert module.residual(*args, **kwargs).max() < 1e-2
 
 
+def test_some_of_many_labels_are_enough_where_they_are_for_the_predictor():
+    model = nn.Linear(4, 80).double()
+    nn.init.normal_(model.weight, std=3.0, generator=torch.Generator().manual_seed(0))
+    nn.init.zeros_(model.bias)
+    solver, x = acnml.Linearised(negligible=0.01), normal(12, 4)
+    predict = Acnml(Classifier(model), POSTERIORS["kronecker_eigen"](model), solver, alpha=0.1)
+    needed = (predict.solve(x).omitted == 0).sum(-1)
+    log_probs, _ = predict.as_module(labels=4)(x)
+    enough = needed <= 4
+    assert 0 < enough.sum() < len(x)
+    assert torch.equal(~log_probs.isnan().any(-1), enough)
+    assert (log_probs.exp() - predict(x).exp())[enough].abs().max() <= 0.01
+    assert predict.as_module()(x)[0].isfinite().all()
+
+
 def test_it_is_a_module_like_others():
     model, x = MLP.model(), MLP.x(5)
     predict = Acnml(Classifier(model), head_posterior(model, "diagonal"), alpha=0.3)
@@ -149,6 +164,14 @@ def test_a_real_network_on_real_images(tmp_path):
         found = torch.from_numpy(log_probs).exp()
         torch.testing.assert_close(found, expected.log_probs.exp(), rtol=0, atol=1e-4)
         torch.testing.assert_close(torch.from_numpy(regret), expected.regret, rtol=0, atol=1e-4)
+
+
+def test_too_few_labels_on_the_example_are_refused(tmp_path):
+    model = nn.Linear(4, 80)
+    predict = Acnml(Classifier(model), POSTERIORS["kronecker_eigen"](model), alpha=0.1)
+    with pytest.raises(ValueError, match="some inputs of the example unsolved; take more steps"):
+        acnml.export_onnx(predict, normal(4, 4).float(), tmp_path / "few.onnx", labels=2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_export_leaves_nothing(calibrated, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -43,17 +44,20 @@ def export_onnx(
     path: str | os.PathLike[str],
     *,
     steps: int | None = None,
+    labels: int | None = None,
 ) -> Exported:
     """Write network and head to an ONNX file with outputs `log_probs` (B, K) and `regret` (B,).
 
     The batch size is dynamic. The file is run once on the example, and its probabilities are
-    compared with the predictor's. Needs the extra `onnx`.
+    compared with the predictor's. Inputs that the file leaves unsolved are NaN. Needs the extra
+    `onnx`.
 
     Args:
         predictor: from `acnml.calibrate`, or an `Acnml` with a posterior over the last layer.
         example: a batch of at least two inputs like those that the model will see.
         path: of the file to write; it is complete, or it is not there.
         steps: of the solver; by default as many as `as_module` takes.
+        labels: how many labels of an input to solve for, by default all; see `Acnml.as_module`.
 
     >>> import acnml, torch
     >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
@@ -76,7 +80,7 @@ def export_onnx(
         raise ValueError("give an example of at least two inputs, so that their number is dynamic")
     require_target(Path(path))
     acnml = predictor.predictor if isinstance(predictor, Calibrated) else predictor
-    module = acnml.as_module(steps)
+    module = acnml.as_module(steps, labels)
     prepared = acnml.classifier.prepare(example)
     args, kwargs = batches.as_arguments(prepared)
     batch = torch.export.Dim("batch")
@@ -98,7 +102,12 @@ def export_onnx(
     content = _without_traces(program.model_proto).SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     difference = max(_difference(session, acnml, x) for x in (prepared, _first(prepared)))
-    if not difference <= LARGEST_DIFFERENCE:
+    if math.isnan(difference):
+        raise ValueError(
+            "the exported model leaves some inputs of the example unsolved; take more steps, more "
+            "labels, or a lower alpha"
+        )
+    if difference > LARGEST_DIFFERENCE:
         raise ValueError(
             f"the exported model differs by {difference:.2g} in probability on the example; "
             "take more steps, or a lower alpha"

@@ -155,9 +155,9 @@ class Calibrated(Predictor):
         """Return log-probabilities, regret and residuals from one pass."""
         return self.predictor.solve(x)
 
-    def as_module(self, steps: int | None = None) -> AcnmlModule:
+    def as_module(self, steps: int | None = None, labels: int | None = None) -> AcnmlModule:
         """Return network and solver as one `nn.Module`, see `Acnml.as_module`."""
-        return self.predictor.as_module(steps)
+        return self.predictor.as_module(steps, labels)
 
     def threshold(self, share: float, score: Score = Score.CONFIDENCE) -> float:
         """Return the score beyond which the least certain `share` of the validation data lies.

@@ -4,8 +4,9 @@
 `acnml.head.solve`, but always the same number of them, so that it can be compiled and exported
 together with the network. `HeadModule.residual` measures how far from the optimum this leaves rows.
 
-With many classes it is enough to solve for the likeliest labels. For the others the log-likelihood
-is estimated from the starting point u = t(e_y - q') as log(1 - t) = log sigmoid(ℓ + tκ).
+With many classes it can be enough to solve for some labels, those that can gain most by the bound
+of `acnml.head.solve`. As there, the others keep their log-likelihood at the mean, and the bound on
+what they would add to C(x) must be negligible.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from acnml._algebra.kernels import (
     DenseKernel,
@@ -139,7 +139,10 @@ class HeadModule(nn.Module):
         alpha: the weight α of the query; a scale of the covariance.
         steps: Newton steps with the diagonal approximation of V.
         settling: steps before them that solve the nonlinear diagonal problem.
-        labels: how many labels to solve for, the likeliest ones; None for all.
+        labels: how many labels to solve for, those that can gain most; None for all. The others
+            keep their log-likelihood at the mean.
+        negligible: what the labels left out may add to C(x), together and by a bound. An input for
+            which it may be more has no answer: it becomes NaN.
     """
 
     alpha: Tensor
@@ -151,6 +154,7 @@ class HeadModule(nn.Module):
         steps: int = 5,
         settling: int = 1,
         labels: int | None = None,
+        negligible: float = 1e-3,
     ) -> None:
         super().__init__()
         if alpha < 0 or steps < 0 or settling < 0 or (labels is not None and labels < 1):
@@ -158,7 +162,8 @@ class HeadModule(nn.Module):
                 "alpha, steps and settling must be ≥ 0 and labels ≥ 1, got "
                 f"alpha={alpha}, steps={steps}, settling={settling}, labels={labels}"
             )
-        self.kernel, self.steps, self.settling, self.labels = kernel, steps, settling, labels
+        self.kernel, self.steps, self.settling = kernel, steps, settling
+        self.labels, self.negligible = labels, negligible
         self.register_buffer("alpha", torch.tensor(alpha))
 
     def forward(
@@ -185,22 +190,29 @@ class HeadModule(nn.Module):
         at_mean = torch.log_softmax(logits, -1)
         var = centred_variances(kernel)
         start = Start.of(logits, kernel, background(logits, at_mean, kernel, var))
-        # log sigmoid as a softplus: runtimes approximate sigmoid with a small absolute error.
-        estimate = -softplus(-(start.lead + start.share * start.spread))
-        estimate = torch.maximum(estimate, at_mean)
-        count = logits.shape[1] if self.labels is None else min(self.labels, logits.shape[1])
-        labels = estimate.topk(count, dim=-1).indices
+        labels, left_out = self._chosen(start, at_mean)
+        count = labels.shape[1]
         inputs = torch.arange(logits.shape[0], device=logits.device).unsqueeze(1).expand(-1, count)
         i, y = inputs.reshape(-1), labels.reshape(-1)
         rows = Rows(kernel, i, logits[i], var[i], y.unsqueeze(1))
         point = self._ascended(rows, start.point(rows))
         residual = rows.residual(rows.minus(point.p + point.u)).view(-1, count)
-        log_lik = estimate.scatter(1, labels, point.log_lik.view(-1, count))
+        log_lik = at_mean.scatter(1, labels, point.log_lik.view(-1, count))
         # A module cannot raise. An input with an unsolved label becomes NaN, never the sure answer
-        # of the mean; NaN and infinite residuals fail the comparison.
-        solved = (residual <= UNSOLVED).all(-1, keepdim=True)
+        # of the mean; NaN and infinite numbers fail the comparisons.
+        solved = (residual <= UNSOLVED).all(-1, keepdim=True) & (left_out <= self.negligible)
         log_lik = torch.where(solved, torch.maximum(log_lik, at_mean), torch.nan)
         return log_lik, residual
+
+    def _chosen(self, start: Start, at_mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the labels to solve for (B, L), and what the others may add to C(x) (B, 1)."""
+        classes = at_mean.shape[1]
+        if self.labels is None or self.labels >= classes:
+            every = torch.arange(classes, device=at_mean.device).expand(at_mean.shape)
+            return every, torch.zeros_like(at_mean[:, :1])
+        gains = (start.upper_bound(at_mean).exp() - at_mean.exp()).clamp(min=0)
+        labels = gains.topk(self.labels, dim=-1).indices
+        return labels, gains.scatter(1, labels, 0.0).sum(-1, keepdim=True)
 
     def _ascended(self, rows: Rows, point: Point) -> Point:
         for _ in range(self.settling):

@@ -82,8 +82,13 @@ def network_module(
     posterior: Posterior,
     steps: int | None = None,
     typicality: Density | None = None,
+    labels: int | None = None,
+    negligible: float = 1e-3,
 ) -> AcnmlModule:
-    """Join a network and the head of a posterior over its last layer, with α in the posterior."""
+    """Join a network and the head of a posterior over its last layer, with α in the posterior.
+
+    See `HeadModule` for the number of labels to solve for, and what the others may add.
+    """
     network = classifier.copy_module(posterior.mean)
     linear, trunk = network.get_submodule(layer.name), network
     assert isinstance(linear, nn.Linear)
@@ -95,7 +100,11 @@ def network_module(
     temperature = classifier.temperature
     # In the posterior's precision: half precision has too few digits for variances.
     head = HeadModule(
-        kernel_module(posterior, layer), temperature**-2, STEPS if steps is None else steps
+        kernel_module(posterior, layer),
+        temperature**-2,
+        STEPS if steps is None else steps,
+        labels=labels,
+        negligible=negligible,
     )
     get_features = classifier._get_logits if layer.name else None
     weigh = None if typicality is None else TypicalityModule(typicality, trunk)

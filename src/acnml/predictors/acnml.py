@@ -157,24 +157,40 @@ class Acnml(NmlPredictor):
         return self.solver.solve_features(features, self._scaled, layer, temperature, scale)
 
     @torch.inference_mode(False)
-    def as_module(self, steps: int | None = None) -> AcnmlModule:
+    def as_module(self, steps: int | None = None, labels: int | None = None) -> AcnmlModule:
         """Return network and solver as one `nn.Module`: inputs -> (log_probs, regret).
 
         It takes a fixed number of solver steps and has no data-dependent control flow, so it can
         be compiled with `torch.compile`, exported with `torch.export` or `acnml.export_onnx`, and
         used inside other modules. Its `residual` method says how far from the optimum it ends.
+        Inputs that it leaves unsolved are NaN.
 
         Args:
             steps: of the solver; more are more exact.
+            labels: how many labels of an input to solve for. The default is all: how many an input
+                needs depends on α and on the input, and atypical inputs need most. With fewer, time
+                and memory shrink in proportion. Then the labels that can gain most are solved for
+                and the others stay at the mean, as in `Linearised`: inputs are NaN for which those
+                could add more than `Linearised.negligible` to C(x), and all other probabilities are
+                within `negligible` of those of the module with all labels. An input needs
+                `(solve(x).omitted == 0).sum(-1)` labels.
         """
-        layer = self.last_layer if isinstance(self.solver, Linearised) else None
-        if layer is None:
+        layer = self.last_layer
+        if layer is None or not isinstance(self.solver, Linearised):
             raise ValueError(
                 "only ACNML with a posterior over the last Linear layer, solved by Linearised, can "
                 "become a module; fit it with parameters=[acnml.last_linear(model)], or use "
                 "acnml.calibrate"
             )
-        return network_module(self.classifier, layer, self._scaled, steps, self.typicality)
+        return network_module(
+            self.classifier,
+            layer,
+            self._scaled,
+            steps,
+            self.typicality,
+            labels,
+            self.solver.negligible,
+        )
 
     @tensors_for_arrays
     @torch.inference_mode(False)
