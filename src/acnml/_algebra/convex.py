@@ -26,6 +26,9 @@ MANY = 0.5
 # Scalar steps towards a good start.
 TWO_CLASS_STEPS = 8
 
+# Largest residual of a label that counts as solved, in posterior standard deviations.
+UNSOLVED = 0.1
+
 # A step must gain this share of what the slope promises: any gain at all could zigzag forever.
 SHARE_OF_SLOPE = 0.1
 
@@ -125,13 +128,13 @@ def _start(problem: _Problem) -> LogitSolution:
     direction = targets - rivals
     shift = problem.kernel.mv(direction)
     lead, spread = (problem.logits * direction).sum(-1), (shift * direction).sum(-1)
-    share = _two_class_share(lead, spread).unsqueeze(-1)
+    share = two_class_share(lead, spread).unsqueeze(-1)
     even = _evaluate(problem, share * direction, share * shift)
     return _choose(even.objective > at_mean.objective, even, at_mean)
 
 
-def _two_class_share(lead: Tensor, spread: Tensor) -> Tensor:
-    """Solve t = sigmoid(-(lead + t · spread)) by Newton steps, roughly: it is but a start."""
+def two_class_share(lead: Tensor, spread: Tensor) -> Tensor:
+    """Solve t = sigmoid(-(lead + t · spread)) by a few Newton steps: t is only a starting point."""
     share = torch.sigmoid(-lead)
     for _ in range(TWO_CLASS_STEPS):
         s = torch.sigmoid(-(lead + share * spread))

@@ -149,8 +149,8 @@ class DiagonalKernel(Kernel):
         return DiagonalKernel(self.var.to(dtype))
 
     def newton_direction(self, p: Tensor, gap: Tensor) -> Tensor:
-        """Need no iterations."""
-        return solved_as_if_diagonal(self.var, p, gap)
+        """Solve in closed form."""
+        return diagonal_newton(self.var.unsqueeze(1), p, gap)
 
 
 @final
@@ -242,6 +242,15 @@ def centred_variances(kernel: Kernel) -> Tensor:
     return (var - 2 * a).clamp(min=0)
 
 
+def gap_variances(kernel: Kernel, p: Tensor) -> Tensor:
+    """Return (e_y - p)ᵀV(e_y - p) for every y (B, K), the variance of z_y - pᵀz.
+
+    With V_yy - 2(Vp)_y + pᵀVp, no K×K matrix is needed where V has a structure.
+    """
+    moved = kernel.mv(p.unsqueeze(1)).squeeze(1)
+    return kernel.diagonal() - 2 * moved + _dot(p, moved)
+
+
 def one_hot(classes: Tensor, like: Tensor) -> Tensor:
     """Return e_c for classes (N,), with as many entries as the rows of another tensor: (N, K)."""
     return functional.one_hot(classes, like.shape[-1]).to(like.dtype)
@@ -252,16 +261,17 @@ def _column(factor: float | Tensor) -> float | Tensor:
     return factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor
 
 
-def solved_as_if_diagonal(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
-    """Solve (I + HV)d = gap with nothing but the variances (B, K) of V, by Sherman and Morrison.
+def diagonal_newton(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
+    """Solve (I + HD)d = F for a diagonal D of variances, by the formula of Sherman and Morrison.
 
-    I + HV = D - p(p ⊙ s)ᵀ with D = I + diag(p ⊙ s). The formula's denominator, 1 - (p ⊙ s)ᵀD⁻¹p, is
-    Σ_c p_c / D_c, which loses no digits.
+    I + HD = R⁻¹ - p(p ⊙ D)ᵀ with R = (I + diag(p ⊙ D))⁻¹. The formula's denominator is Σ_c p_c R_c,
+    which loses no digits. All arguments are (..., K).
     """
-    weights = p * var.unsqueeze(1)
-    solved, column = gap / (1 + weights), p / (1 + weights)
-    factor = (weights * solved).sum(-1, keepdim=True) / column.sum(-1, keepdim=True)
-    return solved + factor * column
+    weights = p * var
+    ratio = (weights + 1).reciprocal_()
+    column, solved = p * ratio, ratio.mul_(gap)
+    factor = _dot(weights, solved) / column.sum(-1, keepdim=True)
+    return solved.addcmul_(factor, column)
 
 
 def _solved_directly(kernel: Tensor, p: Tensor, gap: Tensor) -> Tensor:
@@ -280,7 +290,7 @@ def _solved_iteratively(kernel: Kernel, p: Tensor, gap: Tensor) -> Tensor:
     start is exact. A row that has converged is not touched any more, whatever the others need.
     """
     enough = _dot(gap, kernel.mv(gap)) * RELATIVE_ERROR**2
-    d = solved_as_if_diagonal(kernel.diagonal(), p, gap)
+    d = diagonal_newton(kernel.diagonal().unsqueeze(1), p, gap)
     residual = gap - _system(p, d, kernel.mv(d))
     moved = kernel.mv(residual)  # Vr
     step, moved_step = residual, moved

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from acnml._algebra.convex import UNSOLVED
 from acnml._algebra.kernels import DIRECT
 from acnml._engine.layers import Site
 from acnml._engine.rows import Path, Rows
@@ -18,7 +19,7 @@ from acnml._util.batches import Inputs
 from acnml._util.memory import MOST, budget
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
-from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
+from acnml.solvers.base import Solution, UnsolvedError
 
 # Copies of a row's activations that autograd, the factors and intermediate results hold at once,
 # and copies of a row's gradients. Measured as peaks of processes, see docs/reliability.md.

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acnml._algebra.kernels import Kernel
+from acnml._algebra.kernels import Kernel, diagonal_newton
 
 # Rows with a larger residual settle, in this many of their first steps at most.
 FAR, SETTLING_STEPS = 0.3, 1
@@ -166,7 +166,7 @@ class Exact:
         return estimate
 
     def step(self, rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
-        """Factorise."""
+        """Solve (I + HV)d = F."""
         kernel = rows.kernel.take(rows.inputs).dense()
         system = p.unsqueeze(-1) * (kernel - (p.unsqueeze(1) @ kernel))  # HV
         system.diagonal(dim1=-2, dim2=-1).add_(1)
@@ -294,19 +294,6 @@ def _settle(rows: Rows, point: Point, step: Step, far: Tensor) -> None:
         belief = some.minus(point.u[far])  # e_y - u
         step.u[far] = belief - settled(some.logits + point.shift[far], belief, some.var)
         step.shift[far] = some.mv(step.u[far])
-
-
-def diagonal_newton(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
-    """Solve (I + HD)d = F for a diagonal D by the formula of Sherman and Morrison.
-
-    I + HD = R⁻¹ - p(p ⊙ D)ᵀ with R = (I + diag(p ⊙ D))⁻¹. The formula's denominator is Σ_c p_c R_c,
-    which loses no digits.
-    """
-    weights = p * var
-    ratio = (weights + 1).reciprocal_()
-    column, solved = p * ratio, ratio.mul_(gap)
-    factor = dot(weights, solved) / column.sum(-1, keepdim=True)
-    return solved.addcmul_(factor, column)
 
 
 def settled(z: Tensor, belief: Tensor, var: Tensor) -> Tensor:

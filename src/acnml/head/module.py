@@ -17,6 +17,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from acnml._algebra.convex import UNSOLVED
 from acnml._algebra.kernels import (
     DenseKernel,
     DiagonalKernel,
@@ -30,9 +31,6 @@ from acnml.head.solve import Start, background
 
 # A step is tried at full length, then at this length; a row for which φ falls either way stays.
 SHORT = 0.25
-
-# A residual, in posterior standard deviations, with which no solution can be called one.
-UNSOLVED = 0.1
 
 # Changes of φ below this many units of rounding are not significant.
 ROUNDING = 16

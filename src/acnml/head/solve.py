@@ -44,7 +44,14 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import DenseKernel, DiagonalKernel, Kernel, centred_variances
+from acnml._algebra.convex import two_class_share
+from acnml._algebra.kernels import (
+    DenseKernel,
+    DiagonalKernel,
+    Kernel,
+    centred_variances,
+    gap_variances,
+)
 from acnml.head.ascent import (
     DIAGONAL,
     EXACT,
@@ -70,9 +77,6 @@ BLOCK = 2**16
 # Vectors of K numbers, and K×K matrices, that an input takes at most. A table takes up to seven
 # vectors at every node.
 VECTORS, MATRICES, TABLE_VECTORS = 40, 4, 7 * MOST_NODES
-
-# Scalar Newton steps for t.
-SHARE_STEPS = 8
 
 # `omitted` of a label left out is at least this: 0 means that it was solved for.
 LEAST = 1e-30
@@ -242,10 +246,7 @@ class Start:
         others = others.scatter(1, top, 1.0)
         spread = (spread[:, 0] / others**2).scatter(1, top, spread[:, 1].gather(1, top))
         spread = spread.clamp(min=0)
-        share = torch.sigmoid(-lead)
-        for _ in range(SHARE_STEPS):
-            s = torch.sigmoid(-(lead + share * spread))
-            share = (share - (share - s) / (1 + spread * s * (1 - s))).clamp(0, 1)
+        share = two_class_share(lead, spread)
         return Start(q, moved, top, lead, spread, share, share / others)
 
     def point(self, rows: Rows) -> Point:
@@ -267,8 +268,7 @@ class Start:
 
     def residual_at_mean(self, p: Tensor, kernel: Kernel) -> Tensor:
         """Return √((e_y - p)ᵀV(e_y - p)) for every label, (B, K)."""
-        moved = kernel.mv(p.unsqueeze(1)).squeeze(1)
-        return (kernel.diagonal() - 2 * moved + dot(p, moved)).clamp(min=0).sqrt()
+        return gap_variances(kernel, p).clamp(min=0).sqrt()
 
 
 def _blocks(indices: Tensor, size: int) -> tuple[Tensor, ...]:

@@ -22,9 +22,6 @@ from acnml._util.checks import RowsError
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 
-# Largest residual, in posterior standard deviations, of a solution that is called one.
-UNSOLVED = 0.1
-
 
 class Solution(NamedTuple):
     """The likelihood of every label y under the weights θ̂_y that are adapted to it.

@@ -8,15 +8,16 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from acnml._algebra.convex import UNSOLVED
 from acnml._algebra.dual import Affine
-from acnml._algebra.kernels import Kernel
+from acnml._algebra.kernels import Kernel, gap_variances
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.head.features import Features
 from acnml.posteriors import Posterior
 from acnml.solvers._linearisation import logit_kernel
-from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
+from acnml.solvers.base import Solution, UnsolvedError
 
 # Numbers in one block of labels, whose residuals are computed together.
 BLOCK = 2**22
@@ -93,14 +94,9 @@ def self_influence(classifier: Classifier, posterior: Posterior, x: Inputs) -> S
 
 
 def influence_of(logits: Tensor, kernel: Kernel) -> SelfInfluence:
-    """Return log p_y and (e_y - p)ᵀV(e_y - p) for logits (B, K) and their covariance V.
-
-    With V_yy - 2(Vp)_y + pᵀVp, no K×K matrix is needed where V has a structure.
-    """
+    """Return log p_y and (e_y - p)ᵀV(e_y - p) for logits (B, K) and their covariance V."""
     log_probs = torch.log_softmax(logits.double(), dim=-1)
-    p, wide = log_probs.exp(), kernel.double()
-    moved = wide.mv(p.unsqueeze(1)).squeeze(1)
-    gain = wide.diagonal() - 2 * moved + (p * moved).sum(-1, keepdim=True)
+    gain = gap_variances(kernel.double(), log_probs.exp())
     checks.require_finite(gain, "the covariances of the logits are", REMEDY, UnsolvedError)
     return SelfInfluence(log_probs, gain.clamp(min=0))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acnml._algebra.convex import least_on_simplex, quadratic, solve_logits
+from acnml._algebra.convex import UNSOLVED, least_on_simplex, quadratic, solve_logits
 from acnml._algebra.dual import Affine, Dual, combination, taken
 from acnml._algebra.kernels import Kernel
 from acnml._engine import chunks
@@ -32,7 +32,7 @@ from acnml.classifier import Classifier
 from acnml.head.features import Features, features, only_linear
 from acnml.head.solve import HeadSolution, Precision, bytes_per_input, solve_head
 from acnml.posteriors import Posterior
-from acnml.solvers.base import UNSOLVED, Solution, UnsolvedError
+from acnml.solvers.base import Solution, UnsolvedError
 
 # Where the linearised solution is worse than the mean, it is halved this often, then given up.
 HALVINGS = 6
@@ -74,7 +74,7 @@ class Linearised:
         step_size: the first of those steps; later ones follow from how the objective changes.
         polish_tolerance: rows with this residual, see `Solution`, are not polished any further.
         tolerance: largest residual of the linearised problem.
-        newton_steps: but never more Newton steps than this.
+        newton_steps: maximum number of Newton steps.
         negligible: with more than 64 classes and a last-layer posterior, labels are not solved for
             that add this much to C(x) at most, all together, by a bound that `Solution` reports.
         memory: bytes that the rows solved at once may take; a share of what is free by default.
