@@ -131,7 +131,7 @@ def solve_head(
 
 
 def bytes_per_input(classes: int, kernel: Kernel | None = None) -> int:
-    """Return what `solve_head` and the kernel take for an input, at most.
+    """Return how many bytes `solve_head` and the kernel take for an input, at most.
 
     Args:
         classes: K.

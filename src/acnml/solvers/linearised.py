@@ -77,7 +77,8 @@ class Linearised:
         newton_steps: maximum number of Newton steps.
         negligible: with more than 64 classes and a last-layer posterior, labels are not solved for
             that add this much to C(x) at most, all together, by a bound that `Solution` reports.
-        memory: bytes that the rows solved at once may take; a share of what is free by default.
+        memory: bytes that the inputs solved at once may take; a share of what is free by default.
+            It changes answers by rounding errors only.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
