@@ -167,6 +167,8 @@ def test_a_real_network_on_real_images(tmp_path):
 
 
 def test_too_few_labels_on_the_example_are_refused(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
     model = nn.Linear(4, 80)
     predict = Acnml(Classifier(model), POSTERIORS["kronecker_eigen"](model), alpha=0.1)
     with pytest.raises(ValueError, match="some inputs of the example unsolved; take more steps"):
@@ -205,11 +207,27 @@ def test_outputs_that_are_objects(get_logits):
 
 
 def test_an_example_may_be_an_array(tmp_path):
-    pytest.importorskip("onnxscript", reason="needs the extra `onnx`")
-    model, x = LINEAR.model(), LINEAR.x(1).numpy()
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, x = nn.Linear(4, 3), normal(4, 4).float().numpy()
     predictor = Acnml(Classifier(model), POSTERIORS["diagonal"](model), alpha=0.1)
+    assert acnml.export_onnx(predictor, x, tmp_path / "model.onnx").difference < 1e-5
     with pytest.raises(ValueError, match="an example of at least two inputs"):
-        acnml.export_onnx(predictor, x, tmp_path / "model.onnx")
+        acnml.export_onnx(predictor, x[:1], tmp_path / "model.onnx")
+
+
+def test_labels_that_both_leave_out_do_not_stop_an_export(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    model = nn.Linear(4, 80)
+    solver = acnml.Linearised(negligible=0.02)
+    predict = Acnml(Classifier(model), POSTERIORS["kronecker_eigen"](model), solver, alpha=0.01)
+    x = 3 * normal(4, 4).float()
+    needed = int((predict.solve(x).omitted == 0).sum(-1).max())
+    exported = acnml.export_onnx(predict, x, tmp_path / "few.onnx", labels=needed)
+    assert needed < 80
+    assert exported.difference <= 0.02
 
 
 def test_refusals():

@@ -17,6 +17,7 @@ from acnml._algebra.kernels import (
     ScaledKernel,
     SpectralKernel,
 )
+from acnml.posteriors import full
 from cases import POSTERIORS, affine_layers, layer_inputs, normal, spd
 from dense import covariance
 
@@ -102,7 +103,8 @@ def test_output_kernel_without_a_faster_form(name):
     close(found.dense(), posterior.output_kernel(layer, a).dense())
 
 
-def test_a_full_covariance_is_multiplied_with_few_inputs_at_a_time():
+def test_a_full_covariance_is_multiplied_with_few_inputs_at_a_time(monkeypatch):
+    monkeypatch.setattr(full, "AT_ONCE", 1)
     model = nn.Linear(2, 3).double()
     posterior, (layer,) = POSTERIORS["full"](model), affine_layers(model)
     a = layer_inputs(layer, 8, 3, seed=5)  # more inputs than the layer has columns

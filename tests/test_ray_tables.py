@@ -79,7 +79,7 @@ def test_columns_are_carried():
         (table([[np.nan] * 3] * 2), Reading(), f"none of the first 2 rows .* because {NAN}"),
         (table([None, None]), Reading(), "none of the first 2 rows .* shows the shape of an input"),
         (GOOD.append_column("label", [[0, 1, 2]]), Reading(), "'label' cannot be kept, .*: rename"),
-        (GOOD, Reading(carry=("label",)), "no column 'label', which --carry names"),
+        (GOOD, Reading(carry=("label",)), "no column 'label', which 'carry' names"),
     ],
 )
 def test_what_cannot_be_scored_is_refused_before_the_job(first, reading, message):

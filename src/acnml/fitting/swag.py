@@ -288,7 +288,7 @@ def fit_swag(
     swag, stale = _collected(
         classifier, loader, epochs, learning_rate, rank, seed, parameters, progress
     )
-    _warn_of_stale_statistics(stale)
+    _warn_of_stale_statistics(stale, "posterior")
     return swag.low_rank()
 
 
@@ -320,7 +320,7 @@ def collect_swag(
     swag, stale = _collected(
         classifier, loader, epochs, learning_rate, rank, seed, parameters, progress
     )
-    _warn_of_stale_statistics(stale)
+    _warn_of_stale_statistics(stale, "swag")
     return swag
 
 
@@ -382,12 +382,12 @@ def _moved_batch_norms(module: nn.Module) -> set[str]:
     return moved
 
 
-def _warn_of_stale_statistics(layers: list[str]) -> None:
+def _warn_of_stale_statistics(layers: list[str], result: str) -> None:
     if layers:
         text = (
             f"the stored statistics of batch norm, first of layer {layers[0]!r}, do not fit the "
             "weights that SWAG has collected. Before you predict, recompute them: "
-            "statistics = acnml.batch_norm_statistics(classifier, loader, posterior.mean); "
-            "classifier = classifier.at({**posterior.mean, **statistics})"
+            f"statistics = acnml.batch_norm_statistics(classifier, loader, {result}.mean); "
+            f"classifier = classifier.at({{**{result}.mean, **statistics}})"
         )
         warnings.warn(text, stacklevel=3)

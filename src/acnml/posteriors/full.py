@@ -15,6 +15,9 @@ from acnml._util import checks
 from acnml._util.params import Params, add, count, flatten, normal_like, unflatten
 from acnml.posteriors.base import Posterior
 
+# Numbers in the product of inputs with Σ that are computed at once, if Σ itself is not larger.
+AT_ONCE = 2**20
+
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,8 +74,9 @@ class Full(Posterior):
     def output_kernel(self, layer: Affine, inputs: Tensor) -> DenseKernel:
         """Return V_cc' = Σ_ii' a_i Cov(W_ci, W_c'i') a_i'."""
         covariances = self.by_output(layer)  # (out, in, out, in)
+        out_size, in_size = covariances.shape[:2]
         parts = []
-        for a in inputs.split(inputs.shape[1]):  # the product with a is then no larger than Σ
+        for a in inputs.split(max(in_size, AT_ONCE // (out_size**2 * in_size))):
             half = torch.einsum("bi,cidj->bcdj", a, covariances)
             parts.append(torch.einsum("bcdj,bj->bcd", half, a))
         kernel = torch.cat(parts)

@@ -163,7 +163,8 @@ class Acnml(NmlPredictor):
         It takes a fixed number of solver steps and has no data-dependent control flow, so it can
         be compiled with `torch.compile`, exported with `torch.export` or `acnml.export_onnx`, and
         used inside other modules. Its `residual` method says how far from the optimum it ends.
-        Inputs that it leaves unsolved are NaN.
+        Inputs that it leaves unsolved are NaN. Its outputs have at least single precision, also for
+        a network in half precision.
 
         Args:
             steps: of the solver; more are more exact.
@@ -172,8 +173,10 @@ class Acnml(NmlPredictor):
                 and memory shrink in proportion. Then the labels that can gain most are solved for
                 and the others stay at the mean, as in `Linearised`: inputs are NaN for which those
                 could add more than `Linearised.negligible` to C(x), and all other probabilities are
-                within `negligible` of those of the module with all labels. An input needs
-                `(solve(x).omitted == 0).sum(-1)` labels.
+                within `negligible` of those of the module with all labels. With more than 64
+                classes and a posterior that is not diagonal, an input needs
+                `(solve(x).omitted == 0).sum(-1)` labels. Otherwise `solve` leaves none out: try
+                numbers, and count the inputs that are NaN.
         """
         layer = self.last_layer
         if layer is None or not isinstance(self.solver, Linearised):

@@ -41,11 +41,11 @@ def require_columns(names: Sequence[str], available: Sequence[str], what: str) -
     missing = [name for name in names if name not in available]
     if missing:
         raise ScoringError(
-            f"the input has no column {missing[0]!r}, which --{what} names; there are: "
+            f"the input has no column {missing[0]!r}, which {what!r} names; there are: "
             f"{', '.join(available)}"
         )
     if len(set(names)) < len(names):
-        raise ScoringError(f"--{what} names a column twice: {', '.join(names)}")
+        raise ScoringError(f"{what!r} names a column twice: {', '.join(names)}")
 
 
 def _only_tensor(schema: pa.Schema) -> str:

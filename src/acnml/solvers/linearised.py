@@ -198,10 +198,13 @@ class Linearised:
     def _inputs_at_once(self, logits: Tensor, kernel: Callable[[slice], Kernel]) -> int:
         """Return how many of the inputs are solved for together, given some inputs' kernel."""
         total, classes = logits.shape
-        if total * bytes_per_input(classes) <= (self.memory or UNCUT):
+        most = total * bytes_per_input(classes)
+        if most <= (self.memory or UNCUT):
             return total
-        one = bytes_per_input(classes, kernel(slice(0, 1)))
-        return max(1, budget(logits.device, self.memory) // one)
+        limit = budget(logits.device, self.memory)
+        if most <= limit:
+            return total
+        return max(1, limit // bytes_per_input(classes, kernel(slice(0, 1))))
 
     def _require_solved(self, solution: HeadSolution) -> None:
         """Refuse rows that Newton left far from the optimum of a problem that has one."""
