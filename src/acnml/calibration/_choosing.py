@@ -104,7 +104,7 @@ def _notes(
     if error > price:
         text = (
             f"The price of {price:g} nats is known only to ± {error:.4f} from {len(added)} "
-            "validation data: give more of them, or a higher price."
+            "validation examples: give more of them, or a higher price."
         )
         notes.append(text)
         warnings.warn(text, stacklevel=4)
