@@ -116,11 +116,17 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
 
 
 def shown(values: Sequence[float], digits: int = 3) -> str:
-    """Return mean ± standard deviation as text, and a dash where there is nothing."""
+    """Return mean ± standard deviation as text, and a dash where there is nothing.
+
+    Equal values of all seeds are one result, such as that of an ensemble of all, without a spread.
+
+    >>> shown([0.5, 0.7]), shown([0.5, 0.5]), shown([])
+    ('0.600 ± 0.141', '0.500', '–')
+    """
     if not values:
         return "–"
     mean, std = mean_std(values)
-    return f"{mean:.{digits}f} ± {std:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if len(set(values)) > 1 else "")
 
 
 def scored(results: Results) -> list[Method]:
