@@ -102,6 +102,16 @@ def test_curvatures_in_one_basis_add_up(case: Case):
         found[2] + ekfac_curvature(classifier, [parts[1]])
 
 
+def test_a_basis_may_have_another_precision_than_the_network():
+    data = [(normal(12, 4), torch.arange(12) % 3)]
+    model = small_network(nn.Linear(4, 3)).float()
+    basis = kronecker_curvature(Classifier(model), [(data[0][0].float(), data[0][1])])
+    classifier = Classifier(model.double())
+    found = ekfac_curvature(classifier, data, basis=basis)
+    assert {tensor.dtype for tensor in found.mean.values()} == {torch.float64}
+    assert found.trace() == pytest.approx(ekfac_curvature(classifier, data).trace(), rel=1e-5)
+
+
 def test_a_basis_must_be_of_the_same_network():
     model, data = small_network(nn.Linear(4, 3)), [(normal(12, 4), torch.arange(12) % 3)]
     classifier, other = Classifier(model), Classifier(small_network(nn.Linear(4, 3)))

@@ -154,7 +154,7 @@ def test_the_way_that_the_warning_names_fits_the_weights():
     with pytest.warns(UserWarning, match="do not fit") as warned:
         posterior = fit_swag(classifier, loader, epochs=3, learning_rate=0.5)
     advice = str(warned[0].message).split("recompute them: ")[1].split("; ")
-    names = {"acnml": acnml, "classifier": classifier, "loader": loader, "posterior": posterior}
+    names = {"acnml": acnml, "classifier": classifier, "loader": loader, "mean": posterior.mean}
     exec("\n".join(advice), names)
     trained = copy.deepcopy(model)
     trained.load_state_dict(posterior.mean, strict=False)

@@ -316,11 +316,14 @@ def ekfac_curvature(
     else:
         _require_basis(basis, classifier, parameters, watch)
         kfac = basis
+    mean = widened(classifier.copy_parameters(kfac.mean))
+    like = next(iter(mean.values()))  # a given basis may be of another device or type
     bases = {
-        f.layer: (together.share(_basis(f.inputs)), together.share(_basis(f.gradients)))
+        f.layer: tuple(
+            together.share(_basis(factor).to(like)) for factor in (f.inputs, f.gradients)
+        )
         for f in kfac.factors
     }
-    mean = kfac.mean
     sites = find_sites(classifier.model, mean, AFFINE, OTHER_WAYS)
     sums = {site: torch.zeros_like(_matrix(site, mean), dtype=torch.float64) for site in sites}
 
@@ -446,7 +449,7 @@ class LastLayerBatch:
 
     @property
     def summed(self) -> Tensor:
-        """The curvature at the layer's outputs, summed over the batch: (K, K), in doubles."""
+        """The sum over the batch of the curvature at the layer's outputs: (K, K), in float64."""
         summed = self.fisher.summed(self.probs, self.labels, self.generator)
         return summed / self.temperature**2
 

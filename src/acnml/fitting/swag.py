@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from acnml._engine.trust import require_apart
 from acnml._util import checks
 from acnml._util.batches import Inputs, require_loader
+from acnml._util.callers import callers_level
 from acnml._util.params import Params, add, scale, subtract, widened, zip_with
 from acnml._util.seeding import seeded
 from acnml._util.selection import Parameters, listed, parameter_names
@@ -285,13 +286,20 @@ def fit_swag(
     >>> acnml.fit_swag(classifier, data, epochs=3)
     LowRank(15 parameters: weight … bias)
     """
-    swag, stale = _collected(
-        classifier, loader, epochs, learning_rate, rank, seed, parameters, progress
+    swag = collect_swag(
+        classifier,
+        loader,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        rank=rank,
+        seed=seed,
+        parameters=parameters,
+        progress=progress,
     )
-    _warn_of_stale_statistics(stale, "posterior")
     return swag.low_rank()
 
 
+@torch.inference_mode(False)
 def collect_swag(
     classifier: Classifier,
     loader: Iterable[Any],
@@ -317,25 +325,6 @@ def collect_swag(
     >>> swag.updates, swag.diagonal()
     (3, Diagonal(15 parameters: weight … bias))
     """
-    swag, stale = _collected(
-        classifier, loader, epochs, learning_rate, rank, seed, parameters, progress
-    )
-    _warn_of_stale_statistics(stale, "swag")
-    return swag
-
-
-@torch.inference_mode(False)
-def _collected(
-    classifier: Classifier,
-    loader: Iterable[Any],
-    epochs: int,
-    learning_rate: float,
-    rank: int,
-    seed: int,
-    parameters: Parameters,
-    progress: bool | None,
-) -> tuple[Swag, list[str]]:
-    """Return the weights, and the batch-norm layers whose inputs depend on what was trained."""
     require_classifier(classifier)
     require_loader(loader, "SWAG")
     seed = checks.require_integer(seed, "seed")
@@ -362,7 +351,9 @@ def _collected(
             module.train()
             over_batches(classifier, loader, step, f"epoch {epoch + 1}/{epochs}", progress)
             swag.update(module)
-    return swag, sorted(stale)
+    if stale:
+        warnings.warn(_advice(min(stale)), stacklevel=callers_level())
+    return swag
 
 
 def _moved_batch_norms(module: nn.Module) -> set[str]:
@@ -382,12 +373,10 @@ def _moved_batch_norms(module: nn.Module) -> set[str]:
     return moved
 
 
-def _warn_of_stale_statistics(layers: list[str], result: str) -> None:
-    if layers:
-        text = (
-            f"the stored statistics of batch norm, first of layer {layers[0]!r}, do not fit the "
-            "weights that SWAG has collected. Before you predict, recompute them: "
-            f"statistics = acnml.batch_norm_statistics(classifier, loader, {result}.mean); "
-            f"classifier = classifier.at({{**{result}.mean, **statistics}})"
-        )
-        warnings.warn(text, stacklevel=3)
+def _advice(layer: str) -> str:
+    return (
+        f"the stored statistics of batch norm, first of layer {layer!r}, do not fit the mean of "
+        "the weights that SWAG has collected. Before you predict, recompute them: "
+        "statistics = acnml.batch_norm_statistics(classifier, loader, mean); "
+        "classifier = classifier.at({**mean, **statistics})"
+    )
