@@ -48,6 +48,8 @@ GOOD = table(normal(3, 3, seed=2).tolist())
         (table([[np.nan] * 3, [0.0, np.inf, 0.0]]), [NAN, NAN]),
         (table([None, [None, 0.0, 1.0]]), [NULL, NULL]),
         (table([None, None], pa.null()), [NULL, NULL]),
+        (table([[None] * 3, [None] * 3], pa.list_(pa.null())), [NULL, NULL]),
+        (table([[], []], pa.list_(pa.null())), [SHAPE, SHAPE]),
         (table([[0.0], [0.0, 1.0, 2.0, 3.0]]), [SHAPE, SHAPE]),
     ],
 )

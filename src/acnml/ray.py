@@ -138,7 +138,7 @@ def score(
     without a single answer.
 
     This call reads the first 256 rows to see the shape of an input. Rows of another shape are
-    rejected.
+    rejected. A dataset without rows is returned as it is.
 
     Args:
         dataset: the rows.
@@ -196,8 +196,8 @@ class _Shown:
         taken = sorted({*ANSWERS, REJECT} & set(carried))
         if taken:
             raise ScoringError(
-                f"column {taken[0]!r} cannot be kept, because the result has a column of this "
-                "name: rename it, or name the columns to keep by Reading(carry=...)"
+                f"column {taken[0]!r} cannot be kept, because the result may have a column of "
+                "this name: rename it, or name the columns to keep by Reading(carry=...)"
             )
         found = input_columns(reading, table)
         inputs, kept, reasons = _inputs(found, table)

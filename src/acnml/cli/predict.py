@@ -162,8 +162,7 @@ class _Running:
         try:
             from acnml.ray import Cluster
         except ModuleNotFoundError as error:
-            message = f"--engine ray needs {error.name}: pip install 'acnml[ray]'"
-            raise ValueError(message) from error
+            raise ValueError(f"--engine ray: {error}") from error
         return Cluster(self.address, self.actors, self.threads)
 
 

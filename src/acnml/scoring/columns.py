@@ -63,7 +63,7 @@ class Column:
         if math.prod(wanted) != math.prod(stored):
             raise ScoringError(
                 f"column {name!r} has rows of shape {stored}, which cannot become {wanted}: check "
-                "--shape"
+                "`shape` (--shape)"
             )
         return Column(name, stored, wanted, as_float)
 
@@ -89,6 +89,8 @@ class Column:
             null = _any(plain.is_null().to_numpy(zero_copy_only=False), per_row)
             reasons |= dict.fromkeys(kept[null].tolist(), self._null)
             plain, kept = plain.filter(pa.array(np.repeat(~null, per_row))), kept[~null]
+        if kinds.is_null(plain.type):  # lists without a single value
+            plain = plain.cast(pa.float32())
         values = plain.to_numpy(zero_copy_only=False)
         return checked(self, values.reshape(len(kept), *self.shape), kept, reasons)
 

@@ -185,8 +185,8 @@ class Worker:
                 if len(scored.kept):
                     return scored
         raise ScoringError(
-            f"none of the first {SHOWN} rows of any file has an answer: check --columns, --shape "
-            "and the model"
+            f"none of the first {SHOWN} rows of any file has an answer: check `columns` "
+            "(--columns), `shape` (--shape) and the model"
         )
 
 

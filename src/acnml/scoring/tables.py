@@ -52,7 +52,7 @@ def _only_tensor(schema: pa.Schema) -> str:
     found = [field.name for field in schema if can_be_input(field.type)]
     if len(found) != 1:
         raise ScoringError(
-            f"{len(found) or 'no'} columns hold lists of numbers; name the inputs by --columns. "
-            f"There are: {', '.join(schema.names)}"
+            f"{len(found) or 'no'} columns hold lists of numbers; name the inputs by `columns` "
+            f"(--columns). There are: {', '.join(schema.names)}"
         )
     return found[0]
