@@ -24,7 +24,9 @@ from acnml.storage import save
 with needed_by("acnml.lightning", "acnml[lightning]"):
     try:
         from lightning.pytorch import Callback, LightningModule, Trainer
-    except ImportError:
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] != "lightning":
+            raise
         from pytorch_lightning import (  # type: ignore[no-redef]
             Callback,
             LightningModule,

@@ -17,5 +17,7 @@ def needed_by(what: str, install: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        if error.name is None:  # not a missing package; its own message says what it is
+            raise
         message = f"{what} needs {error.name}: pip install '{install}'"
         raise ModuleNotFoundError(message, name=error.name) from error

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from acnml import metrics
+from acnml._util.callers import callers_level
 from acnml.calibration._search import Search
 from acnml.calibration._validation import ValidationData
 from acnml.calibration.result import EQUAL_PRICE, Calibrated, CalibrationRow
@@ -92,8 +93,8 @@ def _notes(
         reader = search.predictor.typicality.reader
         where = ", ".join(map(str, reader.places))
         notes.append(
-            f"Alpha is multiplied by how atypical an input's features are, 1 on average: "
-            f"{len(reader.shift)} features at these places: {where}."
+            "Alpha is multiplied by a score of how atypical an input is (1 on average), computed "
+            f"from {len(reader.shift)} features: {where}."
         )
     variation = (log_probs.exp() - validation.tempered(equal).exp()).abs().sum(-1).mean().item() / 2
     if variation < SAME_ANSWERS:
@@ -107,7 +108,7 @@ def _notes(
             "validation examples: give more of them, or a higher price."
         )
         notes.append(text)
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(text, stacklevel=callers_level())
     unchosen = next((row for row in table if row.method == "ACNML, alpha = 1"), None)
     if unchosen is None or unchosen.nll > validation.best_nll + 10 * price:
         cost = "has no solution" if unchosen is None else f"has an NLL of {unchosen.nll:.3f}"

@@ -14,6 +14,7 @@ from torch import Tensor
 from acnml import metrics
 from acnml._engine.trust import require_logits
 from acnml._util import checks
+from acnml._util.callers import callers_level
 from acnml._util.processes import Group
 from acnml.classifier import Classifier
 from acnml.head.features import Features
@@ -144,5 +145,5 @@ def require_usable(logits: Tensor, labels: Tensor, temperature: float | None) ->
         warnings.warn(
             f"{len(missing)} of {classes} classes have no validation data ({shown}): the price "
             "says nothing about them; add validation data of these classes",
-            stacklevel=4,
+            stacklevel=callers_level(),
         )

@@ -28,6 +28,7 @@ from sklearn.utils.validation import (
 )
 from torch import nn
 
+from acnml._util.callers import callers_level
 from acnml.calibration import LEAST_DATA, Calibrated, calibrate, calibrate_folds
 from acnml.sklearn._modules import Fitted, logits_of, require_all_classes
 from acnml.sklearn._torch import TorchClassifier
@@ -330,5 +331,5 @@ def _temperature(folds: list[tuple[nn.Module, Any, tuple[Any, Any]]]) -> float |
         reason = f"{len(labels)} held-out rows are too few to choose a temperature by"
     if reason is None:
         return None
-    warnings.warn(f"{reason}; the temperature is left at 1", stacklevel=4)
+    warnings.warn(f"{reason}; the temperature is left at 1", stacklevel=callers_level())
     return 1.0
