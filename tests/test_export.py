@@ -66,6 +66,14 @@ def test_some_of_many_labels_are_enough_where_they_are_for_the_predictor():
     assert predict.as_module()(x)[0].isfinite().all()
 
 
+@pytest.mark.parametrize("setting", [{"labels": 5.0}, {"labels": 0}, {"steps": 2.5}, {"steps": -1}])
+def test_settings_of_a_module_are_checked(setting):
+    model = MLP.model()
+    predict = Acnml(Classifier(model), head_posterior(model, "full"))
+    with pytest.raises((TypeError, ValueError), match=f"^{next(iter(setting))} must be"):
+        predict.as_module(**setting)
+
+
 def test_it_is_a_module_like_others():
     model, x = MLP.model(), MLP.x(5)
     predict = Acnml(Classifier(model), head_posterior(model, "diagonal"), alpha=0.3)

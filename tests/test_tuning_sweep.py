@@ -91,7 +91,7 @@ def test_refuses_bad_grids(grid, message):
             choose()
 
 
-@pytest.mark.parametrize("loader", [FOUR, FOUR[0]])
+@pytest.mark.parametrize("loader", [FOUR, FOUR[0], iter(FOUR)])
 def test_a_loader_in_the_place_of_the_grid_is_refused(loader):
     with pytest.raises(TypeError, match="the grid must be a sequence of numbers"):
         tuning.prior_precision_by_nll(Scaled, loader, [1.0])

@@ -36,7 +36,7 @@ class Exported(NamedTuple):
     """
 
     path: Path
-    difference: float  # largest difference in probability between the file and the predictor
+    difference: float  # largest in probability, from the predictor that solves for all labels
     residual: float  # largest residual of the fixed number of steps, in standard deviations
 
 
@@ -105,7 +105,7 @@ def export_onnx(
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     solver = acnml.solver
     assert isinstance(solver, Linearised)  # `as_module` requires it
-    exact = replace(acnml, solver=replace(solver, negligible=0.0))
+    exact = replace(acnml, solver=replace(solver, negligible=0.0), on_error="raise")
     difference = max(_difference(session, exact, x) for x in (prepared, _first(prepared)))
     if math.isnan(difference):
         raise ValueError(

@@ -168,16 +168,18 @@ class Acnml(NmlPredictor):
 
         Args:
             steps: of the solver; more are more exact.
-            labels: how many labels of an input to solve for. The default is all: how many an input
-                needs depends on α and on the input, and atypical inputs need most. With fewer, time
-                and memory shrink in proportion. Then the labels that can gain most are solved for
-                and the others stay at the mean, as in `Linearised`: inputs are NaN for which those
-                could add more than `Linearised.negligible` to C(x), and all other probabilities are
-                within `negligible` of those of the module with all labels. With more than 64
-                classes and a posterior that is not diagonal, an input needs
-                `(solve(x).omitted == 0).sum(-1)` labels. Otherwise `solve` leaves none out: try
-                numbers, and count the inputs that are NaN.
+            labels: how many labels of each input to solve for; all by default. Time and memory
+                shrink in proportion. The labels that can gain most are solved for, and the others
+                stay at the mean, as in `Linearised`. If the others could add more than
+                `Linearised.negligible` to C(x), the input becomes NaN. Otherwise its probabilities
+                differ by at most `negligible` from those of the module with all labels. How many
+                labels are needed depends on α and on the input; atypical inputs need most. With
+                more than 64 classes and a posterior that is not diagonal, count them:
+                `(solve(x).omitted == 0).sum(-1)`. In other cases, try several numbers and count the
+                inputs that are NaN.
         """
+        steps = None if steps is None else checks.require_integer(steps, "steps", least=0)
+        labels = None if labels is None else checks.require_integer(labels, "labels", least=1)
         layer = self.last_layer
         if layer is None or not isinstance(self.solver, Linearised):
             raise ValueError(

@@ -121,8 +121,8 @@ def largest_harmless_alpha(
     """
     _require_acnml(predictor)
     tolerance = tolerance or Tolerance()
-    evaluate = _evaluation(predictor, loader, progress)
-    scores = until_unsolved(evaluate, (0.0, *increasing(alphas)))
+    grid, evaluate = increasing(alphas), _evaluation(predictor, loader, progress)
+    scores = until_unsolved(evaluate, (0.0, *grid))
     plain = scores[0]
     table = tuple(
         Judged(*row, tolerance.allows(plain.accuracy - row.accuracy, row.nll - plain.nll))

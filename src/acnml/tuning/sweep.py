@@ -98,14 +98,14 @@ def score(value: float, log_probs: Tensor, labels: Tensor) -> Scores:
 
 def increasing(grid: Sequence[float]) -> tuple[float, ...]:
     """Check that the values of a grid are positive and return them in increasing order."""
-    if not len(grid):
-        raise ValueError("the grid is empty: pass at least one value")
     try:
         values = [float(value) for value in grid]
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             "the grid must be a sequence of numbers; is it in the place of another argument?"
         ) from error
+    if not values:
+        raise ValueError("the grid is empty: pass at least one value")
     return tuple(
         sorted(checks.require_positive(value, "every value in the grid") for value in values)
     )
