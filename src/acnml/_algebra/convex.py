@@ -134,7 +134,10 @@ def _start(problem: _Problem) -> LogitSolution:
 
 
 def two_class_share(lead: Tensor, spread: Tensor) -> Tensor:
-    """Solve t = sigmoid(-(lead + t · spread)) by a few Newton steps: t is only a starting point."""
+    """Solve t = sigmoid(-(lead + t · spread)) roughly, by a few Newton steps.
+
+    It is enough for starting points, and for bounds that hold for any t.
+    """
     share = torch.sigmoid(-lead)
     for _ in range(TWO_CLASS_STEPS):
         s = torch.sigmoid(-(lead + share * spread))

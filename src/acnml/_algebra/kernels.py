@@ -262,10 +262,10 @@ def _column(factor: float | Tensor) -> float | Tensor:
 
 
 def diagonal_newton(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
-    """Solve (I + HD)d = F for a diagonal D of variances, by the formula of Sherman and Morrison.
+    """Solve (I + HD)d = gap for a diagonal D of variances, by the formula of Sherman and Morrison.
 
     I + HD = R⁻¹ - p(p ⊙ D)ᵀ with R = (I + diag(p ⊙ D))⁻¹. The formula's denominator is Σ_c p_c R_c,
-    which loses no digits. All arguments are (..., K).
+    which loses no digits. `p` and `gap` are (..., K); `var` broadcasts against them.
     """
     weights = p * var
     ratio = (weights + 1).reciprocal_()

@@ -258,12 +258,12 @@ def _require_equal_but_for_rounding(
             whole = _run(wide, sites, wide_x)
             runs = [_run(wide, sites, batches.take(wide_x, rows)) for rows in groups]
             wide_pairs = [(whole.take(rows), own) for rows, own in zip(groups, runs, strict=True)]
-            touch = any(_differ(*pair, CONFIRMING) for pair in wide_pairs)
-            where = _where_rows_touch(wide, wide_x, groups) if touch else ""
+            depend = any(_differ(*pair, CONFIRMING) for pair in wide_pairs)
+            where = _where_rows_depend(wide, wide_x, groups) if depend else ""
     except (RuntimeError, TypeError, ValueError):  # the model runs in its own precision only
-        touch = any(_differ(*pair, UNCONFIRMED) for pair in pairs)
-        where = _where_rows_touch(classifier, x, groups) if touch else ""
-    if touch:
+        depend = any(_differ(*pair, UNCONFIRMED) for pair in pairs)
+        where = _where_rows_depend(classifier, x, groups) if depend else ""
+    if depend:
         raise ValueError(
             "the logits of an input, or what a layer receives for it, depend on the rest of its "
             f"batch, beginning {where}. Every input must be handled on its own; compute what "
@@ -301,7 +301,7 @@ def _equal_rows(left: Tensor, right: Tensor, tolerance: float | None = None) -> 
     return bool((differences <= tolerance * scales).all())
 
 
-def _where_rows_touch(classifier: Classifier, x: Inputs, groups: Sequence[Tensor]) -> str:
+def _where_rows_depend(classifier: Classifier, x: Inputs, groups: Sequence[Tensor]) -> str:
     """Name the first module that receives or returns something else in another batch."""
 
     def outputs(some: Inputs, rows: Tensor | slice) -> list[tuple[str, Any, Any]]:

@@ -3,8 +3,9 @@
 A tensor is passed to the model as `model(x)`, a tuple or list as `model(*x)` and a mapping as
 `model(**x)`. In every form, the first dimension of each tensor is the batch dimension.
 
-Public functions take NumPy arrays in place of tensors. Arrays become tensors at the border of the
-library, in `split_labels`, `as_loader` and `arrays_for_arrays`. Inside, there are only tensors.
+Predictors, fits and most other public functions take NumPy arrays in place of tensors. They turn
+them into tensors first: by `split_labels`, `as_loader`, `arrays_for_arrays` and
+`tensors_for_arrays`, or directly by `as_inputs` and `as_tensor`. Inside, there are only tensors.
 """
 
 from __future__ import annotations

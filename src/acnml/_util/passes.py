@@ -21,7 +21,7 @@ def each_batch(
     progress: bool | None,
     kinds: tuple[type[Exception], ...] = (TypeError, ValueError),
 ) -> None:
-    """Call a function with every item of a loader, or of the batches of a data set in memory.
+    """Call a function with every batch of a loader, or of a data set in memory.
 
     Args:
         loader: a loader, or data as in `as_loader`.
@@ -45,7 +45,12 @@ def each_batch(
 
 def batch_sizes(loader: Iterable[Any]) -> list[int]:
     """Return the number of inputs in every batch, from one pass over the loader."""
-    sizes = [size(split_labels(batch)[0]) for batch in as_loader(loader)]
+    sizes: list[int] = []
+
+    def count(batch: Any) -> None:
+        sizes.append(size(split_labels(batch)[0]))
+
+    each_batch(loader, count, "", progress=False)
     if not sum(sizes):
-        raise ValueError(NO_BATCH)
+        raise ValueError("all batches of the loader are empty")
     return sizes

@@ -63,7 +63,7 @@ def batch_norm_statistics(
 
 @final
 class _Weighting:
-    """A forward hook that makes a layer's running statistics an average over all it has seen.
+    """A forward pre-hook that makes a layer's running statistics an average over all it has seen.
 
     A layer's new statistics are (1 - momentum) old + momentum batch. With the momentum n / N, where
     n is the number of values per channel in this batch and N that of all so far, they are averages

@@ -71,13 +71,17 @@ def require_classes(labels: Tensor, logits: Tensor) -> None:
 
 def checked_labels(labels: Any, x: Inputs) -> Tensor:
     """Check labels and return them as int64 (B,)."""
-    if isinstance(labels, Tensor):
-        require_plain(labels, "the tensor of labels")
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
-        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        is_tensor = isinstance(labels, Tensor)
-        remedy = "use labels.long()" if is_tensor else "pass a tensor or an array of class indices"
-        raise TypeError(f"labels must be a tensor of integers, got {kind}: {remedy}")
+    if not isinstance(labels, Tensor):
+        raise TypeError(
+            f"labels must be a tensor of integers, got {type(labels).__name__}: pass a tensor or "
+            "an array of class indices"
+        )
+    require_plain(labels, "the tensor of labels")
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(
+            f"labels must be a tensor of integers, got {labels.dtype}: if they are class indices, "
+            "use labels.long()"
+        )
     if labels.shape != (size(x),):
         raise ValueError(
             f"labels have shape {tuple(labels.shape)}, expected ({size(x)},): "

@@ -61,7 +61,7 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """Problems to solve, labels of inputs, sorted by input."""
+    """Problems to solve, one for each label of an input, sorted by input."""
 
     kernel: Kernel
     inputs: Tensor  # (N,) which of the kernel's inputs

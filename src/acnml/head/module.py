@@ -130,7 +130,8 @@ class HeadModule(nn.Module):
     """ACNML for a last layer: (features (B, d), logits (B, K)) to (log_probs (B, K), regret (B,)).
 
     A third argument, a scale (B,), multiplies α for every input. Features and logits in half
-    precision are converted to single precision, which the kernel must have, too.
+    precision are converted to single precision. The kernel must have the resulting precision:
+    single, or double for logits in double precision.
 
     Args:
         kernel: the covariance of the logits as a function of the features.

@@ -75,8 +75,8 @@ class Linearised:
         polish_tolerance: rows with this residual, see `Solution`, are not polished any further.
         tolerance: largest residual of the linearised problem.
         newton_steps: maximum number of Newton steps.
-        negligible: with more than 64 classes and a last-layer posterior, labels are not solved for
-            that add this much to C(x) at most, all together, by a bound that `Solution` reports.
+        negligible: with more than 64 classes and a last-layer posterior, labels are left out if
+            together they add at most this much to C(x). `Solution.omitted` bounds each of them.
         memory: bytes that the inputs solved at once may take; a share of what is free by default.
             It changes answers by rounding errors only.
 
@@ -196,7 +196,7 @@ class Linearised:
         return Solution(log_lik, residual, omitted, (residual <= UNSOLVED) | (omitted > 0))
 
     def _inputs_at_once(self, logits: Tensor, kernel: Callable[[slice], Kernel]) -> int:
-        """Return how many of the inputs are solved for together, given some inputs' kernel."""
+        """Return how many inputs to solve for together; `kernel` is that of some of them."""
         total, classes = logits.shape
         most = total * bytes_per_input(classes)
         if most <= (self.memory or UNCUT):
