@@ -88,7 +88,7 @@ def laplace_torch() -> Iterator[Names]:
             parameter.data -= 0.1 * gradient
     names = {**data, "model": model}
     yield names
-    assert names["same"].abs().max() < 1e-5
+    assert names["difference"].abs().max() < 1e-5
     assert names["probs"].shape == (5, 3)
 
 
@@ -121,7 +121,7 @@ def wrong_labels() -> Iterator[Names]:
     names = small_model() | {"labels": torch.tensor([0, 1, 2, 0, 1])}
     yield names
     assert sorted(names["suspects"].tolist()) == [0, 1, 2, 3, 4]
-    assert names["scores"].shape == (5,)
+    assert names["scores"].shape == names["margin"].shape == (5,)
 
 
 @fixture("howto/set-the-price.md")

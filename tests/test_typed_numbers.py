@@ -22,7 +22,8 @@ SETTINGS = {
         0.9 0.95 1.06 1.11 1.16 1.21 1.26 1.75 2.5
     """,
     "does-it-help.md": "0.5",
-    "howto/conformal.md": "0.9",
+    "howto/conformal.md": "0.90",
+    "howto/index.md": "0.02 0.10",
     "howto/many-classes.md": "0.001",
     "howto/set-the-price.md": "0.0100 0.0040",
     "howto/wrong-labels.md": "0.02",

@@ -4,7 +4,7 @@ A number is followed by a comment with a query, and a table stands between two c
 
     ECE falls to 0.113<!-- mean evidence/metrics.csv ece network=resnet20 shift=fog -->
 
-    <!-- table: evidence -->
+    <!-- table: gain -->
     ...
     <!-- end table -->
 

@@ -127,27 +127,6 @@ def gain() -> str:
     return markdown(head, lines)
 
 
-def evidence() -> str:
-    """Strong shifts: ECE and NLL of the main methods, and the shifts that ACNML wins."""
-    lines = []
-    for network in networks():
-        group = shifts_by_strength(network)[0]
-        ece = [scores(network, group, m) for m in ("network", TEMPERATURE, EQUAL, DENSITY, WEIGHED)]
-        nll = [scores(network, group, m) for m in (EQUAL, DENSITY, WEIGHED)]
-        pairs = zip(scores(network, group, WEIGHED), scores(network, group, EQUAL), strict=True)
-        won = [float(own["ece"]) < float(its["ece"]) for own, its in pairs]
-        lines.append(
-            [
-                place(network, group),
-                *lowest_bold([mean(rows, "ece") for rows in ece]),
-                *lowest_bold([mean(rows, "nll") for rows in nll]),
-                f"{sum(won)} of {len(won)}",
-            ]
-        )
-    head = ["network under shift", "ECE: network", "best temperature", EQUAL, DENSITY, "ACNML"]
-    return markdown([*head, f"NLL: {EQUAL}", DENSITY, "ACNML", "shifts won (ECE)"], lines)
-
-
 def typicality() -> str:
     """All methods that use the typicality of an input, and those that they are compared with."""
     shown = {
@@ -520,7 +499,6 @@ def _leaves(command: Any, words: str) -> Iterator[tuple[str, Any]]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "gain": gain,
-    "evidence": evidence,
     "typicality": typicality,
     "typicality-cases": typicality_cases,
     "intervals": intervals,
