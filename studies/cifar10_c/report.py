@@ -108,7 +108,7 @@ def sections(results: Results) -> list[Section]:
             results,
             [method for method in diagrammed if ms.sees_enough(method, settings)],
             names,
-            "Gaussian blur. Each point is one twentieth of the images, grouped by confidence.",
+            "Gaussian blur. Points are groups of equally many images with similar confidence.",
         ),
         knobs(results),
         solvers(results, steps),
@@ -159,8 +159,9 @@ def what_was_done(results: Results) -> Section:
             "Each family has one knob, set on clean held-out images by one of these rules. *The "
             f"paper’s α*: the largest of its grid that costs at most {rules.accuracy:.1%} accuracy "
             f"and {rules.nll:g} nats against SWA. *The price of SWA*: the most cautious value "
-            "whose NLL is not above SWA’s. *Near SWA-Temp*: the most cautious value whose NLL is "
-            f"at most {rules.near:g} nats above that of SWA with the temperature of least NLL. "
+            f"whose NLL is at most {rules.tolerance:g} nats above SWA’s. *Near SWA-Temp*: the most "
+            f"cautious value whose NLL is at most {rules.near:g} nats above that of SWA with the "
+            "temperature of least NLL. "
             "*The price of ACNML-SWAGD*: the temperature with the NLL of ACNML-SWAGD at the "
             "paper’s α. *Least NLL*, for baselines. No corrupted image was used to set a value; "
             "that the last layer also has α as a knob was decided after the results at severity 5 "

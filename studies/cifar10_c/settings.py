@@ -54,7 +54,7 @@ class Images:
     in_distribution: int = 9500  # clean images for the cheap methods
     cheap: int = 1000  # a few forward passes
     network_wide: int = 1000  # 30 to 200 forward passes: BMA, ACNML over all weights
-    beside: int = 100  # secondary methods: α chosen by held-out NLL; SWAG, GLM over all weights
+    beside: int = 100  # secondary methods: α chosen by held-out NLL; GLM over all weights
     paper_steps: int = 50  # the paper's 5 or 10 gradient steps: hundreds of forward passes
 
     def __post_init__(self) -> None:

@@ -53,14 +53,14 @@ from studies.engine.workshop import Workshop
 from studies.settings import SettingError
 
 SPLIT_SEED = 0  # one split and one order for all seeds, which differ in their networks
-RENEWAL_BATCH = 128
+RENEWAL_BATCH, RENEWED = 128, Cifar10CStudy.batch_norm_images
 
 
 def build(settings: Cifar10CStudy) -> Study:
     """Put the study together."""
     used = ms.methods_of(settings)
     on_gpu = settings.device == "best" and torch.cuda.is_available()
-    rules = settings.choice
+    rules, renewed = settings.choice, settings.batch_norm_images
     study = Study(
         name="cifar10-c",
         title="CIFAR-10-C",
@@ -97,6 +97,8 @@ def build(settings: Cifar10CStudy) -> Study:
         device=torch.device("cuda" if on_gpu else "cpu"),
         prepare=fastest_layout,
         renewal=Drawn.by,
+        # The default is not named, so that finished runs are found.
+        renewal_settings=None if renewed == RENEWED else (renewed,),
         check=partial(require_corruptions, settings),
         claims=all_claims(settings),
         sections=report.sections,

@@ -72,13 +72,16 @@ class ChoiceRule(ABC):
 @final
 @dataclass(frozen=True)
 class ByLeastNll(ChoiceRule):
-    """The value of least held-out NLL: by a search for a temperature, from the grid otherwise."""
+    """The value of least held-out NLL in the grid.
+
+    The temperature of the plain network is searched for instead.
+    """
 
     label: str = "least NLL"
 
     def choose(self, method: Method, workshop: Workshop) -> Chosen:
         """Return the value of least NLL."""
-        if method.knob == TEMPERATURE:
+        if method.knob == TEMPERATURE and method.posterior == workshop.study.plain.posterior:
             return Chosen(method.at(least_nll(workshop).temperature))
         values = workshop.study.values(method)
         nlls = [held_out(method.family.at(value), workshop).nll for value in values]
@@ -106,8 +109,8 @@ class WithinPrice(ChoiceRule):
         values = workshop.study.values(method)
         nlls = [held_out(method.family.at(value), workshop).nll for value in values]
         limit = self.reference(workshop) + self.tolerance
-        if min(nlls) > limit:  # the value closest to the plain network
-            return Chosen(method.at(values[-1]), "none is in budget")
+        if min(nlls) > limit:
+            return Chosen(method.at(values[nlls.index(min(nlls))]), "none is in budget")
         value = tuning.most_cautious(values, nlls, limit)
         return Chosen(method.at(value), END if value in (values[0], values[-1]) else "")
 

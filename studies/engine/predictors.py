@@ -62,8 +62,10 @@ def solver_of(method: Method) -> Solver:
 def sampling(method: Method, workshop: Workshop) -> dict[str, object]:
     """Return what predictions depend on beside the method and the artefacts it needs."""
     study = workshop.study
+    renewal = study.renewal_settings if method.rule == BMA else None
     return {
         **({"samples": study.samples} if method.rule in SAMPLING else {}),
+        **({} if renewal is None else {"renewal": renewal}),
         **study.grounds[method.posterior].settings(method, workshop),
     }
 

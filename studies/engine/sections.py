@@ -122,13 +122,13 @@ def solvers(results: Results, caption: str) -> Section:
 
 
 def unsolved(results: Results) -> str:
-    """Say where ACNML has found no solution."""
+    """Say where ACNML has diverged, so that there is no prediction."""
     each = ", ".join(
         f"{results.study.label(u.method)} {u.inputs:,} of {u.of:,}" for u in results.unsolved
     )
     if not each:
-        return "ACNML found a solution for every input."
-    return f"Inputs without a solution of ACNML count as uniform predictions: {each}."
+        return "No prediction of ACNML diverged."
+    return f"Inputs for which ACNML diverged count as uniform predictions: {each}."
 
 
 def detection(results: Results, caption: str) -> Section:

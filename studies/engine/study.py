@@ -289,6 +289,7 @@ class Study:
         prepare: (method, prepared inputs) -> in the memory layout that is fastest.
         renewal: workshop -> training batches with which batch norm is renewed for every posterior
             sample; None where networks have no batch norm.
+        renewal_settings: what `renewal` depends on; None for its defaults.
         extras: further work for the first seed, by name; its results are in `Results.extras`.
         phases: the order of the work; by default all methods at all shifts.
         check: refuses early what would fail later.
@@ -328,6 +329,7 @@ class Study:
     rules: Mapping[str, Rule] = field(default_factory=dict)
     prepare: Callable[[Method, Tensor], Tensor] | None = None
     renewal: Callable[[Workshop], Iterable[tuple[Tensor, Tensor]]] | None = None
+    renewal_settings: Any = None
     extras: Mapping[str, Callable[[Workshop], Any]] = field(default_factory=dict)
     phases: tuple[Phase, ...] = ()
     check: Callable[[StudyData], None] | None = None

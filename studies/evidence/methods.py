@@ -193,10 +193,11 @@ class Chosen:
     price: float
     knob: float
     family: Family
+    plain_at_zero: bool = True  # whether the network itself is the method with knob 0
 
     def log_lik(self, view: View) -> Tensor:
         """Return unnormalised log-likelihoods (N, K)."""
-        if not self.knob and self.method not in (DROPOUT, ENSEMBLE):
+        if not self.knob and self.plain_at_zero:
             return torch.log_softmax(view.logits, -1)
         return self.family(view, self.knob)
 
@@ -225,10 +226,12 @@ def choose(
         return [_both(price, best, held_out) for price in every]
     family = FAMILIES[method]
     search = searched(family, held_out, best + max(prices))
-    found = [Chosen(method, price, search.largest(best + price), family) for price in prices]
+    knobs = {price: search.largest(best + price) for price in prices}
+    is_plain = method not in (DROPOUT, ENSEMBLE)
+    found = [Chosen(method, price, knob, family, is_plain) for price, knob in knobs.items()]
     if method in (DENSITY, NEIGHBOURS):
         return [*found, _tuned_together(method, held_out)]
-    return [*found, Chosen(method, OWN_CHOICE, search.least(best), family)]
+    return [*found, Chosen(method, OWN_CHOICE, search.least(best), family, is_plain)]
 
 
 def _both(price: float, best: float, held_out: View) -> Chosen:
@@ -259,4 +262,4 @@ def _tuned_together(method: str, held_out: View) -> Chosen:
     def family(view: View, knob: float) -> Tensor:
         return density_tempered(view.logits, score(view), temperature, slope)
 
-    return Chosen(method, OWN_CHOICE, slope or 1.0, family)
+    return Chosen(method, OWN_CHOICE, slope, family, plain_at_zero=False)

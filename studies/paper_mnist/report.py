@@ -48,7 +48,7 @@ def sections(results: Results) -> list[Section]:
             results,
             results.study.methods,
             {UPRIGHT: "upright", RANDOM: "random rotation"},
-            "Each point is one twentieth of the images, grouped by confidence.",
+            "Points are groups of equally many images with similar confidence.",
         ),
         all_methods(results, shown),
         *(naive(results, part) for part in (SUBSET, WHOLE)),

@@ -107,7 +107,14 @@ QUICK = PaperMnist(
     bayes_by_backprop=BayesByBackprop(batch_size=250),
     one_rate=BayesByBackprop(epochs=40, batch_size=250, variance_rate=1.0),
     subset=NaiveCnml(points=5, lines=2, train_images=500, training=BayesByBackprop(40, 50)),
-    whole=NaiveCnml(points=1, lines=0, train_images=None, batch_size=500, epochs=1),
+    whole=NaiveCnml(
+        points=1,
+        lines=0,
+        train_images=None,
+        training=BayesByBackprop(batch_size=250),
+        batch_size=500,
+        epochs=1,
+    ),
 )
 # All parts in about an hour of one core, with hidden layers of 256 units instead of the paper's
 # 1,200: naive CNML then takes a ninth of the time.

@@ -25,7 +25,8 @@ from studies.rotated_mnist import methods as ms
 from studies.rotated_mnist.settings import RANDOM, UPRIGHT, degrees
 from studies.rotated_mnist.study import CLASSES, load_data, mlp_model, sizes
 
-ONE_RATE_BBP, SUBSET_BBP, FEW = "BBP, one rate", "BBP, few images", "network of few images"
+ONE_RATE_BBP, SUBSET_BBP, WHOLE_BBP = "BBP, one rate", "BBP, few images", "BBP, all images"
+FEW, ALL = "network of few images", "network of all images"
 BLOCKS = {PAPER_STEPS: 50, LINEARISED: 500}
 COARSE = 30  # degrees: multiples of it come first, so that a report is useful early
 HARDLY = 0.005  # of accuracy
@@ -47,15 +48,17 @@ def build(settings: PaperMnist) -> Study:
     networks = {
         ms.NETWORK: Network(model, None),
         FEW: Network(model, None, inputs=settings.subset.train_images),
+        ALL: Network(model, None, inputs=settings.whole.train_images),
     }
     grounds = {
         ms.BBP: MeanField(ms.NETWORK, settings.bayes_by_backprop),
         ONE_RATE_BBP: MeanField(ms.NETWORK, settings.one_rate),
         SUBSET_BBP: MeanField(FEW, settings.subset.training),
+        WHOLE_BBP: MeanField(ALL, settings.whole.training),
     }
     extras = {
         SUBSET: partial(compare_all, ground=SUBSET_BBP, settings=settings.subset),
-        WHOLE: partial(compare_all, ground=ms.BBP, settings=settings.whole),
+        WHOLE: partial(compare_all, ground=WHOLE_BBP, settings=settings.whole),
     }
     study = Study(
         name="paper-mnist",

@@ -64,7 +64,7 @@ def sections(results: Results) -> list[Section]:
             results,
             (*titles, ms.ACNML_HEAD),
             {UPRIGHT: "upright", RANDOM: "random rotation"},
-            "Each point is one twentieth of the images, grouped by confidence.",
+            "Points are groups of equally many images with similar confidence.",
             titles,
         ),
         all_methods(results, shown),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,10 +13,10 @@ from acnml import metrics
 from stores import made, store_in
 from studies.cifar10_c import methods
 from studies.cifar10_c.study import build
-from studies.engine.choose import LargestHarmlessAlpha, explained, nll_of
+from studies.engine import choose
+from studies.engine.choose import LargestHarmlessAlpha, WithinPrice, explained, held_out
 from studies.engine.method import LINEARISED
-from studies.engine.predict import predict_held_out
-from studies.engine.predictors import log_probs_of, predictor
+from studies.engine.predictors import predictor
 from studies.engine.run import phases, plan
 from studies.engine.study import bins_for
 from studies.engine.workshop import Finished, Workshop
@@ -88,7 +89,10 @@ def test_a_budget_that_nothing_keeps_is_said(finished, tiny, study, data):
     out, _ = finished
     strict = replace(tiny, choice=replace(tiny.choice, tolerance=-100.0))
     makers = Workshop(build(strict), data, Finished(store_in(out, strict)), 0)
-    assert explained(methods.ACNML_HEAD, makers).note == "none is in budget"
+    found, note = explained(methods.ACNML_HEAD, makers)
+    assert note == "none is in budget"
+    nlls = {v: held_out(found.family.at(v), makers).nll for v in study.values(found)}
+    assert nlls[found.value] == min(nlls.values())
 
 
 def test_an_alpha_at_the_end_of_its_grid_is_said(finished, tiny, study, data):
@@ -117,17 +121,22 @@ def test_an_ensemble_can_be_the_networks_of_all_seeds(tiny, tmp_path):
     assert methods.SGD not in seeds.networks
 
 
-def test_the_matched_temperature_costs_what_acnml_costs(finished, tiny, study, data):
-    """Or it is an end of what was tried: the coolest or the hottest."""
-    out, _ = finished
-    workshop = Workshop(study, data, Finished(store_in(out, tiny)), 0)
-    price = nll_of(methods.ACNML_SWAG_D_PAPERS)(workshop)
-    found, note = explained(methods.TEMPERED_MATCHED, workshop)
-    saved = log_probs_of(predict_held_out(study.plain, workshop).load())
-    tempered = (saved / found.value).log_softmax(1)
-    own = metrics.nll(tempered, workshop.data.held_out.labels)
-    tried = study.values(methods.TEMPERED_MATCHED)
+@pytest.mark.parametrize(("limit", "note"), [(0.35, ""), (0.31, ""), (0.29, "none is in budget")])
+def test_a_temperature_costs_what_it_is_matched_with(monkeypatch, limit, note):
+    """Or as little as possible, if the price is below that of every temperature in the grid."""
+
+    def nll(temperature):
+        return 0.3 + (math.log(temperature) - math.log(2.0)) ** 2
+
+    monkeypatch.setattr(
+        choose, "held_out", lambda method, _: SimpleNamespace(nll=nll(method.value))
+    )
+    grid = (6.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.25, 1.0)
+    workshop = SimpleNamespace(study=SimpleNamespace(values=lambda _: grid))
+    found = WithinPrice(0.0, lambda _: limit).choose(methods.TEMPERED_MATCHED, workshop)
+    assert found.note == note
     if note:
-        assert found.value in (tried[0], tried[-1])
+        assert found.method.value == 2.0
     else:
-        assert own == pytest.approx(price, rel=0.02)
+        assert found.method.value > 2.0
+        assert nll(found.method.value) == pytest.approx(limit, rel=0.05)

@@ -46,14 +46,16 @@ def test_a_killed_run_goes_on_where_it_was(finished, tiny, study, data, tmp_path
     assert half.items() < hashes(tmp_path).items() < hashes(finished[0]).items()
 
 
-def test_a_changed_setting_redoes_only_what_depends_on_it(finished, data, tiny, tmp_path):
-    """The number of samples decides what is sampled, and nothing else."""
+@pytest.mark.parametrize("change", [{"samples": 3}, {"batch_norm_images": 7}])
+def test_a_changed_setting_redoes_only_what_depends_on_it(finished, data, tiny, tmp_path, change):
+    """The number of samples, and the images for batch norm, decide on samples and nothing else."""
     out = shutil.copytree(finished[0], tmp_path / "out")
     before = len(made(out))
-    changed = replace(tiny, samples=3)
+    changed = replace(tiny, **change)
     run(build(changed), data, Making(store_in(out, changed)))
     again = made(out)[before:]
-    assert again
+    for what in ("predict BMA", "renew batch norm"):
+        assert any(name.startswith(what) for name in again)
     assert all("BMA" in name or name.startswith("renew batch norm") for name in again)
 
 
