@@ -214,7 +214,8 @@ def stored(
     store: Store, study: TabularStudy, name: str, table: Tabular, kind: str, seed: int
 ) -> dict[str, dict[str, Tensor]]:
     """Return the predictions for a table, as an artefact."""
-    stage = Stage(f"{name} {kind}", (study.most_rows, study.price), seed)
+    decided = (study.most_rows, study.price, sklearn.__version__)  # whose classifiers are fitted
+    stage = Stage(f"{name} {kind}", decided, seed)
 
     def make(_: object) -> Content:
         found = predictions(table, kind, study, seed)

@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from studies.cifar10_c.settings import SCRATCH
 from studies.cifar10_c.study import split_off
 from studies.corruptions import BENCHMARK, Cifar10C
 from studies.data import Labelled, cifar10
@@ -20,7 +21,7 @@ from studies.models.weights import Weights
 
 # The weights of our networks, with the command that trains them in a README.
 OWN_WEIGHTS = Path(__file__).parents[1] / "weights"
-OWN_HELD_OUT = 1000  # training images that they have not seen
+OWN_HELD_OUT = SCRATCH.choice.held_out  # training images that they have not seen
 
 
 def given(name: str, study: EvidenceStudy, cache: Path) -> list[Subject]:
@@ -102,7 +103,7 @@ def _subject(name: str, seed: int, weights: Weights, split: Split, test: TestIma
         held_out=split.held_out,
         shifts=test.shifts,
         load=test.load,
-        decided=weights.checksum,
+        decided=(weights.checksum, test.images.official),
         methods=METHODS,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from acnml.cli._shared.drawing import panel
+from studies.corruptions.cifar10_c import official_folder
 from studies.engine.report import Numbers, Panels, Section, ShortReport
 from studies.engine.tables import Table, mean, select, shown
 from studies.evidence.comparisons import (
@@ -218,6 +219,12 @@ def strongest(rows: Sequence[Scored], network: str) -> str | None:
     return max(labelled, key=lambda name: labelled[name]) if labelled else None
 
 
+def _corruptions() -> str:
+    if official_folder().is_dir():
+        return "Corrupted images are those of the official CIFAR-10-C."
+    return "Corruptions are applied to the test images with the published parameters of CIFAR-10-C."
+
+
 def about(study: EvidenceStudy) -> list[str]:
     """Describe the data."""
     return [
@@ -226,8 +233,7 @@ def about(study: EvidenceStudy) -> list[str]:
         "temperature of the network, or for the least NLL (own choice). Posteriors and densities "
         f"are fitted on {study.train_images or 'all'} training images, and on all training "
         f"questions and rows. Every shift has {study.test} test inputs, and as many of no class "
-        "where there are some. CIFAR-10-C's corruptions are applied to the test images with the "
-        "published parameters.",
+        f"where there are some. {_corruptions()}",
         "Networks of our own differ in their random seeds. An ensemble consists of the networks "
         f"of all seeds ({DIGITS}: {study.members}), so there is one. MC dropout and ensembles are "
         "taken at their own best temperature where that costs more than the price, and otherwise "

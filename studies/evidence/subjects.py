@@ -31,7 +31,7 @@ class Subject:
         held_out: for all choices.
         shifts: shift -> its group. The first is in distribution, and its group is `CLEAN`.
         load: returns the inputs of a shift. Those without a class are labelled `UNKNOWN`.
-        decided: what decides the trained network: settings, or the checksum of its weights.
+        decided: what decides the trained network and its shifted data: settings, checksums.
         methods: that are compared, as far as there is what they need.
         members: of its ensemble.
         dropout: returns a network that was trained with dropout.

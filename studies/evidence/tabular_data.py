@@ -10,6 +10,7 @@ import warnings
 from functools import cache
 from typing import Any
 
+import sklearn
 import torch
 from torch import nn
 
@@ -68,7 +69,7 @@ def _subject(name: str, seed: int) -> Subject | None:
         held_out=part(tabular.CONFORMAL),
         shifts={clean: CLEAN, name: "shifted rows"},
         load=lambda shift: part(tabular.TEST if shift == clean else tabular.SHIFTED),
-        decided=(settings.most_rows, KIND),
+        decided=(settings.most_rows, KIND, sklearn.__version__),
         methods=METHODS,
         bins=tabular.BINS,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from rich.console import Console
@@ -14,9 +16,13 @@ from studies.label_noise import (
     ASYMMETRIC,
     CIFAR10,
     CONFUSED,
+    EL2N,
     GRAND,
     LOSS,
+    LOSS_REGRET,
+    MARGIN,
     MNIST,
+    REGRET,
     SCORES,
     SYMMETRIC,
     LabelNoiseStudy,
@@ -60,6 +66,14 @@ def test_scores_are_what_they_are_called():
     assert tuple(found) == SCORES
     losses = nn.functional.cross_entropy(network(asked.inputs), asked.labels, reduction="none")
     torch.testing.assert_close(found[LOSS], losses.detach())
+    probs = network(asked.inputs).softmax(-1).detach().double()
+    for i, label in enumerate(asked.labels.tolist()):
+        others = [p for k, p in enumerate(probs[i].tolist()) if k != label]
+        margin = math.log(max(others)) - math.log(probs[i, label])
+        distance = math.sqrt((1 - probs[i, label]) ** 2 + sum(p**2 for p in others))
+        assert found[MARGIN][i].item() == pytest.approx(margin, rel=1e-4, abs=1e-4)
+        assert found[EL2N][i].item() == pytest.approx(distance, rel=1e-4)
+    torch.testing.assert_close(found[LOSS_REGRET] - found[REGRET], losses.detach())
     for i in range(3):
         loss = nn.functional.cross_entropy(network(x[i : i + 1]), asked.labels[i : i + 1])
         grads = torch.autograd.grad(loss, list(network.parameters()))

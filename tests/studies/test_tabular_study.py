@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,6 +68,18 @@ def test_numbers_are_those_of_the_predictions(finished):
     expected = metrics.nll(found[SHIFTED][ACNML].numpy(), labels)
     (row,) = (r for r in rows(out / "metrics.csv") if (r["method"], r["rows"]) == (ACNML, SHIFTED))
     assert float(row["nll"]) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_the_temperature_of_equal_price_tempers_the_classifiers_own_probabilities(temperature):
+    given = np.array([[0.7, 0.2, 0.1], [1.0, 0.0, 0.0]])
+    acnml = SimpleNamespace(
+        estimator_=SimpleNamespace(predict_proba=lambda _: given),
+        calibrated_=SimpleNamespace(temperature_of_equal_price=temperature),
+    )
+    powers = given ** (1 / temperature)
+    expected = powers / powers.sum(1, keepdims=True)
+    np.testing.assert_allclose(tabular.of_equal_price(acnml, None), expected, atol=1e-12)
 
 
 def test_an_old_scikit_learn_is_refused():

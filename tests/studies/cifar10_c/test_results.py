@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from acnml import metrics
+from acnml import Acnml, Gradient, Linearised, metrics
 from stores import made, store_in
 from studies.cifar10_c import methods
 from studies.cifar10_c.study import build
 from studies.engine import choose
 from studies.engine.choose import LargestHarmlessAlpha, WithinPrice, explained, held_out
 from studies.engine.method import LINEARISED
-from studies.engine.predictors import predictor
+from studies.engine.predictors import predictor, solver_of
 from studies.engine.run import phases, plan
 from studies.engine.study import bins_for
 from studies.engine.workshop import Finished, Workshop
@@ -56,6 +56,26 @@ def test_metrics_are_those_of_the_predictor_itself(finished, tiny, study, data):
         expected = [getattr(metrics, s)(log_probs, labels) for s in ("accuracy", "nll", "brier")]
         expected.append(metrics.ece(log_probs, labels, bins_for(row.n, tiny.bins)))
         assert found == pytest.approx(expected, abs=1e-4), row.method.name
+
+
+def test_acnml_with_kfac_has_the_posterior_of_the_best_average(finished, tiny, study, data):
+    """The covariance has BMA's chosen scale, and α is applied on top."""
+    out, results = finished
+    makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
+    chosen = {row.method.name: row.method for row in results.rows}
+    ours = predictor(chosen[methods.ACNML_KFAC_PAPERS.name], makers)
+    average = predictor(chosen[methods.BMA_KFAC.name], makers)
+    alpha = chosen[methods.ACNML_KFAC_PAPERS.name].value
+    expected = Acnml(
+        average.classifier, average.posterior, Linearised(), alpha, on_unsolved="ignore"
+    )
+    x = makers.prepared(methods.SWA, data.load("contrast 5", 3).inputs)
+    torch.testing.assert_close(ours(x), expected(x))
+
+
+def test_the_papers_steps_are_five_for_swag_and_ten_smaller_ones_for_kfac():
+    assert solver_of(methods.ACNML_SWAG_D_STEPS) == Gradient(5, 0.5)
+    assert solver_of(methods.ACNML_KFAC_STEPS) == Gradient(10, 0.25)
 
 
 def test_agreement_is_the_mean_total_variation(finished, tiny, study, data):

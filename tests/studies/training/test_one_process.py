@@ -147,6 +147,18 @@ def test_a_gpu_computes_in_bfloat16_and_keeps_weights_in_single_precision():
     assert {tensor.dtype for tensor in trained.last.values()} == {torch.float32}
 
 
+def test_a_cpu_computes_in_bfloat16_if_asked():
+    kinds = set()
+    network = tiny("plain").float()
+    network[0].register_forward_hook(lambda _, x, output: kinds.add(output.dtype))
+    task = Task(network, DATA, lambda images, generator: augment(images, generator).float())
+    rounded = replace(TRAINING, precision="bfloat16")
+    kinds.clear()
+    trained = train(task, rounded, SEED, Processes(), Nobody())
+    assert torch.bfloat16 in kinds
+    assert {tensor.dtype for tensor in trained.last.values()} == {torch.float32}
+
+
 class Asked:
     """A cosine that notes at which epochs it is asked for a rate."""
 
