@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, final
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from acnml import (
     Acnml,
@@ -36,7 +35,7 @@ from acnml import (
 from acnml.calibration import RELATIVE_PRIOR
 from acnml.tuning.temperature import least_nll_temperature
 from studies.corruptions import CORRUPTIONS, Cifar10C
-from studies.data import Labelled, cifar10
+from studies.data import Labelled, cifar10, shuffled
 from studies.engine.report import Section, ShortReport
 from studies.engine.tables import Table, select
 from studies.features import features
@@ -161,16 +160,11 @@ def largest(family: Callable[[float], Predictor], held_out: Labelled, limit: flo
 def measured(study: IfCompStudy, name: str, out: Path, store: Store) -> list[Scored]:
     """Evaluate every method for a network under every corruption."""
     weights = Weights.given(name)
-    order = torch.randperm(TEST_IMAGES, generator=torch.Generator().manual_seed(study.seed))
+    order = shuffled(TEST_IMAGES, study.seed)
     held_out, test = order[: study.held_out], order[study.held_out :][: study.test]
-    chosen = torch.randperm(TRAIN_IMAGES, generator=torch.Generator().manual_seed(study.seed))
-
-    def images(split: str, rows: Tensor) -> Labelled:
-        data = cifar10.load(split)
-        return Labelled(data.inputs[rows], data.labels[rows])
-
-    train = features("train", weights, images("train", chosen[: study.train_images]), store)
-    known = features("held out", weights, images("test", held_out), store)
+    chosen = shuffled(TRAIN_IMAGES, study.seed)[: study.train_images]
+    train = features("train", weights, cifar10.load("train").take(chosen), store)
+    known = features("held out", weights, cifar10.load("test").take(held_out), store)
     methods = predictors(last_linear(weights.build()), train, known, study.price)
     corrupted = Cifar10C.of_test_set(test.tolist(), out / "corruptions")
     rows = []

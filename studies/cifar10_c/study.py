@@ -27,7 +27,7 @@ from studies.cifar10_c.settings import (
     Cifar10CStudy,
 )
 from studies.corruptions import Cifar10C
-from studies.data import Labelled, cifar10
+from studies.data import Labelled, cifar10, shuffled
 from studies.engine.choose import (
     ByLeastNll,
     LargestHarmlessAlpha,
@@ -189,7 +189,7 @@ def sizes(settings: Cifar10CStudy) -> Plan:
 def load_data(settings: Cifar10CStudy, cache: Path) -> StudyData:
     """Load CIFAR-10 and split off the held-out images; corrupted ones are made when asked for."""
     parts = {name: cifar10.load(name) for name in ("train", "test")}
-    orders = {name: _order(len(part.labels)) for name, part in parts.items()}
+    orders = {name: shuffled(len(part.labels), SPLIT_SEED) for name, part in parts.items()}
     source, count = settings.choice.source, settings.choice.held_out
     if not 0 < count < len(orders[source]):
         there = f"{len(orders[source])} images of the {source} set"
@@ -197,7 +197,7 @@ def load_data(settings: Cifar10CStudy, cache: Path) -> StudyData:
     rest, held_out = split_off(parts[source], count)
     train = rest if source == "train" else parts["train"]
     orders[source] = orders[source][count:]
-    test = _taken(parts["test"], orders["test"])
+    test = parts["test"].take(orders["test"])
     numbers = orders["test"][: max(settings.images.cheap, settings.frontier.images)].tolist()
     corrupted = Cifar10C.of_test_set(numbers, cache)
     official = f"official: {corrupted.official}"
@@ -218,22 +218,14 @@ def load_data(settings: Cifar10CStudy, cache: Path) -> StudyData:
 
 def split_off(images: Labelled, held_out: int) -> tuple[Labelled, Labelled]:
     """Return images without some that are held out, in their own order, and the held-out ones."""
-    order = _order(len(images.labels))
-    return _taken(images, order[held_out:].sort().values), _taken(images, order[:held_out])
+    order = shuffled(len(images.labels), SPLIT_SEED)
+    return images.take(order[held_out:].sort().values), images.take(order[:held_out])
 
 
 def require_corruptions(settings: Cifar10CStudy, data: StudyData) -> None:
     """Refuse early what could not be loaded later: try the first image of every corruption."""
     names = {shift.rsplit(" ", 1)[0] for shift in settings.shifts if shift != CLEAN}
     Cifar10C.of_test_set([0], Path()).require_available(names)
-
-
-def _order(images: int) -> Tensor:
-    return torch.randperm(images, generator=torch.Generator().manual_seed(SPLIT_SEED))
-
-
-def _taken(data: Labelled, rows: Tensor) -> Labelled:
-    return Labelled(data.inputs[rows], data.labels[rows])
 
 
 def fastest_layout(method: Method, images: Tensor) -> Tensor:

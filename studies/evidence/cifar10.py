@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import final
 
 import torch
-from torch import Tensor
 
 from studies.cifar10_c.settings import SCRATCH
 from studies.cifar10_c.study import split_off
 from studies.corruptions import BENCHMARK, Cifar10C
-from studies.data import Labelled, cifar10
+from studies.data import Labelled, cifar10, shuffled
 from studies.evidence.methods import MAIN, METHODS
 from studies.evidence.settings import OWN, OWN_SEEDS, EvidenceStudy
 from studies.evidence.subjects import CLEAN, Subject
@@ -27,7 +26,7 @@ OWN_HELD_OUT = SCRATCH.choice.held_out  # training images that they have not see
 def given(name: str, study: EvidenceStudy, cache: Path) -> list[Subject]:
     """Return a network with given weights. Held-out images are cut from the test set."""
     train, test = cifar10.load("train"), cifar10.load("test")
-    held_out = _taken(test, _order(test, study.seed)[: study.held_out])
+    held_out = test.take(shuffled(len(test.labels), study.seed)[: study.held_out])
     split = Split.of(train, held_out, study)
     return [_subject(name, 0, Weights.given(name), split, TestImages.of(study, cache))]
 
@@ -61,7 +60,8 @@ class Split:
     @staticmethod
     def of(train: Labelled, held_out: Labelled, study: EvidenceStudy) -> Split:
         """Return as many training images as the study asks for, at random."""
-        return Split(_taken(train, _order(train, study.seed)[: study.train_images]), held_out)
+        rows = shuffled(len(train.labels), study.seed)[: study.train_images]
+        return Split(train.take(rows), held_out)
 
 
 @final
@@ -75,7 +75,8 @@ class TestImages:
     @staticmethod
     def of(study: EvidenceStudy, cache: Path) -> TestImages:
         """Return as many as the study asks for, after those held out for given networks."""
-        numbers = _order(cifar10.load("test"), study.seed)[study.held_out :][: study.test]
+        order = shuffled(len(cifar10.load("test").labels), study.seed)
+        numbers = order[study.held_out :][: study.test]
         return TestImages(Cifar10C.of_test_set(numbers.tolist(), cache), study.severities)
 
     @property
@@ -106,11 +107,3 @@ def _subject(name: str, seed: int, weights: Weights, split: Split, test: TestIma
         decided=(weights.checksum, test.images.official),
         methods=METHODS,
     )
-
-
-def _order(data: Labelled, seed: int) -> Tensor:
-    return torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
-
-
-def _taken(data: Labelled, rows: Tensor) -> Labelled:
-    return Labelled(data.inputs[rows], data.labels[rows])

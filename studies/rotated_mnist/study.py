@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 
-import torch
 from torch import Tensor
 
 from acnml import FactorBlock, Swag
 from acnml.cli._shared.digits import SIDE, rotate, split
-from studies.data import Labelled, digits
+from studies.data import Labelled, digits, shuffled
 from studies.data.catalogue import MNIST
 from studies.data.folder import locate
 from studies.engine import claims
@@ -164,8 +163,7 @@ def load_data(train_images: int | None, validation: int) -> StudyData:
 
 
 def _shuffled(data: Labelled) -> Labelled:
-    shuffled = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    return Labelled(data.inputs[shuffled], data.labels[shuffled])
+    return data.take(shuffled(len(data.labels), SPLIT_SEED))
 
 
 def sizes(train_images: int | None, validation: int, has_mnist: bool) -> Plan:

@@ -27,6 +27,15 @@ class Labelled(NamedTuple):
         """Return the first `count` inputs, or all of them for None."""
         return Labelled(self.inputs[:count], self.labels[:count])
 
+    def take(self, rows: Tensor) -> Labelled:
+        """Return the inputs with these numbers."""
+        return Labelled(self.inputs[rows], self.labels[rows])
+
+
+def shuffled(count: int, seed: int) -> Tensor:
+    """Return the numbers below `count` in an order that depends on the seed alone."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
 
 def split(data: Labelled, sizes: Sequence[int], seed: int) -> list[Labelled]:
     """Split at random into disjoint parts of these sizes, which must add up to the whole.
@@ -35,8 +44,8 @@ def split(data: Labelled, sizes: Sequence[int], seed: int) -> list[Labelled]:
     """
     if min(sizes) < 0 or sum(sizes) != len(data.labels):
         raise ValueError(f"{len(data.labels)} inputs cannot be split into {list(sizes)}")
-    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
-    return [Labelled(data.inputs[part], data.labels[part]) for part in order.split(list(sizes))]
+    order = shuffled(len(data.labels), seed)
+    return [data.take(part) for part in order.split(list(sizes))]
 
 
 @final
