@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from acnml import FactorBlock, Swag
+from acnml._util.structure import tracking_batch_norms
 from studies.cifar10_c import methods as ms
 from studies.cifar10_c import report
 from studies.cifar10_c.claims import all_claims
@@ -96,7 +97,7 @@ def build(settings: Cifar10CStudy) -> Study:
         samples=settings.samples,
         device=torch.device("cuda" if on_gpu else "cpu"),
         prepare=fastest_layout,
-        renewal=Drawn.by,
+        renewal=Drawn.by if has_batch_norm(settings) else None,
         # The default is not named, so that finished runs are found.
         renewal_settings=None if renewed == RENEWED else (renewed,),
         check=partial(require_corruptions, settings),
@@ -106,6 +107,13 @@ def build(settings: Cifar10CStudy) -> Study:
         page="docs/cifar10-c.md",
     )
     return study.replaced(phases=order(study, settings))
+
+
+def has_batch_norm(settings: Cifar10CStudy) -> bool:
+    """Whether posterior samples need statistics of their own."""
+    with torch.device("meta"):  # without memory
+        network = settings.recipe.built().build()
+    return bool(tracking_batch_norms(network))
 
 
 def frontier_of(settings: Cifar10CStudy) -> Frontier:
