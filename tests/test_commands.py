@@ -59,7 +59,7 @@ def test_predict_without_rejects_ends_with_zero(predict, tmp_path):
         (["--shape", "a,b"], "--shape must be numbers separated by commas"),
         (["--image-size", "3"], "--image-size must be height,width"),
         (["--actors", "2"], "are for --engine ray"),
-        (["--abstain-share", "2"], "between 0 and 1"),
+        (["--transform", "prepare.py:crop"], "`transform` (--transform) is for folders of images"),
     ],
 )
 def test_errors_of_predict_are_one_line(predict, arguments, message):
@@ -67,6 +67,12 @@ def test_errors_of_predict_are_one_line(predict, arguments, message):
     assert code == 1
     assert message in output
     assert len(output.splitlines()) == 1
+
+
+def test_a_share_beyond_one_is_a_wrong_argument(predict):
+    code, output = run(*predict, "--abstain-share", "2")
+    assert code == 2
+    assert "--abstain-share" in output
 
 
 def test_merge(tmp_path):

@@ -89,6 +89,33 @@ def test_all_workers_are_killed_in_the_middle(files, tmp_path, pids):
     assert contents(tmp_path / "cluster") == contents(tmp_path / "alone")
 
 
+@pytest.mark.parametrize("place", ["build", "forward"])
+def test_errors_in_workers_say_what_is_wrong(files, tmp_path, place):
+    """In one line, as `acnml predict` prints it; the error occurs in workers alone."""
+    write_parquet(tmp_path / "data.parquet", rows(30))
+    (tmp_path / "network.py").write_text(f"""
+import os
+from scored import build as whole
+
+def fail(*_):
+    if "ACNML_TEST_PIDS" in os.environ:
+        raise ValueError("broken in {place}")
+
+def build():
+    network = whole()
+    if {place!r} == "build":
+        fail()
+    else:
+        network.register_forward_pre_hook(fail)
+    return network
+""")
+    paths = {"input": str(tmp_path / "data.parquet"), "output": str(tmp_path / "out")}
+    job = Job(**{**files, **paths, "model": f"{tmp_path / 'network.py'}:build"})
+    with pytest.raises(ValueError, match=f"broken in {place}") as found:
+        score_files(job, Cluster(actors=1))
+    assert len(str(found.value).splitlines()) == 1
+
+
 def test_answers_for_a_dataset(files, pids):
     x = rows(200)
     x[7] = np.inf

@@ -106,6 +106,16 @@ def test_folders_of_parquet_files_and_columns_in_their_names(job, files, tmp_pat
     assert_answers(table, files, x)
 
 
+def test_functions_in_files_are_found_from_other_folders(job, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = replace(job, model="network.py:build", reading=Reading(transform="crops.py:crop"))
+    elsewhere = job.at_absolute_paths()
+    assert elsewhere.model == f"{tmp_path}/network.py:build"
+    assert elsewhere.reading.transform == f"{tmp_path}/crops.py:crop"
+    importable = replace(job, model="network:build", reading=Reading()).at_absolute_paths()
+    assert (importable.model, importable.reading.transform) == ("network:build", None)
+
+
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_a_uri_is_read_like_the_files_that_it_names(is_folder, job, tmp_path):
     folder = tmp_path / "all days"

@@ -12,6 +12,7 @@ output is written atomically, and a Dataset contains the blocks of one attempt o
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,8 @@ class Cluster:
     Args:
         address: of a running cluster; by default Ray's usual choice, see `ray.init`. A cluster that
             this process is connected to is used as it is.
-        actors: how many; by default as many as there are CPUs for.
+        actors: how many; by default as many as there are CPUs for. With the device "cuda", every
+            actor reserves a GPU, and there are no more actors than GPUs.
         threads: of torch in every actor, which are the CPUs that it reserves. The default is 1:
             actors with more threads than CPUs would compete for them.
 
@@ -73,8 +75,10 @@ class Cluster:
     def __call__(self, job: Job, units: Sequence[Unit]) -> Iterator[int]:
         """Score all units; yield numbers of rows as they are done."""
         connect(self.address)
-        threads = self.threads or 1
-        actors = self.actors or max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
+        threads, gpus = self.threads or 1, int(job.device.startswith("cuda"))
+        there = ray.cluster_resources()
+        most = min(there.get("CPU", 1) // threads, there.get("GPU", 0) if gpus else math.inf)
+        actors = self.actors or max(1, int(most))
         tasks = ray.data.from_items(
             [{"unit": [list(part) for part in unit]} for unit in units],
             override_num_blocks=len(units),
@@ -85,9 +89,17 @@ class Cluster:
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(actors, len(units))),
             num_cpus=threads,
+            num_gpus=gpus,
         )
-        for row in done.iter_rows():
-            yield int(row["rows"])
+        try:
+            for row in done.iter_rows():
+                yield int(row["rows"])
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, (OSError, ValueError, TypeError)):
+                raise cause from error
+            reason = str(error).strip().splitlines()[-1]
+            raise ScoringError(f"an actor of Ray failed: {reason}") from error
 
 
 def connect(address: str | None = None) -> None:
@@ -100,8 +112,9 @@ def connect(address: str | None = None) -> None:
     if not ray.is_initialized():
         local = {} if address else {"include_dashboard": False}
         ray.init(address=address, log_to_driver=False, **local)
-    quiet = ray.data.DataContext.get_current()
-    quiet.enable_progress_bars = False
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.raise_original_map_exception = True
 
 
 @final

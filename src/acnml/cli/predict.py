@@ -114,7 +114,7 @@ class _Answers:
         bool, typer.Option("--log-probs", help="Write the log-probabilities of all classes.")
     ] = False
     abstain_share: Annotated[
-        float, typer.Option(help="Share of the validation data on which to abstain.")
+        float, typer.Option(min=0, max=1, help="Share of the validation data on which to abstain.")
     ] = 0.05
     abstain_by: Annotated[_Score, typer.Option(help="What abstaining looks at.")] = (
         _Score.CONFIDENCE

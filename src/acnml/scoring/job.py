@@ -22,6 +22,12 @@ SCORES = ("confidence", "regret")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
+def _absolute(function: str) -> str:
+    """Return "file.py:function" with the absolute path of the file; other names as they are."""
+    place, colon, name = function.rpartition(":")
+    return f"{Path(place).absolute()}{colon}{name}" if place.endswith(".py") else function
+
+
 def is_uri(path: str) -> bool:
     """Whether a path is a URI such as s3://bucket/folder."""
     return _URI.match(path) is not None
@@ -156,12 +162,11 @@ class Job:
 
     def at_absolute_paths(self) -> Job:
         """Return the same job for processes in other working directories."""
-        place, colon, function = self.model.rpartition(":")
-        if place.endswith(".py"):
-            place = str(Path(place).absolute())
+        transform = self.reading.transform and _absolute(self.reading.transform)
         return dataclasses.replace(
             self,
-            model=f"{place}{colon}{function}",
+            model=_absolute(self.model),
+            reading=dataclasses.replace(self.reading, transform=transform),
             predictor=str(Path(self.predictor).absolute()),
             input=self.input if is_uri(self.input) else str(Path(self.input).absolute()),
             output=str(Path(self.output).absolute()),

@@ -91,20 +91,33 @@ def open_source(path: str, reading: Reading) -> Source:
     from acnml.scoring.parquet import ParquetSource
 
     if is_uri(path):
+        _refuse_image_settings(reading)
         return _open_remote(path, reading)
     root, found = files_of(path)
     suffixes = {file.suffix.lower() for file in found}
     if suffixes & set(PARQUET):
+        _refuse_image_settings(reading)
         files = _only(found, PARQUET, path)
         return ParquetSource(fs.LocalFileSystem(), root, files, reading)
     for suffix in (".npy", ".npz"):
         if suffix in suffixes:
+            _refuse_image_settings(reading)
             return ArraySource(root, _only(found, (suffix,), path), reading)
     if suffixes & set(IMAGES):
         return ImageSource(root, [file for file in found if file.suffix.lower() in IMAGES], reading)
     raise ScoringError(
         f"{path} has none of .parquet, .npy, .npz and images ({', '.join(IMAGES)}): check --input"
     )
+
+
+def _refuse_image_settings(reading: Reading) -> None:
+    plain = Reading()
+    for name in ("transform", "image_size", "image_mode"):
+        if getattr(reading, name) != getattr(plain, name):
+            raise ScoringError(
+                f"`{name}` (--{name.replace('_', '-')}) is for folders of images: leave it out, "
+                "and convert rows beforehand"
+            )
 
 
 def _open_remote(uri: str, reading: Reading) -> Source:
