@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import warnings
 from typing import ClassVar
@@ -243,6 +244,19 @@ def test_fitted_classifiers_are_not_fitted_again(make):
         typicality=False,
     )
     np.testing.assert_allclose(given.predict_proba(x), expected.probs(features), rtol=1e-12)
+
+
+def test_classes_of_a_fitted_classifier_may_be_in_any_order():
+    x, y = data()
+    fitted = LogisticRegression().fit(x[:120], y[:120])
+    turned, order = copy.deepcopy(fitted), [2, 0, 1]
+    for name in ("classes_", "coef_", "intercept_"):
+        setattr(turned, name, getattr(fitted, name)[order])
+    found, expected = (fast(each, cv="prefit").fit(x[120:], y[120:]) for each in (turned, fitted))
+    assert found.classes_.tolist() == expected.classes_[order].tolist()
+    np.testing.assert_allclose(
+        found.predict_proba(x), expected.predict_proba(x)[:, order], rtol=1e-6
+    )
 
 
 def test_a_trained_network_as_it_is():

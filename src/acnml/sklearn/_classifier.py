@@ -30,7 +30,7 @@ from torch import nn
 
 from acnml._util.callers import callers_level
 from acnml.calibration import LEAST_DATA, Calibrated, calibrate, calibrate_folds
-from acnml.sklearn._modules import Fitted, logits_of, require_all_classes
+from acnml.sklearn._modules import Fitted, is_skorch, logits_of, require_all_classes
 from acnml.sklearn._torch import TorchClassifier
 from acnml.tuning.temperature import why_no_temperature
 
@@ -187,7 +187,9 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             raise ValueError(
                 f"the classifier was not fitted on class {unknown[0]!r}: drop its rows"
             )
-        features, labels = fitted.features(X), np.searchsorted(self.classes_, y)
+        order = np.argsort(self.classes_)  # the classes of a fitted classifier may be in any order
+        labels = order[np.searchsorted(self.classes_, y, sorter=order)]
+        features = fitted.features(X)
         if X_train is not None:
             folds = [(fitted.module, fitted.features(X_train), (features, labels))]
             return self._choose(fitted, X_train, folds)
@@ -286,10 +288,7 @@ def _fitted(
 ) -> Fitted:
     """Fit an estimator on some rows, take it apart and check it."""
     inputs, labels = _rows(X, rows), y[rows]
-    is_skorch = any(
-        base.__module__.startswith("skorch.") for base in type(_last(estimator)).__mro__
-    )
-    if is_skorch:  # it takes arrays in the type of its module, and class indices
+    if is_skorch(_last(estimator)):  # it takes arrays in the type of its module, and class indices
         labels = np.searchsorted(classes, labels).astype(np.int64)
         classes = np.arange(len(classes))
         if estimator is _last(estimator):

@@ -133,11 +133,17 @@ def to_module(estimator: Any) -> nn.Module:
     estimators. A binary classifier with one decision value z has the logits [0, z]. Of a pipeline,
     the last step is converted; it takes what the steps before it return.
 
+    >>> from acnml.sklearn import to_module
     >>> from sklearn.linear_model import LogisticRegression
     >>> to_module(LogisticRegression().fit([[0.0], [1.0], [2.0]], ["a", "b", "b"]))
     Linear(in_features=1, out_features=2, bias=True)
     """
     return Fitted.of(estimator).module
+
+
+def is_skorch(estimator: Any) -> bool:
+    """Whether an estimator is one of skorch, which need not be installed."""
+    return any(base.__module__.startswith("skorch.") for base in type(estimator).__mro__)
 
 
 def _unwrapped(estimator: Any) -> tuple[list[Any], Any]:
@@ -166,7 +172,7 @@ def _converted(classifier: Any) -> nn.Module:
         return _of_sgd(classifier)
     if isinstance(classifier, MLPClassifier):
         return _of_mlp(classifier)
-    if any(base.__module__.startswith("skorch.") for base in type(classifier).__mro__):
+    if is_skorch(classifier):
         return _of_skorch(classifier)
     raise TypeError(f"{kind} cannot be converted to a torch module. Supported are {SUPPORTED}")
 
