@@ -32,7 +32,7 @@ page: setup playground/node_modules/.installed  # train the playground's network
 	rm -rf $(PAGE) && cp -R playground/dist $(PAGE)
 
 playground/node_modules/.installed: playground/package.json playground/package-lock.json
-	@command -v npm > /dev/null || { echo "The playground needs Node.js 20 or newer, with npm."; exit 1; }
+	@command -v npm > /dev/null || { echo "The playground needs Node.js 20.19, 22.12 or newer, with npm."; exit 1; }
 	cd playground && npm ci
 	touch $@
 

@@ -32,7 +32,7 @@ def lacking() -> str | None:
     if shutil.which("node") is None or not (ROOT / "node_modules").exists():
         return "Node.js with the playground's packages is not installed, run `make page`"
     if chromium() is None:
-        return "Chromium is not installed"
+        return "Chromium is not installed; install it, or set CHROMIUM to the path of Chrome"
     return None
 
 

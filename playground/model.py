@@ -206,7 +206,9 @@ def _extent(used: Tensor) -> Tensor:
 
 def fingerprint(data: str) -> str:
     """Return a digest of everything that decides what the model is."""
-    sources = b"".join(Path(str(file)).read_bytes() for file in (__file__, drawing.__file__))
+    library = sorted(Path(str(acnml.__file__)).parent.rglob("*.py"))
+    files = [Path(__file__), Path(str(drawing.__file__)), *library]
+    sources = b"".join(file.read_bytes() for file in files)
     versions = f"{acnml.__version__} {torch.__version__} {data}"
     return hashlib.sha256(sources + versions.encode()).hexdigest()
 
@@ -297,6 +299,7 @@ def describe(calibrated: acnml.Calibrated, net: nn.Module, data: Data) -> dict[s
     }
     return {
         "data": data.name,
+        "variants": data.recipe.variants,
         "images": {"train": len(data.train.labels), "validation": len(data.validation.labels)},
         "accuracy": (calibrated.predict(data.test.inputs) == data.test.labels)
         .double()

@@ -24,17 +24,18 @@ function apply(theme: Theme, button: HTMLElement): void {
 }
 
 export function startTheme(button: HTMLElement): void {
-  apply(stored(), button);
+  let current = stored();
+  apply(current, button);
   button.addEventListener("click", () => {
-    const next = THEMES[(THEMES.indexOf(stored()) + 1) % THEMES.length];
+    current = THEMES[(THEMES.indexOf(current) + 1) % THEMES.length];
     try {
-      localStorage.setItem(KEY, next);
+      localStorage.setItem(KEY, current);
     } catch {
-      return;
+      // storage can be forbidden; the choice then holds for this visit
     }
-    apply(next, button);
+    apply(current, button);
   });
-  system.addEventListener("change", () => apply(stored(), button));
+  system.addEventListener("change", () => apply(current, button));
 }
 
 export function isDark(): boolean {

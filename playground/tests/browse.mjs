@@ -168,6 +168,8 @@ async function useKeyboard() {
   await page.click("#clear");
   seen.keyboard = { order: [] };
   await page.locator("#pad").focus();
+  // To clear while the pen is down lifts it.
+  for (const key of ["Space", "Delete", "ArrowRight", "ArrowLeft"]) await page.keyboard.press(key);
   // A line from the top to the bottom: a one.
   for (let i = 0; i < 4; i++) await page.keyboard.press("Shift+ArrowUp");
   await page.keyboard.press("Space");

@@ -82,9 +82,9 @@ export class AnswerTable {
       column.decision.dataset.abstains = String(abstains);
       column.cells.forEach(({ cell, value }, label) => {
         const probability = answer.probabilities[method][label];
-        cell.style.setProperty("--p", probability.toFixed(4));
+        cell.style.setProperty("--p", Number.isNaN(probability) ? "0" : probability.toFixed(4));
         cell.dataset.likeliest = String(label === digit);
-        value.textContent = percent(probability);
+        value.textContent = Number.isNaN(probability) ? "–" : percent(probability);
       });
     }
   }

@@ -64,8 +64,10 @@ export class Chart {
     setAll(this.marker, { x1: x(rotation), x2: x(rotation) });
     for (const method of METHODS) {
       const confidence = confidences[method];
+      const { dot } = this.lines[method];
+      dot.style.display = Number.isNaN(confidence) ? "none" : "";
       if (Number.isNaN(confidence)) continue;
-      setAll(this.lines[method].dot, { cx: x(this.rotation), cy: y(confidence) });
+      setAll(dot, { cx: x(this.rotation), cy: y(confidence) });
     }
   }
 

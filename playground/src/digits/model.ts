@@ -19,6 +19,7 @@ export function each<T>(make: (method: Method) => T): Record<Method, T> {
 /** What `playground/model.py` writes beside the ONNX file. */
 export interface Info {
   readonly data: string;
+  readonly variants: number; // distorted copies of every training image
   readonly images: { readonly train: number; readonly validation: number };
   readonly accuracy: number;
   readonly temperature: number;

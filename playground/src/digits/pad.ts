@@ -37,6 +37,7 @@ export class Pad {
 
   /** Show strokes, or the pixels of an example, in place of what is there. */
   show(what: readonly Stroke[] | Image): void {
+    this.lift();
     this.example = what instanceof Float64Array ? what : null;
     this.strokes = what instanceof Float64Array ? [] : what.map((stroke) => [...stroke]);
     this.update();
@@ -48,6 +49,7 @@ export class Pad {
   }
 
   undo(): void {
+    this.lift();
     this.example = null;
     this.strokes.pop();
     this.update();

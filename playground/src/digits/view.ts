@@ -141,21 +141,23 @@ class DigitsView {
     this.chart.mark(this.sliders.values.rotation, each((method) => verdicts[method].confidence));
     const sentences = METHODS.map((method) => {
       const { digit, confidence, abstains } = verdicts[method];
-      return `${NAMES[method]}: ${digit}, ${percent(confidence)}${abstains ? ", abstains" : ""}.`;
+      const said = digit < 0 ? "no answer" : `${digit}, ${percent(confidence)}`;
+      return `${NAMES[method]}: ${said}${abstains ? ", abstains" : ""}.`;
     });
-    this.say(`${sentences.join(" ")} Regret ${answer.regret.toFixed(2)}.`);
+    if (!Number.isNaN(answer.regret)) sentences.push(`Regret ${answer.regret.toFixed(2)}.`);
+    this.say(sentences.join(" "));
     this.updates += 1;
   }
 
-  private showRegret(regret: number): void {
+  private showRegret(found: number): void {
     const meter = byId("regret");
     const largest = Math.log(10);
-    if (Number.isNaN(regret)) regret = largest; // no answer: as uncertain as can be
+    const regret = Number.isNaN(found) ? largest : found; // no answer: as uncertain as can be
     meter.style.setProperty("--p", String(regret / largest));
     meter.style.setProperty("--limit", String(this.regretLimit / largest));
     meter.setAttribute("aria-valuenow", regret.toFixed(3));
     byId("regret-mark").title = `${this.share.selectedOptions[0].text} of ordinary digits lie above`;
-    byId("regret-value").textContent = regret.toFixed(3);
+    byId("regret-value").textContent = Number.isNaN(found) ? "–" : found.toFixed(3);
   }
 
   private get regretLimit(): number {
@@ -195,11 +197,13 @@ class DigitsView {
 
 function about(info: Info): string {
   const count = info.images.train.toLocaleString("en");
+  const copies = info.variants ? `, with ${info.variants} slightly distorted copies of each` : "";
+  const undistorted = info.variants ? "" : "No distorted image was used. ";
   return (
-    `A small convolutional network, trained on ${count} upright images of ${info.data}; ` +
+    `A small convolutional network, trained on ${count} upright images of ${info.data}${copies}; ` +
     `accuracy on test images ${percent(info.accuracy)}. The temperature, α and all thresholds were ` +
     `chosen by acnml.calibrate on ${info.images.validation.toLocaleString("en")} held-out upright ` +
-    `images, at a price of ${info.price} nats. No distorted image was used. Everything runs in ` +
+    `images, at a price of ${info.price} nats. ${undistorted}Everything runs in ` +
     "this page; nothing that you draw leaves it."
   );
 }

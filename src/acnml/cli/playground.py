@@ -34,7 +34,8 @@ def run_playground(port: int, browser: bool) -> None:
     if not (PAGE / "index.html").exists():
         sys.exit(
             "This installation has no built page. In a clone of the repository, run "
-            "`make playground`, which builds and serves it; it needs Node.js 20 and npm."
+            "`make playground`, which builds and serves it; it needs Node.js 20.19, 22.12 or "
+            "newer, and npm."
         )
     try:
         server = serve(port)
