@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from acnml import Acnml, Bma, Classifier, Map, Posterior, Predictor, metrics, tuning
-from acnml.cli._shared.digits import rotate
-from studies.data.digits import handwritten_digits
+from studies.data.digits import handwritten_digits, rotate
 
 VALIDATION = 200  # images held out from the training data to choose alpha
 STEPS_PER_EPOCH = 120  # maximum; gives batches of about 500 for MNIST and 50 for the small digits

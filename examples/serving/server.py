@@ -2,10 +2,11 @@
 
 cd examples && python -m serving.server FOLDER [PORT]
 
-FOLDER has weights.safetensors, predictor.safetensors and model.onnx; `serving.files` makes
-one with a small network. A request is POST /predictor with {"x": [784 numbers]}. The response is
-{"label": ..., "confidence": ..., "regret": ..., "abstain": ...}. GET /health says whether all
-models are loaded. Requests that arrive within a few milliseconds are answered in one batch.
+FOLDER has weights.safetensors, predictor.safetensors, model.onnx, and limit.txt with the confidence
+below which to abstain, `repr(calibrated.threshold(0.05))`. `serving.files` makes one with a small
+network. A request is POST /predictor with {"x": [784 numbers]}. The response is {"label": ...,
+"confidence": ..., "regret": ..., "abstain": ...}. GET /health says whether all models are loaded.
+Requests that arrive within a few milliseconds are answered in one batch.
 """
 
 # No `from __future__ import annotations`: LitServe reads the type of requests from decode_request.

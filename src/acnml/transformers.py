@@ -64,7 +64,7 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
     >>> model = transformers.BertForSequenceClassification(config).eval()
     >>> rows = {**tokenizer(["good film", "bad film"] * 40), "label": [1, 0] * 40}
     >>> data = datasets.Dataset.from_dict(rows)
-    >>> batch = next(iter(loader(data, model, tokenizer, batch_size=8)))
+    >>> batch = next(iter(acnml.transformers.loader(data, model, tokenizer, batch_size=8)))
     >>> batch["input_ids"].shape, batch["labels"].shape
     (torch.Size([8, 4]), torch.Size([8]))
     """
@@ -162,7 +162,7 @@ class TextClassifier:
         batch_size: number of texts per forward pass.
         max_length: tokens after which a text is cut; by default the tokenizer's own limit.
 
-    >>> import acnml, datasets, torch, transformers
+    >>> import acnml.transformers, datasets, torch, transformers
     >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
     >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -259,7 +259,7 @@ def pipeline(
         batch_size: number of texts per forward pass.
         max_length: tokens after which a text is cut; by default the tokenizer's own limit.
 
-    >>> import acnml, datasets, torch, transformers
+    >>> import acnml.transformers, datasets, torch, transformers
     >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
     >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -275,7 +275,8 @@ def pipeline(
     ['label', 'regret', 'score']
     """
     if not isinstance(calibrated, Calibrated):
-        from transformers import AutoTokenizer
+        with needed_by("acnml.transformers", "acnml[transformers]"):
+            from transformers import AutoTokenizer
 
         folder = Path(calibrated)
         calibrated = from_pretrained(folder)
@@ -297,7 +298,7 @@ def save_pretrained(
     `save_pretrained`, so everything else that reads the folder works as before. For a PEFT model
     these are the adapter and its head; the base model stays where it is.
 
-    >>> import acnml, datasets, torch, transformers
+    >>> import acnml.transformers, datasets, torch, transformers
     >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
     >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -339,7 +340,7 @@ def from_pretrained(
         options: for the `from_pretrained` of the model, for example `num_labels` for the base of a
             PEFT model.
 
-    >>> import acnml, datasets, torch, transformers
+    >>> import acnml.transformers, datasets, torch, transformers
     >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
     >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -382,7 +383,8 @@ def _load_model(folder: Path, options: dict[str, Any]) -> nn.Module:
         import transformers
 
     if (folder / "adapter_config.json").is_file():
-        from peft import AutoPeftModelForSequenceClassification
+        with needed_by("a folder with an adapter", "peft"):
+            from peft import AutoPeftModelForSequenceClassification
 
         model: nn.Module = AutoPeftModelForSequenceClassification.from_pretrained(folder, **options)
         return model

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from acnml.cli._shared.digits import SIDE, SIZE, all_digits, split
+from acnml.cli._shared.digits import load_digits as load_digits
+from acnml.cli._shared.digits import rotate as rotate
 from studies.data import Labelled
 from studies.data.catalogue import MNIST, NOTMNIST, DataFile, DataSet
 from studies.data.folder import data_folder, locate, read, remedy
