@@ -26,4 +26,10 @@ def test_the_wheel_holds_the_library_and_no_study():
 
 def test_the_source_distribution_holds_the_studies():
     files = files_of(sdist.SdistBuilder(str(ROOT)))
-    assert {"studies/__main__.py", "src/acnml/__init__.py", "tests/test_packaging.py"} <= files
+    expected = (
+        "studies/__main__.py",
+        "src/acnml/__init__.py",
+        "tests/test_packaging.py",
+        "conftest.py",
+    )
+    assert set(expected) <= files

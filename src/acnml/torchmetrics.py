@@ -11,6 +11,8 @@ states are in float64, which some accelerators do not have; keep the metrics on 
 
 It needs `pip install 'acnml[lightning]'`, which includes `torchmetrics`.
 
+>>> import torch
+>>> from acnml.torchmetrics import Nll
 >>> nll = Nll()
 >>> for _ in range(3):
 ...     nll.update(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([0, 1]))
@@ -99,6 +101,8 @@ class _Confidences(Metric):
 class Nll(_Mean):
     """The mean negative log-likelihood, see `acnml.metrics.nll`.
 
+    >>> import torch
+    >>> from acnml.torchmetrics import Nll
     >>> metric = Nll()
     >>> metric.update(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([0, 1]))
     >>> round(metric.compute().item(), 4)
@@ -114,6 +118,8 @@ class Nll(_Mean):
 class Brier(_Mean):
     """The Brier score, see `acnml.metrics.brier`.
 
+    >>> import torch
+    >>> from acnml.torchmetrics import Brier
     >>> metric = Brier()
     >>> metric.update(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([0, 1]))
     >>> round(metric.compute().item(), 4)
@@ -133,6 +139,8 @@ class Ece(_Confidences):
         bins: their number.
         options: of `torchmetrics.Metric`.
 
+    >>> import torch
+    >>> from acnml.torchmetrics import Ece
     >>> metric = Ece(bins=2)
     >>> metric.update(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([0, 1]))
     >>> round(metric.compute().item(), 4)
@@ -153,6 +161,8 @@ class Ece(_Confidences):
 class Aurc(_Confidences):
     """The area under the risk-coverage curve, see `acnml.metrics.aurc`.
 
+    >>> import torch
+    >>> from acnml.torchmetrics import Aurc
     >>> metric = Aurc()
     >>> metric.update(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log(), torch.tensor([0, 1]))
     >>> round(metric.compute().item(), 4)
