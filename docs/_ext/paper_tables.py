@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, stdev
 
 from results import RESULTS, Row, markdown, read
@@ -78,7 +78,7 @@ def table_2() -> str:
         row[0]: row[2:]
         for row in report_rows("cifar10-c/results.md", "method", "images", "NLL", "accuracy", "ECE")
     }
-    theirs = {(row["network"], row["method"]): row for row in read("zhou-levine-2021/table-2.csv")}
+    theirs = {(row["network"], row["method"]): row for row in papers_table_2()}
     lines = []
     for method, own in names.items():
         line = [method]
@@ -92,6 +92,11 @@ def table_2() -> str:
     return markdown([*head, "ours: NLL", "accuracy", "ECE"], lines)
 
 
+def papers_table_2() -> Sequence[Row]:
+    """Return the paper's own Table 2."""
+    return read("zhou-levine-2021/table-2.csv")
+
+
 # Methods of the paper that three networks were trained for.
 PAPERS_METHODS = {
     "SWA": cifar10_c.MAP_SWA,
@@ -100,26 +105,42 @@ PAPERS_METHODS = {
     "SWA-Ensemble": cifar10_c.SWA_ENSEMBLE,
     "SWAG-D": cifar10_c.BMA_SWAG_D,
     "SWAG": cifar10_c.BMA_SWAG,
+    "KFAC-Laplace, best scale": cifar10_c.BMA_KFAC,
+    "KFAC-Laplace, scale 1": cifar10_c.BMA_KFAC_UNSCALED,
     "KFAC-Laplace, one batch": cifar10_c.BMA_MADDOX,
     "ACNML-SWAGD, the paper's α": cifar10_c.ACNML_SWAG_D_PAPERS,
+    "ACNML-KFAC, best scale, the paper's α": cifar10_c.ACNML_KFAC_PAPERS,
     "ACNML-KFAC, one batch, α = 1": cifar10_c.ACNML_MADDOX,
 }
 
 
+# Columns of tables of corruptions: a severity and a score.
+AT_FIVE = ((CLEAN, "nll"), (CLEAN, "ece"), ("5", "nll"), ("5", "brier"), ("5", "ece"))
+
+
 def three_networks() -> str:
     """CIFAR-10-C: mean and standard deviation over three networks that were trained here."""
-    return _of_corruptions("cifar10-c-scratch", 100, PAPERS_METHODS)
+    lines = [
+        [name, *_of_corruptions("cifar10-c-scratch", 100, method, AT_FIVE)]
+        for name, method in PAPERS_METHODS.items()
+    ]
+    return markdown(["", *_titles(AT_FIVE)], lines)
 
 
-def _of_corruptions(run: str, images: int, shown: Mapping[str, Method]) -> str:
-    """Return scores of clean images and at severity 5, over seeds where there are several."""
-    columns = [(CLEAN, "nll"), (CLEAN, "ece"), ("5", "nll"), ("5", "brier"), ("5", "ece")]
-    lines = []
-    for name, method in shown.items():
-        rows = {severity: cifar_rows(run, method, severity, images) for severity in (CLEAN, "5")}
-        lines.append([name, *(_over_seeds(rows[severity], score) for severity, score in columns)])
-    groups = {CLEAN: "clean", "5": "severity 5"}
-    return markdown(["", *(f"{groups[each]}: {SCORES[score]}" for each, score in columns)], lines)
+def _of_corruptions(
+    run: str, images: int, method: Method, columns: Iterable[tuple[str, str]]
+) -> list[str]:
+    """Return scores of clean images and by severity, over seeds where there are several."""
+    return [
+        _over_seeds(cifar_rows(run, method, severity, images), score) for severity, score in columns
+    ]
+
+
+def _titles(columns: Iterable[tuple[str, str]]) -> list[str]:
+    return [
+        f"{CLEAN if severity == CLEAN else f'severity {severity}'}: {SCORES[score]}"
+        for severity, score in columns
+    ]
 
 
 def _over_seeds(rows: Sequence[Row], score: str) -> str:
