@@ -17,7 +17,7 @@ from refitting import QUERIES, X, Y, regression
     ("loader", "x", "message"),
     [
         (lambda: [], QUERIES, "the loader gave no batch"),
-        (lambda: [(X[:0], Y[:0])], QUERIES, "the loader gave no batch"),
+        (lambda: [(X[:0], Y[:0])], QUERIES, "all batches of the loader are empty"),
         (lambda: iter([(X, Y)]), QUERIES, "an iterator that was used before"),
         (lambda: [X], QUERIES, "batch 0: there are no labels"),
         (lambda: [(X, Y), (X, Y + 1)], QUERIES, "batch 1: label 3 at index 2 is outside"),

@@ -333,7 +333,7 @@ def test_price_is_spent_and_the_network_runs_once_over_each_data_set():
     x, labels = joined(validation)
     added = metrics.nll(result(x), labels) - metrics.nll(Map(result.classifier)(x), labels)
     assert 0.018 <= added <= 0.02 + 1e-9
-    assert "1 on average: 16 features at these places: input of 'head'" in str(result)
+    assert "(1 on average), computed from 16 features: input of 'head'" in str(result)
 
 
 def test_a_prediction_runs_the_network_once(weighed):
