@@ -135,7 +135,7 @@ def test_one_hot_labels_are_explained():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (Y.double(), r"got torch.float64: use labels.long\(\)"),
+        (Y.double(), r"got torch.float64: if they are class indices, use labels.long\(\)"),
         (Y.tolist(), "got list: pass a tensor or an array of class indices"),
     ],
 )

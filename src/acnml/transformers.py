@@ -56,7 +56,7 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
         tokenizer: pads the batches.
         batch_size: number of texts per batch.
 
-    >>> import datasets, torch, transformers
+    >>> import acnml.transformers, datasets, torch, transformers
     >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
     >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
