@@ -318,12 +318,11 @@ def ekfac_curvature(
         kfac = basis
     mean = widened(classifier.copy_parameters(kfac.mean))
     like = next(iter(mean.values()))  # a given basis may be of another device or type
-    bases = {
-        f.layer: tuple(
-            together.share(_basis(factor).to(like)) for factor in (f.inputs, f.gradients)
-        )
-        for f in kfac.factors
-    }
+
+    def shared(factor: Tensor) -> Tensor:
+        return together.share(_basis(factor).to(like))
+
+    bases = {f.layer: (shared(f.inputs), shared(f.gradients)) for f in kfac.factors}
     sites = find_sites(classifier.model, mean, AFFINE, OTHER_WAYS)
     sums = {site: torch.zeros_like(_matrix(site, mean), dtype=torch.float64) for site in sites}
 
