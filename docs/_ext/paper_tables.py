@@ -114,6 +114,13 @@ PAPERS_METHODS = {
 }
 
 
+# VGG16 on a short schedule: the name in the paper's Table 2 -> the method.
+VGG16_METHODS = {
+    "SWA": cifar10_c.MAP_SWA,
+    "SWA-Temp": cifar10_c.TEMPERED,
+    "SWAG-D": cifar10_c.BMA_SWAG_D,
+    "ACNML-SWAGD": cifar10_c.ACNML_SWAG_D_PAPERS,
+}
 # Columns of tables of corruptions: a severity and a score.
 AT_FIVE = ((CLEAN, "nll"), (CLEAN, "ece"), ("5", "nll"), ("5", "brier"), ("5", "ece"))
 
@@ -125,6 +132,17 @@ def three_networks() -> str:
         for name, method in PAPERS_METHODS.items()
     ]
     return markdown(["", *_titles(AT_FIVE)], lines)
+
+
+def vgg16() -> str:
+    """CIFAR-10-C: VGG16 on a short schedule, with the paper's scores of clean images."""
+    theirs = {row["method"]: row for row in papers_table_2() if row["network"] == "VGG16"}
+    columns = (*AT_FIVE[:2], ("3", "ece"), *AT_FIVE[2:])
+    lines = []
+    for name, method in VGG16_METHODS.items():
+        papers = [theirs[name][score] for score in ("nll", "ece")]
+        lines.append([name, *papers, *_of_corruptions("cifar10-c-vgg16", 100, method, columns)])
+    return markdown(["", "theirs, clean: NLL", "theirs, clean: ECE", *_titles(columns)], lines)
 
 
 def _of_corruptions(
@@ -254,6 +272,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "table-one": table_1,
     "table-two": table_2,
     "three-networks": three_networks,
+    "vgg16": vgg16,
     "bayes-by-backprop": bayes_by_backprop,
     "one-rate": one_rate,
     "naive-cnml": naive_cnml,

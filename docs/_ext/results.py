@@ -50,7 +50,7 @@ QUERY = re.compile(
     re.S,
 )
 COMMENT = re.compile(r"<!--(.*?)-->", re.S)
-TABLE = re.compile(r"(<!-- table: (?P<name>[a-z-]+) -->\n)(?P<old>.*?)(<!-- end table -->)", re.S)
+TABLE = re.compile(r"(<!-- table: (?P<name>\S+) -->\n)(?P<old>.*?)(<!-- end table -->)", re.S)
 
 
 def _only(values: list[float]) -> float:
