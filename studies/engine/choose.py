@@ -69,6 +69,11 @@ class ChoiceRule(ABC):
 # Rules -----------------------------------------------------------------------------------------
 
 
+def _tempers_the_network(method: Method, workshop: Workshop) -> bool:
+    """Whether the knob is the temperature of the plain network, whose best value is searched."""
+    return method.knob == TEMPERATURE and method.posterior == workshop.study.plain.posterior
+
+
 @final
 @dataclass(frozen=True)
 class ByLeastNll(ChoiceRule):
@@ -81,7 +86,7 @@ class ByLeastNll(ChoiceRule):
 
     def choose(self, method: Method, workshop: Workshop) -> Chosen:
         """Return the value of least NLL."""
-        if method.knob == TEMPERATURE and method.posterior == workshop.study.plain.posterior:
+        if _tempers_the_network(method, workshop):
             return Chosen(method.at(least_nll(workshop).temperature))
         values = workshop.study.values(method)
         nlls = [held_out(method.family.at(value), workshop).nll for value in values]
@@ -106,8 +111,12 @@ class WithinPrice(ChoiceRule):
 
     def choose(self, method: Method, workshop: Workshop) -> Chosen:
         """Return the most cautious value within the price."""
-        values = workshop.study.values(method)
-        nlls = [held_out(method.family.at(value), workshop).nll for value in values]
+        tried = workshop.study.values(method)
+        found = {value: held_out(method.family.at(value), workshop).nll for value in tried}
+        if _tempers_the_network(method, workshop):  # the best may be cheaper than all of the grid
+            best = least_nll(workshop)
+            found = dict(sorted({**found, best.temperature: best.nll}.items(), reverse=True))
+        values, nlls = list(found), list(found.values())
         limit = self.reference(workshop) + self.tolerance
         if min(nlls) > limit:
             return Chosen(method.at(values[nlls.index(min(nlls))]), "none is in budget")

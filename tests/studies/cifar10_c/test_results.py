@@ -14,7 +14,13 @@ from stores import made, store_in
 from studies.cifar10_c import methods
 from studies.cifar10_c.study import build
 from studies.engine import choose
-from studies.engine.choose import LargestHarmlessAlpha, WithinPrice, explained, held_out
+from studies.engine.choose import (
+    LargestHarmlessAlpha,
+    LeastNll,
+    WithinPrice,
+    explained,
+    held_out,
+)
 from studies.engine.method import LINEARISED
 from studies.engine.predictors import predictor, solver_of
 from studies.engine.run import phases, plan
@@ -141,22 +147,27 @@ def test_an_ensemble_can_be_the_networks_of_all_seeds(tiny, tmp_path):
     assert methods.SGD not in seeds.networks
 
 
-@pytest.mark.parametrize(("limit", "note"), [(0.35, ""), (0.31, ""), (0.29, "none is in budget")])
+@pytest.mark.parametrize(
+    ("limit", "note"), [(0.35, ""), (0.302, ""), (0.3005, ""), (0.29, "none is in budget")]
+)
 def test_a_temperature_costs_what_it_is_matched_with(monkeypatch, limit, note):
-    """Or as little as possible, if the price is below that of every temperature in the grid."""
+    """Also if no temperature of the grid is as cheap. If none is at all, it costs the least."""
+    best = 1.9
 
     def nll(temperature):
-        return 0.3 + (math.log(temperature) - math.log(2.0)) ** 2
+        return 0.3 + (math.log(temperature) - math.log(best)) ** 2
 
+    monkeypatch.setattr(choose, "least_nll", lambda _: LeastNll(best, nll(best)))
     monkeypatch.setattr(
         choose, "held_out", lambda method, _: SimpleNamespace(nll=nll(method.value))
     )
     grid = (6.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.25, 1.0)
-    workshop = SimpleNamespace(study=SimpleNamespace(values=lambda _: grid))
-    found = WithinPrice(0.0, lambda _: limit).choose(methods.TEMPERED_MATCHED, workshop)
-    assert found.note == note
+    study = SimpleNamespace(values=lambda _: grid, plain=methods.MAP_SWA)
+    rule = WithinPrice(0.0, lambda _: limit)
+    chosen = rule.choose(methods.TEMPERED_MATCHED, SimpleNamespace(study=study))
+    assert chosen.note == note
     if note:
-        assert found.method.value == 2.0
+        assert chosen.method.value == best
     else:
-        assert found.method.value > 2.0
-        assert nll(found.method.value) == pytest.approx(limit, rel=0.05)
+        assert chosen.method.value > best
+        assert nll(chosen.method.value) == pytest.approx(limit, rel=0.05)
