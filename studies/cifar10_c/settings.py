@@ -141,7 +141,8 @@ class Cifar10CStudy:
 
     Attributes:
         model: of `RECIPES`; its recipe says whether training starts from given weights.
-        dropout_model: the network of SWA-Dropout; None leaves that method out.
+        dropout_model: the network of SWA-Dropout; None leaves that method out. If it is `model`,
+            there is one network, with dropout in training: SWA runs it without masks.
         members: of SWA-Ensemble; 1 leaves it out, and 0 takes the networks of all seeds.
         samples: of posteriors and of dropout masks.
         batch_norm_images: with which batch norm is renewed for every sample; None takes all.

@@ -123,13 +123,14 @@ def frontier_of(settings: Cifar10CStudy) -> Frontier:
 
 
 def networks_of(settings: Cifar10CStudy) -> dict[str, Network]:
-    """Return plain SGD, the averaged network, and the one with dropout where there is one."""
+    """Return plain SGD, the averaged network, and the one with dropout where it is another."""
     recipe, model = settings.recipe, settings.recipe.built()
     plain = None if recipe.start == "given" else recipe.training.without_averaging()
     networks = {ms.SWA: Network(model, recipe.training, average)}
     if not settings.only_papers:
         networks[ms.SGD] = Network(model, plain)
-    if (dropout := settings.dropout_recipe) is not None:
+    dropout = settings.dropout_recipe
+    if dropout is not None and dropout != recipe:
         networks[ms.DROPOUT] = Network(dropout.built(), dropout.training, average)
     return networks
 
@@ -138,11 +139,12 @@ def grounds_of(settings: Cifar10CStudy) -> dict[str, Ground]:
     """Return what rules stand on; the whole network's KFAC is damped, as in the paper."""
     curvature = settings.curvature
     prior = curvature.prior_precision
+    masked = ms.SWA if settings.dropout_recipe == settings.recipe else ms.DROPOUT
     return {
         ms.SGD: Networks(ms.SGD),
         ms.SWA: Networks(ms.SWA),
         ms.ENSEMBLE: Networks(ms.SWA, settings.members),
-        ms.DROPOUT: Networks(ms.DROPOUT),
+        ms.DROPOUT: Networks(masked),
         ms.SWAG_D: SwagPosterior(ms.SWA, Swag.diagonal),
         ms.SWAG: SwagPosterior(ms.SWA, Swag.low_rank),
         ms.KFAC: KfacLaplace(

@@ -97,7 +97,7 @@ def compare_all(workshop: Workshop, ground: str, settings: NaiveCnml) -> Compare
     for shift, count in settings.queries.items():
         shifts[shift], took = compare(workshop, ground, settings, shift, count)
         seconds = {m: min(s, seconds.get(m, s)) for m, s in took.items()}
-    matches = match(workshop, ground, shifts[UPRIGHT])
+    matches = match(workshop, ground, settings, shifts[UPRIGHT])
     images = len(workshop.train_data(_mean_field(workshop, ground).network).labels)
     return Compared(settings, images, shifts, matches, seconds)
 
@@ -109,9 +109,7 @@ def compare(
     data: StudyData = workshop.data
     count = data.count(count)
     queries = data.load(shift, count)
-    needs = tuple(
-        a.stage for a in _mean_field(workshop, ground).artefacts(_plain(ground), workshop)
-    )
+    needs = _needs(workshop, ground)
     what, found, seconds = (shift, count, data.checksum), {}, {}
     for name, method in methods(ground).items():
         stage = Stage(
@@ -133,13 +131,22 @@ def compare(
     def refitted() -> Compute:
         return _refitted(workshop, ground, settings, queries.inputs)
 
-    decay = () if settings.weight_decay is None else (settings.weight_decay,)
-    refit = (settings.epochs, settings.learning_rate, settings.batch_size, *what, *decay)
-    stage = Stage(f"compare naive CNML {ground} {shift}", refit, workshop.seed, needs=needs)
+    stage = _naive_stage(workshop, ground, settings, shift, count)
     slow = workshop.artefacts.predict(stage, count, 1, refitted)
     last, best = (slow.load()[name] for name in ("last", "best"))
     each = {**found, NAIVE: last, NAIVE_MAX: best}
     return Comparison(shift, queries.labels, each), {**seconds, NAIVE: slow.seconds / count}
+
+
+def _naive_stage(
+    workshop: Workshop, ground: str, settings: NaiveCnml, shift: str, count: int
+) -> Stage:
+    """Return the stage of naive CNML for the first queries of a shift."""
+    decay = () if settings.weight_decay is None else (settings.weight_decay,)
+    what = (shift, count, workshop.data.checksum)
+    refit = (settings.epochs, settings.learning_rate, settings.batch_size, *what, *decay)
+    name = f"compare naive CNML {ground} {shift}"
+    return Stage(name, refit, workshop.seed, needs=_needs(workshop, ground))
 
 
 def _refitted(workshop: Workshop, ground: str, settings: NaiveCnml, queries: Tensor) -> Compute:
@@ -161,13 +168,13 @@ def _refitted(workshop: Workshop, ground: str, settings: NaiveCnml, queries: Ten
     return compute
 
 
-def match(workshop: Workshop, ground: str, upright: Comparison) -> tuple[Match, ...]:
+def match(
+    workshop: Workshop, ground: str, settings: NaiveCnml, upright: Comparison
+) -> tuple[Match, ...]:
     """Measure for every α how close ACNML is to naive CNML: the first rule that the paper names."""
     alphas, expected = workshop.study.settings.alphas, upright.log_lik[NAIVE]
-    fitted = _mean_field(workshop, ground).artefacts(_plain(ground), workshop)
-    settings = (alphas, len(upright.labels), upright.normaliser(NAIVE).mean().item())
-    needs = tuple(artefact.stage for artefact in fitted)
-    stage = Stage(f"match alpha {ground}", settings, workshop.seed, needs=needs)
+    naive = _naive_stage(workshop, ground, settings, UPRIGHT, len(upright.labels))
+    stage = Stage(f"match alpha {ground}", alphas, workshop.seed, needs=(naive,))
 
     def make(_: Work) -> Content:
         built = cast("Acnml", predictor(methods(ground)[ACNML], workshop))
@@ -176,6 +183,12 @@ def match(workshop: Workshop, ground: str, upright: Comparison) -> tuple[Match, 
         return Content({}, {"table": [[row.value, row.distance] for row in choice.table]})
 
     return tuple(Match(*row) for row in workshop.make(stage, make).facts["table"])
+
+
+def _needs(workshop: Workshop, ground: str) -> tuple[Stage, ...]:
+    """Return the stages of the posterior."""
+    fitted = _mean_field(workshop, ground).artefacts(_plain(ground), workshop)
+    return tuple(artefact.stage for artefact in fitted)
 
 
 def _mean_field(workshop: Workshop, ground: str) -> MeanField:
