@@ -85,6 +85,21 @@ def test_nothing_is_written_to_the_console(seen):
 
 
 @in_browser
+def test_a_worker_that_fails_is_said(seen):
+    no_script, no_model = (seen["failures"][kind]["alerts"] for kind in ("noScript", "noModel"))
+    assert [text.partition(": ")[0] for text in no_script] == [
+        "The confidence at other rotations could not be computed",
+        "The maps could not be computed",
+    ]
+    assert all("no script" in text for text in no_script)
+    assert [text.partition(": ")[0] for text in no_model] == [
+        "The confidence at other rotations could not be computed"
+    ]
+    for failure in seen["failures"].values():  # bars do not depend on workers
+        assert failure["confidence"].endswith(" %")
+
+
+@in_browser
 def test_it_works_offline_and_asks_no_other_host(seen):
     assert seen["foreign"] == []
     assert len(seen["requests"]) >= 6

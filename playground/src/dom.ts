@@ -33,6 +33,11 @@ export function setAll(target: Element, attributes: Readonly<Record<string, stri
   for (const [name, value] of Object.entries(attributes)) target.setAttribute(name, String(value));
 }
 
+/** A paragraph that says what went wrong; screen readers read it at once. */
+export function warning(text: string, kind = ""): HTMLParagraphElement {
+  return element("p", { class: `${kind} error`.trim(), role: "alert" }, text);
+}
+
 export const percent = (share: number, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 
 /** A function that says a text to screen readers once nothing has changed for a moment. */

@@ -1,13 +1,21 @@
 // A worker that is asked for the newest request only: those that it had no time for are dropped.
+// A worker that fails is reported once and not asked again.
 
 export class Latest<Request, Result> {
   private waiting: Request | undefined;
   private busy = false;
+  private hasFailed = false;
 
   constructor(
     private readonly worker: Worker,
     private readonly receive: (result: Result) => void,
+    fail: (reason: string) => void,
   ) {
+    worker.onerror = (event: ErrorEvent) => {
+      if (this.hasFailed) return;
+      this.hasFailed = true;
+      fail(event.message || "its script could not be loaded");
+    };
     worker.onmessage = (event: MessageEvent<Result>) => {
       this.busy = false;
       this.receive(event.data);
@@ -17,7 +25,7 @@ export class Latest<Request, Result> {
 
   /** Whether every request has been answered or dropped. */
   get isIdle(): boolean {
-    return !this.busy && this.waiting === undefined;
+    return this.hasFailed || (!this.busy && this.waiting === undefined);
   }
 
   ask(request: Request): void {
@@ -26,7 +34,7 @@ export class Latest<Request, Result> {
   }
 
   private next(): void {
-    if (this.busy || this.waiting === undefined) return;
+    if (this.hasFailed || this.busy || this.waiting === undefined) return;
     this.busy = true;
     this.worker.postMessage(this.waiting);
     this.waiting = undefined;

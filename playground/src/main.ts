@@ -1,6 +1,6 @@
 // Starts the page: the theme, the two views and the tabs between them.
 
-import { byId, element } from "./dom";
+import { byId, warning } from "./dom";
 import { startDigits } from "./digits/view";
 import { startPlane } from "./plane/view";
 import { startTabs } from "./tabs";
@@ -12,7 +12,5 @@ startPlane();
 startDigits().catch((error: unknown) => {
   console.error(error);
   const text = error instanceof Error ? error.message : String(error);
-  byId("about").replaceWith(
-    element("p", { class: "about error", role: "alert" }, `The model could not be started: ${text}`),
-  );
+  byId("about").replaceWith(warning(`The model could not be started: ${text}`, "about"));
 });

@@ -318,10 +318,41 @@ function judgements() {
   );
 }
 
+/** What the page says when its workers fail: both at once, or one while it starts its model. */
+async function failWorkers() {
+  const noScript = (page) =>
+    page.route(/(sweep|surface)\.worker/, (route) =>
+      route.fulfill({ contentType: "text/javascript", body: 'throw new Error("no script")' }),
+    );
+  const noModel = (page) =>
+    page.addInitScript(() => {
+      const post = Worker.prototype.postMessage;
+      Worker.prototype.postMessage = function (message) {
+        const torn = { files: { ...message.files, model: new Uint8Array(3) } };
+        post.call(this, message.files ? torn : message);
+      };
+    });
+  seen.failures = {};
+  for (const [kind, fail] of Object.entries({ noScript, noModel })) {
+    const page = await visit({}, "", async (page) => {
+      for (const event of ["console", "pageerror"]) page.removeAllListeners(event); // they are meant
+      await fail(page);
+    });
+    await page.locator("#digits [role=alert]").waitFor({ state: "attached" });
+    await page.waitForSelector("body[data-ready]", { state: "attached" });
+    seen.failures[kind] = {
+      alerts: await page.locator("[role=alert]").allTextContents(),
+      confidence: (await bars(page)).confidence.acnml, // bars do not depend on the workers
+    };
+    await page.context().close();
+  }
+}
+
 await observe(async (browser) => {
   seen = browser.seen;
-  visit = async (settings, hash) => {
+  visit = async (settings, hash, prepare = () => {}) => {
     const page = await browser.open(settings);
+    await prepare(page);
     await page.goto(browser.address + hash);
     return page;
   };
@@ -329,4 +360,5 @@ await observe(async (browser) => {
   await useKeyboard();
   await touch();
   await usePlane();
+  await failWorkers();
 });

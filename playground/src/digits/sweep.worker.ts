@@ -6,6 +6,11 @@ import { ANGLES, type Sweep, type SweepRequest } from "./rotations";
 
 let model: Promise<Model>;
 
+// The page hears of errors, but not of rejected promises.
+self.addEventListener("unhandledrejection", (event) => {
+  throw event.reason;
+});
+
 self.onmessage = async (event: MessageEvent<SweepRequest>) => {
   const request = event.data;
   if ("files" in request) {

@@ -1,6 +1,6 @@
 // The view of digits: what is drawn is distorted, predicted and shown, at every change.
 
-import { announcer, byId, element, percent } from "../dom";
+import { announcer, byId, element, percent, warning } from "../dom";
 import { Latest } from "../latest";
 import { AnswerTable, type Limits, NAMES, verdict } from "./answers";
 import { Chart } from "./chart";
@@ -32,7 +32,11 @@ export async function startDigits(): Promise<void> {
   view.attachSweeps((receive) => {
     const worker = new Worker(new URL("./sweep.worker.ts", import.meta.url), { type: "module" });
     worker.postMessage({ files } satisfies SweepRequest);
-    return new Latest<SweepRequest, Sweep>(worker, receive);
+    return new Latest<SweepRequest, Sweep>(worker, receive, (reason) => {
+      byId("chart").replaceWith(
+        warning(`The confidence at other rotations could not be computed: ${reason}`),
+      );
+    });
   });
   // For the console, and for the tests.
   Object.assign(window, {

@@ -1,6 +1,6 @@
 // The view of the plane: three pictures of the same points, dragged, added and removed in any.
 
-import { announcer, byId, element, percent } from "../dom";
+import { announcer, byId, element, percent, warning } from "../dom";
 import { Latest } from "../latest";
 import { onTheme } from "../theme";
 import { type Judgement, Logistic, type Sample } from "./logistic";
@@ -60,9 +60,13 @@ class PlaneView {
       PANELS.map((panel) => [panel, new Picture(...NAMES[panel])]),
     ) as Record<Panel, Picture>;
     const worker = new Worker(new URL("./surface.worker.ts", import.meta.url), { type: "module" });
-    this.surfaces = new Latest(worker, (found) => {
-      for (const panel of PANELS) this.pictures[panel].show(found[panel]);
-    });
+    this.surfaces = new Latest(
+      worker,
+      (found) => {
+        for (const panel of PANELS) this.pictures[panel].show(found[panel]);
+      },
+      (reason) => byId("panels").before(warning(`The maps could not be computed: ${reason}`)),
+    );
     for (const panel of PANELS) {
       const { figure, overlay } = this.pictures[panel];
       byId("panels").append(figure);
