@@ -18,12 +18,13 @@ from acnml import Acnml, Refit, tuning
 from acnml.fitting.refitting import refit_each
 from studies.engine.grounds import Batches, MeanField
 from studies.engine.method import ACNML, ALPHA, BMA, MAP, PAPER_STEPS, SCALE, Method
+from studies.engine.predict import Predictions
 from studies.engine.predictors import log_probs_of, outputs, predictor
 from studies.engine.study import StudyData
 from studies.engine.workshop import Workshop
 from studies.paper_mnist.settings import NaiveCnml
 from studies.rotated_mnist.settings import UPRIGHT
-from studies.store import Content, Stage, Work
+from studies.store import Artefact, Content, Stage, Work
 from studies.store.work import Compute
 
 NAIVE, NAIVE_MAX = "naive CNML", "naive CNML (max)"
@@ -128,25 +129,46 @@ def compare(
         found[name] = saved["log_lik"] if "log_lik" in saved else log_probs_of(saved)
         seconds[name] = made.seconds / count
 
-    def refitted() -> Compute:
-        return _refitted(workshop, ground, settings, queries.inputs)
-
-    stage = _naive_stage(workshop, ground, settings, shift, count)
-    slow = workshop.artefacts.predict(stage, count, 1, refitted)
-    last, best = (slow.load()[name] for name in ("last", "best"))
-    each = {**found, NAIVE: last, NAIVE_MAX: best}
-    return Comparison(shift, queries.labels, each), {**seconds, NAIVE: slow.seconds / count}
+    slow = naive_cnml(workshop, ground, settings, shift, queries.inputs)
+    loaded = slow.load()
+    each = {**found, NAIVE: loaded["last"], NAIVE_MAX: loaded["best"]}
+    return Comparison(shift, queries.labels, each), {**seconds, NAIVE: slow.seconds_per_input}
 
 
-def _naive_stage(
+def naive_cnml(
+    workshop: Workshop, ground: str, settings: NaiveCnml, shift: str, queries: Tensor
+) -> Predictions:
+    """Train again for the first queries of a shift.
+
+    Every query is a stage of its own: a run for more queries goes on where one for fewer ended.
+    """
+    stages = naive_stages(workshop, ground, settings, shift, len(queries))
+
+    def one(number: int) -> Artefact:
+        def prepare() -> Compute:
+            return _refitted(workshop, ground, settings, queries[number : number + 1])
+
+        return workshop.artefacts.predict(stages[number], 1, 1, prepare)
+
+    return Predictions(tuple(one(number) for number in range(len(queries))))
+
+
+def naive_stages(
     workshop: Workshop, ground: str, settings: NaiveCnml, shift: str, count: int
-) -> Stage:
-    """Return the stage of naive CNML for the first queries of a shift."""
+) -> tuple[Stage, ...]:
+    """Return the stages of naive CNML for the first queries of a shift."""
     decay = () if settings.weight_decay is None else (settings.weight_decay,)
-    what = (shift, count, workshop.data.checksum)
-    refit = (settings.epochs, settings.learning_rate, settings.batch_size, *what, *decay)
-    name = f"compare naive CNML {ground} {shift}"
-    return Stage(name, refit, workshop.seed, needs=_needs(workshop, ground))
+    refit = (settings.epochs, settings.learning_rate, settings.batch_size, *decay)
+    needs = _needs(workshop, ground)
+    return tuple(
+        Stage(
+            f"compare naive CNML {ground} {shift} query {number}",
+            (refit, shift, number, workshop.data.checksum),
+            workshop.seed,
+            needs=needs,
+        )
+        for number in range(count)
+    )
 
 
 def _refitted(workshop: Workshop, ground: str, settings: NaiveCnml, queries: Tensor) -> Compute:
@@ -173,8 +195,8 @@ def match(
 ) -> tuple[Match, ...]:
     """Measure for every α how close ACNML is to naive CNML: the first rule that the paper names."""
     alphas, expected = workshop.study.settings.alphas, upright.log_lik[NAIVE]
-    naive = _naive_stage(workshop, ground, settings, UPRIGHT, len(upright.labels))
-    stage = Stage(f"match alpha {ground}", alphas, workshop.seed, needs=(naive,))
+    naive = naive_stages(workshop, ground, settings, UPRIGHT, len(upright.labels))
+    stage = Stage(f"match alpha {ground}", alphas, workshop.seed, needs=naive)
 
     def make(_: Work) -> Content:
         built = cast("Acnml", predictor(methods(ground)[ACNML], workshop))

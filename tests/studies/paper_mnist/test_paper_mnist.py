@@ -92,6 +92,22 @@ def test_more_images_continue_a_run_for_fewer(finished, tmp_path):
     assert again == [f"predict MAP BBP 0° to {n}, seed 0" for n in (10, 40)]
 
 
+def test_more_queries_continue_naive_cnml_for_fewer(tmp_path):
+    for points in (1, 2):
+        study = build(replace(TINY, parts=(WHOLE,), whole=replace(TINY.whole, points=points)))
+        run(study, study.load(tmp_path), Making(store_in(tmp_path, TINY)))
+    refitted = [
+        name.partition(", seed")[0]
+        for name in made(tmp_path)
+        if name.startswith("compare naive CNML")
+    ]
+    assert sorted(refitted) == [
+        f"compare naive CNML BBP, all images {shift} query {number}"
+        for shift in (UPRIGHT, RANDOM)
+        for number in (0, 1)
+    ]
+
+
 def test_both_start_from_the_mean_of_one_posterior(finished):
     """The library's predictors, built by hand around the saved posterior, give the same."""
     workshop, _, results = finished
