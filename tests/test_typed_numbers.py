@@ -27,7 +27,7 @@ SETTINGS = {
     "howto/playground.md": "20.19 22.12",
     "howto/set-the-price.md": "0.0100 0.0040",
     "howto/wrong-labels.md": "0.02",
-    "paper.md": "2.5 0.5 1.5 0.25",
+    "paper.md": "0.05 0.5 1.5 0.25",
     "performance.md": "2.36",
     "reference/glossary.md": "0.80",
     "rotated-mnist.md": "0.5 0.9",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 from results import RESULTS, Row, markdown, read
 from studies.cifar10_c import methods as cifar10_c
@@ -42,8 +43,8 @@ def cifar_ece() -> str:
         "SWA": "SWA",
         "SWAG-D": "SWAG-D (BMA)",
         "KFAC-Laplace": "KFAC-Laplace (BMA)",
-        "ACNML-SWAGD": "ACNML-SWAGD, the paper's α",
-        "ACNML-KFAC": "ACNML-KFAC, the paper's α",
+        "ACNML-SWAGD": "ACNML-SWAGD, α by the paper's rule",
+        "ACNML-KFAC": "ACNML-KFAC, α by the paper's rule",
         "last layer": "last-layer ACNML, knob: prior precision",
         "SWA-Temp": "SWA-Temp, the temperature of least held-out NLL",
         "SWA-Temp, SWA's price": "*at most SWA's held-out NLL:* a temperature",
@@ -108,11 +109,14 @@ PAPERS_METHODS = {
     "KFAC-Laplace, best scale": cifar10_c.BMA_KFAC,
     "KFAC-Laplace, scale 1": cifar10_c.BMA_KFAC_UNSCALED,
     "KFAC-Laplace, one batch": cifar10_c.BMA_MADDOX,
-    "ACNML-SWAGD, the paper's α": cifar10_c.ACNML_SWAG_D_PAPERS,
-    "ACNML-KFAC, best scale, the paper's α": cifar10_c.ACNML_KFAC_PAPERS,
+    "ACNML-SWAGD, α by the paper's rule": cifar10_c.ACNML_SWAG_D_PAPERS,
+    "ACNML-KFAC, best scale, α by the paper's rule": cifar10_c.ACNML_KFAC_PAPERS,
     "ACNML-KFAC, one batch, α = 1": cifar10_c.ACNML_MADDOX,
 }
 
+
+# Methods whose networks were trained in a run of their own.
+RUNS: dict[Method, str] = {}
 
 # VGG16 on a short schedule: the name in the paper's Table 2 -> the method.
 VGG16_METHODS = {
@@ -121,44 +125,69 @@ VGG16_METHODS = {
     "SWAG-D": cifar10_c.BMA_SWAG_D,
     "ACNML-SWAGD": cifar10_c.ACNML_SWAG_D_PAPERS,
 }
-# Columns of tables of corruptions: a severity and a score.
-AT_FIVE = ((CLEAN, "nll"), (CLEAN, "ece"), ("5", "nll"), ("5", "brier"), ("5", "ece"))
+FEW, ALL = 100, 10_000  # images
+
+
+class Column(NamedTuple):
+    """A column of a table of corruptions."""
+
+    severity: str
+    score: str
+    images: int = FEW
+
+    @property
+    def title(self) -> str:
+        """The severity and the score; clean images also have a number."""
+        clean = f"{CLEAN}, {self.images:,} images"
+        return (
+            f"{clean if self.severity == CLEAN else f'severity {self.severity}'}: "
+            + (SCORES[self.score])
+        )
+
+
+ALL_CLEAN = (Column(CLEAN, "nll", ALL), Column(CLEAN, "ece", ALL))
+FEW_CLEAN = (Column(CLEAN, "nll"), Column(CLEAN, "ece"))
+AT_FIVE = (Column("5", "nll"), Column("5", "brier"), Column("5", "ece"))
 
 
 def three_networks() -> str:
     """CIFAR-10-C: mean and standard deviation over three networks that were trained here."""
+    columns = (*ALL_CLEAN, *FEW_CLEAN, *AT_FIVE)
     lines = [
-        [name, *_of_corruptions("cifar10-c-scratch", 100, method, AT_FIVE)]
+        [name, *_of_corruptions(RUNS.get(method, "cifar10-c-scratch"), method, columns)]
         for name, method in PAPERS_METHODS.items()
     ]
-    return markdown(["", *_titles(AT_FIVE)], lines)
+    return markdown(["", *(column.title for column in columns)], lines)
 
 
 def vgg16() -> str:
     """CIFAR-10-C: VGG16 on a short schedule, with the paper's scores of clean images."""
     theirs = {row["method"]: row for row in papers_table_2() if row["network"] == "VGG16"}
-    columns = (*AT_FIVE[:2], ("3", "ece"), *AT_FIVE[2:])
+    columns = (*ALL_CLEAN, *FEW_CLEAN, Column("3", "ece"), *AT_FIVE)
     lines = []
     for name, method in VGG16_METHODS.items():
         papers = [theirs[name][score] for score in ("nll", "ece")]
-        lines.append([name, *papers, *_of_corruptions("cifar10-c-vgg16", 100, method, columns)])
-    return markdown(["", "theirs, clean: NLL", "theirs, clean: ECE", *_titles(columns)], lines)
+        lines.append([name, *papers, *_of_corruptions("cifar10-c-vgg16", method, columns)])
+    titles = (column.title for column in columns)
+    return markdown(["", "theirs, clean: NLL", "theirs, clean: ECE", *titles], lines)
 
 
-def _of_corruptions(
-    run: str, images: int, method: Method, columns: Iterable[tuple[str, str]]
-) -> list[str]:
-    """Return scores of clean images and by severity, over seeds where there are several."""
-    return [
-        _over_seeds(cifar_rows(run, method, severity, images), score) for severity, score in columns
-    ]
+def _of_corruptions(run: str, method: Method, columns: Iterable[Column]) -> list[str]:
+    """Return scores of clean images and by severity, over seeds where there are several.
 
-
-def _titles(columns: Iterable[tuple[str, str]]) -> list[str]:
-    return [
-        f"{CLEAN if severity == CLEAN else f'severity {severity}'}: {SCORES[score]}"
-        for severity, score in columns
-    ]
+    Costly methods have not seen all clean images.
+    """
+    cells = []
+    for column in columns:
+        try:
+            rows = cifar_rows(run, method, column.severity, column.images)
+        except ValueError:
+            if column.images != ALL:
+                raise
+            cells.append("–")
+        else:
+            cells.append(_over_seeds(rows, column.score))
+    return cells
 
 
 def _over_seeds(rows: Sequence[Row], score: str) -> str:
@@ -180,14 +209,18 @@ def percent(nll: str, accuracy: str, ece: str) -> list[str]:
     return [nll, " ± ".join(f"{100 * float(part):.1f}" for part in accuracy.split(" ± ")), ece]
 
 
-def table_1() -> str:
+NETWORKS = {"mlp": "MNIST MLP", "vgg16": "VGG16", "wide_resnet28x10": "WideResNet-28-10"}
+
+
+def table_1(*networks: str) -> str:
     """The paper's Table 1: seconds of one prediction; ours for single inputs and of a batch."""
+    networks = networks or tuple(TIMED)
     theirs = {row["method"]: row for row in read("zhou-levine-2021/table-1.csv")}
     single = measured("single_input.json")
 
     def ours(name: str, alone: str, batch: Callable[[str], float]) -> list[str]:
         line = [name]
-        for network in TIMED:
+        for network in networks:
             one = single[network][alone]
             times = None if one is None else f"{significant(one)} / {significant(batch(network))} s"
             line.append(times or "–")
@@ -197,10 +230,10 @@ def table_1() -> str:
         return lambda network: seconds(TIMED[network], method)
 
     def paper(name: str, method: str) -> list[str]:
-        return [name, *(f"{theirs[method][network]} s" for network in TIMED)]
+        return [name, *(f"{theirs[method][network]} s" for network in networks)]
 
     return markdown(
-        ["", "MNIST MLP", "VGG16", "WideResNet-28-10"],
+        ["", *(NETWORKS[network] for network in networks)],
         [
             paper("ACNML, theirs", "ACNML"),
             ours(
@@ -270,6 +303,7 @@ def _unique(lines: Sequence[list[str]]) -> list[list[str]]:
 TABLES: dict[str, Callable[[], str]] = {
     "cifar-ece": cifar_ece,
     "table-one": table_1,
+    "table-one-mnist": lambda: table_1("mlp"),
     "table-two": table_2,
     "three-networks": three_networks,
     "vgg16": vgg16,

@@ -30,8 +30,15 @@ CIFAR = {
     "SWA-Temp": cifar10_c.TEMPERED,
     "SWA-Temp, near": cifar10_c.TEMPERED_NEAR,
     "SWA-Temp, SWA's price": cifar10_c.TEMPERED_BUDGET,
+    "SWA-Temp, ACNML-SWAGD's price": cifar10_c.TEMPERED_MATCHED,
+    "SWA-Ensemble": cifar10_c.SWA_ENSEMBLE,
+    "SWA-Dropout": cifar10_c.SWA_DROPOUT,
     "SWAG-D": cifar10_c.BMA_SWAG_D,
+    "SWAG": cifar10_c.BMA_SWAG,
     "KFAC-Laplace": cifar10_c.BMA_KFAC,
+    "KFAC-Laplace, scale 1": cifar10_c.BMA_KFAC_UNSCALED,
+    "KFAC-Laplace, one batch": cifar10_c.BMA_MADDOX,
+    "ACNML-KFAC, one batch": cifar10_c.ACNML_MADDOX,
     "ACNML-SWAGD": cifar10_c.ACNML_SWAG_D_PAPERS,
     "ACNML-SWAGD, near": cifar10_c.ACNML_SWAG_D_TEMPERED,
     "ACNML-KFAC": cifar10_c.ACNML_KFAC_PAPERS,
@@ -124,9 +131,11 @@ def linearised_farther() -> list[float]:
     return [min(ratios), max(ratios)]
 
 
-def cifar_scores(score: str, method: str, severity: str, images: int = 1000) -> dict[str, float]:
+def cifar_scores(
+    score: str, method: str, severity: str, images: int = 1000, run: str = "cifar10-c"
+) -> dict[str, float]:
     """Return a score by corruption, at a severity 1 to 5; or that of clean images."""
-    return by_shift(cifar_rows("cifar10-c", CIFAR[method], severity, images), score)
+    return by_shift(cifar_rows(run, CIFAR[method], severity, images), score)
 
 
 def cifar_rows(run: str, method: Method, severity: str, images: int) -> list[Row]:
@@ -163,6 +172,29 @@ def cifar_lower(score: str, ours: str, rival: str, *severities: str) -> list[flo
         lower(cifar_scores(score, ours, each), cifar_scores(score, rival, each))
         for each in severities
     ]
+
+
+def cifar_median(score: str, method: str, *severities: str) -> list[float]:
+    """`cifar-median ece SWA 4 5`: the median over the corruptions, as in the paper's Figure 6."""
+    return [statistics.median(cifar_scores(score, method, each).values()) for each in severities]
+
+
+def cifar_run(run: str, images: str, score: str, severity: str, *methods: str) -> list[float]:
+    """`cifar-run cifar10-c-vgg16 100 ece 5 SWA SWAG-D`: means over corruptions and seeds."""
+    return [
+        statistics.fmean(cifar_scores(score, method, severity, int(images), run).values())
+        for method in methods
+    ]
+
+
+def cifar_run_lower(
+    run: str, images: str, score: str, severity: str, ours: str, *rivals: str
+) -> list[float]:
+    """`cifar-run-lower RUN 100 ece 5 ACNML-SWAGD SWA`: for how many corruptions ours is lower."""
+    own, *others = (
+        cifar_scores(score, method, severity, int(images), run) for method in (ours, *rivals)
+    )
+    return [lower(own, other) for other in others]
 
 
 def cifar_less(score: str, ours: str, rival: str, *severities: str) -> list[float]:
@@ -208,13 +240,20 @@ def angles(run: str, images: str, first: str) -> list[float]:
     return [len(mnist_scores(run, "ece", first, "MAP", int(images)))]
 
 
-def naive(column: str, shift: str, *methods: str) -> list[float]:
+def naive(
+    column: str, shift: str, *methods: str, file: str = "paper-mnist-small/naive-subset.csv"
+) -> list[float]:
     """`naive confidence 0° MAP`: the mean over the queries of the study of naive CNML."""
-    rows = [row for row in read("paper-mnist-small/naive-subset.csv") if row["shift"] == shift]
+    rows = [row for row in read(file) if row["shift"] == shift]
     return [
         statistics.fmean(float(row[column]) for row in rows if row["method"] == method)
         for method in methods
     ]
+
+
+def naive_whole(column: str, shift: str, *methods: str) -> list[float]:
+    """`naive-whole confidence 0° MAP`: the same with all training images."""
+    return naive(column, shift, *methods, file="paper-mnist-whole/naive-whole.csv")
 
 
 def quoted(file: str, text: str) -> list[float]:
@@ -233,6 +272,16 @@ def quoted(file: str, text: str) -> list[float]:
         float(number.replace(",", "")) / (100 if percent else 1)
         for number, percent in zip(numbers, percents, strict=True)
     ]
+
+
+def paper_range(network: str, column: str) -> list[float]:
+    """`paper-range VGG16 accuracy`: the least and the most in Table 2, without the ensemble."""
+    values = [
+        float(row[column])
+        for row in read("zhou-levine-2021/table-2.csv")
+        if row["network"] == network and row["method"] != "SWA-Ensemble"
+    ]
+    return [min(values), max(values)]
 
 
 def paper(network: str, method: str, *columns: str) -> list[float]:
@@ -260,6 +309,16 @@ def seconds(subject: str, method: str) -> float:
         if (row["subject"], row["method"]) == (subject, method)
     ]
     return float(row["seconds"])
+
+
+def gap(solver: str, subject: str, *posteriors: str) -> list[float]:
+    """`gap "the paper's steps" ResNet-20 diagonal`: nats below the best objective found."""
+    rows = {
+        row["posterior"]: row
+        for row in measured("results.json")["gaps"]
+        if row["subject"] == subject
+    }
+    return [rows[posterior]["gap"][solver] for posterior in posteriors]
 
 
 def last_layer(case: str) -> list[float]:
@@ -312,6 +371,18 @@ def faster(whose: str, *networks: str) -> list[float]:
     return [epoch(network) / seconds(TIMED[network], steps) for network in networks]
 
 
+def faster_both(*networks: str) -> list[float]:
+    """`faster-both mlp`: `faster single`, then `faster batch`."""
+    return [*faster("single", *networks), *faster("batch", *networks)]
+
+
+def faster_linearised(network: str) -> list[float]:
+    """`faster-linearised mlp`: the same for the linearised solution: of one input, of a batch."""
+    single = measured("single_input.json")[network]
+    batch = epoch(network) / seconds(TIMED[network], "diagonal: linearised")
+    return [single["naive CNML, an epoch"] / single["linearised"], batch]
+
+
 def ratio(file: str, column: str, *words: str) -> list[float]:
     """`ratio measurements/serving.csv p50_ms path=/onnx over path=/network`: one row by another."""
     at = words.index("over")
@@ -357,14 +428,22 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "cifar": cifar,
     "cifar-100": cifar_few,
     "cifar-lower": cifar_lower,
+    "cifar-median": cifar_median,
+    "cifar-run": cifar_run,
+    "cifar-run-lower": cifar_run_lower,
     "cifar-less": cifar_less,
     "mnist": mnist,
     "mnist-lower": mnist_lower,
     "angles": angles,
     "naive": naive,
+    "naive-whole": naive_whole,
     "quote": quoted,
     "paper": paper,
+    "paper-range": paper_range,
     "faster": faster,
+    "faster-both": faster_both,
+    "faster-linearised": faster_linearised,
+    "gap": gap,
     "last-layer": last_layer,
     "linearising": linearising,
     "ratio": ratio,

@@ -30,6 +30,15 @@ TITLES = {
 }
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun.
+
+    >>> counted(1, "bin"), counted(20, "bin")
+    ('1 bin', '20 bins')
+    """
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 class Table(NamedTuple):
     """A table of the report."""
 

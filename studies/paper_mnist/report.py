@@ -19,7 +19,7 @@ from studies.engine.report import Panels, Section
 from studies.engine.results import Results
 from studies.engine.sections import all_methods, diagrams, timing
 from studies.engine.study import bins_for
-from studies.engine.tables import TITLES, Table
+from studies.engine.tables import TITLES, Table, counted
 from studies.paper_mnist.naive import NAIVE, NAIVE_MAX, Compared, Comparison
 from studies.paper_mnist.settings import LINES, ONE_RATE, SUBSET, WHOLE, PaperMnist
 from studies.rotated_mnist.settings import RANDOM, UPRIGHT
@@ -69,7 +69,7 @@ def what_was_done(results: Results) -> Section:
             f"posterior by Bayes by Backprop with prior standard deviation "
             f"{settings.bayes_by_backprop.prior_std:g}, on {len(data.train.labels):,} training "
             f"images. Every curve stands on the same {data.count(settings.images):,} test images "
-            f"of {len(settings.angles)} angles; {seeds} seed{'s' if seeds > 1 else ''}. ACNML is "
+            f"of {len(settings.angles)} angles; {counted(seeds, 'seed')}. ACNML is "
             "the paper’s iteration: five steps of size 0.5 with α = 1, computed exactly; "
             "linearised ACNML stands beside it.",
             f"**One setting was chosen on rotated test images:** the variances of Bayes by "
@@ -130,7 +130,7 @@ def naive(results: Results, part: str) -> Section:
         drawn = {f"{part}-{s}": over_rotation(compared, s, t) for s, t in TITLES.items()}
         text = (
             f"All methods on the same {settings.lines} images of every angle; the calibration "
-            f"error has {bins_for(settings.lines)} bins of equally many images."
+            f"error has {counted(bins_for(settings.lines), 'bin')} of equally many images."
         )
         panels.append(Panels(drawn, text))
     matched = min(compared.matches, key=lambda match: match.distance)
@@ -187,7 +187,9 @@ def scores_table(compared: Compared) -> Table:
             rows.append([name, shift, *cells, f"{found.confidence(name).mean():.3f}"])
     head = ("method", "shift", "accuracy", "NLL", "Brier score", "ECE", "mean confidence")
     count = len(compared.shifts[UPRIGHT].labels)
-    return Table(f"All methods on {count:,} queries, {bins_for(count)} bins.", head, rows)
+    return Table(
+        f"All methods on {count:,} queries, {counted(bins_for(count), 'bin')}.", head, rows
+    )
 
 
 def _scores(comparison: Comparison, method: str) -> Mapping[str, float]:

@@ -18,6 +18,7 @@ from studies.engine.grounds import MeanField
 from studies.engine.method import ACNML, LINEARISED, MAP, PAPER_STEPS, Look, Method, Share
 from studies.engine.results import Results
 from studies.engine.study import Network, Phase, Study, bins_for, see
+from studies.engine.tables import counted
 from studies.paper_mnist import report
 from studies.paper_mnist.naive import NAIVE, NAIVE_MAX, Compared, Comparison, compare_all
 from studies.paper_mnist.settings import LINES, ONE_RATE, SUBSET, WHOLE, PaperMnist
@@ -297,7 +298,7 @@ def _improves(
         for s in scores
     )
     holds = all(found[ours][s] < found[name][s] for s in scores for name in other)
-    return Judgement(f"{text}; {len(labels):,} queries, {bins} bins", holds)
+    return Judgement(f"{text}; {len(labels):,} queries, {counted(bins, 'bin')}", holds)
 
 
 def _better_when_severe(compared: Compared) -> Judgement:
