@@ -166,7 +166,7 @@ def test_a_limit_for_files_leaves_the_old_one(tmp_path):
         (errno.ENOSPC, "No space left on device; free some space"),
         (errno.EDQUOT, "quota is used up"),
         (errno.EROFS, "Read-only file system; make the disk writable"),
-        (errno.EIO, "Input/output error; remove the cause"),
+        (errno.EIO, "Input/output error; check the path and the disk"),
     ],
 )
 def test_errors_of_the_disk_leave_the_old_file_and_no_drafts(tmp_path, monkeypatch, code, message):

@@ -49,7 +49,7 @@ LONGEST_NAME = 200  # bytes of a file's name that are part of its drafts' names
 
 def remedy_for(error: OSError) -> str:
     """Say what to do about an error while writing."""
-    return REMEDIES.get(error.errno or 0, "remove the cause")
+    return REMEDIES.get(error.errno or 0, "check the path and the disk")
 
 
 def require_target(path: Path) -> int | None:

@@ -10,6 +10,7 @@ of Parquet folders leave out names that begin with an underscore.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from collections.abc import Generator, Iterable
@@ -174,6 +175,9 @@ class PartWriter:
 
     def add(self, block: Block, scored: Scored) -> bool:
         """Add the next rows; return whether they were the last, and the part is in its place."""
+        # A generator that has failed ends in the same way as one that has finished.
+        if inspect.getgeneratorstate(self._steps) == inspect.GEN_CLOSED:
+            raise RuntimeError(f"part {self._index} is complete or abandoned, and takes no rows")
         try:
             self._steps.send((block, scored))
         except StopIteration:

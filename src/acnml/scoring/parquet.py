@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import PurePath
@@ -36,8 +37,8 @@ class ParquetSource(Source):
         reading: Reading,
     ) -> None:
         self._system, self._root, self._files = system, root, files
-        self._groups = [_row_groups(system, file) for file in files]
-        self._begins = [[0, *accumulate(groups)] for groups in self._groups]
+        # The first row of every row group, and the number of all rows.
+        self._begins = [[0, *accumulate(_row_groups(system, file))] for file in files]
         self.lengths = tuple(begins[-1] for begins in self._begins)
         self._keys = [_keys_of_folders(file.relative_to(root)) for file in files]
         self._schemas = [pq.read_schema(file, filesystem=system) for file in files]
@@ -61,7 +62,8 @@ class ParquetSource(Source):
 
     def stretch(self, file: int, row: int) -> int:
         """Return where the row group of a row begins."""
-        return max(begin for begin in self._begins[file] if begin <= row)
+        begins = self._begins[file]
+        return begins[bisect_right(begins, row) - 1]
 
     def blocks(self, file: int, start: int, stop: int, size: int) -> Iterator[Block]:
         """Yield rows `start` to `stop` of a file."""
@@ -70,7 +72,7 @@ class ParquetSource(Source):
             own = set(self._schemas[file].names)
             names = [name for name in self._wanted if name in own]
             parquet = _opened(self._system, self._files[file])
-            self._open = _Rows(parquet, file, start, self._groups[file], names, size)
+            self._open = _Rows(parquet, file, start, self._begins[file], names, size)
         name = self._files[file].relative_to(self._root).as_posix()
         for first in range(start, stop, size):
             table = self._open.next(min(size, stop - first))
@@ -131,19 +133,18 @@ class _Rows:
         parquet: pq.ParquetFile,
         file: int,
         start: int,
-        groups: list[int],
+        begins: list[int],
         names: list[str],
         size: int,
     ) -> None:
-        ends = list(accumulate(groups))
-        group = next((i for i, end in enumerate(ends) if end > start), len(groups))
+        group = bisect_right(begins, start) - 1
         self._file, self._at = file, start
         self._parquet = parquet
         self._batches = self._parquet.iter_batches(
-            size, row_groups=list(range(group, len(groups))), columns=names, use_threads=False
+            size, row_groups=list(range(group, len(begins) - 1)), columns=names, use_threads=False
         )
         self._rest: list[Any] = []  # record batches that are read, but not yet given out
-        self._skip(start - (ends[group - 1] if group else 0))
+        self._skip(start - begins[group])
 
     def is_at(self, file: int, row: int) -> bool:
         return (file, row) == (self._file, self._at)

@@ -192,27 +192,52 @@ class Worker:
 
 @final
 class _Writing:
-    """Writes parts one after the other, from blocks in the order of their rows."""
+    """Writes parts one after the other, from blocks in the order of their rows.
+
+    Blocks wait in a queue, so some of them still arrive after one has failed. They are refused:
+    with a block missing, later blocks could fill a part to the right number of wrong rows.
+    """
 
     def __init__(self, folder: Folder, carried: pa.Schema, answers: pa.Schema) -> None:
         self._folder, self._carried, self._answers = folder, carried, answers
-        self._open: PartWriter | None = None
+        self._open: tuple[Part, PartWriter] | None = None
+        self._has_failed = False
 
     def add(self, item: tuple[Part, Block, Scored]) -> int:
         """Add a block to its part; return the number of rows of the part if it is complete."""
         part, block, scored = item
-        rows = part.stop - part.start
-        if self._open is None:
-            self._open = PartWriter(self._folder, part.number, rows, self._carried, self._answers)
-        if not self._open.add(block, scored):
+        if self._has_failed:
+            raise RuntimeError(
+                f"part {part.number} is not written, because an earlier block failed"
+            )
+        try:
+            is_complete = self._writer(part).add(block, scored)
+        except BaseException:
+            self._has_failed = True
+            raise
+        if not is_complete:
             return 0
         self._open = None
-        return rows
+        return part.stop - part.start
 
     def close(self) -> None:
         """Abandon a part that is not complete."""
         if self._open is not None:
-            self._open.abandon()
+            self._open[1].abandon()
+
+    def _writer(self, part: Part) -> PartWriter:
+        """Return the writer of a part, which is the open one if there is one."""
+        if self._open is None:
+            rows = part.stop - part.start
+            writer = PartWriter(self._folder, part.number, rows, self._carried, self._answers)
+            self._open = part, writer
+        current, writer = self._open
+        if current != part:
+            raise ScoringError(
+                f"the input does not have all rows of part {current.number}: check that its files "
+                "do not change, and run the same command again"
+            )
+        return writer
 
 
 def ahead(items: Iterator[T], reader: ThreadPoolExecutor) -> Iterator[T]:
@@ -230,14 +255,28 @@ def ahead(items: Iterator[T], reader: ThreadPoolExecutor) -> Iterator[T]:
 def behind(
     items: Iterable[T], use: Callable[[T], S], writer: ThreadPoolExecutor, most: int = BEHIND
 ) -> Iterator[S]:
-    """Use items in the thread of an executor, at most so many behind, and yield the results."""
+    """Use items in the thread of an executor, at most so many behind, and yield the results.
+
+    If `use` fails, its error is raised, and items that still wait are not used. If `items` fails,
+    those that wait are used.
+    """
     waiting = deque[Future[S]]()
     for item in items:
         waiting.append(writer.submit(use, item))
         while waiting and (len(waiting) > most or waiting[0].done()):
-            yield waiting.popleft().result()
+            yield _first_result(waiting)
     while waiting:
-        yield waiting.popleft().result()
+        yield _first_result(waiting)
+
+
+def _first_result(waiting: deque[Future[S]]) -> S:
+    """Take the result of the first of some futures; cancel the others if it failed."""
+    try:
+        return waiting.popleft().result()
+    except BaseException:
+        for future in reversed(waiting):  # so that none is used without those before it
+            future.cancel()
+        raise
 
 
 def _require_free_names(job: Job, source: Source) -> None:

@@ -11,7 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from glob import glob, has_magic
+from glob import escape, glob, has_magic
 from pathlib import Path, PurePath
 from typing import TypeVar, final
 
@@ -139,16 +139,17 @@ def _open_remote(uri: str, reading: Reading) -> Source:
 def files_of(path: str) -> tuple[Path, list[Path]]:
     """Return the folder that names are relative to, and all files in the order of their names.
 
-    Files and folders whose names begin with a dot or an underscore are left out, as usual.
+    Files and folders whose names begin with a dot or an underscore are left out, as usual. A path
+    that exists is not a pattern, even if it has the characters of one.
     """
-    if has_magic(path):
-        found = [Path(name) for name in glob(path, recursive=True)]  # noqa: PTH207
-        root = Path(path.split("*")[0].split("?")[0].split("[")[0] + "x").parent
-    elif Path(path).is_dir():
+    if Path(path).is_dir():
         root = Path(path)
         found = list(root.rglob("*"))
     elif Path(path).is_file():
         root, found = Path(path).parent, [Path(path)]
+    elif has_magic(path):
+        found = [Path(name) for name in glob(path, recursive=True)]  # noqa: PTH207
+        root = Path(path.split("*")[0].split("?")[0].split("[")[0] + "x").parent
     else:
         raise ScoringError(f"there is no file or folder {path}: check --input")
     files = _visible(root, [file for file in found if file.is_file()])
@@ -169,7 +170,8 @@ def _only(files: Sequence[P], suffixes: tuple[str, ...], path: str) -> list[P]:
     """Return all files, or raise an error if some are of another kind that would be left out."""
     others = [file for file in files if file.suffix.lower() not in suffixes]
     if others:
-        example = f"for example --input '{Path(path) / f'*{suffixes[0]}'}'"
+        folder = escape(path) if Path(path).exists() else path
+        example = f"for example --input '{Path(folder) / f'*{suffixes[0]}'}'"
         remedy = "move the others away" if is_uri(path) else f"name the ones to score, {example}"
         raise ScoringError(
             f"{path} has {suffixes[0]} files and others, such as {others[0].name}: {remedy}"
