@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import final
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import acnml
 from acnml import Classifier, EmpiricalFisher, ExactFisher, MonteCarloFisher
@@ -125,6 +128,48 @@ def test_full_curvature_is_the_hessian_of_the_loss(case):
     torch.testing.assert_close(posterior.cov @ (hessian + 0.5 * eye), eye, rtol=1e-8, atol=1e-8)
     expected = torch.linalg.eigvalsh(hessian).clamp(min=0)
     torch.testing.assert_close(curvature.eigenvalues(), expected, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("fisher", FISHERS, ids=lambda fisher: type(fisher).__name__)
+def test_full_curvature_is_the_sum_over_the_vectors_of_the_fisher(fisher):
+    """Σ (s ⊗ a)(s ⊗ a)ᵀ / T², for the vectors s of the estimator and features a."""
+    model = nn.Linear(5, 4, bias=False).double()
+    x, labels = normal(30, 5), torch.arange(30) % 4
+    classifier = Classifier(model).tempered(1.3)
+    found = acnml.full_curvature(classifier, [(x, labels)], fisher=fisher)
+    probs = classifier.log_probs(x).detach().exp()
+    generator = torch.Generator().manual_seed(getattr(fisher, "seed", 0))
+    expected = torch.zeros(20, 20).double()
+    for s in fisher.cotangents(probs, labels, generator):
+        grads = torch.einsum("bc,bi->bci", s, x).flatten(1) / 1.3
+        expected += grads.T @ grads
+    torch.testing.assert_close(found.hessian, expected, rtol=1e-11, atol=1e-12)
+
+
+@final
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.size = max(self.size, leaf.numel())
+        return result
+
+
+def test_full_curvature_weighs_inputs_for_one_class_at_a_time():
+    """No tensor has a number for every pair of classes, input and feature."""
+    classes, size, batch = 10, 3, 200
+    classifier = Classifier(nn.Linear(size - 1, classes))
+    acnml.full_curvature(classifier, [normal(batch, size - 1).float()])  # the model is checked
+    with Largest() as largest:
+        acnml.full_curvature(classifier, [normal(batch, size - 1).float()])
+    assert largest.size <= batch * classes * max(classes, size)
 
 
 def test_full_is_refused_for_other_layers():

@@ -70,6 +70,32 @@ def test_sample_is_seeded_and_leaves_the_global_state(case, build):
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.parametrize(
+    ("name", "function", "decompositions"),
+    [("full", "eigh", 1), ("kronecker_factors", "cholesky", 2 * 2)],
+)
+def test_samples_that_are_drawn_one_by_one_decompose_each_matrix_once(
+    name, function, decompositions, monkeypatch
+):
+    """One dense matrix, or two factors of two layers."""
+    model, calls, decompose = MODELS[1].model(), [], getattr(torch.linalg, function)
+    posterior, fresh = (POSTERIORS[name](model) for _ in range(2))
+    monkeypatch.setattr(torch.linalg, function, lambda m: calls.append(m) or decompose(m))
+    with torch.inference_mode():
+        posterior.sample(1, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(7)
+    again = [posterior.sample(1, generator) for _ in range(5)]
+    assert len(calls) == decompositions
+    # The numbers are those of a posterior that has not been sampled from before.
+    first = fresh.sample(1, torch.Generator().manual_seed(7))
+    assert all(torch.equal(again[0][n], first[n]) for n in posterior.mean)
+    assert not any(tensor.is_inference() for draw in again for tensor in draw.values())
+    # Other posteriors made from it have roots of their own.
+    wide = posterior.scaled(4.0).sample(1, torch.Generator().manual_seed(7))
+    for n, mean in posterior.mean.items():
+        torch.testing.assert_close(wide[n] - mean, 2 * (first[n] - mean), rtol=1e-9, atol=1e-9)
+
+
 @each_posterior
 def test_scaled_scales_the_covariance_only(case, build):
     posterior = build(case.model())

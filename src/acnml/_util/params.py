@@ -110,5 +110,7 @@ def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:
     elif isinstance(value, Mapping):
         rebuilt = {key: map_tensors(item, function) for key, item in value.items()}
     elif isinstance(value, (tuple, list)):
-        rebuilt = type(value)(map_tensors(item, function) for item in value)
+        items = [map_tensors(item, function) for item in value]
+        is_named = hasattr(value, "_fields")  # a named tuple takes its items one by one
+        rebuilt = type(value)(*items) if is_named else type(value)(items)
     return rebuilt

@@ -200,7 +200,7 @@ def diagonal_curvature(
     sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in mean.items()}
 
     def add_last_layer(batch: LastLayerBatch) -> None:
-        matrix = batch.squares.T @ batch.inputs**2
+        matrix = batch.draw_squares().T @ batch.inputs**2
         for name, square in sites[0].layer.split(matrix, mean).items():
             sums[name] += square
 
@@ -258,7 +258,7 @@ def kronecker_curvature(
 
     def add_last_layer(batch: LastLayerBatch) -> None:
         sums[sites[0]].add_inputs(batch.inputs.unsqueeze(1))
-        sums[sites[0]].gradients += batch.summed
+        sums[sites[0]].gradients += batch.draw_sum()
 
     def add_tape(tape: Tape, pull_backs: PullBacks) -> None:
         for site, passed in tape.passages.items():
@@ -329,7 +329,7 @@ def ekfac_curvature(
     def add_last_layer(batch: LastLayerBatch) -> None:
         (site,) = sites
         U_A, U_G = bases[site.layer]
-        sums[site] += batch.squares_in(U_G).T @ (batch.inputs @ U_A) ** 2
+        sums[site] += batch.draw_squares_in(U_G).T @ (batch.inputs @ U_A) ** 2
 
     def add_tape(tape: Tape, pull_backs: PullBacks) -> None:
         inputs = {
@@ -417,8 +417,7 @@ def full_curvature(
 
     def add_last_layer(batch: LastLayerBatch) -> None:
         out_size, in_size = sites[0].layer.join(mean, mean).shape
-        weighted = torch.einsum("bcd,bi->cdbi", batch.hessians, batch.inputs)
-        blocks = (weighted.mT @ batch.inputs).permute(0, 2, 1, 3)  # (out, in, out, in)
+        blocks = _summed_blocks(batch.draw_hessians(), batch.inputs)
         square = blocks.reshape(out_size * in_size, out_size, in_size)
         columns = flatten(sites[0].layer.split(square, mean), mean).T
         rows = flatten(sites[0].layer.split(columns.unflatten(1, (out_size, in_size)), mean), mean)
@@ -437,7 +436,10 @@ def full_curvature(
 @final
 @dataclass(frozen=True, eq=False)
 class LastLayerBatch:
-    """The inputs and outputs of the last layer for a batch, with the curvature at its outputs."""
+    """The inputs and outputs of the last layer for a batch, with the curvature at its outputs.
+
+    Every call of a method draws labels anew if the Fisher samples them, and advances the generator.
+    """
 
     inputs: Tensor  # a (B, d [+ 1]); ends with a 1 for a layer with bias
     probs: Tensor  # (B, K), at the classifier's temperature, in double precision
@@ -446,26 +448,23 @@ class LastLayerBatch:
     fisher: Fisher
     generator: torch.Generator
 
-    @property
-    def summed(self) -> Tensor:
-        """The sum over the batch of the curvature at the layer's outputs: (K, K), in float64."""
+    def draw_sum(self) -> Tensor:
+        """Return the curvature at the layer's outputs, summed over the batch: (K, K) in float64."""
         summed = self.fisher.summed(self.probs, self.labels, self.generator)
         return summed / self.temperature**2
 
-    @property
-    def squares(self) -> Tensor:
-        """The diagonal of the curvature at the layer's outputs: (B, K)."""
+    def draw_squares(self) -> Tensor:
+        """Return the diagonal of the curvature at the layer's outputs: (B, K)."""
         squares = self.fisher.squares(self.probs, self.labels, self.generator)
         return (squares / self.temperature**2).to(self.inputs.dtype)
 
-    def squares_in(self, basis: Tensor) -> Tensor:
+    def draw_squares_in(self, basis: Tensor) -> Tensor:
         """Return the diagonal of the curvature at the layer's outputs, in another basis: (B, K)."""
         squares = self.fisher.squares_in(basis, self.probs, self.labels, self.generator)
         return (squares / self.temperature**2).to(self.inputs.dtype)
 
-    @property
-    def hessians(self) -> Tensor:
-        """The curvature at the layer's outputs for every input: (B, K, K)."""
+    def draw_hessians(self) -> Tensor:
+        """Return the curvature at the layer's outputs for every input: (B, K, K)."""
         hessians = self.fisher.hessians(self.probs, self.labels, self.generator)
         return (hessians / self.temperature**2).to(self.inputs.dtype)
 
@@ -543,6 +542,22 @@ def _over_data(
 def _wide(tensor: Tensor) -> Tensor:
     """Convert to at least single precision; half precision has only two or three digits."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _summed_blocks(hessians: Tensor, inputs: Tensor) -> Tensor:
+    """Return Σ H ⊗ aaᵀ over a batch, (K, d, K, d), for H (B, K, K) and a (B, d).
+
+    H is symmetric, so the blocks of the class pairs c ≤ c' are enough. They are computed for one
+    class c at a time: all at once, the weighted inputs H_cc' a would be K²Bd numbers.
+    """
+    (_, classes, _), size = hessians.shape, inputs.shape[1]
+    blocks = inputs.new_empty(classes, size, classes, size)
+    for c in range(classes):
+        weighted = hessians[:, c, c:, None] * inputs.unsqueeze(1)  # (B, K - c, d)
+        block = (weighted.flatten(1).T @ inputs).unflatten(0, (-1, size))
+        blocks[c:, :, c] = block
+        blocks[c, :, c:] = block.transpose(0, 1)
+    return blocks
 
 
 def _squared(inputs: Tensor, deltas: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -48,10 +49,8 @@ class Full(Posterior):
 
     def sample(self, n: int, generator: torch.Generator) -> Params:
         """Draw μ + Σ^½ ε with ε ~ N(0, I) and the symmetric square root of Σ."""
-        values, vectors = torch.linalg.eigh(self.cov.double())
-        root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
         noise = normal_like(self.cov[0], n, generator)
-        return add(unflatten(noise @ root.to(self.cov.dtype), self.mean), self.mean)
+        return add(unflatten(noise @ self._root, self.mean), self.mean)
 
     def log_prob(self, params: Params) -> Tensor:
         """Return log N(θ; μ, Σ), using a Cholesky factorisation of Σ."""
@@ -87,3 +86,11 @@ class Full(Posterior):
         columns = layer.join(unflatten(self.cov, self.mean), self.mean)  # (P, out, in)
         rows = unflatten(columns.flatten(1).T, self.mean)
         return layer.join(rows, self.mean).unflatten(0, columns.shape[1:]).permute(2, 3, 0, 1)
+
+    @cached_property
+    @torch.inference_mode(False)  # the root may be used again in another mode
+    def _root(self) -> Tensor:
+        """Σ^½, computed once, because many callers draw their samples one by one."""
+        values, vectors = torch.linalg.eigh(self.cov.double())
+        root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        return root.to(self.cov.dtype)

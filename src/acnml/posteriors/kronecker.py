@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -116,7 +117,7 @@ class FactorBlock(Block):
 
     def colour(self, noise: Tensor) -> Tensor:
         """Return L_G ε L_Aᵀ, with Cholesky factors L."""
-        left, right = (_cholesky(cov) for cov in (self.output_cov, self.input_cov))
+        left, right = self._roots
         return left @ noise @ right.mT
 
     def distance(self, matrix: Tensor) -> Tensor:
@@ -153,6 +154,12 @@ class FactorBlock(Block):
         """Return a' ↦ Σ_t G⁻¹δ_t ⟨A⁻¹a_t, a'⟩, one dot product per term t and input a'."""
         deltas, keys = outers.deltas @ self.output_cov, outers.inputs.in_basis(self.input_cov)
         return KeyAction((Outers(deltas, keys, outers.weight),))
+
+    @cached_property
+    @torch.inference_mode(False)  # the factors may be used again in another mode
+    def _roots(self) -> tuple[Tensor, Tensor]:
+        """L_G and L_A, computed once, because many callers draw their samples one by one."""
+        return _cholesky(self.output_cov), _cholesky(self.input_cov)
 
 
 @final
