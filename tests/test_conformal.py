@@ -136,6 +136,16 @@ def test_arrays_for_arrays():
         (lambda p, y: conformal.fit(p, y, 0.9, "LAC"), TypeError, r"score must be SetScore\.LAC"),
         (lambda p, y: conformal.fit(p.exp(), y), ValueError, "log to probabilities"),
         (lambda p, y: conformal.fit(p, y).sets(p[:, :2]), ValueError, r"shape \(N, 4\), got"),
+        (
+            lambda p, y: conformal.coverage_of(p > -1, y[:9]),
+            ValueError,
+            r"labels must have shape \(50,",
+        ),
+        (lambda p, y: conformal.coverage_of(p > -1, y + 4), ValueError, r"outside 0\.\.3"),
+        (lambda p, y: conformal.coverage_of(p > -1, y / 2), ValueError, "labels must be integers"),
+        (lambda p, y: conformal.coverage_of(p, y), ValueError, "sets must be booleans"),
+        (lambda p, y: conformal.mean_size(p), ValueError, "sets must be booleans"),
+        (lambda p, y: conformal.mean_size(p[:0] > -1), ValueError, "N ≥ 1"),
     ],
 )
 def test_mistakes(use, error, message):

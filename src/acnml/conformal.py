@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acnml.metrics import _as_tensor, _checked
+from acnml.metrics import _as_tensor, _check_classes, _check_labels_form, _checked
 
 
 @final
@@ -105,7 +105,7 @@ class Conformal:
         if len(own) == 0:
             sets = own.new_zeros(own.shape, dtype=torch.bool)
         else:
-            own, _ = _checked(own, torch.zeros(len(own), dtype=torch.long))
+            own, _ = _checked(own, torch.zeros(len(own), dtype=torch.long, device=own.device))
             sets = self.score(own) <= self.thresholds
         return sets.numpy() if isinstance(log_probs, np.ndarray) else sets
 
@@ -131,7 +131,7 @@ def fit(
     """
     scores = _scores_of_labels(log_probs, labels, coverage, score)
     thresholds = [_quantile(scores, coverage)] * log_probs.shape[1]
-    return Conformal(score, coverage, torch.tensor(thresholds, dtype=torch.float64))
+    return Conformal(score, coverage, _vector(thresholds))
 
 
 def fit_by_class(
@@ -150,7 +150,7 @@ def fit_by_class(
     scores = _scores_of_labels(log_probs, labels, coverage, score)
     own = _as_tensor(labels, "labels").cpu()
     thresholds = [_quantile(scores[own == k], coverage) for k in range(log_probs.shape[1])]
-    return Conformal(score, coverage, torch.tensor(thresholds, dtype=torch.float64))
+    return Conformal(score, coverage, _vector(thresholds))
 
 
 def coverage_of(sets: Tensor, labels: Tensor) -> float:
@@ -160,8 +160,10 @@ def coverage_of(sets: Tensor, labels: Tensor) -> float:
     >>> coverage_of(sets, torch.tensor([1, 1]))
     0.5
     """
-    own, at = _as_tensor(sets, "sets").cpu(), _as_tensor(labels, "labels").cpu().long()
-    return own.gather(1, at.unsqueeze(1)).double().mean().item()
+    own, at = _checked_sets(sets), _as_tensor(labels, "labels").cpu()
+    _check_labels_form(at, len(own))
+    _check_classes(at, own.shape[1])
+    return own.gather(1, at.long().unsqueeze(1)).double().mean().item()
 
 
 def mean_size(sets: Tensor) -> float:
@@ -170,7 +172,18 @@ def mean_size(sets: Tensor) -> float:
     >>> mean_size(torch.tensor([[True, False], [True, True]]))
     1.5
     """
-    return _as_tensor(sets, "sets").double().sum(1).mean().item()
+    return _checked_sets(sets).double().sum(1).mean().item()
+
+
+def _checked_sets(sets: Tensor) -> Tensor:
+    """Check sets of at least one input and return them on the CPU."""
+    own = _as_tensor(sets, "sets").cpu()
+    if own.dtype != torch.bool or own.ndim != 2 or len(own) == 0:
+        raise ValueError(
+            "sets must be booleans of shape (N, K) with N ≥ 1, as `Conformal.sets` returns them, "
+            f"got {own.dtype} of shape {tuple(own.shape)}"
+        )
+    return own
 
 
 def _scores_of_labels(
@@ -189,3 +202,8 @@ def _quantile(scores: Tensor, coverage: float) -> float:
     # Rounding must not raise (n + 1)·coverage above an integer that it equals.
     rank = math.ceil((len(scores) + 1) * coverage - 1e-9)
     return scores.sort().values[rank - 1].item() if rank <= len(scores) else math.inf
+
+
+def _vector(thresholds: list[float]) -> Tensor:
+    """Return thresholds on the CPU, where all scores are compared with them."""
+    return torch.tensor(thresholds, dtype=torch.float64, device="cpu")
