@@ -26,7 +26,7 @@ MAY_KNOW = {
     "_algebra": {"_util", "_algebra"},
     "classifier": {"_util"},
     "posteriors": {"_util", "_algebra", "posteriors"},
-    "typicality": MODEL | {"typicality"},
+    "typicality": MODEL | {"_engine", "typicality"},
     "head": MODEL | {"_algebra", "_engine", "posteriors", "typicality", "head"},
     "_engine": MODEL | {"_algebra", "posteriors", "solvers", "_engine"},
     "fitting": MODEL | {"_algebra", "_engine", "head", "posteriors", "typicality", "fitting"},

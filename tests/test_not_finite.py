@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import acnml
 from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised, Map, Reference, Refit
+from acnml._util.checks import RowsError
 from cases import diagonal, normal
 
 Y = torch.tensor([0, 1, 2, 0])
@@ -101,3 +102,84 @@ def test_naive_cnml_may_blame_the_batch():
     classifier, x = Classifier(Undefined(math.nan).double()), normal(4, 4)
     with pytest.raises(ValueError, match=r"batch 0: the loss is NaN .* or check the model on this"):
         acnml.NaiveCnml(classifier, [(-x.abs(), Y)])(x.abs())
+
+
+class Exploding(nn.Module):
+    """Has infinite features and logits for inputs with a large first entry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.drop, self.head = nn.Linear(4, 5), nn.Dropout(0.1), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.tanh(self.body(x)) + x[:, :1].exp()))
+
+
+def head(model: nn.Module) -> Diagonal:
+    return diagonal(model, ["head.weight", "head.bias"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda c, x: Map(c),
+        lambda c, x: Acnml(c, head(c.model), alpha=0.01),
+        lambda c, x: acnml.Glm(c, head(c.model)),
+        lambda c, x: acnml.Glm(c, diagonal(c.model)),
+        lambda c, x: acnml.Bma(c, head(c.model), 2),
+        lambda c, x: acnml.McDropout(c, 2),
+        lambda c, x: acnml.IfComp(c, head(c.model)),
+        lambda c, x: acnml.IfComp(c, head(c.model)).ood_score,
+        lambda c, x: acnml.fit_pnml(c, x),
+        lambda c, x: acnml.fit_pnml(c, x).leverage,
+        lambda c, x: acnml.fit_typicality(c, x, x),
+        lambda c, x: acnml.DensityTempered(c, acnml.fit_typicality(c, x, x)),
+        lambda c, x: acnml.Tempered(Map(c), 2.0),
+        lambda c, x: acnml.Ensemble((Map(c), Map(c))),
+    ],
+)
+def test_errors_name_rows_of_the_batch_and_not_of_a_chunk(make):
+    """Predictors run 256 inputs at a time."""
+    classifier, x = Classifier(Exploding().double()), normal(600, 4)
+    use = make(classifier, x[:100])
+    use(x[:20])
+    x[500, 0] = 1e6
+    with pytest.raises(RowsError, match="for 1 of 600 inputs, first at index 500; ") as refused:
+        use(x)
+    assert (refused.value.rows, refused.value.total) == ((500,), 600)
+
+
+USES_OF_DATA = [
+    lambda c, data: acnml.fit_diagonal_laplace(c, data),
+    lambda c, data: acnml.fit_typicality(c, data, data),
+    lambda c, data: acnml.tuning.temperature_by_nll(Map(c), data),
+]
+
+
+@pytest.mark.parametrize("use", USES_OF_DATA)
+def test_errors_name_rows_of_data_in_memory(use):
+    """The library makes the batches, so their numbers would mean nothing to the user."""
+    classifier, x = Classifier(Exploding().double()), normal(600, 4)
+    x[[300, 500], 2] = math.nan
+    message = "^input x is NaN or infinite for 2 of 600 inputs, first at index 300, 500; "
+    with pytest.raises(RowsError, match=message) as refused:
+        use(classifier, (x, torch.arange(600) % 3))
+    assert refused.value.rows == (300, 500)
+
+
+@pytest.mark.parametrize("use", USES_OF_DATA)
+def test_errors_name_the_batch_of_a_loader_and_its_rows(use):
+    classifier, x = Classifier(Exploding().double()), normal(80, 4)
+    x[67, 2] = math.nan
+    loader = list(zip(x.split(40), (torch.arange(80) % 3).split(40), strict=True))
+    message = "^batch 1: input x is NaN or infinite for 1 of 40 inputs, first at index 27; "
+    with pytest.raises(RowsError, match=message) as refused:
+        use(classifier, loader)
+    assert refused.value.rows == (27,)
+
+
+def test_other_errors_name_a_range_of_data_in_memory():
+    classifier, x, labels = Classifier(Exploding().double()), normal(600, 4), torch.arange(600) % 3
+    labels[520] = 7
+    with pytest.raises(ValueError, match=r"^rows 512 to 599: .*7"):
+        acnml.tuning.temperature_by_nll(Map(classifier), (x, labels))

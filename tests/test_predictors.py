@@ -50,6 +50,56 @@ def test_a_batch_is_its_inputs_one_by_one(case, build):
         torch.testing.assert_close(predict(x), one_by_one, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_probabilities_and_classes_are_those_of_the_log_probabilities(case):
+    for predict in predictors(case.model(), POSTERIORS["diagonal"]):
+        log_probs = predict(case.x())
+        assert torch.equal(predict.probs(case.x()), log_probs.exp())
+        assert torch.equal(predict.predict(case.x()), log_probs.argmax(-1))
+
+
+def test_an_input_without_an_answer_has_no_class():
+    case = MODELS[1]
+    x, model = case.x(), case.model()
+    x[1, 2] = math.nan
+    flagging = Acnml(Classifier(model), diagonal(model), alpha=0.1, on_error="flag")
+    for predict in (flagging, acnml.Ensemble((flagging,))):
+        first, _, last = predict(x).argmax(-1).tolist()
+        assert predict.predict(x).tolist() == [first, -1, last]
+        assert predict.predict(x.numpy()).tolist() == [first, -1, last]
+        assert predict.probs(x).isnan().any(-1).tolist() == [False, True, False]
+
+
+def runs_of(predict, x, monkeypatch) -> int:
+    """Return the number of forward passes of a call, after checks that are done only once."""
+    run, count = Classifier.logits, []
+
+    def counted(self, *args, **kwargs):
+        count.append(1)
+        return run(self, *args, **kwargs)
+
+    predict(x)
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "logits", counted)
+        predict(x)
+    return len(count)
+
+
+def test_calls_run_the_network_no_more_often_than_needed(monkeypatch):
+    case = MODELS[1]
+    classifier, posterior = Classifier(case.model()), POSTERIORS["last_layer"](case.model())
+    assert runs_of(Bma(classifier, posterior, samples=3), case.x(), monkeypatch) == 3
+    assert runs_of(acnml.Glm(classifier, posterior), case.x(), monkeypatch) == 1
+    assert runs_of(Acnml(classifier, posterior, alpha=0.1), case.x(), monkeypatch) == 1
+    careful = Acnml(classifier, posterior, alpha=0.1, on_unsolved="fallback")
+    assert runs_of(careful, case.x(), monkeypatch) == 1
+    # Over all layers: one input, or a batch, at the mean; all rows at the solution.
+    solver = acnml.Linearised(polish=0)
+    literal = Acnml(classifier, diagonal(case.model()), solver, 0.1, on_unsolved="ignore")
+    assert runs_of(literal, case.x(1), monkeypatch) == 2
+    assert runs_of(literal, case.x(3), monkeypatch) == 3
+
+
 def test_batches_larger_than_a_block(monkeypatch):
     case = MODELS[1]
     for predict in predictors(case.model(), POSTERIORS["diagonal"]):

@@ -90,6 +90,16 @@ def test_a_loaded_curvature_makes_the_same_posteriors(build, fit, dtype, tmp_pat
         assert loaded.log_evidence(tau) == curvature.log_evidence(tau)
 
 
+def test_named_tuples_keep_their_type_when_tensors_are_mapped():
+    curvature = curvature_of(depthwise(), "kronecker", torch.float64)
+    half = acnml._util.params.map_tensors(curvature, lambda tensor: tensor / 2)
+    for found, factors in zip(half.factors, curvature.factors, strict=True):
+        assert type(found) is Factors
+        assert found.layer == factors.layer
+        assert torch.equal(found.inputs, factors.inputs / 2)
+        assert torch.equal(found.gradients, factors.gradients / 2)
+
+
 def test_factors_are_restored_as_they_are(tmp_path):
     curvature = curvature_of(depthwise(), "kronecker", torch.float64)
     acnml.save(curvature, tmp_path / "curvature.safetensors")
@@ -105,7 +115,7 @@ def test_factors_are_restored_as_they_are(tmp_path):
 def test_a_curvature_needs_no_classifier(tmp_path):
     curvature = curvature_of(without_bias(), "diagonal", torch.float64)
     acnml.save(curvature, tmp_path / "curvature.safetensors")
-    with pytest.raises(StorageError, match="DiagonalCurvature, not a predictor"):
+    with pytest.raises(StorageError, match="DiagonalCurvature, which has no network"):
         acnml.load(tmp_path / "curvature.safetensors", Classifier(MODELS[1].model()))
 
 

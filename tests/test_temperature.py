@@ -71,6 +71,20 @@ def test_refuses_temperatures_that_overflow():
         Tempered(Map(classifier), 1e-310)(MLP.x())
 
 
+def test_inputs_without_an_answer_stay_without_one():
+    """NaN of the predictor is not due to the temperature."""
+    model, x = MLP.model(), MLP.x(4)
+    x[2, 1] = math.nan
+    flagging = Acnml(Classifier(model), diagonal(model), alpha=0.1, on_error="flag")
+    good = torch.tensor([0, 1, 3])
+    log_probs = Tempered(flagging, 2.0)(x)
+    assert log_probs[2].isnan().all()
+    torch.testing.assert_close(log_probs[good], Tempered(flagging, 2.0)(x[good]), **FINE)
+    message = "for 3 of 4 inputs, first at index 0, 1, 3; raise the temperature"
+    with pytest.raises(ValueError, match=message):
+        Tempered(flagging, 1e-310)(x)
+
+
 def test_tempered_classifiers_compose():
     model, moved = MLP.model(), {"2.bias": torch.ones(3).double()}
     plain, x = Classifier(model), MLP.x()

@@ -29,8 +29,12 @@ from acnml import (
 )
 from acnml._algebra.dual import Affine
 from acnml.fitting.curvature import Factors, KroneckerCurvature
+from acnml.predictors.density_tempered import density_tempered
+from acnml.tuning.density import slope_of_least_nll
+from acnml.tuning.temperature import least_nll_temperature
 from acnml.typicality import density
 from acnml.typicality.mahalanobis import Moments, oas_shrinkage
+from acnml.typicality.neighbours import _Marginals
 from acnml.typicality.places import Taps, find_places, pooled
 from cases import normal
 from test_calibrate import joined, problem
@@ -177,6 +181,65 @@ def test_a_place_that_does_not_run_is_named():
         fit_typicality(Classifier(Model()), [x], [x], places=[Place("unused")])
 
 
+class Branching(nn.Module):
+    """Leaves a layer out for batches with a large entry."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.h, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        z = torch.tanh(self.first(x))
+        if x.abs().max() < 100:
+            z = torch.tanh(self.h(z))
+        return self.head(z)
+
+
+def test_a_chunk_that_does_not_reach_a_place_has_no_features():
+    """It must not get the features of the chunk before it."""
+    model, x = Branching().double(), normal(512, 4)
+    classifier = Classifier(model)
+    typicality = fit_typicality(classifier, x, x, places=[Place("h")])
+    tempered = acnml.DensityTempered(classifier, typicality)
+    data = (torch.cat([x[:256], 1e4 * x[256:]]), torch.arange(512) % 3)
+    for call in (
+        lambda: typicality(data[0]),
+        lambda: tempered(data[0]),
+        lambda: tuning.density_temperature(classifier, typicality, [data]),
+        lambda: fit_typicality(classifier, [data], [data], places=[Place("h")]),
+    ):
+        with pytest.raises(ValueError, match="the model did not run output of 'h'"):
+            call()
+
+
+def test_a_module_that_does_not_reach_a_place_has_no_features():
+    model, x = Branching().double(), normal(100, 4)
+    classifier = Classifier(model)
+    typicality = fit_typicality(classifier, x, x, places=[Place("h")])
+    posterior = acnml.fit_kfac_laplace(classifier, x, parameters=[model.head])
+    module = Acnml(classifier, posterior, alpha=0.1, typicality=typicality).as_module()
+    module(x)
+    with pytest.raises(ValueError, match="the network did not run output of 'h'"):
+        module(1e4 * x)
+
+
+def test_a_place_without_the_batch_is_named():
+    class Turned(nn.Module):
+        """A layer that receives (positions, B, features)."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.embed(x.movedim(1, 0)).mean(0))
+
+    classifier, x = Classifier(Turned().double()), normal(40, 6, 3)
+    message = "output of 'embed' has 6 rows for a batch of 13 inputs"
+    with pytest.raises(ValueError, match=message):
+        fit_typicality(classifier, x, x, places=[Place("embed", channels=-1)])
+
+
 # The distance ------------------------------------------------------------------------------------
 
 
@@ -241,6 +304,72 @@ def test_constant_features_are_left_out():
         fit_typicality(Classifier(model), train, validation)
 
 
+def sparse_data(unit):
+    """Twenty features that are each zero for nine of ten inputs, some for all first inputs."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 20, generator=generator).double()
+    x = unit * x * (torch.rand(600, 20, generator=generator) < 0.1)
+    assert ((x[: density.PROBED] == 0).all(0)).any()
+    return x[:400], x[400:]
+
+
+@pytest.mark.parametrize("most", [4096, 6])  # features are folded if there are more
+@pytest.mark.parametrize("fit", [fit_typicality, fit_neighbours])
+def test_sparse_features_count_in_any_unit(monkeypatch, fit, most):
+    monkeypatch.setattr(density, "MOST_FEATURES", most)
+    found = {}
+    for unit in (1.0, 1e-6, 2.0**-60):
+        train, held_out = sparse_data(unit)
+        far = held_out + 10 * unit * torch.eye(20).double().repeat(10, 1)
+        score = fit(Classifier(nn.Linear(20, 3).double()), train, held_out)
+        found[unit] = score(far)
+        assert (score(far) > score(held_out)).all() or most < 20
+    torch.testing.assert_close(found[1e-6], found[1.0], rtol=1e-6, atol=0)
+    assert torch.equal(found[2.0**-60], found[1.0])
+
+
+def test_a_feature_is_constant_in_its_own_unit():
+    """Constant up to rounding, whatever its size; varying, whatever its unit; zero at first."""
+    noise = normal(300)
+    sparse = torch.where(torch.arange(300) % 50 == 49, 1e-9 * noise, 0.0)
+    columns = [1e6 + 1e-3 * noise, 1e-6 * noise, sparse, torch.zeros(300).double(), noise]
+    x = torch.stack(columns, dim=1)
+    typicality = fit_typicality(Classifier(nn.Linear(5, 3).double()), x[:200], x[200:])
+    varies = (typicality.whitening != 0).any(0)
+    assert varies.tolist() == [False, True, True, False, True]
+    neighbours = fit_neighbours(Classifier(nn.Linear(5, 3).double()), x[:200], x[200:])
+    assert (neighbours.scale != 0).tolist() == varies.tolist()
+
+
+@pytest.mark.parametrize("most", [4096, 6])
+@pytest.mark.parametrize("fit", [fit_typicality, fit_neighbours])
+def test_a_fit_needs_no_default_device(monkeypatch, fitted, fit, most):
+    """A tensor that is made without a device has no values here; see tests/test_devices.py."""
+    _, model, train, validation, test = fitted
+    monkeypatch.setattr(density, "MOST_FEATURES", most)
+    expected = fit(Classifier(model), train, validation)(joined(test)[0])
+    x = joined(test)[0]
+    with torch.device("meta"):
+        found = fit(Classifier(model), train, validation)(x)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("fit", [fit_typicality, fit_neighbours])
+def test_a_score_survives_a_change_of_precision(fit):
+    model, train, validation, test = problem()
+    narrow, x = copy.deepcopy(model).float(), joined(test)[0]
+    data = [[(x.float(), y) for x, y in part] for part in (train, validation)]
+    score = fit(Classifier(narrow), *data)
+    expected = score(x.float())
+    narrow.double()
+    assert score(x).dtype == torch.float64
+    torch.testing.assert_close(score(x), expected.double(), rtol=1e-4, atol=0)
+    wide = fit(Classifier(model), train, validation)
+    expected = wide(x)
+    model.float()
+    torch.testing.assert_close(wide(x.float()), expected, rtol=1e-4, atol=0)
+
+
 def test_many_features_are_folded(monkeypatch, fitted):
     _, model, train, validation, test = fitted
     monkeypatch.setattr(density, "MOST_FEATURES", 6)
@@ -270,6 +399,47 @@ def test_nearest_neighbours_by_hand(fitted):
     assert few.kept.shape == (20, 16)
     with pytest.raises(ValueError, match="k must be between 1 and 20, got 30"):
         fit_neighbours(Classifier(model), train, validation, k=30, most=20)
+
+
+def test_kept_neighbours_are_those_with_the_smallest_keys(fitted):
+    """Rows are chosen among a few batches at a time, but as if among all at once."""
+    _, model, train, validation, _ = fitted
+    x = joined(train)[0]
+    sizes = [7, 40, 1, 90, len(x) - 138]
+    found = fit_neighbours(Classifier(model), x.split(sizes), validation, k=1, most=20)
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.cat([torch.rand(n, generator=generator) for n in sizes])
+    chosen = keys.argsort(stable=True)[:20].sort().values
+    own = hidden(model, train)
+    expected = (own[chosen] - own.mean(0)) / own.std(0, correction=0)
+    torch.testing.assert_close(found.kept, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 0}, "k must be between 1 and 10000, got 0"),
+        ({"k": 30, "most": 20}, "k must be between 1 and 20, got 30"),
+        ({"most": 0}, "most must be at least 1, got 0"),
+    ],
+)
+def test_settings_of_neighbours_are_checked_before_the_data_are_read(fitted, settings, message):
+    _, model, _, validation, _ = fitted
+    unread = (pytest.fail("the data are read") for _ in range(1))
+    with pytest.raises(ValueError, match=message):
+        fit_neighbours(Classifier(model), unread, validation, **settings)
+
+
+def test_marginals_are_the_diagonal_of_the_moments():
+    """Also with a mean of 1e6 deviations."""
+    x, moments, marginals = (normal(900, 3) + 1e6).float(), Moments(), _Marginals()
+    for batch in x.split(64):
+        moments.add(batch)
+        marginals.add(batch)
+    torch.testing.assert_close(marginals.mean, x.double().mean(0))
+    expected = x.double().var(0, correction=0)
+    torch.testing.assert_close(marginals.variance, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(moments.variance, moments.covariance.diagonal(), rtol=0, atol=0)
 
 
 def test_features_that_are_not_finite_are_refused(fitted):
@@ -448,6 +618,20 @@ def test_files(weighed, fitted, tmp_path):
         acnml.load(tmp_path / "density.safetensors")
 
 
+def test_a_file_and_a_calibrated_network_in_double_precision(tmp_path):
+    model, train, validation, test = problem()
+    model.float()
+    data = [[(x.float(), y) for x, y in part] for part in (train, validation)]
+    calibrated, x = calibrate(model, *data, price=0.02, typicality=True), joined(test)[0]
+    expected = calibrated.probs(x.float())
+    acnml.save(calibrated, tmp_path / "file")
+    wide = copy.deepcopy(model).double()
+    loaded = acnml.load(tmp_path / "file", wide, weights="rounded")
+    torch.testing.assert_close(loaded.probs(x).float(), expected, rtol=1e-3, atol=1e-5)
+    model.double()
+    torch.testing.assert_close(calibrated.probs(x).float(), expected, rtol=1e-3, atol=1e-5)
+
+
 def test_a_file_needs_no_last_layer_and_takes_a_tempered_network(weighed, tmp_path):
     """The file has the last layer, and both parts of it know the predictor's temperature."""
     result, model, test, _ = weighed
@@ -533,7 +717,8 @@ def test_density_temperature_of_a_price(fitted):
     x, labels = joined(validation)
     model._seen.clear()
     found = tuning.density_temperature(classifier, typicality, validation, price=0.02)
-    assert sum(model._seen) == len(x)
+    whole = [size for size in model._seen if size > 3]  # a check of the model runs two or three
+    assert sum(whole) == len(x)
     best = tuning.temperature_by_nll(Map(classifier), validation).value
     assert found.temperature == pytest.approx(best, rel=1e-6)
     limit = metrics.nll(Map(classifier.tempered(best))(x), labels) + 0.02
@@ -550,3 +735,123 @@ def test_density_temperature_of_least_nll(fitted):
         assert metrics.nll(hotter(x), labels) >= best - 1e-9
     for slope in (0.0, 0.9 * found.slope, 1.1 * found.slope + 1e-3):
         assert metrics.nll(replace(found, slope=slope)(x), labels) >= best - 1e-9
+
+
+def test_slopes_without_a_best_temperature_are_left_out():
+    """An input that is wrong with confidence and very typical: no slope cools it.
+
+    For a large slope, all other log-probabilities are nearly uniform, and the NLL of this input
+    alone decides for T → ∞. That says nothing about smaller slopes.
+    """
+    labels = torch.arange(200) % 3
+    logits = normal(200, 3) + 2.0 * torch.eye(3).double()[labels]
+    logits[0] = torch.tensor([-30.0, 30.0, 0.0])  # its label is 0
+    score = normal(200, seed=1).exp()
+    score[0] = 0.001
+    temperature, slope = slope_of_least_nll(logits, score, labels)
+
+    def nll(temperature, slope):
+        return metrics.nll(density_tempered(logits, score, temperature, slope), labels)
+
+    found, refused = nll(temperature, slope), []
+    for each in (0.0, *torch.logspace(-4, 4, 50).tolist()):
+        scaled = torch.log_softmax(logits, -1) / (1 + each * score**2).unsqueeze(-1)
+        try:
+            assert nll(least_nll_temperature(scaled, labels), each) >= found - 1e-9
+        except ValueError:
+            refused.append(each)
+    assert refused
+    assert 0.0 not in refused
+    with pytest.raises(ValueError, match="the NLL is lowest for T → ∞"):
+        slope_of_least_nll(-logits, score, labels)
+
+
+class BatchCentred(nn.Module):
+    """A network that subtracts the mean of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+    def forward(self, x):
+        return self.layers(x - x.mean(0))
+
+
+ENDS_IN_SOFTMAX = (lambda: nn.Sequential(*BatchCentred().layers, nn.Softmax(-1)), "probabilities")
+ROWS_DEPEND = (BatchCentred, "depend on the rest of its batch")
+
+
+def density_of(classifier):
+    """A density that needs no fit and no check of the model: the features of two inputs."""
+    place = Place("layers.2" if isinstance(classifier.model, BatchCentred) else "2", is_input=True)
+    reader = density.Reader((place,), torch.zeros(8).double(), torch.ones(8).double())
+    return acnml.Typicality(
+        classifier, reader, torch.zeros(8).double(), torch.eye(8).double(), 1.0, 0.0
+    )
+
+
+@pytest.mark.parametrize(("build", "message"), [ENDS_IN_SOFTMAX, ROWS_DEPEND])
+def test_density_tempering_checks_the_model_as_map_does(build, message):
+    x, labels = normal(40, 4), torch.arange(40) % 3
+
+    def fresh():
+        return Classifier(build())
+
+    with pytest.raises(ValueError, match=message):
+        Map(fresh())(x)
+    classifier = fresh()
+    with pytest.raises(ValueError, match=message):
+        acnml.DensityTempered(classifier, density_of(classifier))(x)
+    classifier = fresh()
+    with pytest.raises(ValueError, match=message):
+        tuning.density_temperature(classifier, density_of(classifier), [(x, labels)])
+
+
+@pytest.mark.parametrize(("build", "message"), [ENDS_IN_SOFTMAX, ROWS_DEPEND])
+def test_scores_and_their_fits_check_the_model_as_map_does(build, message):
+    x = normal(40, 4)
+    for fit in (fit_typicality, fit_neighbours):
+        with pytest.raises(ValueError, match=message):
+            fit(Classifier(build()), x[:20], x[20:])
+    score = density_of(Classifier(build()))
+    with pytest.raises(ValueError, match=message):
+        score(x)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e10, 1e15])
+def test_density_tempered_without_a_slope_is_temperature_scaling_also_far_away(size):
+    model, train, validation, test = problem()
+    model.float()
+    train, validation = ([(x.float(), y) for x, y in data] for data in (train, validation))
+    classifier = Classifier(model)
+    typicality = fit_typicality(classifier, train, validation)
+    x = size * joined(test)[0].float()
+    found = acnml.DensityTempered(classifier, typicality, 1.7, slope=0.0)(x)
+    expected = acnml.Tempered(Map(classifier), 1.7)(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_score_whose_square_overflows_gives_the_uniform_distribution():
+    logits, score = normal(2, 3), torch.tensor([1e200, 3e300]).double()
+    uniform = torch.full((2, 3), -math.log(3)).double()
+    torch.testing.assert_close(density_tempered(logits, score, 2.0, 0.5), uniform)
+    narrow = density_tempered(logits.float(), torch.tensor([1e30, 3e38]), 2.0, 0.5)
+    torch.testing.assert_close(narrow, uniform.float())
+    plain = torch.log_softmax(logits / 2, -1)
+    assert torch.equal(density_tempered(logits, score, 2.0, 0.0), plain)
+
+
+def test_log_probabilities_that_are_not_finite_are_refused(fitted):
+    typicality, _, _, _, test = fitted
+    frozen = acnml.DensityTempered(typicality.classifier, typicality, 1e-308)
+    with pytest.raises(ValueError, match=r"NaN or infinite.*raise the temperature \(1e-308\)"):
+        frozen(joined(test)[0])
+
+
+def test_data_without_a_best_temperature_are_told_what_to_do(fitted):
+    typicality, model, _, validation, _ = fitted
+    x = joined(validation)[0]
+    perfect = [(x, model(x).detach().argmax(-1))]
+    for price in (None, 0.02):
+        with pytest.raises(ValueError, match=r"no best temperature.*use acnml\.DensityTempered"):
+            tuning.density_temperature(typicality.classifier, typicality, perfect, price)

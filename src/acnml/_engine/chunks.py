@@ -135,7 +135,9 @@ def row_chunks(
     n_chunks = max(1, math.ceil(batches.size(x) / most))
     n_inputs = max(1, math.ceil(batches.size(x) / n_chunks))
     for index, chunk in enumerate(batches.chunks(x, n_inputs)):
-        rows = Rows.at_mean(classifier, posterior, chunk, n_gradients)
+        rows = first  # of a single input, which need not run again
+        if batches.size(x) > 1:
+            rows = Rows.at_mean(classifier, posterior, chunk, n_gradients)
         remedy = "check the model and these inputs"
         with checks.counting_from(index * n_inputs, batches.size(x)):
             checks.require_finite(rows.start.logits[:, 0], "the model's logits are", remedy)

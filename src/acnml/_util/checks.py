@@ -41,6 +41,10 @@ class RowsError(ValueError):
         """Return the error for a batch of `total` inputs of which this one begins at `start`."""
         return type(self)(self.what, [start + row for row in self.rows], total, self.remedy)
 
+    def named(self, where: str) -> Self:
+        """Return the error with a message that begins with the place that it comes from."""
+        return type(self)(f"{where}: {self.what}", self.rows, self.total, self.remedy)
+
 
 @contextmanager
 def counting_from(start: int, total: int) -> Iterator[None]:

@@ -80,8 +80,8 @@ class Acnml(NmlPredictor):
             "raise" raises an `UnsolvedError` that names the inputs. "fallback" takes more steps
             for these inputs, first with the solver's own method and then with `Reference`, and
             warns of what is left. "ignore" answers; predictions then skip the last gradient,
-            which is what tells how good a solution is. A last layer has a convex problem: it is
-            solved, or an error.
+            which is what tells how good a solution is. For a last layer the problem is convex:
+            it is solved, or an error is raised.
         on_error: what to do about inputs without an answer: they or their logits are not finite,
             or the solver diverges. "raise" raises an error that names them. "flag" answers for
             the others and returns NaN for these, see `Solution.failed`.
@@ -282,7 +282,7 @@ class Acnml(NmlPredictor):
         """Solve for a prepared batch, with other solvers where the first one does not succeed."""
         assert self.solver is not None  # __post_init__ has chosen one
         solution = self.solver(self.classifier, posterior, x)
-        if self.on_unsolved != "fallback":
+        if self.on_unsolved != "fallback" or bool(solution.solved.all()):
             return solution
         at_mean = self.classifier.log_probs(x, posterior.mean)
         for solver in _fallbacks(self.solver, self.classifier, posterior):
@@ -314,8 +314,8 @@ class Acnml(NmlPredictor):
         )
         fallback = "" if self.on_unsolved == "fallback" else ', or on_unsolved="fallback"'
         remedy = (
-            "their probabilities are rough. Lower alpha, use a posterior over the last layer, take "
-            f"more steps (Linearised(polish=50){fallback}), or accept this with "
+            "their probabilities are inaccurate. Lower alpha, use a posterior over the last layer, "
+            f"take more steps (Linearised(polish=50){fallback}), or accept this with "
             'on_unsolved="ignore". `solve` says which labels are solved'
         )
         error = UnsolvedError(what, inputs.nonzero().flatten().tolist(), len(inputs), remedy)

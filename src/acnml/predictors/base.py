@@ -28,6 +28,32 @@ class Predictor(ABC):
     def __call__(self, x: Inputs) -> Tensor:
         """Return log p(y|x), detached, for a batch of any size."""
 
+    @arrays_for_arrays
+    def probs(self, x: Inputs) -> Tensor:
+        """Return the probabilities p(y|x) (B, K).
+
+        >>> import acnml, torch
+        >>> predictor = acnml.Map(acnml.Classifier(torch.nn.Identity()))
+        >>> predictor.probs(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+        tensor([[0.5000, 0.5000],
+                [0.7311, 0.2689]])
+        """
+        return self(x).exp()
+
+    @arrays_for_arrays
+    def predict(self, x: Inputs) -> Tensor:
+        """Return the likeliest class of every input (B,), or -1 for one without an answer.
+
+        An input has no answer if its probabilities are NaN (see `on_error` of `Acnml`).
+
+        >>> import acnml, torch
+        >>> predictor = acnml.Map(acnml.Classifier(torch.nn.Identity()))
+        >>> predictor.predict(torch.tensor([[3.0, 0.0], [0.0, 2.0]]))
+        tensor([0, 1])
+        """
+        log_probs = self(x)
+        return log_probs.argmax(-1).where(~log_probs.isnan().any(-1), -1)
+
     @final
     @arrays_for_arrays
     def complexity(self, x: Inputs, labels: Any) -> Tensor:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from acnml._engine.trust import require_apart
-from acnml._util import batches, checks
+from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.params import Params
+from acnml._util.passes import in_chunks
 from acnml._util.progress import track
 from acnml.classifier import Classifier
 from acnml.fitting.batch_norm import batch_norm_statistics
@@ -50,6 +51,8 @@ class Bma(Predictor):
     seed: int = 0
     statistics: tuple[Params, ...] = ()
     _points: tuple[Params, ...] = field(init=False, repr=False)
+    # Whether the logits were found to depend on the posterior's parameters.
+    _is_used: bool = field(default=False, init=False, repr=False)
 
     @torch.inference_mode(False)
     def __post_init__(self) -> None:
@@ -72,7 +75,10 @@ class Bma(Predictor):
         draws = [self.posterior.sample(1, generator) for _ in range(self.samples)]
         own = self.classifier.parameters  # samples are stored in the model's type to save memory
         points = [{n: tensor[0].to(own[n].dtype) for n, tensor in d.items()} for d in draws]
-        statistics = self.statistics or ({},) * self.samples
+        device = self.classifier.device  # statistics from a file are on the CPU
+        moved = tuple({n: tensor.to(device) for n, tensor in s.items()} for s in self.statistics)
+        object.__setattr__(self, "statistics", moved)
+        statistics = moved or ({},) * self.samples
         merged = tuple({**p, **s} for p, s in zip(points, statistics, strict=True))
         object.__setattr__(self, "_points", merged)
 
@@ -94,9 +100,11 @@ class Bma(Predictor):
         prepared = self.classifier.prepare(x)
         if self.classifier.findings.is_due((), prepared):
             require_apart(self.classifier, prepared)
-        averages = [self._average(block) for block in batches.chunks(prepared)]
-        self.classifier.require_used(prepared, self.posterior.mean)
-        return torch.cat(averages)
+        averages = torch.cat([*in_chunks(prepared, self._average)])
+        if not self._is_used:
+            self.classifier.require_used(prepared, self.posterior.mean)
+            object.__setattr__(self, "_is_used", True)
+        return averages
 
     def _average(self, x: Inputs) -> Tensor:
         return log_mean([finite_log_probs(self.classifier, x, point) for point in self._points])

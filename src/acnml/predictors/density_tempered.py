@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
-from acnml._util import batches, checks
+from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
+from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier, require_classifier
 from acnml.predictors.base import Predictor
 from acnml.typicality import Density
+from acnml.typicality.density import checked_logits
+from acnml.typicality.places import Taps
+
+# A score that is larger counts as this one: its square is still finite in double precision.
+LARGEST_SCORE = 1e150
 
 
 @final
@@ -60,17 +67,25 @@ class DensityTempered(Predictor):
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
-        taps, parts = self.density.taps(self.classifier), []
-        for chunk in batches.chunks(self.classifier.prepare(x)):
-            logits = taps.classifier.logits(chunk)
-            checks.require_finite(logits, "the model's logits are", "check the model and inputs")
-            score = self.density.read(taps.features())
-            parts.append(density_tempered(logits, score, self.temperature, self.slope))
-        return torch.cat(parts)
+        tempered = partial(self._tempered, self.density.taps(self.classifier))
+        return torch.cat([*in_chunks(self.classifier.prepare(x), tempered)])
+
+    def _tempered(self, taps: Taps, x: Inputs) -> Tensor:
+        logits = checked_logits(self.classifier, taps, x)
+        score = self.density.read(taps.features())
+        log_probs = density_tempered(logits, score, self.temperature, self.slope)
+        return checks.require_finite(
+            log_probs, "log-probabilities are", f"raise the temperature ({self.temperature})"
+        )
 
 
 def density_tempered(logits: Tensor, score: Tensor, temperature: float, slope: float) -> Tensor:
     """Return the log-probabilities (B, K) for logits (B, K) and scores s (B,)."""
     wide = torch.promote_types(logits.dtype, torch.float32)
-    temperatures = temperature * (1 + slope * score.to(wide) ** 2)
+    temperatures = (temperature * relative_temperatures(score, slope)).to(wide)
     return torch.log_softmax(logits.to(wide) / temperatures.unsqueeze(-1), dim=-1)
+
+
+def relative_temperatures(score: Tensor, slope: float) -> Tensor:
+    """Return 1 + c s² (B,) in double precision for scores s (B,): 1 if c = 0, however large s."""
+    return 1 + slope * score.double().clamp(max=LARGEST_SCORE) ** 2

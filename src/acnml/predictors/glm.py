@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, final
 
 import torch
 from torch import Tensor
 
-from acnml._util import batches, checks
+from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.params import normal_like
+from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched
@@ -105,6 +106,8 @@ class Glm(Predictor):
     classifier: Classifier
     posterior: Posterior
     link: Link = Probit()
+    # Whether the logits were found to depend on the posterior's parameters.
+    _is_used: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.link, type) or not callable(self.link):
@@ -117,8 +120,10 @@ class Glm(Predictor):
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the expected probabilities."""
         prepared = self.classifier.prepare(x)
-        log_probs = torch.cat([self._linked(block) for block in batches.chunks(prepared)])
-        self.classifier.require_used(prepared, self.posterior.mean)
+        log_probs = torch.cat([*in_chunks(prepared, self._linked)])
+        if not self._is_used:
+            self.classifier.require_used(prepared, self.posterior.mean)
+            object.__setattr__(self, "_is_used", True)
         return log_probs
 
     def _linked(self, x: Inputs) -> Tensor:

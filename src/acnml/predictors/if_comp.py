@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from acnml._util import batches, checks
+from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
+from acnml._util.passes import in_chunks
 from acnml._util.selection import Parameters
 from acnml.classifier import Classifier, require_classifier
 from acnml.fitting import Fisher, MonteCarloFisher, ekfac_curvature
@@ -106,8 +108,8 @@ class IfComp(NmlPredictor):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _terms(self, x: Inputs) -> SelfInfluence:
-        chunks = batches.chunks(self.classifier.prepare(x))
-        parts = [self_influence(self.classifier, self.posterior, chunk) for chunk in chunks]
+        influence = partial(self_influence, self.classifier, self.posterior)
+        parts = in_chunks(self.classifier.prepare(x), influence)
         return SelfInfluence(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 

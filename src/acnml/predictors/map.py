@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from acnml._engine.trust import Passed, probed, require_apart_from
-from acnml._util import batches, checks
+from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.params import Params
+from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier, log_softmax, require_classifier
 from acnml.predictors.base import Predictor
 
@@ -39,15 +40,17 @@ class Map(Predictor):
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return log p_θ(y|x)."""
-        parts = []
-        for block in batches.chunks(self.classifier.prepare(x)):
-            due = self.classifier.findings.is_due((), block)
-            probe = probed(self.classifier, [], block) if due else None
-            logits = self.classifier.logits(block)
-            parts.append(_finite(log_softmax(logits)))
-            if probe is not None:
-                require_apart_from(self.classifier, [], block, probe, Passed(logits, {}))
-        return torch.cat(parts)
+        return torch.cat([*in_chunks(self.classifier.prepare(x), self._checked)])
+
+    def _checked(self, x: Inputs) -> Tensor:
+        """Return the log-probabilities of a prepared chunk, and check the model if that is due."""
+        due = self.classifier.findings.is_due((), x)
+        probe = probed(self.classifier, [], x) if due else None
+        logits = self.classifier.logits(x)
+        log_probs = _finite(log_softmax(logits))
+        if probe is not None:
+            require_apart_from(self.classifier, [], x, probe, Passed(logits, {}))
+        return log_probs
 
 
 def finite_log_probs(classifier: Classifier, x: Inputs, tensors: Params | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from acnml._engine.trust import require_apart
-from acnml._util import batches, checks
+from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
+from acnml._util.passes import in_chunks
 from acnml._util.seeding import seeded
 from acnml.classifier import Classifier, Hook, require_classifier
 from acnml.predictors.base import Predictor
@@ -70,8 +72,7 @@ class McDropout(Predictor):
         hooks = {name: _drop(layer) for name, layer in _dropout_layers(self.classifier).items()}
         dropping = self.classifier.hooked(hooks)
         with seeded(self.seed):
-            averages = [self._average(dropping, chunk) for chunk in batches.chunks(prepared)]
-        return torch.cat(averages)
+            return torch.cat([*in_chunks(prepared, partial(self._average, dropping))])
 
     def _average(self, dropping: Classifier, x: Inputs) -> Tensor:
         return log_mean([finite_log_probs(dropping, x) for _ in range(self.samples)])

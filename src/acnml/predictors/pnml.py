@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from acnml._engine.layers import Site
-from acnml._util import batches, checks
+from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
+from acnml._util.passes import in_chunks
 from acnml._util.selection import Parameters, last_linear, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fitting.batches import over_batches
@@ -28,11 +29,11 @@ class Pnml(NmlPredictor):
     """p(y|x) ∝ p_y / (p_y + p_y^h (1 - p_y)), with h = l / (1 + l) and the leverage l of the input.
 
     The leverage is l(x) = c · aᵀ(XᵀX + λI)⁻¹a for the input a of the last layer and the matrix X of
-    all its training inputs. Let the weights of label y alone be fitted again by least squares, so
-    that the layer keeps its outputs on the training data, and the log-probability of y at the input
-    becomes 0. This moves the output by -h log p_y, and the probability of y to the expression
-    above, its genie probability. The regret log C(x), the logarithm of the sum over y, lies between
-    0 and log K. It is the paper's score for inputs that are out of distribution.
+    all its training inputs. Refit only the weights of label y by least squares: the layer's
+    training outputs stay fixed, and the target at x is log p_y = 0. This moves the output by
+    -h log p_y, and the probability of y to the expression above, its genie probability. The regret
+    log C(x), the logarithm of the sum over y, lies between 0 and log K. It is the paper's score for
+    inputs that are out of distribution.
 
     For an unlikely label the genie probability is p_y^(1 / (1 + l)): a temperature of 1 + l(x). In
     directions that the training data do not have, l is at most ‖a‖²/λ, which is large: h is
@@ -80,21 +81,21 @@ class Pnml(NmlPredictor):
     @torch.no_grad()
     def log_lik(self, x: Inputs) -> Tensor:
         """Return the logarithms of the genie probabilities (B, K)."""
-        parts = []
-        for chunk in batches.chunks(self.classifier.prepare(x)):
-            found = self._features(chunk)
-            wide = torch.promote_types(found.logits.dtype, torch.float32)
-            log_lik = genie_log_probs(found.logits.double(), self.c * self._leverage(found))
-            parts.append(log_lik.to(wide))
-        return torch.cat(parts)
+        return torch.cat([*in_chunks(self.classifier.prepare(x), self._genie)])
 
     @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def leverage(self, x: Inputs) -> Tensor:
         """Return aᵀ(XᵀX + λI)⁻¹a (B,), without the weight c."""
-        chunks = batches.chunks(self.classifier.prepare(x))
-        return torch.cat([self._leverage(self._features(chunk)) for chunk in chunks])
+        found = in_chunks(self.classifier.prepare(x), self._features)
+        return torch.cat([self._leverage(each) for each in found])
+
+    def _genie(self, x: Inputs) -> Tensor:
+        found = self._features(x)
+        wide = torch.promote_types(found.logits.dtype, torch.float32)
+        log_lik = genie_log_probs(found.logits.double(), self.c * self._leverage(found))
+        return log_lik.to(wide)
 
     def _features(self, x: Inputs) -> Features:
         return _features(self.classifier, _site(self.classifier, self.parameters), x)

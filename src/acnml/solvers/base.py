@@ -89,7 +89,7 @@ class UnsolvedError(RowsError):
 
 @final
 class UnsolvedWarning(UserWarning):
-    """Some answers are rough: their solver stopped far from an optimum. See `Solution.solved`.
+    """Some answers are inaccurate: the solver stopped far from an optimum. See `Solution.solved`.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))

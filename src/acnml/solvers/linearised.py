@@ -1,4 +1,4 @@
-"""Linearised: solve the problem with the logits linear in the weights, then look at the network.
+"""Linearised: solve with logits linear in the weights, then evaluate the network at the solution.
 
 The linearised solution is where the ascent of the true objective log p_θ(y|x) + log q(θ) begins.
 Up to a constant, the objective is log p_θ(y|x) - ½ vᵀΣv at θ = μ + Σv. No point is kept where it is

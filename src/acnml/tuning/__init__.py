@@ -2,10 +2,13 @@
 
 The prior precision can also be chosen by the evidence, which needs no validation data.
 
-Every function returns a `Choice`: the value, the table of all values that were tried, and the rule.
-Print it to see all three. For other hyperparameters, `sweep` returns such a table, and
-`within_price` chooses the most cautious value that increases the NLL by at most a given price.
-A value is more cautious than another if its predictions are less confident.
+Most functions return a `Choice`: the value, the table of all values that were tried, and the rule.
+Print it to see all three. For other hyperparameters, `within_price` chooses the most cautious value
+that increases the NLL by at most a given price. A value is more cautious than another if its
+predictions are less confident.
+
+Three functions return something else: `sweep` a table of scores, `most_cautious` a number, and
+`density_temperature` a predictor.
 """
 
 from acnml.tuning.alpha import (

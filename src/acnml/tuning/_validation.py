@@ -16,7 +16,6 @@ from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features
 from acnml.predictors import Acnml, Ensemble, Map, Modes, Predictor
 from acnml.predictors.ensemble import log_mean
-from acnml.solvers import UnsolvedError
 from acnml.typicality.density import Observer
 
 T = TypeVar("T")
@@ -118,8 +117,7 @@ class Validation:
             labels.append(_checked_labels(own, result))
             results.append(result if not isinstance(result, Tensor) else result.cpu())
 
-        kinds = (UnsolvedError, TypeError, ValueError)
-        each_batch(self._loader, use, description, self._progress, kinds)
+        each_batch(self._loader, use, description, self._progress)
         return join(results), torch.cat(labels)
 
 

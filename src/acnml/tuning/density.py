@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,15 +12,20 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._util import checks
-from acnml._util.batches import Inputs, chunks
+from acnml._util.batches import Inputs
+from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier
 from acnml.head.features import Features
 from acnml.predictors import DensityTempered
-from acnml.predictors.density_tempered import density_tempered
+from acnml.predictors.density_tempered import (
+    density_tempered,
+    relative_temperatures,
+)
 from acnml.tuning._search import golden_section
 from acnml.tuning._validation import Validation, joined_features
-from acnml.tuning.temperature import least_nll_temperature
+from acnml.tuning.temperature import least_nll_temperature, why_no_temperature
 from acnml.typicality import Density
+from acnml.typicality.density import checked_logits
 
 # Slopes are searched between these: below, T(x) is a constant, and above it is proportional to s².
 SMALLEST, LARGEST = 1e-4, 1e4
@@ -27,8 +33,13 @@ SMALLEST, LARGEST = 1e-4, 1e4
 # Values of the slope that are tried before the best of them is refined.
 GRID = 33
 
+# Advice if plain temperature scaling has no best temperature.
+INSTEAD = (
+    "use acnml.DensityTempered(classifier, density, temperature, slope) with values of your choice"
+)
+
 # Steps of a bisection, and the precision of log c in a golden-section search.
-BISECTIONS, PRECISION = 50, 1e-8
+BISECTIONS, PRECISION = 50, 1e-4
 
 
 @torch.inference_mode(False)
@@ -67,11 +78,13 @@ def density_temperature(
     plain = DensityTempered(classifier, density)
 
     def compute(x: Inputs) -> Features:
-        parts, taps = [], density.taps(classifier)
-        for chunk in chunks(classifier.prepare(x)):
-            logits = taps.classifier.logits(chunk).detach()
-            parts.append(Features(logits[:, :0], logits, density.read(taps.features())))
-        return Features.joined(parts)
+        taps = density.taps(classifier)
+
+        def read(chunk: Inputs) -> Features:
+            logits = checked_logits(classifier, taps, chunk)
+            return Features(logits[:, :0], logits, density.read(taps.features()))
+
+        return Features.joined([*in_chunks(classifier.prepare(x), read)])
 
     with torch.no_grad():
         found, labels = Validation(loader, progress).over_batches(
@@ -99,7 +112,7 @@ def slope_of_price(
         labels: (N,).
         price: in nats.
     """
-    temperature = least_nll_temperature(torch.log_softmax(logits, -1), labels)
+    temperature = least_nll_temperature(torch.log_softmax(logits, -1), labels, INSTEAD)
 
     def nll(slope: float) -> float:
         return metrics.nll(density_tempered(logits, score, temperature, slope), labels)
@@ -116,20 +129,29 @@ def slope_of_price(
 
 
 def slope_of_least_nll(logits: Tensor, score: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return the temperature and the slope of least NLL together; arguments as above."""
+    """Return the temperature and the slope of least NLL together; arguments as above.
 
+    For some slopes the NLL may be lowest in the limit T → ∞, where it is log K. They are left out:
+    if plain temperature scaling has a best temperature, its NLL is lower.
+    """
+
+    @cache
     def best(slope: float) -> tuple[float, float]:
         """Return the NLL for a slope with its best temperature, and that temperature."""
-        scaled = torch.log_softmax(logits, -1) / (1 + slope * score**2).unsqueeze(-1)
-        temperature = least_nll_temperature(scaled, labels)
+        scaled = torch.log_softmax(logits, -1)
+        scaled = scaled / relative_temperatures(score, slope).unsqueeze(-1)
+        if slope > 0 and why_no_temperature(scaled, labels) is not None:
+            return math.inf, math.inf
+        temperature = least_nll_temperature(scaled, labels, INSTEAD)
         return metrics.nll(torch.log_softmax(scaled / temperature, -1), labels), temperature
 
+    best(0.0)  # raises an error if there is no best temperature
     step = math.log(LARGEST / SMALLEST) / (GRID - 1)
     grid = [math.log(SMALLEST) + step * i for i in range(GRID)]
     start = min(grid, key=lambda at: best(math.exp(at))[0])
     refined = golden_section(
         lambda at: best(math.exp(at))[0], start - step, start + step, PRECISION
     )
-    slope = math.exp(refined)
-    slope = min(0.0, slope, key=lambda each: best(each)[0])
+    # The search may end among slopes that are left out, but `start` is not worse than the grid.
+    slope = min(0.0, math.exp(refined), math.exp(start), key=lambda each: best(each)[0])
     return best(slope)[1], slope

@@ -16,6 +16,9 @@ from acnml.tuning._validation import Validation
 from acnml.tuning.choice import Choice
 from acnml.tuning.sweep import Scores, score
 
+# Advice if there is no best temperature.
+INSTEAD = "set the temperature yourself, e.g. to 1"
+
 
 @torch.inference_mode(False)
 def temperature_by_nll(
@@ -57,10 +60,13 @@ def temperature_by_nll(
 
 
 @torch.inference_mode(False)
-def least_nll_temperature(log_probs: Tensor, labels: Tensor) -> float:
-    """Return the temperature with the lowest NLL for log-probabilities (N, K) in float64."""
+def least_nll_temperature(log_probs: Tensor, labels: Tensor, instead: str = INSTEAD) -> float:
+    """Return the temperature with the lowest NLL for log-probabilities (N, K) in float64.
+
+    If there is none, the error advises to do something else instead.
+    """
     log_probs, labels = log_probs.clone(), labels.clone()  # may be inference tensors
-    _require_optimal_temperature(log_probs, labels)
+    _require_optimal_temperature(log_probs, labels, instead)
     return _descend(log_probs, labels)[-1]
 
 
@@ -77,7 +83,7 @@ def why_no_temperature(log_probs: Tensor, labels: Tensor) -> str | None:
     return None
 
 
-def _require_optimal_temperature(log_probs: Tensor, labels: Tensor) -> None:
+def _require_optimal_temperature(log_probs: Tensor, labels: Tensor, instead: str = INSTEAD) -> None:
     """Raise an error if the NLL is lowest in the limit T → 0 or T → ∞."""
     checks.require_finite(
         log_probs, "log-probabilities are", "use a predictor whose probabilities are not zero"
@@ -86,7 +92,7 @@ def _require_optimal_temperature(log_probs: Tensor, labels: Tensor) -> None:
     if reason is not None:
         raise ValueError(
             f"{reason}; check that the labels belong to the inputs, use more validation data, or "
-            "set the temperature yourself, e.g. to 1"
+            f"{instead}"
         )
 
 

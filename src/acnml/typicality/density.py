@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from acnml._engine.trust import Passed, probed, require_apart_from
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, split_labels
-from acnml._util.passes import each_batch
+from acnml._util.passes import each_batch, in_chunks
 from acnml.classifier import Classifier, require_classifier
 from acnml.typicality.places import Place, Taps, find_places
 
@@ -29,7 +30,7 @@ MOST_FEATURES = 4096
 # so that a tensor that begins with positions is hardly taken for one that begins with the batch.
 PROBED = 13
 
-# A feature whose deviation is below this share of its size varies by rounding only.
+# A feature whose deviation is at most this share of its size varies by rounding only.
 CONSTANT = 1e-5
 
 
@@ -82,12 +83,15 @@ class Reader:
     def of(places: tuple[Place, ...], features: Tensor) -> Reader:
         """Return a reader on the scale of some features (B, p)."""
         shift, scale = features.mean(0), features.std(0, correction=0)
-        size = torch.where(shift == 0, torch.ones_like(shift), shift.abs())
-        scale = torch.where(scale > CONSTANT * shift.abs(), scale, size)
+        scale = torch.where(scale > CONSTANT * shift.abs(), scale, shift.abs())
+        # Features that are zero for all of these inputs may differ from zero for others. Nothing
+        # is known of their scale but that of the other features.
+        known = scale[scale > 0]
+        scale = scale.where(scale > 0, known.median() if len(known) else 1.0)
         if features.shape[1] <= MOST_FEATURES:
             return Reader(places, shift, scale)
         generator = torch.Generator().manual_seed(0)
-        drawn = torch.randint(2, shift.shape, generator=generator)
+        drawn = torch.randint(2, shift.shape, generator=generator, device="cpu")
         return Reader(places, shift, scale, (2 * drawn - 1).to(shift))
 
     def to(self, device: torch.device) -> Reader:
@@ -108,18 +112,37 @@ class Reader:
             )
         return read(features, self.shift, self.scale, self.signs)
 
+    def varying(self, mean: Tensor, deviation: Tensor) -> Tensor:
+        """Return which of the features (q,) that it reads vary by more than rounding.
+
+        The size that a deviation is compared with is that of the features before the shift. So a
+        feature is judged in its own unit, and by all data, not only those that gave its scale.
+
+        Args:
+            mean: of the features that it has read (q,).
+            deviation: their standard deviation (q,).
+        """
+        shift = (self.shift.abs() / self.scale).to(mean)
+        size = mean.abs() + (shift if self.signs is None else _folded(shift))
+        return deviation > CONSTANT * size
+
 
 def read(features: Tensor, shift: Tensor, scale: Tensor, signs: Tensor | None) -> Tensor:
     """Return features (B, p) on a common scale, folded if there are signs; see `Reader`."""
     scaled = (features - shift) / scale
     if signs is None:
         return scaled
-    padded = functional.pad(scaled * signs, (0, -len(signs) % MOST_FEATURES))
-    return padded.unflatten(1, (-1, MOST_FEATURES)).sum(1)
+    return _folded(scaled * signs)
+
+
+def _folded(features: Tensor) -> Tensor:
+    """Add up features (..., p) that are `MOST_FEATURES` apart."""
+    padded = functional.pad(features, (0, -features.shape[-1] % MOST_FEATURES))
+    return padded.unflatten(-1, (-1, MOST_FEATURES)).sum(-2)
 
 
 class Watch(NamedTuple):
-    """Is told what an observer reads, batch by batch."""
+    """Receives what an observer reads, one batch at a time."""
 
     observer: Observer
     tell: Callable[[Tensor], None]
@@ -166,11 +189,13 @@ class Density(ABC):
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return s(x) (B,): about 1 for data like the training data, higher for atypical inputs."""
-        taps, parts = self.taps(self.classifier), []
-        for chunk in batches.chunks(self.classifier.prepare(x)):
-            taps.classifier.logits(chunk)
-            parts.append(self.read(taps.features()))
-        return torch.cat(parts)
+        taps = self.taps(self.classifier)
+
+        def score(chunk: Inputs) -> Tensor:
+            checked_logits(self.classifier, taps, chunk)
+            return self.read(taps.features())
+
+        return torch.cat([*in_chunks(self.classifier.prepare(x), score)])
 
     @final
     def _follow_model(self, *names: str) -> None:
@@ -195,6 +220,23 @@ class Density(ABC):
             )
 
 
+def checked_logits(classifier: Classifier, taps: Taps, x: Inputs) -> Tensor:
+    """Return the logits of a prepared chunk, and check the model if that is due.
+
+    Args:
+        classifier: the model.
+        taps: a view of it, which then holds the features of the chunk.
+        x: the chunk.
+    """
+    due = classifier.findings.is_due((), x)
+    probe = probed(classifier, [], x) if due else None
+    logits = taps.classifier.logits(x).detach()
+    checks.require_finite(logits, "the model's logits are", "check the model and inputs")
+    if probe is not None:
+        require_apart_from(classifier, [], x, probe, Passed(logits, {}))
+    return logits
+
+
 @torch.inference_mode(False)
 @torch.no_grad()
 def over_data(
@@ -215,10 +257,14 @@ def over_data(
         nonlocal found
         x = classifier.prepare(split_labels(batch)[0])
         found = found or Reader.found(classifier, x, places)
-        taps = found.taps(classifier)
-        for chunk in batches.chunks(x):
-            taps.classifier.logits(chunk)
-            use(found.read(taps.features()))
+        own, taps = found, found.taps(classifier)
+
+        def use_chunk(chunk: Inputs) -> None:
+            checked_logits(classifier, taps, chunk)
+            use(own.read(taps.features()))
+
+        for _ in in_chunks(x, use_chunk):
+            pass
 
     each_batch(loader, use_batch, "typicality", progress)
     assert found is not None  # the first batch made one

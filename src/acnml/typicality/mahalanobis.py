@@ -20,7 +20,7 @@ from torch import Tensor
 from acnml._util import checks
 from acnml._util.processes import Group
 from acnml.classifier import Classifier, require_classifier
-from acnml.typicality.density import CONSTANT, Density, Reader, over_data
+from acnml.typicality.density import Density, Reader, over_data
 from acnml.typicality.places import Place
 
 
@@ -93,6 +93,11 @@ class Moments:
         offset = self._sum / self.count
         return self._products / self.count - torch.outer(offset, offset)
 
+    @property
+    def variance(self) -> Tensor:
+        """The diagonal of the covariance (q,)."""
+        return self._products.diagonal() / self.count - (self._sum / self.count).square()
+
 
 def oas_shrinkage(correlation: Tensor, count: int) -> float:
     """Return the share ρ of the identity in the shrunk correlation matrix (p, p) of `count` data.
@@ -155,7 +160,7 @@ class Typicality(Density):
         """Return the typicality for moments of training features, and held-out features (N, q)."""
         mean, covariance = moments.mean, moments.covariance
         deviation = covariance.diagonal().clamp(min=0).sqrt()
-        varies = (deviation > CONSTANT).nonzero()[:, 0]
+        varies = reader.varying(mean, deviation).nonzero()[:, 0]
         if not len(varies):
             raise ValueError("all features are constant on the training data: give other places")
         inverse = 1 / deviation[varies]
@@ -191,7 +196,10 @@ class Typicality(Density):
 
 def mahalanobis(features: Tensor, mean: Tensor, whitening: Tensor) -> Tensor:
     """Return the squared distances ‖W(φ - m)‖² (B,)."""
-    return ((features - mean) @ whitening.T).square().sum(-1)
+    centred = features - mean
+    # The model may have changed its precision since the fit.
+    wide = torch.promote_types(centred.dtype, whitening.dtype)
+    return (centred.to(wide) @ whitening.T.to(wide)).square().sum(-1)
 
 
 def fit_typicality(

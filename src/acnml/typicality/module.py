@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from acnml._util.precision import without_autocast
 from acnml.typicality.density import Density, read
 from acnml.typicality.mahalanobis import Typicality, mahalanobis
 from acnml.typicality.places import Place, pooled_at
@@ -46,10 +47,21 @@ class TypicalityModule(nn.Module):
             network.get_submodule(place.module).register_forward_hook(hook, with_kwargs=True)
 
     def forward(self) -> Tensor:
-        """Return s (B,)."""
-        kept = torch.cat([getattr(self._kept, str(place)) for place in self._places], dim=1)
-        features = read(kept, self.shift, self.scale, self.signs)
-        return mahalanobis(features, self.mean, self.whitening) / self._typical
+        """Return s (B,), and forget the features.
+
+        A run that takes another way through the network would otherwise return the features of the
+        run before it.
+        """
+        names = [str(place) for place in self._places]
+        for name in names:
+            if getattr(self._kept, name, None) is None:
+                raise ValueError(f"the network did not run {name}: fit with other places")
+        kept = torch.cat([getattr(self._kept, name) for name in names], dim=1)
+        for name in names:
+            setattr(self._kept, name, None)
+        with without_autocast(kept):
+            features = read(kept, self.shift, self.scale, self.signs)
+            return mahalanobis(features, self.mean, self.whitening) / self._typical
 
 
 @final

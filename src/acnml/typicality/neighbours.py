@@ -11,7 +11,7 @@ from torch import Tensor
 
 from acnml._util import checks
 from acnml.classifier import Classifier, require_classifier
-from acnml.typicality.density import CONSTANT, Density, Reader, over_data
+from acnml.typicality.density import Density, Reader, over_data
 from acnml.typicality.mahalanobis import Moments
 from acnml.typicality.places import Place
 
@@ -62,9 +62,9 @@ class NearestNeighbours(Density):
     def score(self, features: Tensor) -> Tensor:
         """Return s (B,)."""
         points = (features - self.mean) * self.scale
+        kept = self.kept.to(points.dtype)  # the model may have changed its precision since the fit
         nearest = [
-            torch.cdist(some, self.kept).kthvalue(self.k, dim=-1).values
-            for some in points.split(BLOCK)
+            torch.cdist(some, kept).kthvalue(self.k, dim=-1).values for some in points.split(BLOCK)
         ]
         return torch.cat(nearest).square() / self.typical
 
@@ -86,7 +86,7 @@ def fit_neighbours(
         train_loader: the training data; labels are not needed.
         held_out_loader: data like the training data that the network was not trained on.
         k: which neighbour.
-        most: training inputs to keep at most; a random choice among all.
+        most: maximum number of training inputs to keep, chosen at random.
         places: where to take features, as for `fit_typicality`.
         progress: whether to show progress bars; by default only in a terminal.
 
@@ -99,7 +99,10 @@ def fit_neighbours(
     True
     """
     require_classifier(classifier)
-    moments, sample, held_out = Moments(), _Sample(most), list[Tensor]()
+    k, most = checks.require_integer(k, "k"), checks.require_integer(most, "most", least=1)
+    if not 1 <= k <= most:
+        raise ValueError(f"k must be between 1 and {most}, got {k}")
+    moments, sample, held_out = _Marginals(), _Sample(most), list[Tensor]()
 
     def use(features: Tensor) -> None:
         moments.add(features)
@@ -113,14 +116,15 @@ def fit_neighbours(
 def neighbours_of(
     classifier: Classifier,
     reader: Reader,
-    moments: Moments,
+    moments: Moments | _Marginals,
     kept: Tensor,
     held_out: Tensor,
     k: int,
 ) -> NearestNeighbours:
     """Return the density for training features to keep (n, q) and held-out features (N, q)."""
-    deviation = moments.covariance.diagonal().clamp(min=0).sqrt()
-    inverse = torch.where(deviation > CONSTANT, 1 / deviation, 0.0).to(kept)
+    deviation = moments.variance.clamp(min=0).sqrt()
+    varies = reader.varying(moments.mean, deviation)
+    inverse = torch.where(varies, 1 / deviation, 0.0).to(kept)
     mean = moments.mean.to(kept)
     points = (kept - mean) * inverse
     unscaled = NearestNeighbours(classifier, reader, mean, inverse, points, k, 1.0)
@@ -128,19 +132,69 @@ def neighbours_of(
 
 
 @final
+class _Marginals:
+    """Mean and variance of every feature, in one pass and in double precision.
+
+    These are `Moments` without the products of different features: q numbers in place of q². Sums
+    are taken of differences from the first batch's mean, so that no digits cancel.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._origin = 0, torch.zeros(())
+        self._sum = self._squares = torch.zeros(())
+
+    def add(self, features: Tensor) -> None:
+        """Count a batch (B, q) in."""
+        checks.require_finite(features, "the features are", "check the model and these inputs")
+        wide = features.double()
+        if self._count == 0:
+            self._origin = wide.mean(0)
+            self._sum = self._squares = torch.zeros_like(self._origin)
+        centred = wide - self._origin
+        self._count += len(centred)
+        self._sum = self._sum + centred.sum(0)
+        self._squares = self._squares + centred.square().sum(0)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean (q,)."""
+        if self._count < 2:
+            raise ValueError(f"{self._count} inputs have no variance: give more training data")
+        return self._origin + self._sum / self._count
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance (q,), a mean over the data."""
+        return self._squares / self._count - (self._sum / self._count).square()
+
+
+@final
 class _Sample:
-    """A random choice of rows: those with the smallest of random keys."""
+    """A random choice of at most `most` rows: those with the smallest of random keys.
+
+    Rows are collected until there are twice as many, and only then chosen among: to choose after
+    every batch would copy the whole sample each time. The choice is the same.
+    """
 
     def __init__(self, most: int) -> None:
         self._most, self._generator = most, torch.Generator().manual_seed(0)
-        self._keys, self._rows = torch.empty(0), list[Tensor]()
+        self._keys, self._rows = list[Tensor](), list[Tensor]()
 
     def add(self, rows: Tensor) -> None:
-        keys = torch.cat([self._keys, torch.rand(len(rows), generator=self._generator)])
-        every = torch.cat([*self._rows, rows])
-        chosen = keys.argsort()[: self._most].sort().values
-        self._keys, self._rows = keys[chosen], [every[chosen.to(every.device)]]
+        """Take a batch (B, q) into account."""
+        self._keys.append(torch.rand(len(rows), generator=self._generator, device="cpu"))
+        self._rows.append(rows)
+        if sum(map(len, self._keys)) >= 2 * self._most:
+            self._choose()
 
     @property
     def kept(self) -> Tensor:
+        """The chosen rows (n, q), in the order of the data."""
+        self._choose()
         return self._rows[0]
+
+    def _choose(self) -> None:
+        keys, rows = torch.cat(self._keys), torch.cat(self._rows)
+        # Stable: of rows with equal keys, the first one is kept, however the data are cut.
+        chosen = keys.argsort(stable=True)[: self._most].sort().values
+        self._keys, self._rows = [keys[chosen]], [rows[chosen.to(rows.device)]]

@@ -77,16 +77,16 @@ def pooled(tensor: Tensor, channels: int = 1) -> Tensor:
 class Taps:
     """A view of a classifier that keeps the pooled features of its last run.
 
-    Run `classifier` in any way, then call `features`.
+    Run `classifier` in any way, then call `features` once.
     """
 
     def __init__(self, classifier: Classifier, places: Sequence[Place]) -> None:
-        self.places, self._kept = tuple(places), dict[Place, Tensor]()
+        self.places, self._kept, self._size = tuple(places), dict[Place, Tensor](), 0
         by_module: dict[str, list[Place]] = {}
         for place in self.places:
             by_module.setdefault(place.module, []).append(place)
         hooks = {name: self._keeping(own) for name, own in by_module.items()}
-        self.classifier = classifier.hooked(hooks)
+        self.classifier = classifier.hooked(hooks).hooked({"": self._count})
 
     def _keeping(self, places: list[Place]) -> Hook:
         def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -96,18 +96,27 @@ class Taps:
 
         return hook
 
+    def _count(self, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Keep the number of inputs; a hook on the model itself."""
+        self._size = len(args[0])
+        return output
+
     def features(self) -> Tensor:
-        """Return the features (B, d) of the last run, all places in one vector."""
-        missing = [str(place) for place in self.places if place not in self._kept]
-        if missing:
-            raise ValueError(f"the model did not run {missing[0]}: take features at other places")
-        rows = {len(tensor) for tensor in self._kept.values()}
-        if len(rows) > 1:
-            raise ValueError(
-                f"the places have {sorted(rows)} rows for one batch: the first dimension of each "
-                "must be the batch"
-            )
-        return torch.cat([self._kept[place] for place in self.places], dim=1)
+        """Return the features (B, d) of the last run, all places in one vector, and forget them.
+
+        A run that takes another way through the model would otherwise return the features of the
+        run before it.
+        """
+        kept, self._kept = self._kept, {}
+        for place in self.places:
+            if place not in kept:
+                raise ValueError(f"the model did not run {place}: take features at other places")
+            if len(kept[place]) != self._size:
+                raise ValueError(
+                    f"the {place} has {len(kept[place])} rows for a batch of {self._size} inputs: "
+                    "its first dimension must be the batch; take features at other places"
+                )
+        return torch.cat([kept[place] for place in self.places], dim=1)
 
 
 def pooled_at(place: Place, args: tuple[Any, ...], output: Any) -> Tensor:
