@@ -200,3 +200,9 @@ def test_mistakes(tmp_path):
     running = SimpleNamespace(world_size=2)
     with pytest.raises(ValueError, match="all data in one process, but there are 2"):
         Calibrate().setup(running, Network(), "fit")
+
+
+@pytest.mark.parametrize("option", ["prize", "model", "val_loader"])
+def test_options_that_calibrate_does_not_have_are_refused_before_training(option):
+    with pytest.raises(TypeError, match=f"no option '{option}'; .*: layer, curvature, "):
+        Calibrate(temperature=1.0, **{option: 0.02})

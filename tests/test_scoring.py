@@ -23,8 +23,10 @@ from PIL import Image
 import acnml
 from acnml.scoring import Answers, Job, Reading, ScoringError, score
 from acnml.scoring.job import is_uri
-from acnml.scoring.output import PartWriter
-from acnml.scoring.run import Worker, behind, locally
+from acnml.scoring.output import Folder, PartWriter
+from acnml.scoring.parquet import ParquetSource
+from acnml.scoring.run import BEHIND, Worker, behind, locally
+from acnml.scoring.sources import open_source
 from scored import (
     CLASSES,
     FEATURES,
@@ -104,6 +106,41 @@ def test_folders_of_parquet_files_and_columns_in_their_names(job, files, tmp_pat
     assert table["day"].to_pylist() == ["0"] * 70 + ["2"] * 50
     assert table["row"].to_pylist() == [*range(70), *range(50)]
     assert_answers(table, files, x)
+
+
+@pytest.mark.parametrize("name", ["data[1]", "what?", "all*"])
+def test_files_and_folders_named_like_patterns(name, job, files, tmp_path):
+    """A path that exists is taken literally; its neighbours that match it are not read."""
+    x = rows(40)
+    for folder, part in ((name, x), ("data1", x[:5]), ("whats", x[:5]), ("alles", x[:5])):
+        (tmp_path / folder).mkdir()
+        write_parquet(tmp_path / folder / f"{folder}.parquet", part)
+    for index, path in enumerate((tmp_path / name, tmp_path / name / f"{name}.parquet")):
+        own = replace(job, input=str(path), output=str(tmp_path / f"scored {index}"))
+        score(own)
+        assert set(read(own)["file"].to_pylist()) == {f"{name}.parquet"}
+        assert_answers(read(own), files, x)
+
+
+def test_the_pattern_that_an_error_proposes_can_be_used(job, tmp_path):
+    folder = tmp_path / "data[1]"
+    folder.mkdir()
+    write_parquet(folder / "data.parquet", rows(40))
+    (folder / "notes.txt").touch()
+    with pytest.raises(ScoringError, match=r"and others, such as notes\.txt") as error:
+        score(replace(job, input=str(folder)))
+    proposed = str(error.value).split("'")[1]
+    assert score(replace(job, input=proposed)).scored == 40
+
+
+def test_reading_begins_at_row_groups(tmp_path):
+    write_parquet(tmp_path / "data.parquet", rows(40), group=7)
+    source = open_source(str(tmp_path / "data.parquet"), Reading())
+    assert [source.stretch(0, row) for row in range(40)] == [row // 7 * 7 for row in range(40)]
+    for start in range(40):
+        (block,) = source.blocks(0, start, 40, 64)
+        np.testing.assert_array_equal(block.inputs["x"], rows(40)[start:])
+    source.close()
 
 
 def test_functions_in_files_are_found_from_other_folders(job, tmp_path, monkeypatch):
@@ -218,6 +255,54 @@ def test_folders_of_images(job, files, tmp_path):
     order = [int(Path(name).stem) for name in table["file"].to_pylist()]
     assert sorted(order) == list(range(30))
     assert_answers(table, files, (pixels[order].astype(np.float32) / 255).reshape(30, -1))
+
+
+def deep_images(folder: Path) -> np.ndarray:
+    """Write the same pictures with 8 bits, 16 bits, 32 bits and floats; return the 8-bit ones."""
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 2, 3), dtype=np.uint8)
+    folder.mkdir()
+    for index, image in enumerate(pixels):
+        wide = image.astype(np.uint16) * 257  # 65535 is white
+        Image.fromarray(image).save(folder / f"{index}-0.png")
+        Image.fromarray(wide).save(folder / f"{index}-1.png")
+        Image.fromarray(wide.astype(np.int32)).save(folder / f"{index}-2.tif")
+        Image.fromarray(image.astype(np.float32) / 255).save(folder / f"{index}-3.tif")
+    return pixels
+
+
+def test_images_that_a_conversion_would_clip_are_rejected(job, files, tmp_path):
+    folder = tmp_path / "images"
+    pixels = deep_images(folder)
+    job = replace(job, input=str(folder), reading=Reading(image_mode="L"))
+    assert score(job).scored == 8
+    advice = "image: pass --transform with a function that scales it"
+    expected = {
+        f"{index}-{kind}": f"{depth} {advice}"
+        for index in range(8)
+        for kind, depth in (("1.png", "16-bit"), ("2.tif", "32-bit"), ("3.tif", "floating point"))
+    }
+    assert {row["file"]: row["reason"] for row in rejects(job)} == expected
+    assert_answers(read(job), files, (pixels.astype(np.float32) / 255).reshape(8, -1))
+    for path in folder.glob("*-0.png"):
+        path.unlink()
+    with pytest.raises(ScoringError, match=r"can be decoded; 0-1\.png: 16-bit image: pass --tran"):
+        score(replace(job, output=str(tmp_path / "none")))
+
+
+def test_a_transform_gets_deep_images_in_their_own_mode(job, files, tmp_path):
+    folder, code = tmp_path / "images", tmp_path / "scaling.py"
+    pixels = deep_images(folder)
+    code.write_text(
+        "import numpy as np\n"
+        "def scaled(image):\n"
+        "    white = {'L': 255, 'F': 1}.get(image.mode, 65535)\n"
+        "    return np.asarray(image, dtype=np.float32)[None] / white\n"
+    )
+    reading = Reading(image_mode="L", transform=f"{code}:scaled")
+    job = replace(job, input=str(folder), reading=reading)
+    assert score(job).scored == 32
+    x = (pixels.astype(np.float32) / 255).reshape(8, -1)
+    assert_answers(read(job), files, x.repeat(4, axis=0))
 
 
 def test_rows_that_cannot_be_scored_are_rejected_with_the_reason(job, files):
@@ -373,6 +458,129 @@ def test_an_error_of_the_disk_ends_the_run(job, monkeypatch):
     assert {*contents(job.output)} == {"_manifest.json"}
 
 
+def write_three_files(folder: Path, x: np.ndarray) -> None:
+    """Three files of two blocks each, and one part for every file."""
+    folder.mkdir()
+    for index, part in enumerate(x.reshape(3, 32, FEATURES)):
+        write_parquet(folder / f"{index}.parquet", part)
+
+
+@pytest.mark.parametrize(
+    ("fails", "index"),
+    [
+        *(("the block", index) for index in range(6)),
+        *(("a new part", index) for index in (0, 2, 4)),
+    ],
+)
+def test_after_a_failed_write_every_part_has_its_own_rows(
+    fails, index, job, files, tmp_path, monkeypatch
+):
+    """Blocks that wait behind the one that fails do not get into parts without it."""
+    x, scored, written = rows(96), threading.Semaphore(0), 0
+    write_three_files(tmp_path / "files", x)
+    job = replace(job, input=str(tmp_path / "files"))
+    clean = replace(job, output=str(tmp_path / "clean"))
+    expected = score(clean)
+
+    def announcing(own: Job, units):
+        worker = Worker(own)
+        original = worker._scorer
+
+        def score_block(inputs):
+            answers = original(inputs)
+            scored.release()
+            return answers
+
+        worker._scorer = score_block
+        yield from worker.run([part for unit in units for part in unit])
+
+    def fail() -> None:
+        for _ in range(min(6, index + 1 + BEHIND)):  # all that can be scored before it is written
+            assert scored.acquire(timeout=60)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    answers, drafted = PartWriter._answers, acnml._util.files.drafted
+
+    def write_block(self, *args):
+        nonlocal written
+        written += 1
+        if fails == "the block" and written == index + 1:
+            fail()
+        return answers(self, *args)
+
+    def begin_part(path: Path):
+        if fails == "a new part" and path.name == f"part-{index // 2:08d}.parquet":
+            monkeypatch.setattr(acnml._util.files, "drafted", drafted)  # it fails only once
+            fail()
+        return drafted(path)
+
+    monkeypatch.setattr(PartWriter, "_answers", write_block)
+    monkeypatch.setattr(acnml._util.files, "drafted", begin_part)
+    with pytest.raises(OSError, match="no space left"):
+        score(job, announcing)
+    monkeypatch.undo()
+    left, whole = contents(job.output), contents(clean.output)
+    parts = {name for name in left if name.startswith("part")}
+    assert parts == {f"part-{i:08d}.parquet" for i in range(index // 2)}
+    assert all(left[name] == whole[name] for name in parts)
+    assert score(job) == expected
+    assert {n: c for n, c in contents(job.output).items() if n.startswith("part")} == {
+        n: c for n, c in whole.items() if n.startswith("part")
+    }
+    table = read(job)
+    assert table["file"].to_pylist() == [f"{i}.parquet" for i in range(3) for _ in range(32)]
+    assert table["row"].to_pylist() == [*range(32)] * 3
+    assert_answers(table, files, x)
+
+
+def test_a_part_is_not_filled_with_rows_of_the_next_one(job, tmp_path, monkeypatch):
+    """A file that loses rows while it is read."""
+    write_three_files(tmp_path / "files", rows(96))
+    job = replace(job, input=str(tmp_path / "files"))
+    blocks = ParquetSource.blocks
+
+    def shorter(self, file: int, start: int, stop: int, size: int):
+        found = list(blocks(self, file, start, stop, size))
+        return iter(found[:1] if file == 0 else found)
+
+    monkeypatch.setattr(ParquetSource, "blocks", shorter)
+    with pytest.raises(ScoringError, match="does not have all rows of part 0"):
+        score(job)
+    assert {*contents(job.output)} == {"_manifest.json"}
+
+
+def test_a_part_that_is_abandoned_takes_no_rows(tmp_path):
+    """It must not answer that it is complete."""
+    writer = PartWriter(Folder(tmp_path), 0, 5, pa.schema([]), pa.schema([]))
+    writer.abandon()
+    with pytest.raises(RuntimeError, match="part 0 is complete or abandoned"):
+        writer.add(None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_items_that_wait_for_one_that_fails_are_not_used():
+    is_seen, made, used = threading.Event(), threading.Semaphore(0), list[int]()
+
+    def items():
+        for item in range(4):
+            made.release()
+            yield item
+
+    def use(item: int) -> None:
+        used.append(item)
+        if item == 0:
+            for _ in range(4):  # until all others wait
+                assert made.acquire(timeout=60)
+            raise OSError("no space left")
+        assert is_seen.wait(60)  # the next one may have begun before the error is seen
+
+    with ThreadPoolExecutor(1) as writer:
+        with pytest.raises(OSError, match="no space left"):
+            list(behind(items(), use, writer, most=3))
+        is_seen.set()
+    assert used in ([0], [0, 1])
+
+
 @pytest.mark.parametrize("change", ["batch_rows", "log_probs", "input", "predictor"])
 def test_other_settings_and_files_do_not_mix(change, job, files, tmp_path):
     write_parquet(Path(job.input), rows(60))
@@ -430,8 +638,6 @@ def test_memory_does_not_grow_with_a_row_group(job, tmp_path):
 @pytest.mark.parametrize("group", [500, 20_000])
 def test_parquet_files_are_not_held_in_memory(group, tmp_path):
     """Arrow allocates a small part of a file, of one row group or of many, while it is read."""
-    from acnml.scoring.sources import open_source
-
     x = np.random.default_rng(0).normal(size=(20_000, 200)).astype(np.float32)
     write_parquet(tmp_path / "data.parquet", x, group=group)
     source = open_source(str(tmp_path / "data.parquet"), Reading())

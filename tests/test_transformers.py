@@ -281,6 +281,25 @@ def test_pairs_of_texts_and_long_texts(tokenizer):
     assert cut["regret"] == pytest.approx(float(calibrated.regret(kept)), abs=1e-5)
 
 
+def test_texts_in_dicts(tokenizer):
+    ask = pipeline(calibrated_of(bert().double(), tokenizer), tokenizer)
+    pair = {"text": "a good film", "text_pair": "so bad"}
+    assert ask({"text": "good"}) == ask("good")
+    assert ask({"text": "good", "text_pair": None}, top_k=2) == ask("good", top_k=2)
+    assert ask(pair) == ask([pair]) == ask([("a good film", "so bad")])
+    assert ask([{"text": each} for each in texts(4, 1)]) == ask(texts(4, 1))
+    for wrong, named in (({"sentence": "good"}, "'sentence'"), ({}, "nothing")):
+        with pytest.raises(ValueError, match=f"a dict with 'text' and .* got a dict with {named}"):
+            ask(wrong)
+
+
+@pytest.mark.parametrize(("top_k", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError)])
+def test_a_number_of_labels_that_is_none_is_refused(top_k, error, tokenizer):
+    ask = pipeline(calibrated_of(bert(), tokenizer), tokenizer)
+    with pytest.raises(error, match="top_k must be"):
+        ask("good", top_k=top_k)
+
+
 def test_several_labels_at_once_are_refused(tokenizer):
     model = bert()
     calibrated = calibrated_of(model, tokenizer)
@@ -310,6 +329,20 @@ def test_model_and_calibration_share_a_folder(build, tokenizer, tmp_path):
     assert [each["label"] for each in answers] == [
         NAMES[i] for i in before.log_probs.argmax(-1).tolist()
     ]
+
+
+def test_a_model_in_another_precision_is_loaded_on_request(tokenizer, tmp_path):
+    save_pretrained(calibrated_of(bert(), tokenizer), tmp_path, tokenizer)
+    with pytest.raises(acnml.StorageError, match="weights='rounded'"):
+        from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
+    loaded = from_pretrained(tmp_path, torch_dtype=torch.bfloat16, weights="rounded")
+    rounded = bert()
+    rounded.load_state_dict(from_pretrained(tmp_path).classifier.model.state_dict())
+    expected = acnml.load(
+        tmp_path / "acnml.safetensors", rounded.to(torch.bfloat16), weights="rounded"
+    )
+    batch = tokenizer(texts(5, 7), padding=True, return_tensors="pt")
+    assert torch.equal(loaded(batch), expected(batch))
 
 
 def test_another_model_in_the_folder_is_noticed(tokenizer, tmp_path):

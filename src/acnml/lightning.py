@@ -8,6 +8,7 @@ has the metrics. It needs `pip install 'acnml[lightning]'`; `pytorch_lightning` 
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterable
 from typing import Any, final
@@ -106,6 +107,7 @@ class Calibrate(Callback):
         **options: Any,
     ) -> None:
         checks.require_positive(price, "price")
+        _require_options(options)
         self.price, self.path, self.options = price, path, options
         self._network = network
         self._train_loader, self._validation_loader = train_loader, validation_loader
@@ -143,6 +145,18 @@ class Calibrate(Callback):
         )
         if self.path is not None:
             save(self._calibrated, self.path)
+
+
+def _require_options(options: Iterable[str]) -> None:
+    """Refuse what `calibrate` would refuse after training: arguments that it does not have."""
+    taken = inspect.signature(calibrate).parameters.values()
+    known = [each.name for each in taken if each.kind is each.KEYWORD_ONLY and each.name != "price"]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise TypeError(
+            f"Calibrate has no option {unknown[0]!r}; besides its own arguments it takes those of "
+            f"acnml.calibrate: {', '.join(known)}"
+        )
 
 
 def _single(loaders: Any, argument: str) -> Any:

@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from acnml._util import checks
 from acnml._util.extras import needed_by
 from acnml.calibration import Calibrated
 from acnml.classifier import Classifier
@@ -190,21 +191,26 @@ class TextClassifier:
                 f"the model is for {kind!r}, but ACNML needs exactly one label for each text"
             )
 
-    def __call__(self, texts: str | Iterable[Any], top_k: int | None = 1) -> list[Any]:
+    def __call__(
+        self, texts: str | Mapping[str, str] | Iterable[Any], top_k: int | None = 1
+    ) -> list[Any]:
         """Return labels, scores and regrets in the form of the pipelines of `transformers`.
 
         Args:
-            texts: a text or several; pairs of texts where the model takes pairs.
+            texts: a text or several. A text is a string, or {"text": ..., "text_pair": ...} or a
+                pair of strings where the model takes pairs.
             top_k: number of labels for each text, the likeliest first; None for all.
 
         Returns:
             For `top_k=1` a list of dicts {"label", "score", "regret"}, one for each text. Otherwise
             a list of such lists, or for a single text one such list.
         """
-        if isinstance(texts, str):
-            answers = self._answers([texts], top_k)[0]
+        if top_k is not None:
+            top_k = checks.require_integer(top_k, "top_k", least=1)
+        if isinstance(texts, (str, Mapping)):
+            answers = self._answers([_text(texts)], top_k)[0]
             return answers
-        found = self._answers(list(texts), top_k)
+        found = self._answers([_text(each) for each in texts], top_k)
         return [answers[0] for answers in found] if top_k == 1 else found
 
     def _answers(self, texts: Sequence[Any], top_k: int | None) -> list[list[Answer]]:
@@ -242,6 +248,19 @@ class TextClassifier:
     def _label(self, index: int) -> str:
         names = getattr(self._config, "id2label", None) or {}
         return str(names.get(index, f"LABEL_{index}"))
+
+
+def _text(given: Any) -> Any:
+    """Return a text, or a pair of texts, in the form that tokenizers take."""
+    if not isinstance(given, Mapping):
+        return given
+    if "text" not in given or not given.keys() <= {"text", "text_pair"}:
+        raise ValueError(
+            f"a text is a string or a dict with 'text' and perhaps 'text_pair', got a dict with "
+            f"{', '.join(map(repr, given)) or 'nothing'}"
+        )
+    pair = given.get("text_pair")
+    return given["text"] if pair is None else (given["text"], pair)
 
 
 def pipeline(
@@ -330,13 +349,19 @@ def save_pretrained(
 
 
 def from_pretrained(
-    folder: str | os.PathLike[str], model: nn.Module | None = None, **options: Any
+    folder: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    *,
+    weights: Literal["exact", "rounded"] = "exact",
+    **options: Any,
 ) -> Calibrated:
     """Load what `save_pretrained` stored.
 
     Args:
         folder: the folder.
         model: the model, if you have loaded it already or it is not a class of `transformers`.
+        weights: "rounded" accepts a model in another precision, e.g. after `dtype=torch.bfloat16`;
+            see `acnml.load`.
         options: for the `from_pretrained` of the model, for example `num_labels` for the base of a
             PEFT model.
 
@@ -371,7 +396,7 @@ def from_pretrained(
         and not covered <= dict(network.named_parameters()).keys()
     ):
         network = LastToken(network)
-    loaded = load(path, Classifier(network))
+    loaded = load(path, Classifier(network), weights=weights)
     if not isinstance(loaded, Calibrated):
         raise StorageError(f"{path} holds a {type(loaded).__name__}: use acnml.load")
     return loaded

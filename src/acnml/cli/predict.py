@@ -82,12 +82,18 @@ class _Inputs:
     as_float: Annotated[
         bool, typer.Option("--as-float", help="Convert integers to floating point numbers.")
     ] = False
-    image_mode: Annotated[str, typer.Option(help="Mode of images: RGB, L, ...")] = "RGB"
+    image_mode: Annotated[
+        str, typer.Option(help="Mode to which 8-bit images are converted: RGB, L, ...")
+    ] = "RGB"
     image_size: Annotated[
         str, typer.Option(help="Resize images to height,width, for example 32,32.")
     ] = ""
     transform: Annotated[
-        str | None, typer.Option(help="Function that makes an array of an image of Pillow.")
+        str | None,
+        typer.Option(
+            help="Function that makes an array of an image of Pillow. Images with 16 or 32 bits "
+            "per channel need one."
+        ),
     ] = None
 
     def reading(self) -> Reading:
@@ -222,7 +228,7 @@ def run_predict(job: Job, engine: Engine) -> Summary:
     if summary.abstained:
         lines.append(f"{summary.abstained:,} rows should not be answered (abstain).")
     if summary.unsolved:
-        lines.append(f"{summary.unsolved:,} rows are not solved: their answers are rough.")
+        lines.append(f"{summary.unsolved:,} rows are not solved: their answers are inaccurate.")
     lines += [f"{count:,} rows rejected: {reason}." for reason, count in summary.rejected.items()]
     lines.append(f"Output: {job.output}")
     sys.stdout.write("\n".join(lines) + "\n")

@@ -17,6 +17,9 @@ from acnml.scoring.sources import SHOWN, Block, Source, identity_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
+# Modes of Pillow with more than 8 bits per channel. Its conversions to "L" and "RGB" clip them.
+WIDE = {"I": "32-bit", "F": "floating point"}  # and I;16, I;16B, ...
+
 
 @final
 class ImageSource(Source):
@@ -71,7 +74,10 @@ class ImageSource(Source):
         """Return an image as an array, or say why it cannot be decoded."""
         try:
             with Image.open(path) as file:
-                image = file.convert(self._reading.image_mode)
+                depth = "16-bit" if file.mode.startswith("I;16") else WIDE.get(file.mode)
+                if depth is not None and self._transform is None:
+                    return f"{depth} image: pass --transform with a function that scales it"
+                image = file.copy() if depth else file.convert(self._reading.image_mode)
         except Exception as error:  # decoders raise many kinds of errors for damaged files
             return f"the image cannot be decoded: {type(error).__name__}"
         if self._reading.image_size is not None:
@@ -86,8 +92,10 @@ class ImageSource(Source):
         """Return the shape of inputs: that of the first image that can be decoded."""
         if self._reading.shape is not None:
             return Column("image", self._reading.shape, self._reading.shape, True)
+        reasons = list[str]()
         for path in self._files[:SHOWN]:
             found = self._decoded(path)
             if not isinstance(found, str):
                 return Column("image", found.shape, found.shape, True)
-        raise ScoringError(f"none of the first images in {self._root} can be decoded")
+            reasons.append(f"{path.name}: {found}")
+        raise ScoringError(f"none of the first images in {self._root} can be decoded; {reasons[0]}")

@@ -47,10 +47,12 @@ class Reading:
         carry: the columns to copy to the output.
         shape: of one input; for a single column that is stored flat.
         as_float: convert integers to floating point numbers.
-        image_mode: of images, for example "RGB" or "L", see Pillow.
+        image_mode: to which 8-bit images are converted, for example "RGB" or "L", see Pillow.
         image_size: (height, width) to which images are resized; by default they are not.
         transform: "package.module:function" or "file.py:function" that makes an array of an image
             of Pillow. By default, an image is an array (channels, height, width) from 0 to 1.
+            Images with one channel of 16 or 32 bits need a transform. It receives them in their
+            own mode, because a conversion would clip them.
 
     >>> from acnml.scoring import Reading
     >>> table = Reading(columns=("age", "income"), stack=True, carry=("id",))

@@ -13,6 +13,7 @@ from torch import Tensor
 from acnml._util.batches import CHUNK
 from acnml._util.checks import RowsError
 from acnml.calibration import Calibrated, Score
+from acnml.calibration.result import lenient_limit
 from acnml.predictors import Acnml, Predictor
 from acnml.scoring.columns import ONLY, Array
 from acnml.scoring.job import Answers
@@ -54,7 +55,7 @@ class Scorer:
         self._acnml = predictor.predictor if isinstance(predictor, Calibrated) else predictor
         self._score, self._limit = Score(answers.abstain_by), None
         if isinstance(predictor, Calibrated):
-            self._limit = predictor.threshold(answers.abstain_share, self._score)
+            self._limit = lenient_limit(predictor, answers.abstain_share, self._score)
 
     def __call__(self, inputs: Mapping[str, Array]) -> Scored:
         """Score a batch of inputs, given by name."""
