@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import nn
 
 import acnml
-from acnml import Acnml, Classifier, Map, Score, Tempered, calibrate, metrics, tuning
+from acnml import Acnml, Classifier, Map, Place, Score, Tempered, calibrate, metrics, tuning
 from acnml.calibration._search import accuracy_is_lower
+
+# Bounds on the solves of a calibration, on data that fit into the first look and on others.
+MOST_SOLVES, MOST_FULL_SOLVES = 27, 16
 
 
 class Network(nn.Module):
@@ -32,6 +36,13 @@ class Network(nn.Module):
     def forward(self, x):
         self._seen.append(len(x))
         return self.head(torch.tanh(self.body(x)))
+
+
+class Twice(nn.Linear):
+    """Not what its base class computes."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
 
 
 def problem(classes: int = 3, n: int = 900, seed: int = 0):
@@ -189,12 +200,113 @@ def test_abstaining_rejects_the_share_in_validation(calibrated, score, share):
     assert result.abstains(100 * x[:50], 0.05, score).double().mean() >= 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("score", Score)
+def test_equal_inputs_are_treated_alike(dtype, score):
+    """Categorical inputs: scores tie, up to rounding that differs between batches."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        kinds = torch.randn(12, 40).to(dtype)
+        model = nn.Sequential(nn.Linear(40, 64), nn.Tanh(), nn.Linear(64, 3)).to(dtype)
+        which = torch.randint(12, (900,))
+        x = kinds[which]
+        with torch.no_grad():
+            labels = torch.multinomial((2 * model(x)).softmax(-1), 1).squeeze(1)
+    result = calibrate(model, x[:400], (x[400:], labels[400:]), price=0.02)
+    for share in (0.05, 0.3, 0.9):
+        assert result.abstains(x[400:], share, score).double().mean() <= share
+        alone = torch.cat([result.abstains(row[None], share, score) for row in kinds])
+        assert torch.equal(result.abstains(kinds, share, score), alone)
+        assert torch.equal(result.abstains(x[400:], share, score), alone[which[400:]])
+        if share == 0.3 and find_spec("pyarrow"):  # which scoring needs
+            from acnml.scoring import Answers, Scorer
+
+            scorer = Scorer(result, Answers(abstain_share=share, abstain_by=score.value))
+            assert scorer({"x": kinds.numpy()}).columns["abstain"].tolist() == alone.tolist()
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
 def test_shares_are_shares(calibrated, share):
     with pytest.raises(ValueError, match="share must be between 0 and 1"):
         calibrated[0].threshold(share)
-    with pytest.raises(TypeError, match=r"Score\.CONFIDENCE or Score\.REGRET"):
-        calibrated[0].threshold(0.1, "regret")
+
+
+@pytest.mark.parametrize("score", Score)
+def test_scores_by_their_names(calibrated, score):
+    result, _, _, _, test = calibrated
+    x, _ = joined(test)
+    assert result.threshold(0.1, score.value) == result.threshold(0.1, score)
+    assert torch.equal(result.abstains(x, 0.1, score.value), result.abstains(x, 0.1, score))
+    for use in (lambda: result.threshold(0.1, "margin"), lambda: result.abstains(x, score="")):
+        with pytest.raises(ValueError, match="must be a Score or one of 'confidence', 'regret'"):
+            use()
+
+
+def test_inputs_without_an_answer_are_refused_or_flagged(calibrated):
+    result, model, train, validation, test = calibrated
+    x = joined(test)[0][:6].clone()
+    expected, x[2] = result(x), math.nan
+    with pytest.raises(ValueError, match="for 1 of 6 inputs, first at index 2"):
+        result(x)
+    folds = [(model, train, validation)]
+    flagged = calibrate(model, train, validation, price=0.02, on_error="flag")
+    assert flagged.table == result.table
+    by_folds = acnml.calibrate_folds(model, train, folds, price=0.02, on_error="flag")
+    for found in (flagged, by_folds):
+        assert found.predictor.on_error == "flag"
+        assert found.predict(x)[2] == -1
+        assert found.abstains(x, score="regret")[2]
+    others = [0, 1, 3, 4, 5]
+    torch.testing.assert_close(flagged(x)[others], expected[others])
+    for wrong in (
+        calibrate,
+        lambda *args, on_error: acnml.calibrate_folds(*args[:2], folds, on_error=on_error),
+    ):
+        with pytest.raises(ValueError, match=r"on_error must be one of \('raise', 'flag'\)"):
+            wrong(model, train, validation, on_error="ignore")
+
+
+class TestCostOfTheSearch:
+    """Solves of the validation data, counted."""
+
+    @pytest.fixture
+    def solves(self, monkeypatch):
+        """Pairs (number of rows, α)."""
+        found, solve = [], Acnml.solve_features
+
+        def counted(predictor, features):
+            found.append((len(features.logits), predictor.alpha))
+            return solve(predictor, features)
+
+        monkeypatch.setattr(Acnml, "solve_features", counted)
+        return found
+
+    @pytest.mark.parametrize("price", [0.01, 0.05])
+    def test_prices_share_their_solves(self, solves, price):
+        model, train, validation, _ = problem()
+        table = calibrate(model, train, validation, price=price).table
+        again = {alpha for _, alpha in solves if solves.count((500, alpha)) > 1}
+        assert again <= {row.alpha for row in table}  # solutions of one α at a time are kept
+        assert len(solves) <= MOST_SOLVES
+
+    def test_a_first_look_saves_solves_of_all_data(self, solves):
+        model, train, validation, test = problem(n=3150)
+        calibrate(model, train, joined(validation + test), price=0.05)
+        rows = [count for count, _ in solves]
+        assert set(rows) == {1000, 3000}
+        assert rows.count(3000) <= MOST_FULL_SOLVES
+
+    @pytest.mark.parametrize("by", ["label", "right first", "wrong first"])
+    def test_sorted_data_spend_the_price_too(self, monkeypatch, by):
+        """The first look is at rows from everywhere: it may not see the errors alone."""
+        monkeypatch.setattr("acnml.calibration._search.FIRST_LOOK", 100)
+        model, train, validation, _ = problem()
+        x, labels = joined(validation)
+        wrong = (model(x).argmax(-1) != labels).long()
+        order = {"label": labels, "right first": wrong, "wrong first": -wrong}[by].argsort()
+        table = calibrate(model, train, (x[order], labels[order]), price=0.03).table
+        for row, price in zip(table[3:6], (0.01, 0.03, 0.09), strict=True):
+            assert 0.95 * price <= row.nll - table[1].nll <= price + 1e-9
 
 
 def test_one_file_holds_all_of_it(calibrated, tmp_path):
@@ -220,7 +332,67 @@ def test_it_says_when_a_temperature_would_do(price, says_so):
     """For next to no price there is next to no caution, and any method gives the same answers."""
     model, train, validation, _ = problem()
     notes = calibrate(model, train, validation, price=price).notes
-    assert any("would do as well" in note for note in notes) == says_so
+    assert any("gives nearly the same predictions" in note for note in notes) == says_so
+
+
+def rare_classes(seed: int = 0):
+    """A linear model of classes of which some are rare: a large α loses them, and accuracy."""
+    generator = torch.Generator().manual_seed(seed)
+    shares = torch.tensor([0.7, 0.2, 0.07, 0.03])
+    labels = torch.multinomial(shares, 1500, replacement=True, generator=generator)
+    shift = 1.5 * nn.functional.one_hot(labels, 6)
+    x = torch.randn(1500, 6, generator=generator).double() + shift
+    model = nn.Linear(6, 4).double()
+    nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=50)
+
+    def loss():
+        optimizer.zero_grad()
+        value = nn.functional.cross_entropy(model(x[:200]), labels[:200])
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return model, x[:200], (x[200:], labels[200:])
+
+
+class TestUnspentPrice:
+    """Something else than the price limits α: the rival must cost what ACNML costs."""
+
+    def check_rival(self, result, model, x, labels):
+        plain = metrics.nll(Map(result.classifier)(x), labels)
+        spent = metrics.nll(result(x), labels) - plain
+        rival = Tempered(Map(Classifier(model)), result.temperature_of_equal_price)
+        assert metrics.nll(rival(x), labels) - plain == pytest.approx(spent, rel=1e-4)
+        assert result.table[2].method == f"temperature, +{spent:.3g}"
+        assert f"a plain temperature of {rival.temperature:.3g} costs as much" in result.notes[0]
+        return spent
+
+    def test_accuracy_limits_alpha(self):
+        model, train, (x, labels) = rare_classes()
+        options = {"curvature": acnml.full_curvature, "typicality": False}
+        result = calibrate(model, train, (x, labels), price=0.6, **options)
+        spent = self.check_rival(result, model, x, labels)
+        assert spent < 0.5
+        note = f"A larger alpha would lower the accuracy: only {spent:.3g} of 0.6 nats are spent."
+        assert note in result.notes
+        before = Map(result.classifier)(x).argmax(-1) == labels
+        larger = replace(result.predictor, alpha=1.05 * result.alpha)
+        assert accuracy_is_lower(larger(x).argmax(-1) == labels, before)
+
+    def test_the_bound_limits_alpha(self):
+        """No α makes two classes cost 3 nats: uniform predictions cost less."""
+        model, train, validation, _ = problem(classes=2)
+        result = calibrate(model, train, validation, price=3)
+        spent = self.check_rival(result, model, *joined(validation))
+        assert spent < math.log(2)
+        note = f"Alpha is at its upper bound of 1e+08: only {spent:.3g} of 3 nats are spent."
+        assert note in result.notes
+
+    def test_a_price_that_is_spent_is_that_of_the_rival(self, calibrated):
+        result, *_ = calibrated
+        assert result.table[2].method == "temperature, +0.02"
+        assert not any("are spent" in note for note in result.notes)
 
 
 class TestRefusals:
@@ -261,7 +433,7 @@ class TestRefusals:
         model, train, validation, _ = problem()
         x, labels = joined(validation)
         some = labels != 1
-        with pytest.warns(UserWarning, match=r"1 of 3 classes have no validation data \(1\)"):
+        with pytest.warns(UserWarning, match=r"1 of 3 classes .* \(1\): alpha is chosen without"):
             calibrate(model, train, [(x[some], labels[some])])
 
     def test_an_uncertain_price_is_told(self):
@@ -286,8 +458,57 @@ class TestRefusals:
             TypeError, match=r"layer must be an nn\.Linear or its name, got a Network"
         ):
             calibrate(model, train, validation, layer=model)
-        with pytest.raises(ValueError, match="the logits are not the outputs of the layer"):
+        with pytest.raises(ValueError, match=r"are not the outputs of the layer that .*; name"):
             calibrate(model, train, validation, layer="body")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (
+                nn.utils.parametrizations.weight_norm,
+                r"the weight of layer 'head' .* is parametrised.*parametrize\.remove_param",
+            ),
+            (
+                nn.utils.parametrizations.spectral_norm,
+                r"the weight of layer 'head' .* is parametrised.*parametrize\.remove_param",
+            ),
+            (
+                lambda head: nn.utils.prune.l1_unstructured(head, "weight", 0.5),
+                r"layer 'head' \(Linear\) is pruned: .* by torch\.nn\.utils\.prune\.remove",
+            ),
+            (lambda _: Twice(16, 3), r"layer 'head' \(Twice\) is a subclass of nn\.Linear with"),
+        ],
+    )
+    def test_heads_that_are_not_plain(self, change, message):
+        model, train, validation, _ = problem()
+        model.head = change(model.head).double()
+        with pytest.raises(ValueError, match=message):
+            calibrate(model, train, validation)
+        assert not model._seen
+
+    def test_a_pruned_head_as_the_message_says(self):
+        model, train, validation, _ = problem()
+        nn.utils.prune.l1_unstructured(model.head, "weight", 0.2)
+        nn.utils.prune.remove(model.head, "weight")
+        assert calibrate(model, train, validation).alpha > 0
+
+    def test_shared_heads(self):
+        model, train, validation, _ = problem()
+        model.tied = nn.Embedding(3, 16).double()
+        model.tied.weight = model.head.weight
+        with pytest.raises(ValueError, match=r"'head.weight' and 'tied.weight' are the same"):
+            calibrate(model, train, validation)
+        del model.tied
+        model.fc = model.head
+        with pytest.raises(ValueError, match="the same layer is registered as 'head' and as 'fc'"):
+            calibrate(model, train, validation)
+
+    @pytest.mark.parametrize("after", [nn.LogSoftmax(-1), nn.Hardtanh()])
+    def test_what_follows_the_head_is_told(self, after):
+        model, train, validation, _ = problem()
+        message = r"owns \['0.head.weight', '0.head.bias'\]: the model changes these outputs before"
+        with pytest.raises(ValueError, match=message):
+            calibrate(nn.Sequential(model, after), train, validation)
 
     def test_the_same_loader_twice(self):
         model, train, _, _ = problem()
@@ -299,6 +520,36 @@ class TestRefusals:
         with pytest.raises(ValueError, match="price must be a positive, finite number"):
             calibrate(nn.Linear(2, 2), [], [], price=price)
 
+    @pytest.mark.parametrize(
+        ("argument", "value", "message"),
+        [
+            ("typicality", None, "typicality must be True, False or a list of places .* got None"),
+            ("typicality", ["1"], r"typicality must be True, False or a list .* got \['1'\]"),
+            ("typicality", [], r"typicality must be True, False or a list of places .* got \[\]"),
+            ("typicality", Place("body"), r"typicality must be True, False .* got Place\("),
+            ("typicality", [Place("bodi")], "no module 'bodi' .* did you mean 'body'"),
+            ("curvature", "kron", r"such as acnml\.kronecker_curvature, got 'kron'"),
+            ("prior_precision", -1, "prior_precision must be a positive, finite number, got -1"),
+            ("temperature", 0, "temperature must be a positive, finite number, got 0"),
+        ],
+    )
+    def test_arguments_are_checked_before_data_are_read(self, argument, value, message):
+        model, read = Network().double(), []
+
+        def unread():
+            read.append(1)
+            yield torch.zeros(2, 4).double(), torch.zeros(2).long()
+
+        train, validation = unread(), unread()
+        with pytest.raises((TypeError, ValueError), match=message):
+            calibrate(model, train, validation, **{argument: value})
+        if argument != "typicality":
+            folds = [(model, train, validation)]
+            with pytest.raises((TypeError, ValueError), match=message):
+                acnml.calibrate_folds(model, train, folds, **{argument: value})
+        assert not read
+        assert not model._seen
+
 
 def test_layers_by_name_and_by_module(calibrated):
     result, model, train, validation, _ = calibrated
@@ -308,18 +559,15 @@ def test_layers_by_name_and_by_module(calibrated):
 
 
 def test_accuracy_may_fall_by_sampling_error_only():
-    """Ten data change: with three more lost than won it is chance, with all ten lost it is not."""
-    labels = torch.zeros(100).long()
+    """With three more lost than won it is chance, with ten lost and none won it is not."""
 
-    def predictions(wrong: range) -> torch.Tensor:
-        log_probs = torch.tensor([0.9, 0.1]).log().repeat(100, 1)
-        log_probs[wrong.start : wrong.stop] = torch.tensor([0.1, 0.9]).log()
-        return log_probs
+    def correct(wrong: range) -> torch.Tensor:
+        return torch.tensor([row not in wrong for row in range(100)])
 
-    plain = predictions(range(4))
-    assert not accuracy_is_lower(predictions(range(2, 9)), plain, labels)
-    assert accuracy_is_lower(predictions(range(14)), plain, labels)
-    assert not accuracy_is_lower(plain, plain, labels)
+    plain = correct(range(4))
+    assert not accuracy_is_lower(correct(range(2, 9)), plain)
+    assert accuracy_is_lower(correct(range(14)), plain)
+    assert not accuracy_is_lower(plain, plain)
 
 
 def test_it_is_quiet_and_leaves_the_model_alone(capsys):

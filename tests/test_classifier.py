@@ -11,7 +11,7 @@ from torch import nn
 
 from acnml import Classifier, batch_norm_statistics
 from acnml._util.batches import split_labels
-from cases import MODELS, normal
+from cases import MLP, MODELS, normal
 
 
 def test_runs_in_eval_mode_whatever_the_users_mode():
@@ -110,6 +110,13 @@ def test_at_replaces_parameters_and_buffers_in_the_view_only():
     assert torch.equal(Classifier(model).logits(case.x()), model(case.x()))
     with pytest.raises(ValueError, match=r"no parameter or buffer 'head\.bais'; did you mean"):
         Classifier(model).at({"head.bais": torch.zeros(3)})
+
+
+def test_logits_refuse_names_that_the_model_lacks():
+    classifier, x = Classifier(MLP.model()), MLP.x(2)
+    name = next(iter(classifier.parameters))
+    with pytest.raises(ValueError, match=f"no parameter or buffer 'x{name}'; did you mean"):
+        classifier.logits(x, {f"x{name}": classifier.parameters[name]})
 
 
 def test_tied_weights_move_together():

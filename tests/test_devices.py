@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import acnml
-from acnml import Acnml, Classifier, Gradient, Linearised
-from cases import MODELS, POSTERIORS
+from acnml import Acnml, Classifier, Gradient, Linearised, conformal, metrics
+from cases import MODELS, POSTERIORS, normal
+from test_calibrate import problem
 
 CASES = {case.name: case for case in MODELS}
 SOLVERS = {
@@ -74,6 +75,104 @@ def test_a_fit_needs_no_default_device(fit):
     v = {name: torch.ones_like(tensor) for name, tensor in expected.mean.items()}
     for name, tensor in expected.cov_mv(v).items():
         assert torch.equal(found.cov_mv(v)[name], tensor)
+
+
+def test_replaced_tensors_move_to_the_device_of_the_models_own():
+    """A buffer on the meta device stands for a network on an accelerator, a file is on the CPU."""
+    case = CASES["mlp"]
+    model, x = case.model(), case.x(2)
+    expected = Classifier(model).logits(x)
+    model.register_buffer("elsewhere", torch.zeros(3, device="meta"))
+    classifier, loaded = Classifier(model), {"elsewhere": torch.ones(3)}
+    assert classifier.at(loaded).tensors["elsewhere"].device.type == "meta"
+    assert torch.equal(classifier.at(loaded).logits(x), expected)
+    assert torch.equal(classifier.logits(x, loaded), expected)
+
+
+LOG_PROBS = torch.log_softmax(normal(60, 3), -1)
+LABELS = torch.arange(60) % 3
+BINS = {"summary": metrics.summary, "width": metrics.ece_equal_width, "aurc": metrics.aurc}
+SETS = {"all": conformal.fit, "by class": conformal.fit_by_class}
+
+
+@pytest.mark.parametrize("as_arrays", [False, True])
+@pytest.mark.parametrize("metric", BINS)
+def test_a_metric_needs_no_default_device(metric, as_arrays):
+    data = (LOG_PROBS.numpy(), LABELS.numpy()) if as_arrays else (LOG_PROBS, LABELS)
+    expected = BINS[metric](*data)
+    with torch.device("meta"):
+        found = BINS[metric](*data)
+    assert found == expected
+
+
+@pytest.mark.parametrize("fit", SETS)
+def test_prediction_sets_need_no_default_device(fit):
+    expected = SETS[fit](LOG_PROBS, LABELS).sets(LOG_PROBS)
+    with torch.device("meta"):
+        found = SETS[fit](LOG_PROBS, LABELS).sets(LOG_PROBS)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("typicality", [False, True])
+def test_a_calibration_needs_no_default_device(typicality):
+    model, train, validation, _ = problem()
+
+    def run():
+        settings = {"typicality": typicality, "price": 0.05, "progress": False}
+        return acnml.calibrate(model, train, validation, **settings)
+
+    expected, (x, _) = run(), validation[0]
+    with torch.device("meta"):
+        found = run()
+        module = found.as_module()
+        answers, abstains = module(x)[0], found.abstains(x)
+    assert found.table == expected.table
+    assert torch.equal(found.regret_quantiles, expected.regret_quantiles)
+    assert torch.equal(answers, expected.as_module()(x)[0])
+    assert torch.equal(abstains, expected.abstains(x))
+
+
+def test_a_calibration_by_folds_needs_no_default_device():
+    model, train, validation, _ = problem()
+
+    def run():
+        folds = [(model, train, validation[:4]), (model, train, validation[4:])]
+        return acnml.calibrate_folds(model, train, folds, price=0.05, progress=False)
+
+    expected = run()
+    with torch.device("meta"):
+        found = run()
+    assert found.table == expected.table
+
+
+def test_states_of_fits_need_no_default_device():
+    model = CASES["mlp"].model()
+    swag = acnml.Swag(rank=2)
+    swag.update(model)
+    trainer = acnml.BayesByBackprop(Classifier(model), data=6, seed=0)
+    for fit in (swag, trainer):
+        expected = fit.state_dict()
+        with torch.device("meta"):
+            found = fit.state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("device", [CUDA])
+def test_a_module_is_on_the_device_of_its_network(device, tmp_path):
+    case = CASES["mlp"]
+    model, x = case.model(), case.x(4)
+    layer = acnml.last_linear(model)
+    q = acnml.fit_kfac_laplace(Classifier(model), [x], parameters=[layer])
+    predict = Acnml(Classifier(model.to(device)).tempered(1.5), q, alpha=0.1)
+    module = predict.as_module()
+    assert {tensor.device.type for tensor in module.state_dict().values()} == {device}
+    torch.testing.assert_close(module(x.to(device))[0], predict(x), rtol=0, atol=1e-5)
+    acnml.save(predict.posterior, tmp_path / "q.safetensors")
+    loaded = acnml.load(tmp_path / "q.safetensors")
+    assert torch.equal(
+        predict.classifier.at(loaded.mean).logits(predict.classifier.prepare(x)),
+        predict.classifier.logits(predict.classifier.prepare(x)),
+    )
 
 
 @pytest.mark.parametrize("device", [CUDA, MPS])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Acnml, Classifier, Gradient
+from acnml import Acnml, Classifier, Gradient, Linearised
+from acnml._util.seeding import seeded
 from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, affine_layers, normal
 from studies.data import cifar10
 from studies.data.folder import data_folder
@@ -90,6 +93,147 @@ def test_it_is_a_module_like_others():
     with torch.no_grad():
         again.linear.weight.zero_()  # a copy: neither model nor predictor changes
     assert torch.equal(predict(x), before)
+
+
+class Reads(nn.Module):
+    """A network that reads attributes of its last layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.last.scale = 2.0  # an attribute that users may add
+
+    def forward(self, x):
+        own = self.last
+        features = own.scale * torch.tanh(self.body(x.to(own.weight.dtype)))
+        return own(features.view(-1, own.in_features)).view(-1, len(own.bias))
+
+
+def head_predictor(model, x, **settings):
+    classifier = Classifier(model).tempered(1.4)
+    last = acnml.last_linear(model)
+    posterior = acnml.fit_kfac_laplace(classifier, x, parameters=[last])
+    return Acnml(classifier, posterior, alpha=0.3, **settings)
+
+
+def test_a_network_may_read_its_last_layer(tmp_path):
+    class Wide(Reads):  # as many classes as features, so that the last view fits both
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(6, 6)
+            self.last.scale = 2.0
+
+    x = normal(40, 4).float()
+    predict = head_predictor(Wide(), x)
+    module = predict.as_module()
+    torch.testing.assert_close(module(x)[0], predict(x), rtol=0, atol=1e-5)
+    # The layer is in the module once: by name, in copies, and in the file.
+    names = [name for name in module.state_dict() if name.startswith(("trunk.", "linear."))]
+    assert names == ["trunk.body.weight", "trunk.body.bias", "linear.weight", "linear.bias"]
+    double = copy.deepcopy(module).double()
+    assert double.trunk.last.weight is double.linear.weight
+    torch.testing.assert_close(double(x)[0].float(), predict(x), rtol=0, atol=1e-5)
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x)[0], predict(x), rtol=0, atol=1e-5)
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    exported = acnml.export_onnx(predict, x[:8], tmp_path / "model.onnx")
+    assert exported.difference < 1e-5
+    weights = [one.name for one in onnx.load(exported.path).graph.initializer]
+    assert [name for name in weights if "last" in name] == []
+    assert weights.count("linear.weight") == 1
+
+
+@pytest.mark.parametrize("place", ["", "1", "1.0"])
+def test_typicality_of_logits_cannot_become_a_module(place):
+    """The trunk of a module returns features where the network returns logits."""
+    model, x = (
+        nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 3))).double(),
+        normal(40, 4),
+    )
+    read = acnml.fit_typicality(Classifier(model), x, x, places=[acnml.Place(place)])
+    with pytest.raises(ValueError, match=r"which are logits.*Place\('1.0', is_input=True\)"):
+        head_predictor(model, x, typicality=read).as_module()
+    received = acnml.Place("1.0", is_input=True)
+    read = acnml.fit_typicality(Classifier(model), x, x, places=[received])
+    predict = head_predictor(model, x, typicality=read)
+    torch.testing.assert_close(predict.as_module()(x)[0], predict(x), rtol=0, atol=1e-5)
+
+
+def test_a_network_that_does_more_with_its_logits_cannot_become_a_module():
+    class Halved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 3).double()
+
+        def forward(self, x):
+            return 0.5 * self.last(x)
+
+    x = normal(40, 4)
+    predict = head_predictor(Halved(), x)
+    predict(x)
+    with pytest.raises(ValueError, match="the logits are not the outputs of layer 'last'"):
+        predict.as_module()
+
+
+class Converting(nn.Module):
+    """Returns logits in another precision than that of its weights."""
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.network, self.dtype = network, dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x).to(self.dtype)
+
+
+@pytest.mark.parametrize(("own", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+def test_a_network_may_convert_its_logits(own, tolerance):
+    """Probabilities are those of the network that does not convert, up to rounding."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 6, generator=generator)
+    y = (x[:, :3] + torch.randn(400, 3, generator=generator)).argmax(1)
+    with seeded(0):
+        network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(network.parameters(), 0.05)
+    for _ in range(40):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(x[:200]), y[:200]).backward()
+        optimizer.step()
+    network, x = network.to(own), x.to(own)
+    wider = torch.float32 if own is torch.bfloat16 else torch.float64
+    plain, converted = (
+        acnml.calibrate(each, x[:200], (x[200:], y[200:]), price=0.02)
+        for each in (network, Converting(network, wider))
+    )
+    torch.testing.assert_close(
+        converted.probs(x).float(), plain.probs(x).float(), rtol=0, atol=tolerance
+    )
+    log_probs, regret = converted.as_module(steps=50)(x)
+    torch.testing.assert_close(log_probs.exp().to(wider), converted.probs(x), rtol=0, atol=1e-4)
+    torch.testing.assert_close(regret.to(wider), converted.regret(x), rtol=0, atol=1e-3)
+
+
+def test_a_module_leaves_autocast(calibrated):
+    """The network may run in half precision, but the head does not solve in it."""
+    predict, x = calibrated[0], calibrated[1]
+    module = predict.as_module()
+    features, logits, scale = module._features(x)
+    expected = module.head(features, logits, scale)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module.head(features, logits, scale)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_module_in_double_precision_has_a_double_temperature():
+    model, x = MLP.model(), MLP.x(7)
+    predict = Acnml(Classifier(model).tempered(1.4), head_posterior(model, "diagonal"), alpha=0.5)
+    module = predict.as_module(steps=20)
+    assert module.head.alpha.dtype == torch.float64
+    assert module.head.alpha.item() == 1.4**-2
+    exact = replace(predict, solver=Linearised(tolerance=1e-12))
+    torch.testing.assert_close(module(x)[0], exact(x), rtol=0, atol=1e-10)
 
 
 def test_it_compiles_and_exports_in_one_graph():
@@ -236,6 +380,15 @@ def test_labels_that_both_leave_out_do_not_stop_an_export(tmp_path):
     exported = acnml.export_onnx(predict, x, tmp_path / "few.onnx", labels=needed)
     assert needed < 80
     assert exported.difference <= 0.02
+
+
+def test_only_what_has_a_module_is_exported(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = LINEAR.model()
+    message = r"only the result of acnml\.calibrate and an Acnml can be exported, got a Map"
+    with pytest.raises(TypeError, match=message):
+        acnml.export_onnx(acnml.Map(Classifier(model)), LINEAR.x(4), tmp_path / "model.onnx")
 
 
 def test_refusals():

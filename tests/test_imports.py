@@ -55,6 +55,10 @@ def test_the_library_imports_no_integration():
     assert not own & {*ours_optional, "scoring", "ray", "cli"}
 
 
+def test_parts_that_need_no_extra_come_with_the_library():
+    assert {"acnml.conformal", "acnml.metrics", "acnml.tuning"} <= modules_after("import acnml")
+
+
 @pytest.mark.parametrize("part", ["sklearn", "plots", "conformal"])
 def test_parts_can_be_imported_on_their_own(part):
     assert f"acnml.{part}" in modules_after(f"import acnml.{part}")

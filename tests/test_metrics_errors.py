@@ -63,6 +63,12 @@ class TestErrors:
         with pytest.raises(ValueError, match=f"bins must be at least 1, got {bins}"):
             metric(GOOD, LABELS, bins=bins)
 
+    @pytest.mark.parametrize("metric", [metrics.ece, metrics.ece_equal_width, *DIAGRAMS])
+    @pytest.mark.parametrize("bins", [2.5, 2.0, True, "2"])
+    def test_bins_are_integers(self, metric, bins):
+        with pytest.raises(TypeError, match=f"bins must be an integer, got {bins!r}"):
+            metric(GOOD, LABELS, bins=bins)
+
     @every_score_metric
     @pytest.mark.parametrize("name", ["in_scores", "out_scores"])
     @pytest.mark.parametrize(

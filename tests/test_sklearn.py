@@ -26,7 +26,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV, SGDClassifier
-from sklearn.model_selection import GridSearchCV, ShuffleSplit, cross_val_score
+from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit, cross_val_score
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
@@ -246,6 +246,22 @@ def test_fitted_classifiers_are_not_fitted_again(make):
     np.testing.assert_allclose(given.predict_proba(x), expected.probs(features), rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fast(LogisticRegression(), cv="prefit"),
+        lambda: fast(MLPClassifier(), cv="prefit"),
+        lambda: fast(make_pipeline(StandardScaler(), LogisticRegression()), cv="prefit"),
+        lambda: fast(GridSearchCV(LogisticRegression(), {"C": [1]}), cv="prefit"),
+        lambda: fast(FrozenEstimator(LogisticRegression())),
+        lambda: fast(TorchClassifier(), cv="prefit"),
+    ],
+)
+def test_a_prefit_classifier_must_be_fitted(make):
+    with pytest.raises(NotFittedError, match=r"must be fitted, but this \w+ is not: fit it first"):
+        make().fit(*data())
+
+
 def test_classes_of_a_fitted_classifier_may_be_in_any_order():
     x, y = data()
     fitted = LogisticRegression().fit(x[:120], y[:120])
@@ -340,6 +356,22 @@ def test_folds_follow_the_rarest_class():
 
 
 # Habits of scikit-learn --------------------------------------------------------------------------
+
+
+def test_groups_reach_the_splitter():
+    x, y = data()
+    groups = np.arange(len(y)) % 7
+    splits = list(GroupKFold(3).split(x, y, groups))
+    expected = fast(cv=splits).fit(x, y)
+    found = fast(cv=GroupKFold(3)).fit(x, y, groups=groups)
+    assert np.array_equal(found.predict_proba(x), expected.predict_proba(x))
+    fitted = LogisticRegression().fit(x[:120], y[:120])
+    held_out = x[120:], y[120:]
+    prefit = AcnmlClassifier(FrozenEstimator(fitted), cv=GroupKFold(2), price=0.05)
+    prefit.fit(*held_out, groups=groups[120:])
+    assert prefit.predict_proba(x).shape == (240, 3)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        fast(cv=GroupKFold(3)).fit(x, y, groups=groups[:-1])
 
 
 def test_answers_have_the_shapes_and_types_of_scikit_learn():
@@ -473,6 +505,19 @@ def test_a_factory_is_trained_as_a_torch_classifier():
     assert torch.equal(found.estimator_.module_.weight, expected.module_.weight)
     with pytest.raises(TypeError, match=r"estimator must be a classifier or a function factory"):
         fast(3).fit(x, y)
+
+
+def normalised(features: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(features), nn.Linear(features, classes))
+
+
+@pytest.mark.parametrize("n", [2, 41, 42])
+def test_batch_norm_sees_no_batch_of_one_row(n):
+    x, y = data(n=60)
+    x, y = x[:n], np.array(["a", "b"] * 30)[:n]
+    network = TorchClassifier(normalised, epochs=2, batch_size=20, random_state=0).fit(x, y)
+    assert np.isfinite(network.predict_proba(x)).all()
+    assert int(network.module_[0].num_batches_tracked) == 2 * (1 if n == 2 else n // 20 + (n == 42))
 
 
 def test_training_leaves_the_random_state_alone():

@@ -83,10 +83,20 @@ def test_predictor_needs_the_classifier(stored, tmp_path):
     classifier = Classifier(MODELS[1].model())
     path = tmp_path / "map.safetensors"
     acnml.save(Map(classifier), path)
-    with pytest.raises(StorageError, match=r"holds a Map, .*: use load\(path, model\)"):
+    with pytest.raises(StorageError, match=r"holds a Map without its network: use load\("):
         acnml.load(path)
-    with pytest.raises(StorageError, match=r"holds a Diagonal, not a predictor: use load\(path\)"):
+    with pytest.raises(StorageError, match=r"holds a Diagonal, which has no network"):
         acnml.load(stored, classifier)
+
+
+def test_a_density_needs_the_classifier(tmp_path):
+    classifier, x = Classifier(MODELS[1].model()), MODELS[1].x(60)
+    path = tmp_path / "typicality.safetensors"
+    acnml.save(acnml.fit_typicality(classifier, x[:40], x[40:]), path)
+    message = r"holds a Typicality without its network: use load\(path, model\)"
+    with pytest.raises(StorageError, match=message):
+        acnml.load(path)
+    assert isinstance(acnml.load(path, classifier), acnml.Typicality)
 
 
 def test_predictor_for_another_model(tmp_path):
@@ -154,7 +164,7 @@ def test_kinds_is_the_one_list_of_what_is_stored(tmp_path, monkeypatch):
     loaded = acnml.load(path)
     assert type(loaded) is newcomer
     torch.testing.assert_close(loaded.var, known.var, rtol=0, atol=0)
-    with pytest.raises(StorageError, match="holds a Newcomer, not a predictor"):
+    with pytest.raises(StorageError, match="holds a Newcomer, which has no network"):
         acnml.load(path, Classifier(MODELS[1].model()))
 
 

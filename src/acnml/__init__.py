@@ -26,7 +26,7 @@ type.
 import warnings
 from typing import TYPE_CHECKING
 
-from acnml import metrics, tuning
+from acnml import conformal, metrics, tuning
 from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
 from acnml.calibration import Calibrated, CalibrationRow, Score, calibrate, calibrate_folds
@@ -165,6 +165,7 @@ __all__ = [
     "calibrate",
     "calibrate_folds",
     "collect_swag",
+    "conformal",
     "diagonal_curvature",
     "ekfac_curvature",
     "export_onnx",

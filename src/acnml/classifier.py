@@ -168,8 +168,8 @@ class Findings:
     def is_due(self, covered: Iterable[str], x: Inputs) -> bool:
         """Count a batch, and return whether `_engine/trust.py` should check the model on it.
 
-        The first batch with several rows is due, and batches 16, 256, 4096, ..., in case that later
-        data take another way through the model. If parameters are covered, the first batch is due
+        The first batch with several rows is due, and batches 16, 256, 4096, ..., in case later data
+        take another path through the model. If parameters are covered, the first batch is due
         even if it is a single row. If none are, any check with covered parameters counts.
         """
         names, size = frozenset(covered), batches.size(x)
@@ -223,12 +223,13 @@ class Classifier:
     def at(self, tensors: Params) -> Classifier:
         """View the same model with some parameters or buffers replaced by the given tensors.
 
-        Each tensor is converted to the floating point type of the one that it replaces.
+        Each tensor is converted to the floating point type and moved to the device of the one that
+        it replaces.
         """
         own = self.tensors
         checks.require_fits(tensors, own)
         other = copy.copy(self)
-        replaced = {name: tensor.detach() for name, tensor in _in_types_of(own, tensors).items()}
+        replaced = {name: tensor.detach() for name, tensor in _like(own, tensors).items()}
         other.overrides = {**self.overrides, **replaced}
         return other
 
@@ -319,15 +320,18 @@ class Classifier:
         """Return logits (B, K) with `tensors` in place of the model's own.
 
         This is a pure, differentiable function of `x` and `tensors` that `torch.func` can
-        transform. The tensors are converted to the types of the model's own. If hooks turn every
-        input into several rows, the result is (B · rows, K).
+        transform. The tensors are converted to the types and moved to the devices of the model's
+        own. If hooks turn every input into several rows, the result is (B · rows, K).
         """
         # Buffers are cloned because a module may write to them, even in eval mode.
         named = {}
         for name, _, _, own in _slots(self.model):
             tensor = self.overrides.get(name, own).detach()
             named[name] = tensor if isinstance(own, nn.Parameter) else tensor.clone()
-        values = {**named, **_in_types_of(named, tensors or {})}
+        values = named
+        if tensors:
+            checks.require_known(tensors, named)
+            values = {**named, **_like(named, tensors)}
         with self._structures.borrowed(self._changes) as structure:
             run = partial(_run_with, structure, values)
             return self._logits(x, run, batches.size(x) * rows)
@@ -563,9 +567,9 @@ def _follow(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> 
     return tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
 
 
-def _in_types_of(own: Params, tensors: Params) -> Params:
-    """Convert each tensor to the type of the tensor of the same name in `own`."""
-    return {name: tensor.to(own[name].dtype) for name, tensor in tensors.items()}
+def _like(own: Params, tensors: Params) -> Params:
+    """Bring each tensor to the device and the type of the tensor of the same name in `own`."""
+    return {n: tensor.to(own[n].device, own[n].dtype) for n, tensor in tensors.items()}
 
 
 def _own_logits(output: Any) -> Any:

@@ -80,6 +80,11 @@ def export_onnx(
     example = batches.as_inputs(example)
     if batches.size(example) < 2:
         raise ValueError("give an example of at least two inputs, so that their number is dynamic")
+    if not isinstance(predictor, (Calibrated, Acnml)):
+        raise TypeError(
+            "only the result of acnml.calibrate and an Acnml can be exported, got a "
+            f"{type(predictor).__name__}"
+        )
     require_target(Path(path))
     acnml = predictor.predictor if isinstance(predictor, Calibrated) else predictor
     module = acnml.as_module(steps, labels)

@@ -19,6 +19,7 @@ Arguments may be NumPy arrays. `reliability` and `risk_coverage` then return arr
 """
 
 import math
+import numbers
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -88,7 +89,7 @@ def brier(log_probs: Tensor, labels: Tensor) -> float:
     """
     log_probs, labels = _checked(log_probs, labels)
     errors = log_probs.exp()
-    errors[torch.arange(len(labels)), labels] -= 1
+    errors[torch.arange(len(labels), device=labels.device), labels] -= 1
     return errors.square().sum(dim=1).mean().item()
 
 
@@ -138,7 +139,7 @@ def reliability_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -
     """
     _check_bins(bins)
     confidence, correct = _sorted_by_confidence(*confidences(log_probs, labels))
-    inner_edges = torch.arange(1, bins, dtype=torch.float64) / bins
+    inner_edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
     diagram = _binned(confidence, correct, torch.bucketize(confidence, inner_edges))
     return _arrays_for_arrays(log_probs, diagram)
 
@@ -275,16 +276,17 @@ def _equal_mass(confidence: Tensor, correct: Tensor, bins: int) -> Reliability:
     """Average over bins of equal mass, see `reliability`."""
     _check_bins(bins)
     confidence, correct = _sorted_by_confidence(confidence, correct)
-    parts = torch.arange(len(confidence)).tensor_split(bins)
-    sizes = torch.tensor([len(part) for part in parts])
-    return _binned(confidence, correct, torch.arange(bins).repeat_interleave(sizes))
+    device = confidence.device
+    sizes = torch.tensor([len(part) for part in confidence.tensor_split(bins)], device=device)
+    return _binned(confidence, correct, torch.arange(bins, device=device).repeat_interleave(sizes))
 
 
 def _risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
     confidence, correct = _sorted_by_confidence(confidence, correct)
     errors = (1 - correct.flip(0)).cumsum(0)
-    answered = torch.arange(1, len(confidence) + 1, dtype=torch.float64)
-    return RiskCoverage(coverage=answered / len(confidence), risk=errors / answered)
+    count, device = len(confidence), confidence.device
+    answered = torch.arange(1, count + 1, dtype=torch.float64, device=device)
+    return RiskCoverage(coverage=answered / count, risk=errors / answered)
 
 
 def _sorted_by_confidence(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
@@ -343,7 +345,7 @@ def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _as_tensor(value: object, name: str) -> Tensor:
     if isinstance(value, np.ndarray):
-        return torch.tensor(np.ascontiguousarray(value))
+        return torch.tensor(np.ascontiguousarray(value), device="cpu")
     if not isinstance(value, Tensor):
         kind = type(value).__name__
         raise TypeError(f"{name} must be a tensor, got {kind}: use torch.as_tensor({name})")
@@ -400,6 +402,8 @@ def _check_classes(labels: Tensor, classes: int) -> None:
 
 
 def _check_bins(bins: int) -> None:
+    if isinstance(bins, bool) or not isinstance(bins, numbers.Integral):
+        raise TypeError(f"bins must be an integer, got {bins!r}")
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
 

@@ -14,13 +14,13 @@ Everything but the two passes happens in logit space, on the features of the val
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from acnml._util import checks
 from acnml.calibration._choosing import chosen_result
-from acnml.calibration._fitting import RELATIVE_PRIOR, Recipe
+from acnml.calibration._fitting import RELATIVE_PRIOR, Recipe, checked_places
 from acnml.calibration._search import Search
 from acnml.calibration._validation import LEAST_DATA, ValidationData
 from acnml.calibration.result import Calibrated, CalibrationRow, Score
@@ -50,6 +50,7 @@ def calibrate(
     prior_precision: float | None = None,
     typicality: bool | Sequence[Place] = True,
     temperature: float | None = None,
+    on_error: Literal["raise", "flag"] = "raise",
     progress: bool | None = None,
     distributed: bool = False,
 ) -> Calibrated:
@@ -63,8 +64,8 @@ def calibrate(
         validation_loader: labelled data like the training data that the network was not trained on,
             or `(X, y)`. A few hundred are enough for a rough choice, a few thousand for an exact
             one.
-        price: nats of validation NLL that the caution may cost, over the best temperature. Larger
-            is more cautious.
+        price: accepted increase of the validation NLL over the best temperature, in nats. A higher
+            price gives less confident predictions.
         layer: the last Linear layer, or its name; by default the one that is registered last.
         curvature: `kronecker_curvature`, `ekfac_curvature`, `diagonal_curvature` or
             `full_curvature`.
@@ -77,6 +78,9 @@ def calibrate(
             validation data are too few to choose it by, or all predicted correctly. The price is
             then counted from the NLL at this temperature.
             A temperature that a `Classifier` already has is not used; pass it here to keep it.
+        on_error: what the result does about inputs without an answer, such as NaN: "raise" an
+            error, or "flag" them (`predict` returns -1); see `Acnml`. Validation data must all have
+            an answer.
         progress: show progress bars; by default in a terminal only.
         distributed: whether this runs in several processes of `torch.distributed`, as `torchrun`
             starts them. Each passes its own part of the training data, which must not overlap, and
@@ -101,8 +105,10 @@ def calibrate(
             "training and validation loader are the same object; the price must be measured on "
             "data that the network was not trained on"
         )
-    places = typicality if isinstance(typicality, bool) else tuple(typicality)
-    recipe = Recipe(layer, curvature, prior_precision, places, progress, distributed)
+    if temperature is not None:
+        checks.require_positive(temperature, "temperature")
+    places = checked_places(typicality)
+    recipe = Recipe(layer, curvature, prior_precision, places, progress, distributed, on_error)
     network = recipe.network(model)
     validation = ValidationData.of([recipe.outputs(network, validation_loader)], temperature)
     predictor = recipe.fitted(network, train_loader, validation)
@@ -120,6 +126,7 @@ def calibrate_folds(
     curvature: Callable[..., Curvature] = kronecker_curvature,
     prior_precision: float | None = None,
     temperature: float | None = None,
+    on_error: Literal["raise", "flag"] = "raise",
     progress: bool | None = None,
 ) -> Calibrated:
     """Calibrate a network that was trained on all data by cross-validation.
@@ -140,6 +147,7 @@ def calibrate_folds(
             `full_curvature`.
         prior_precision: of the Gaussian prior of the last layer's weights.
         temperature: of the networks; by default that of least validation NLL.
+        on_error: what the result does about inputs without an answer.
         progress: show progress bars; by default in a terminal only.
 
     >>> import acnml, torch
@@ -153,7 +161,9 @@ def calibrate_folds(
     torch.Size([3, 2])
     """
     checks.require_positive(price, "price")
-    recipe = Recipe(layer, curvature, prior_precision, False, progress)
+    if temperature is not None:
+        checks.require_positive(temperature, "temperature")
+    recipe = Recipe(layer, curvature, prior_precision, False, progress, on_error=on_error)
     parts = [(recipe.network(own), train, validation) for own, train, validation in folds]
     if not parts:
         raise ValueError("there are no folds: pass (network, training data, validation data)")

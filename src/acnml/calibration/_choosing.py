@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from acnml import metrics
 from acnml._util.callers import callers_level
-from acnml.calibration._search import Search
+from acnml.calibration._search import PRICE_TOLERANCE, Search
 from acnml.calibration._validation import ValidationData
 from acnml.calibration.result import EQUAL_PRICE, Calibrated, CalibrationRow
 
 # Mean total variation below which two methods give the same answers for practical purposes.
 SAME_ANSWERS = 0.005
+
+# The row of the default of `Acnml`.
+AT_DEFAULT = "ACNML, alpha = 1"
 
 # Quantiles of the validation scores that are kept for abstaining: 0.1 % apart.
 QUANTILES = 1001
@@ -24,34 +28,59 @@ QUANTILES = 1001
 
 def chosen_result(search: Search, price: float) -> Calibrated:
     """Choose α for the price and two others, and write down what it was chosen from."""
-    found = {each: search.largest_alpha(each) for each in (price / 3, price, 3 * price)}
     validation, temperature = search.validation, search.validation.temperature
-    chosen = found[price]
-    log_lik = search.log_lik(chosen)
-    assert log_lik is not None  # it was solved during the search
-    log_probs, regret = torch.log_softmax(log_lik, -1), torch.logsumexp(log_lik, -1)
-    equal = validation.temperature_of_price(price)
+    chosen = _chosen(search, price)
+    log_probs, regret = chosen.log_probs, chosen.regret
+    spent = metrics.nll(log_probs, validation.labels) - validation.best_nll
+    is_spent = spent >= (1 - PRICE_TOLERANCE) * price
+    # A fair rival costs what ACNML costs, also where something else than the price limits alpha.
+    equal = validation.temperature_of_price(price if is_spent else max(spent, 0.0))
+    cost = f"{price:g}" if is_spent else f"{max(spent, 0.0):.3g}"
     table = [
         _row("network", validation.tempered(1.0), validation, 1.0),
         _row("temperature", validation.tempered(temperature), validation, temperature),
-        _row(f"{EQUAL_PRICE}{price:g}", validation.tempered(equal), validation, equal),
+        _row(f"{EQUAL_PRICE}{cost}", validation.tempered(equal), validation, equal),
+        *chosen.rows,
     ]
-    for each, alpha in (*found.items(), (None, 1.0)):
-        own = search.log_lik(alpha)
-        name = "ACNML, alpha = 1" if each is None else f"ACNML, +{each:.3g}"
-        if own is not None:
-            table.append(_acnml_row(name, own, validation, temperature, alpha))
-    notes = _notes(search, table, price, chosen, equal, log_probs)
-    quantiles = torch.linspace(0, 1, QUANTILES, dtype=torch.float64)
+    notes = _notes(search, table, price, chosen.alpha, equal, log_probs)
+    quantiles = torch.linspace(0, 1, QUANTILES, dtype=torch.float64, device=regret.device)
     confidence = log_probs.amax(-1).exp()
     return Calibrated(
-        replace(search.predictor, alpha=chosen),
+        replace(search.predictor, alpha=chosen.alpha),
         tuple(table),
         notes,
         price,
         torch.quantile(confidence, quantiles),
         torch.quantile(regret, quantiles),
     )
+
+
+class _Chosen(NamedTuple):
+    """The α of a price, ACNML with it on the validation data, and the rows of several α."""
+
+    alpha: float
+    log_probs: Tensor
+    regret: Tensor
+    rows: list[CalibrationRow]
+
+
+def _chosen(search: Search, price: float) -> _Chosen:
+    """Search α for three prices, and make the row of each while its solution is at hand."""
+    validation, rows = search.validation, list[CalibrationRow]()
+    chosen: _Chosen | None = None
+    for each in (price / 3, price, 3 * price):
+        alpha = search.largest_alpha(each)
+        log_lik = search.log_lik(alpha)
+        assert log_lik is not None  # it was solved during the search
+        rows.append(_acnml_row(f"ACNML, +{each:.3g}", log_lik, validation, alpha))
+        if each == price:
+            log_probs, regret = torch.log_softmax(log_lik, -1), torch.logsumexp(log_lik, -1)
+            chosen = _Chosen(alpha, log_probs, regret, rows)
+    unchosen = search.log_lik(1.0)
+    if unchosen is not None:
+        rows.append(_acnml_row(AT_DEFAULT, unchosen, validation, 1.0))
+    assert chosen is not None
+    return chosen
 
 
 def _row(
@@ -63,9 +92,9 @@ def _row(
 
 
 def _acnml_row(
-    method: str, log_lik: Tensor, validation: ValidationData, temperature: float, alpha: float
+    method: str, log_lik: Tensor, validation: ValidationData, alpha: float
 ) -> CalibrationRow:
-    row = _row(method, torch.log_softmax(log_lik, -1), validation, temperature)
+    row = _row(method, torch.log_softmax(log_lik, -1), validation, validation.temperature)
     return replace(row, alpha=alpha, regret=torch.logsumexp(log_lik, -1).mean().item())
 
 
@@ -87,8 +116,11 @@ def _notes(
     notes = [
         f"Chosen: temperature {temperature:.3g}, then ACNML on layer {layer.name!r} with alpha = "
         f"{alpha:.4g}. On {len(added)} validation examples this costs {added.mean():.4f} ± "
-        f"{error:.4f} nats of NLL; a plain temperature of {equal:.3g} costs as much."
+        f"{error:.4f} nats of NLL; {_compared(validation, equal, added.mean().item())}."
     ]
+    reason = search.why_not_larger(alpha, price)
+    if reason is not None and added.mean() < (1 - PRICE_TOLERANCE) * price:
+        notes.append(f"{reason}: only {added.mean():.3g} of {price:g} nats are spent.")
     if search.predictor.typicality is not None:
         reader = search.predictor.typicality.reader
         where = ", ".join(map(str, reader.places))
@@ -99,8 +131,8 @@ def _notes(
     variation = (log_probs.exp() - validation.tempered(equal).exp()).abs().sum(-1).mean().item() / 2
     if variation < SAME_ANSWERS:
         notes.append(
-            f"A plain temperature of {equal:.3g} would do as well here: its probabilities differ "
-            f"from ACNML's by {variation:.4f} on average (total variation)."
+            f"A plain temperature of {equal:.3g} gives nearly the same predictions here: its "
+            f"probabilities differ from ACNML's by {variation:.4f} on average (total variation)."
         )
     if error > price:
         text = (
@@ -109,8 +141,18 @@ def _notes(
         )
         notes.append(text)
         warnings.warn(text, stacklevel=callers_level())
-    unchosen = next((row for row in table if row.method == "ACNML, alpha = 1"), None)
+    unchosen = next((row for row in table if row.method == AT_DEFAULT), None)
     if unchosen is None or unchosen.nll > validation.best_nll + 10 * price:
-        cost = "has no solution" if unchosen is None else f"has an NLL of {unchosen.nll:.3f}"
-        notes.append(f"Without a choice, at alpha = 1, ACNML {cost}: always choose alpha.")
+        cost = "there is no solution" if unchosen is None else f"the NLL is {unchosen.nll:.3f}"
+        notes.append(
+            f"At alpha = 1, the default of `Acnml`, {cost}. Always choose alpha on validation data."
+        )
     return tuple(notes)
+
+
+def _compared(validation: ValidationData, equal: float, spent: float) -> str:
+    """Say what the plain temperature of equal price costs, which may be impossible to equal."""
+    cost = metrics.nll(validation.tempered(equal), validation.labels) - validation.best_nll
+    if abs(cost - spent) <= 2 * PRICE_TOLERANCE * max(cost, spent):
+        return f"a plain temperature of {equal:.3g} costs as much"
+    return f"no plain temperature costs the same, and one of {equal:.3g} costs {cost:.4f}"

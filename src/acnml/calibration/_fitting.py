@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 
 from torch import nn
 
-from acnml._util.batches import Inputs, chunks
+from acnml._util import checks
+from acnml._util.batches import Inputs, chunks, take
 from acnml._util.processes import group
 from acnml._util.selection import last_linear, parameter_names
 from acnml.calibration._validation import Outputs, ValidationData
 from acnml.classifier import Classifier
 from acnml.fitting import Curvature
-from acnml.head.features import Features, all_features, only_linear
+from acnml.head.features import (
+    Features,
+    all_features,
+    is_changed_later,
+    only_linear,
+    why_not_linear,
+)
 from acnml.predictors import Acnml
 from acnml.tuning._validation import Validation, joined_features
 from acnml.typicality import Place, Reader
 from acnml.typicality.density import Watch
 from acnml.typicality.mahalanobis import Moments
 
+OnError: TypeAlias = Literal["raise", "flag"]
+
 # The default prior precision as a share of the curvature's mean eigenvalue. ACNML approximates
 # CNML, in which the training data alone constrain the weights. So the prior should matter only in
 # directions about which the data say little. Relative to the curvature, it does not depend on the
-# number of data or the scale of the features. For a ResNet-20 and the 50,000 images of CIFAR-10 the
-# prior precision is then about 1.
+# number of data, and it follows the scale of the features unless these are much smaller than 1, the
+# feature of the bias. For a ResNet-20 and the 50,000 images of CIFAR-10 it is about 1.
 RELATIVE_PRIOR = 1e-2
+
+
+# Inputs that are run again to say why a layer is not the last one.
+PROBED = 100
 
 
 class Network(NamedTuple):
@@ -47,10 +61,25 @@ class Recipe:
     places: bool | tuple[Place, ...]  # of typicality; False for none
     progress: bool | None
     distributed: bool = False  # whether every process has a part of the training data
+    on_error: OnError = "raise"  # of the predictor
+
+    def __post_init__(self) -> None:
+        # All of this would be found out later too, after the network has run over the data.
+        if self.on_error not in get_args(OnError):
+            raise ValueError(f"on_error must be one of {get_args(OnError)}, got {self.on_error!r}")
+        if not callable(self.curvature):
+            raise TypeError(
+                "curvature must be a function such as acnml.kronecker_curvature, got "
+                f"{self.curvature!r}"
+            )
+        if self.prior_precision is not None:
+            checks.require_positive(self.prior_precision, "prior_precision")
 
     def network(self, model: nn.Module | Classifier) -> Network:
         """Return a network, without a temperature, and its last layer."""
         classifier = model.untempered() if isinstance(model, Classifier) else Classifier(model)
+        if not isinstance(self.places, bool):
+            _require_modules(classifier.model, self.places)
         return Network(classifier, layer_names(classifier, self.layer))
 
     def outputs(self, network: Network, loader: Iterable[Any]) -> Outputs:
@@ -58,26 +87,40 @@ class Recipe:
         classifier, names = network
         layer = only_linear(classifier, names)
         reader: Reader | None = None
+        is_changed = False
 
         def compute(x: Inputs) -> Features | None:
-            nonlocal reader
+            nonlocal reader, is_changed
             assert layer is not None
             x = classifier.prepare(x)
             if self.places is not False and reader is None:
                 named = None if self.places is True else self.places
                 reader = Reader.found(classifier, x, named)
-            return all_features(classifier, layer, chunks(x), observer=reader)
+            found = all_features(classifier, layer, chunks(x), observer=reader)
+            if found is None and not is_changed:
+                is_changed = is_changed_later(classifier, layer, take(x, slice(0, PROBED)))
+            return found
 
         features: Features | None = None
         if layer is not None:
             validation = Validation(loader, self.progress)
             features, labels = validation.over_batches("features", compute, joined_features)
+        else:
+            reason = why_not_linear(classifier, names)
+            if reason is not None:
+                raise ValueError(reason)
         if features is None:
+            # An adapter on the head changes its outputs too, so that the other ways are named.
+            change = (
+                ": the model changes these outputs before it returns them, for example by "
+                "LogSoftmax. Return them as they are, or pass Classifier(model, get_logits=...). "
+                "Otherwise"
+            )
             raise ValueError(
-                f"the logits are not the outputs of the layer that owns {names}; name the last "
-                "Linear layer by `layer`, pass acnml.transformers.LastToken(model) for a decoder "
-                "with a head `score`, or use acnml.fit_kfac_laplace and acnml.Acnml with a "
-                "posterior over all layers"
+                f"the logits are not the outputs of the layer that owns {names}"
+                f"{change if is_changed else ';'} name the last Linear layer by `layer`, pass "
+                "acnml.transformers.LastToken(model) for a decoder with a head `score`, or use "
+                "acnml.fit_kfac_laplace and acnml.Acnml with a posterior over all layers"
             )
         outputs = Outputs(features, labels, reader)
         return outputs.of_first_process(group(True)) if self.distributed else outputs
@@ -97,7 +140,33 @@ class Recipe:
         if precision is None:
             precision = RELATIVE_PRIOR * fitted.mean_eigenvalue()
         density = validation.density(tempered, moments)
-        return Acnml(tempered, fitted.posterior(precision), typicality=density)
+        posterior = fitted.posterior(precision)
+        return Acnml(tempered, posterior, on_error=self.on_error, typicality=density)
+
+
+def checked_places(typicality: bool | Sequence[Place]) -> bool | tuple[Place, ...]:
+    """Return the argument `typicality` of `calibrate`, or say what to pass."""
+    if isinstance(typicality, bool):
+        return typicality
+    places = tuple(typicality) if isinstance(typicality, Iterable) else ()
+    if not places or not all(isinstance(place, Place) for place in places):
+        raise TypeError(
+            "typicality must be True, False or a list of places such as [acnml.Place('layer4')], "
+            f"got {typicality!r}"
+        )
+    return places
+
+
+def _require_modules(model: nn.Module, places: tuple[Place, ...]) -> None:
+    """Raise an error if the model lacks a module at which features are to be taken."""
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    for place in places:
+        if place.module not in names:
+            close = difflib.get_close_matches(str(place.module), names[1:], n=1, cutoff=0)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(
+                f"typicality: the model has no module {place.module!r} to take features at{hint}"
+            )
 
 
 def _require_same_weights(classifier: Classifier, names: list[str]) -> None:

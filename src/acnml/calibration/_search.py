@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import final
 
 import torch
@@ -17,10 +18,10 @@ from acnml.solvers import UnsolvedError
 # The search for α ends when the NLL is this close to its limit, as a share of the price.
 PRICE_TOLERANCE = 0.02
 
-# α is searched between these; beyond them it makes no difference, or nothing is left to say.
+# Bounds of the search. A smaller α changes no prediction, a larger one makes all of them uniform.
 SMALLEST_ALPHA, LARGEST_ALPHA = 1e-8, 1e8
 
-# Data that the search looks at before it looks at all of them.
+# At most so many data are in the search's first look, before it looks at all of them.
 FIRST_LOOK = 1000
 
 # One-sided 95 % quantile of the normal distribution.
@@ -30,17 +31,30 @@ SAMPLING_ERROR = 1.645
 @final
 @dataclass(frozen=True, eq=False)
 class Search:
-    """ACNML on the validation data, as a function of α."""
+    """ACNML on the validation data, as a function of α.
+
+    The NLL at some α does not depend on the price, so it is computed once for all prices. The
+    log-likelihoods (N, K) take memory: they are kept for the last α within the price only, which is
+    the one that a search returns.
+    """
 
     predictor: Acnml
     validation: ValidationData
     folds: tuple[Acnml, ...]  # of the networks that the validation data were held out from
+    # α -> NLL, infinite if α is not acceptable at all; for all data and for the first look.
+    _nll: dict[tuple[float, bool], float] = field(default_factory=dict, init=False)
+    _kept: dict[float, Tensor] = field(default_factory=dict, init=False)  # at most one
+    _unsolved: set[float] = field(default_factory=set, init=False)  # α without a solution
 
-    def log_lik(self, alpha: float, data: ValidationData | None = None) -> Tensor | None:
+    def log_lik(self, alpha: float) -> Tensor | None:
         """Return the log-likelihoods (N, K), or None if the solver finds no solution."""
+        kept = self._kept.get(alpha)
+        return self._solved(alpha, self.validation) if kept is None else kept
+
+    def _solved(self, alpha: float, data: ValidationData) -> Tensor | None:
         parts = []
         for index, predictor in enumerate(self.folds):
-            features = (data or self.validation).of_fold(index)
+            features = data.of_fold(index)
             if len(features.logits):
                 logits = features.logits / predictor.classifier.temperature
                 parts.append((replace(predictor, alpha=alpha), features._replace(logits=logits)))
@@ -55,11 +69,30 @@ class Search:
 
         A look at some of the data finds α roughly, and a search over all of them refines it.
         """
-        some = self.validation.take(slice(0, FIRST_LOOK))
-        rough = self._largest(price, self._typical_alpha(), some, steps=12)
-        if len(self.validation.labels) <= FIRST_LOOK:
+        some = self._first_look
+        rough = self._largest(price, self._typical_alpha(), some, reach=1.0, steps=12)
+        if some is self.validation:
             return rough
-        return self._largest(price, rough, self.validation, steps=6)
+        return self._largest(price, rough, self.validation, reach=0.25, steps=6)
+
+    def why_not_larger(self, alpha: float, price: float) -> str | None:
+        """Return what else than the price kept a search from a larger α, or None if nothing did."""
+        limit = self.validation.best_nll + price
+        tried = {a: nll for (a, is_all), nll in self._nll.items() if is_all}
+        beyond = [a for a, nll in tried.items() if a > alpha and nll > limit]
+        if not beyond:
+            return f"Alpha is at its upper bound of {LARGEST_ALPHA:g}"
+        if math.isfinite(tried[min(beyond)]):
+            return None
+        if min(beyond) in self._unsolved:
+            return "The solver finds no solution for a larger alpha"
+        return "A larger alpha would lower the accuracy"
+
+    @cached_property
+    def _first_look(self) -> ValidationData:
+        """Rows at equal distances, because data may be sorted, for example by their labels."""
+        stride = math.ceil(len(self.validation.labels) / FIRST_LOOK)
+        return self.validation if stride == 1 else self.validation.take(slice(None, None, stride))
 
     def _typical_alpha(self) -> float:
         """Return the α with which a typical logit has a posterior variance of 0.01."""
@@ -70,12 +103,17 @@ class Search:
         variance = float(kernel.diagonal().mean()) / predictor.classifier.temperature**2
         return min(max(0.01 / max(variance, 1e-300), SMALLEST_ALPHA), LARGEST_ALPHA)
 
-    def _largest(self, price: float, start: float, data: ValidationData, steps: int) -> float:
-        """Bracket the limit from a starting point, then close in on it in log α."""
+    def _largest(
+        self, price: float, start: float, data: ValidationData, reach: float, steps: int
+    ) -> float:
+        """Bracket the limit from a starting point, then close in on it in log α.
+
+        The first step of the bracket is `reach`, and later ones are twice as long each.
+        """
         low: tuple[float, float] | None = None  # (log α, excess over the limit), within it
         high: tuple[float, float] | None = None  # the same, beyond it
         at = math.log(start)
-        factor = 1.0
+        factor = reach
         bottom, top = math.log(SMALLEST_ALPHA), math.log(LARGEST_ALPHA)
         while low is None or high is None:
             excess = self._excess(math.exp(at), price, data)
@@ -108,22 +146,34 @@ class Search:
 
     def _excess(self, alpha: float, price: float, data: ValidationData) -> float:
         """Return by how much the NLL exceeds its limit; infinite if α is not acceptable at all."""
-        log_lik = self.log_lik(alpha, data)
-        if log_lik is None:
-            return math.inf
-        log_probs = torch.log_softmax(log_lik, dim=-1)
-        plain = data.tempered(self.validation.temperature)
-        if accuracy_is_lower(log_probs, plain, data.labels):
-            return math.inf
-        return metrics.nll(log_probs, data.labels) - metrics.nll(plain, data.labels) - price
+        is_all = data is self.validation
+        if (alpha, is_all) in self._nll:
+            return self._nll[alpha, is_all] - data.best_nll - price
+        log_lik = self._solved(alpha, data)
+        nll = math.inf if log_lik is None else _acceptable_nll(log_lik, data)
+        self._nll[alpha, is_all] = nll
+        if is_all and log_lik is None:
+            self._unsolved.add(alpha)
+        excess = nll - data.best_nll - price
+        if is_all and log_lik is not None and excess <= 0:
+            self._kept.clear()
+            self._kept[alpha] = log_lik
+        return excess
 
 
-def accuracy_is_lower(log_probs: Tensor, plain: Tensor, labels: Tensor) -> bool:
-    """Whether accuracy is lower than that of the plain network, beyond sampling error.
+def _acceptable_nll(log_lik: Tensor, data: ValidationData) -> float:
+    """Return the NLL, infinite if the accuracy is lower than that of the plain network."""
+    log_probs = torch.log_softmax(log_lik, dim=-1)
+    if accuracy_is_lower(log_probs.argmax(-1) == data.labels, data.correct):
+        return math.inf
+    return metrics.nll(log_probs, data.labels)
+
+
+def accuracy_is_lower(correct: Tensor, before: Tensor) -> bool:
+    """Whether accuracy is lower than before, beyond sampling error; both (N,) say what is correct.
 
     Only data on which the two disagree count. If both were equally good, the difference of the
     numbers that only one gets right would have the variance of their sum (McNemar 1947).
     """
-    correct, before = log_probs.argmax(-1) == labels, plain.argmax(-1) == labels
     lost, won = int((before & ~correct).sum()), int((correct & ~before).sum())
     return lost - won > SAMPLING_ERROR * math.sqrt(lost + won)

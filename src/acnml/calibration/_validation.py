@@ -1,4 +1,4 @@
-"""What networks make of the validation data: everything that a choice is made from."""
+"""Outputs of the networks on the validation data, from which temperature and α are chosen."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from acnml.head.features import Features
 from acnml.tuning.temperature import least_nll_temperature
 from acnml.typicality import Density, Reader, Typicality
 from acnml.typicality.mahalanobis import Moments
+
+# At a higher temperature, all predictions are uniform.
+LARGEST_TEMPERATURE = 1e8
 
 # Fewer validation data than this say too little about an NLL to choose anything by it.
 LEAST_DATA = 50
@@ -71,7 +74,8 @@ class ValidationData:
     def of(parts: list[Outputs], temperature: float | None) -> ValidationData:
         """Join the outputs of the networks of all folds, and choose the temperature."""
         features, labels = Features.joined([p.features for p in parts]), [p.labels for p in parts]
-        fold = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(y) for y in labels]))
+        sizes = torch.tensor([len(y) for y in labels], device="cpu")
+        fold = torch.arange(len(parts), device="cpu").repeat_interleave(sizes)
         require_usable(features.logits, torch.cat(labels), temperature)
         if temperature is None:
             log_probs = torch.log_softmax(features.logits.cpu().double(), dim=-1)
@@ -110,18 +114,30 @@ class ValidationData:
         rows = (self.fold == index).nonzero().flatten().to(self.features.logits.device)
         return self.features.take(rows)
 
-    @cached_property
+    @property
     def best_nll(self) -> float:
         """The NLL of the tempered network."""
-        return metrics.nll(self.tempered(self.temperature), self.labels)
+        return self._plain[0]
+
+    @property
+    def correct(self) -> Tensor:
+        """(N,) where the tempered network is right."""
+        return self._plain[1]
+
+    @cached_property
+    def _plain(self) -> tuple[float, Tensor]:
+        """NLL and correctness of the tempered network: two small results of an (N, K) softmax."""
+        log_probs = self.tempered(self.temperature)
+        return metrics.nll(log_probs, self.labels), log_probs.argmax(-1) == self.labels
 
     def temperature_of_price(self, price: float) -> float:
-        """Return the T above the best one whose NLL is `price` higher; inf if there is none."""
+        """Return the T above the best one whose NLL is `price` higher; a huge one if none is."""
         limit = self.best_nll + price
-        if math.log(self.features.logits.shape[1]) <= limit:  # even a uniform prediction is cheaper
-            return math.inf
+        if math.log(self.features.logits.shape[1]) <= limit:  # even uniform predictions are cheaper
+            return LARGEST_TEMPERATURE
         low, high = math.log(self.temperature), math.log(self.temperature) + 1
-        while metrics.nll(self.tempered(math.exp(high)), self.labels) < limit:
+        top = math.log(LARGEST_TEMPERATURE)
+        while high < top and metrics.nll(self.tempered(math.exp(high)), self.labels) < limit:
             high += 1
         for _ in range(40):
             middle = (low + high) / 2
@@ -143,7 +159,7 @@ def require_usable(logits: Tensor, labels: Tensor, temperature: float | None) ->
     if missing:
         shown = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
         warnings.warn(
-            f"{len(missing)} of {classes} classes have no validation data ({shown}): the price "
-            "says nothing about them; add validation data of these classes",
+            f"{len(missing)} of {classes} classes have no validation data ({shown}): alpha is "
+            "chosen without them. Add validation data for these classes",
             stacklevel=callers_level(),
         )

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
 from acnml._util.batches import Inputs, arrays_for_arrays, tensors_for_arrays
@@ -19,27 +20,36 @@ from acnml.typicality import Density
 # The columns of the printed table.
 COLUMNS = ["method", "T", "alpha", "accuracy", "NLL", "Brier", "ECE", "confidence", "regret"]
 
+# Scores tie if they differ by at most this share of them plus so many machine epsilons of the last
+# layer: rounding differs from batch to batch.
+TIE, TIE_EPSILONS = 1e-6, 4
+
 # How the row of the temperature of equal price begins.
 EQUAL_PRICE = "temperature, +"
 
 
 @final
 class Score(enum.Enum):
-    """What an abstaining predictor looks at.
+    """The score that decides whether to abstain.
 
     >>> import acnml
-    >>> acnml.Score("regret") is acnml.Score.REGRET  # as in calibrated.abstains(x, score=...)
+    >>> acnml.Score("regret") is acnml.Score.REGRET  # calibrated.abstains(x, score=...) takes both
     True
     """
 
     CONFIDENCE = "confidence"  # the probability of the likeliest class; low is uncertain
     REGRET = "regret"  # log C(x); high is uncertain
 
+    @classmethod
+    def _missing_(cls, value: object) -> Score:
+        known = ", ".join(repr(score.value) for score in cls)
+        raise ValueError(f"score must be a Score or one of {known}, got {value!r}")
+
 
 @final
 @dataclass(frozen=True)
 class CalibrationRow:
-    """A method on the validation data.
+    """The scores of one method on the validation data.
 
     >>> import acnml, torch
     >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
@@ -159,31 +169,38 @@ class Calibrated(Predictor):
         """Return network and solver as one `nn.Module`, see `Acnml.as_module`."""
         return self.predictor.as_module(steps, labels)
 
-    def threshold(self, share: float, score: Score = Score.CONFIDENCE) -> float:
+    def threshold(self, share: float, score: Score | str = Score.CONFIDENCE) -> float:
         """Return the score beyond which the least certain `share` of the validation data lies.
 
         Inputs with a confidence below it, or a regret above it, are rejected. On data like the
         validation data that is a share of `share`; on other data usually a larger one.
+
+        Args:
+            share: between 0 and 1.
+            score: a `Score` or its value, "confidence" or "regret".
         """
         if not 0 <= share <= 1:
             raise ValueError(f"share must be between 0 and 1, got {share}")
-        if score is Score.CONFIDENCE:
+        if Score(score) is Score.CONFIDENCE:
             quantiles, at = self.confidence_quantiles, share
-        elif score is Score.REGRET:
-            quantiles, at = self.regret_quantiles, 1 - share
         else:
-            raise TypeError(f"score must be Score.CONFIDENCE or Score.REGRET, got {score!r}")
+            quantiles, at = self.regret_quantiles, 1 - share
         return float(quantiles[round(at * (len(quantiles) - 1))])
 
     @arrays_for_arrays
-    def abstains(self, x: Inputs, share: float = 0.05, score: Score = Score.CONFIDENCE) -> Tensor:
+    def abstains(
+        self, x: Inputs, share: float = 0.05, score: Score | str = Score.CONFIDENCE
+    ) -> Tensor:
         """Return which inputs (B,) are less certain than the least certain `share` in validation.
 
-        Inputs without an answer are among them (see `on_error` of `Acnml`).
-        `calibrated.predict(x)[~calibrated.abstains(x)]` are the answers to the others.
+        Inputs without an answer are among them (see `on_error` of `calibrate`). Inputs whose score
+        equals the threshold, up to rounding, are not.
+        `calibrated.predict(x)[~calibrated.abstains(x)]` are the answers to the others. See
+        `threshold` for the arguments.
         """
-        solved, limit = self.predictor.solve(x), self.threshold(share, score)
-        if score is Score.CONFIDENCE:
+        limit = lenient_limit(self, share, score)
+        solved = self.predictor.solve(x)
+        if Score(score) is Score.CONFIDENCE:
             return ~(solved.log_probs.amax(-1).exp() >= limit)
         return ~(solved.regret <= limit)
 
@@ -207,6 +224,19 @@ class Calibrated(Predictor):
             f"Calibrated({self.predictor.classifier!r}, alpha={self.alpha:.4g}, "
             f"price={self.price:g})"
         )
+
+
+def lenient_limit(calibrated: Calibrated, share: float, score: Score | str) -> float:
+    """Return the threshold, moved by rounding error so that scores that equal it are answered.
+
+    Equal inputs have scores that differ in their last bits between batches, and must be treated
+    alike.
+    """
+    limit, layer = calibrated.threshold(share, score), calibrated.predictor.last_layer
+    assert layer is not None
+    assert isinstance(layer.module.weight, Tensor)
+    slack = TIE * abs(limit) + TIE_EPSILONS * torch.finfo(layer.module.weight.dtype).eps
+    return limit - slack if Score(score) is Score.CONFIDENCE else limit + slack
 
 
 def _cells(row: CalibrationRow) -> list[str]:

@@ -340,7 +340,7 @@ class _MeanField:
 
     def state_dict(self) -> Params:
         """Return copies of μ, log s, Adam's moments and the number of steps."""
-        state: Params = {STEPS: torch.tensor(self.steps)}
+        state: Params = {STEPS: torch.tensor(self.steps, device="cpu")}
         for prefix, leaf in self._leaves().items():
             adam = self.optimizer.state.get(leaf, {})
             state[prefix] = leaf.detach().clone()

@@ -144,10 +144,11 @@ class Swag:
         depend on the order of the names, so "order" contains the original position of each.
         """
         deviations, names = list(self._deviations), list(self.mean)
+        order = [names.index(name) for name in sorted(names)]
         return {
-            RANK: torch.tensor(self._rank),
-            UPDATES: torch.tensor(self.updates),
-            ORDER: torch.tensor([names.index(name) for name in sorted(names)], dtype=torch.int64),
+            RANK: torch.tensor(self._rank, device="cpu"),
+            UPDATES: torch.tensor(self.updates, device="cpu"),
+            ORDER: torch.tensor(order, dtype=torch.int64, device="cpu"),
             **{f"{MEAN}{name}": tensor.clone() for name, tensor in self.mean.items()},
             **{f"{SQUARES}{name}": tensor.clone() for name, tensor in self._squares.items()},
             **{f"{DEVIATIONS}{n}": torch.stack([d[n] for d in deviations]) for n in self.mean},

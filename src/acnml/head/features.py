@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
 
 from acnml._algebra.dual import Affine
 from acnml._algebra.kernels import Kernel
-from acnml._engine.layers import AFFINE, Site, find_sites, unsupported
+from acnml._engine.layers import AFFINE, Site, find_sites, is_plain, unsupported
 from acnml._engine.recorder import Tape
 from acnml._engine.trust import Passed, probed, require_apart_from, require_understood
 from acnml._util import checks
@@ -26,8 +28,14 @@ from acnml.posteriors import Posterior
 from acnml.typicality.density import Observer
 
 # What may lie between a last layer's output and the logits of a model that is linear in it: our own
-# clone, the division by a temperature and changes of shape.
-PLAIN = {"CloneBackward0", "DivBackward0", "ViewBackward0", "UnsafeViewBackward0"}
+# clone, the division by a temperature, and changes of shape or precision.
+PLAIN = {
+    "CloneBackward0",
+    "DivBackward0",
+    "ToCopyBackward0",
+    "UnsafeViewBackward0",
+    "ViewBackward0",
+}
 
 
 class Features(NamedTuple):
@@ -80,6 +88,54 @@ def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
     return site
 
 
+def why_not_linear(classifier: Classifier, names: Iterable[str]) -> str | None:
+    """Say why `only_linear` finds no layer and what to do about it; None if it finds one."""
+    covered, modules = set(names), dict(classifier.model.named_modules(remove_duplicate=False))
+    objection = unsupported(classifier.model, covered, AFFINE)
+    if objection is None:
+        return None
+    for name, module in modules.items():
+        own = {f"{name}.{key}".lstrip(".") for key, _ in module.named_parameters()}
+        if isinstance(module, nn.Linear) and own & covered:
+            reason = _why_not_plain(f"layer {name!r} ({type(module).__name__})", module)
+            if reason is not None:
+                return reason
+            others = [other for other, same in modules.items() if same is module and other != name]
+            if others:
+                return (
+                    f"the same layer is registered as {name!r} and as {others[0]!r}: register it "
+                    "under one name"
+                )
+    if "the same parameter" in objection:
+        return (
+            f"{objection}: give the layer a weight of its own, "
+            "layer.weight = nn.Parameter(layer.weight.detach().clone())"
+        )
+    return objection
+
+
+def _why_not_plain(what: str, layer: nn.Linear) -> str | None:
+    """Say why a Linear layer computes its weight or its output in a way of its own, if it does."""
+    if parametrize.is_parametrized(layer):
+        return (
+            f"the weight of {what} is parametrised, as by weight_norm or spectral_norm: remove the "
+            "parametrisation first, by torch.nn.utils.parametrize.remove_parametrizations"
+        )
+    if any(isinstance(hook, BasePruningMethod) for hook in layer._forward_pre_hooks.values()):
+        return f"{what} is pruned: make this permanent first, by torch.nn.utils.prune.remove"
+    if "weight" not in layer._parameters:
+        return (
+            f"the weight of {what} is computed from other parameters: remove this first, for "
+            "example by torch.nn.utils.remove_weight_norm or remove_spectral_norm"
+        )
+    if not is_plain(layer):
+        return (
+            f"{what} is a subclass of nn.Linear with a computation of its own: replace it by an "
+            "nn.Linear with the same weights, if it computes the same"
+        )
+    return None
+
+
 def features(
     classifier: Classifier,
     site: Site,
@@ -118,7 +174,7 @@ def _run(
     tensors: Params | None,
     observer: Observer | None,
 ) -> Features | None:
-    """Run a batch and keep what the layer receives, if this batch takes the way through it."""
+    """Record the layer's input; return None if the logits of this batch are not its output."""
     passed: list[tuple[Tensor, Tensor]] = []
 
     def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -142,7 +198,7 @@ def _run(
         return None
     ((received, output),) = passed
     # The structure was checked before. The values show whether this batch took the same way.
-    if not torch.equal(output.view_as(logits) / classifier.temperature, logits):
+    if not torch.equal(output.to(logits).view_as(logits) / classifier.temperature, logits):
         return None
     inputs = received.reshape(len(logits), -1)
     if site.layer.bias is not None:
@@ -150,6 +206,24 @@ def _run(
     if observer is None or taps is None:
         return Features(inputs, logits)
     return Features(inputs, logits, observer.read(taps.features()))
+
+
+def is_changed_later(classifier: Classifier, site: Site, x: Inputs) -> bool:
+    """Whether the model returns something else of the shape of the layer's outputs.
+
+    This says more of a batch for which `features` returns None.
+    """
+    outputs: list[Tensor] = []
+
+    def keep(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        outputs.append(output.detach().clone())
+        return output
+
+    with torch.no_grad():
+        logits = classifier.hooked({site.name: keep}).logits(x)
+    if len(outputs) != 1 or outputs[0].shape != logits.shape:
+        return False
+    return not torch.equal(outputs[0].to(logits) / classifier.temperature, logits)
 
 
 def all_features(
@@ -187,8 +261,8 @@ def _is_last_layer(tape: Tape, site: Site, temperature: float) -> bool:
     assert isinstance(site.module, nn.Linear)
     if one.received.numel() != len(one.received) * site.module.in_features:
         return False  # several positions: the kernel of the logits is not that of one vector
-    outputs = (one.output.detach() / temperature).flatten()
     logits = tape.logits.detach().flatten()
+    outputs = (one.output.detach().to(logits) / temperature).flatten()
     if not one.is_shared or outputs.shape != logits.shape:
         return False
     if not torch.allclose(outputs, logits, rtol=0, atol=0, equal_nan=True):

@@ -26,6 +26,7 @@ from acnml._algebra.kernels import (
     SpectralKernel,
     centred_variances,
 )
+from acnml._util.precision import without_autocast
 from acnml.head.ascent import DIAGONAL, Point, Rows, Step, settled
 from acnml.head.solve import Start, background
 
@@ -163,27 +164,32 @@ class HeadModule(nn.Module):
             )
         self.kernel, self.steps, self.settling = kernel, steps, settling
         self.labels, self.negligible = labels, negligible
-        self.register_buffer("alpha", torch.tensor(alpha))
+        # Where the kernel is and in its precision: α = T⁻² in single precision would limit a module
+        # in double precision.
+        like = next(kernel.buffers(), torch.zeros((), device="cpu"))
+        self.register_buffer("alpha", torch.tensor(alpha, dtype=like.dtype, device=like.device))
 
     def forward(
         self, features: Tensor, logits: Tensor, scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and the regret log C(x)."""
-        log_lik, _ = self._solved(features, logits, scale)
-        return torch.log_softmax(log_lik, -1), torch.logsumexp(log_lik, -1).clamp(min=0)
+        with without_autocast(logits):
+            log_lik, _ = self._solved(features, logits, scale)
+            return torch.log_softmax(log_lik, -1), torch.logsumexp(log_lik, -1).clamp(min=0)
 
     def residual(self, features: Tensor, logits: Tensor, scale: Tensor | None = None) -> Tensor:
         """Return √(FᵀVF) (B, L) of the labels solved for, as in `Solution.residual`."""
-        return self._solved(features, logits, scale)[1]
+        with without_autocast(logits):
+            return self._solved(features, logits, scale)[1]
 
     def _solved(
         self, features: Tensor, logits: Tensor, scale: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return log-likelihoods (B, K) and residuals (B, L)."""
-        wide = torch.promote_types(logits.dtype, torch.float32)
+        wide = torch.promote_types(self.alpha.dtype, torch.float32)  # the kernel's
         features, logits = features.to(wide), logits.to(wide)
         kernel: Kernel = self.kernel(features)
-        alpha = self.alpha.to(logits.dtype).expand(logits.shape[0])
+        alpha = self.alpha.to(wide).expand(logits.shape[0])
         kernel = kernel.scaled(alpha if scale is None else alpha * scale.to(logits.dtype))
         logits = logits - logits.amax(-1, keepdim=True)
         at_mean = torch.log_softmax(logits, -1)

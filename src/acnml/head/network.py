@@ -27,6 +27,37 @@ STEPS = 5
 
 
 @final
+class PassThrough(nn.Linear):
+    """Stands for a network's last layer in the trunk: it returns its input.
+
+    A network may read attributes of the layer, such as the type of its weight or its number of
+    inputs, so they are those of the layer. Weight and bias stay with the layer alone: they are
+    neither parameters of this module nor written twice to an exported file.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        nn.Module.__init__(self)  # without new weights
+        # A layer may have a `forward` of its own, as accelerate's hooks give it one.
+        internal = {*vars(nn.Module()), "forward"}
+        self.__dict__.update({k: v for k, v in vars(layer).items() if k not in internal})
+        self._layer = (layer,)  # in a tuple, so that it is not registered as a submodule
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The weight of the layer."""
+        return self._layer[0].weight
+
+    @property
+    def bias(self) -> Tensor:  # type: ignore[override]
+        """The bias of the layer."""
+        return self._layer[0].bias
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the features that the layer would have received."""
+        return input
+
+
+@final
 class AcnmlModule(nn.Module):
     """Maps inputs to ACNML's log-probabilities (B, K) and regret (B,).
 
@@ -36,7 +67,7 @@ class AcnmlModule(nn.Module):
     in half precision. So convert the network, not this module, to half precision.
 
     Args:
-        trunk: the network, whose last layer has been replaced by the identity.
+        trunk: the network, whose last layer has been replaced by a `PassThrough`.
         get_features: picks the features out of the trunk's output.
         linear: the last layer.
         temperature: by which the logits are divided.
@@ -55,8 +86,10 @@ class AcnmlModule(nn.Module):
     ) -> None:
         super().__init__()
         self.trunk, self.linear, self.head, self.typicality = trunk, linear, head, typicality
-        wide = torch.promote_types(linear.weight.dtype, torch.float32)
-        self.register_buffer("temperature", torch.tensor(temperature, dtype=wide))
+        weight = linear.weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        divisor = torch.tensor(temperature, dtype=wide, device=weight.device)
+        self.register_buffer("temperature", divisor)
         self._get_features = get_features
         self.eval()
 
@@ -73,7 +106,9 @@ class AcnmlModule(nn.Module):
         output = self.trunk(*args, **kwargs)
         features = self._get_features(output) if self._get_features else output
         scale = None if self.typicality is None else self.typicality()
-        return features, self.linear(features) / self.temperature, scale
+        # A network may convert its logits to another precision: the trunk then converts features.
+        logits = self.linear(features.to(self.linear.weight.dtype)).to(features.dtype)
+        return features, logits / self.temperature, scale
 
 
 def network_module(
@@ -89,12 +124,13 @@ def network_module(
 
     See `HeadModule` for the number of labels to solve for, and what the others may add.
     """
+    _require_last(classifier, layer, typicality)
     network = classifier.copy_module(posterior.mean)
     linear, trunk = network.get_submodule(layer.name), network
     assert isinstance(linear, nn.Linear)
     if layer.name:
         parent, _, own_name = layer.name.rpartition(".")
-        setattr(network.get_submodule(parent), own_name, nn.Identity())
+        setattr(network.get_submodule(parent), own_name, PassThrough(linear))
     else:  # the network is a single layer
         trunk = nn.Identity()
     temperature = classifier.temperature
@@ -108,7 +144,25 @@ def network_module(
     )
     get_features = classifier._get_logits if layer.name else None
     weigh = None if typicality is None else TypicalityModule(typicality, trunk)
-    return AcnmlModule(trunk, get_features, linear, temperature, head, weigh)
+    module = AcnmlModule(trunk, get_features, linear, temperature, head, weigh)
+    return module.to(linear.weight.device)
+
+
+def _require_last(classifier: Classifier, layer: Site, typicality: Density | None) -> None:
+    """Refuse what is wrong in a trunk that returns features in place of logits."""
+    if classifier.findings.last_layers.get(layer.name) is False:
+        raise ValueError(
+            f"the logits are not the outputs of layer {layer.name!r}, so the network cannot become "
+            "a module; use the predictor itself"
+        )
+    for place in () if typicality is None else typicality.reader.places:
+        holds_layer = place.module in ("", layer.name) or layer.name.startswith(f"{place.module}.")
+        if holds_layer and not place.is_input:
+            raise ValueError(
+                f"the typicality reads the {place}, which are logits; a module has no logits "
+                f"before its solver: fit it with Place({layer.name!r}, is_input=True) or other "
+                "places"
+            )
 
 
 def kernel_module(posterior: Posterior, layer: Site) -> KernelModule:

@@ -70,12 +70,12 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             `factory(features, classes)` that returns an `nn.Module`, which is trained as a
             `TorchClassifier`. With `cv="prefit"` also a trained `nn.Module`. The default is a
             `LogisticRegression`.
-        price: nats of held-out NLL that the caution may cost, over the best temperature. Larger is
-            more cautious.
+        price: accepted increase of the held-out NLL over the best temperature, in nats. A higher
+            price gives less confident predictions.
         cv: how to hold out data: a number of stratified folds (the default is 5, or as many as the
             rarest class has data), a share between 0 and 1 for a single stratified split, a
-            splitter of scikit-learn, a list of pairs (training indices, held-out indices), or
-            "prefit".
+            splitter of scikit-learn (for one that needs groups, pass `groups` to `fit`), a list of
+            pairs (training indices, held-out indices), or "prefit".
         temperature: of the classifier; by default that of least held-out NLL.
         prior_precision: of the Gaussian prior of the last layer; see `acnml.calibrate`.
         n_jobs: processes that fit the classifiers of the splits.
@@ -117,7 +117,13 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, X_train: Any = None
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        X_train: Any = None,
+        groups: Any = None,
     ) -> AcnmlClassifier:
         """Fit the classifier, choose temperature and α on held-out data, and fit the posterior.
 
@@ -127,8 +133,9 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             sample_weight: weights for the classifier's own `fit`. The curvature and the choices
                 count every input once.
             X_train: for `cv="prefit"`, the inputs that the classifier was fitted on.
+            groups: the group of every input, for splitters such as `GroupKFold`.
         """
-        X, y = indexable(X, y)
+        X, y, groups = indexable(X, y, groups)
         if y is None:
             raise ValueError("AcnmlClassifier requires y to be passed, but the target y is None")
         y = _check_y(y, multi_output=False, y_numeric=False)
@@ -141,7 +148,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if self.cv == "prefit" or isinstance(base, FrozenEstimator):
             if weights is not None:
                 raise ValueError("sample_weight has no effect on a fitted classifier: leave it out")
-            return self._fit_around(base, X, y, X_train)
+            return self._fit_around(base, X, y, X_train, groups)
         if X_train is not None:
             raise ValueError('X_train is for cv="prefit" only: leave it out')
         if isinstance(base, nn.Module):
@@ -152,10 +159,12 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
             raise ValueError(f"y has only one class, {list(self.classes_)}: at least 2 are needed")
-        return self._fit_by_splits(base, X, y, weights)
+        return self._fit_by_splits(base, X, y, weights, groups)
 
-    def _fit_by_splits(self, base: Any, X: Any, y: Any, weights: Any) -> AcnmlClassifier:
-        splits = list(self._splits(X, y))
+    def _fit_by_splits(
+        self, base: Any, X: Any, y: Any, weights: Any, groups: Any
+    ) -> AcnmlClassifier:
+        splits = list(self._splits(X, y, groups))
         whole = [] if len(splits) == 1 else [np.arange(len(y))]
         parts = [train for train, _ in splits] + whole
         fits = Parallel(n_jobs=self.n_jobs)(
@@ -173,8 +182,15 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         final = fits[-1]
         return self._choose(final, _rows(X, parts[-1]), folds)
 
-    def _fit_around(self, base: Any, X: Any, y: Any, X_train: Any) -> AcnmlClassifier:
+    def _fit_around(self, base: Any, X: Any, y: Any, X_train: Any, groups: Any) -> AcnmlClassifier:
         """Calibrate a classifier that is fitted already."""
+        own = base.estimator if isinstance(base, FrozenEstimator) else base
+        if isinstance(own, BaseEstimator):  # not a network
+            check_is_fitted(
+                own,
+                msg="a prefit classifier must be fitted, but this %(name)s is not: fit it first, "
+                "or choose another cv",
+            )
         fitted = Fitted.of(base)
         own = getattr(fitted.estimator, "classes_", None)
         if own is None:  # a network, whose labels are the indices of its logits
@@ -193,7 +209,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if X_train is not None:
             folds = [(fitted.module, fitted.features(X_train), (features, labels))]
             return self._choose(fitted, X_train, folds)
-        splits = self._splits(X, y, ignore="prefit")
+        splits = self._splits(X, y, groups, ignore="prefit")
         folds = [
             (fitted.module, features[train], (features[test], labels[test]))
             for train, test in splits
@@ -229,7 +245,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             f"an nn.Module, got {type(given).__name__}"
         )
 
-    def _splits(self, X: Any, y: Any, ignore: str = "") -> Iterator[Any]:
+    def _splits(self, X: Any, y: Any, groups: Any, ignore: str = "") -> Iterator[Any]:
         """Yield the training and the held-out indices of every split."""
         cv = None if isinstance(self.cv, str) and self.cv == ignore else self.cv
         if isinstance(cv, numbers.Real) and not isinstance(cv, numbers.Integral):
@@ -242,7 +258,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 f"{folds} folds need {folds} rows of every class, but class {names[rarest]!r} has "
                 f"{counts[rarest]}: use fewer folds, give more data, or drop the class"
             )
-        return check_cv(folds if cv is None else cv, y, classifier=True).split(X, y)
+        return check_cv(folds if cv is None else cv, y, classifier=True).split(X, y, groups)
 
     def predict_log_proba(self, X: Any) -> NDArray[Any]:
         """Return the logarithms of the probabilities (n, classes)."""

@@ -90,7 +90,7 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
             module.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay
         )
         for _ in range(self.epochs):
-            for rows in torch.randperm(len(x)).split(self.batch_size):
+            for rows in _shuffled(len(x), self.batch_size):
                 losses = functional.cross_entropy(module(x[rows]), labels[rows], reduction="none")
                 optimizer.zero_grad()
                 (losses @ weights[rows] / weights.mean() / len(rows)).backward()
@@ -109,6 +109,18 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         """Return the likeliest label of every input."""
         labels = self.predict_proba(X).argmax(1)
         return self.classes_[labels]
+
+
+def _shuffled(count: int, batch_size: int) -> list[Tensor]:
+    """Return shuffled indices in batches.
+
+    A last batch of one row joins the one before it: batch normalisation has no variance for it.
+    """
+    parts = list(torch.randperm(count).split(batch_size))
+    if batch_size > 1 and len(parts) > 1 and len(parts[-1]) == 1:
+        last = parts.pop()
+        parts[-1] = torch.cat([parts[-1], last])
+    return parts
 
 
 def _one_hidden_layer(features: int, classes: int) -> nn.Module:

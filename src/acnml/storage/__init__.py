@@ -1,9 +1,10 @@
-"""Save and load posteriors, curvatures, SWAG states and predictors: safetensors, no pickle.
+"""Save and load posteriors, curvatures, SWAG states, densities and predictors, without pickle.
 
-A file has a checksum over everything in it. A predictor is stored without its network, and the user
-passes the network again to `load`, which compares it with a description in the file: all modules,
-their settings, and hashes of all weights. A predictor of several networks, such as an `Ensemble` or
-`Modes`, needs all of them again, in the same order.
+Files are in the format safetensors, with a checksum over everything in them. A predictor or a
+density, such as a `Typicality`, is stored without its network. The user passes the network again to
+`load`, which compares it with a description in the file: all modules, their settings, and hashes of
+all weights. A predictor of several networks, such as an `Ensemble` or `Modes`, needs all of them
+again, in the same order.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = ["CHECKSUM", "FORMAT_VERSION", "HEADER", "KINDS", "StorageError", "loa
 
 
 def save(value: Standalone | Predictor | Density, path: str | os.PathLike[str]) -> None:
-    """Store a posterior, a curvature, a `Swag`, or a predictor without its network.
+    """Store a posterior, a curvature, a `Swag`, or a predictor or density without its network.
 
     The write is atomic: if it fails, no partial file is left and an existing file is unchanged. A
     file that cannot be written raises a `StorageError`. Only regular files are replaced; a symbolic
@@ -64,7 +65,8 @@ def save(value: Standalone | Predictor | Density, path: str | os.PathLike[str]) 
     if not isinstance(value, (*STANDALONE, *NEEDS_NETWORK)):
         kind = type(value).__name__
         raise TypeError(
-            f"only posteriors, curvatures, Swag and predictors can be stored, got a {kind}"
+            "only posteriors, curvatures, Swag, densities and predictors can be stored, got a "
+            f"{kind}"
         )
     if isinstance(value, Swag) and value.updates == 0:
         raise ValueError("the Swag has not collected any weights: store it after the first update")
@@ -84,24 +86,24 @@ def load(
     classifier: Network | Sequence[Network],
     *,
     weights: Weights = ...,
-) -> Predictor: ...
+) -> Any: ...
 def load(
     path: str | os.PathLike[str],
     classifier: Network | Sequence[Network] | None = None,
     *,
     weights: Weights = "exact",
 ) -> Any:
-    """Load a value stored by `save`; to load a predictor, also pass its network.
+    """Load a value stored by `save`; to load a predictor or a density, also pass its network.
 
     A damaged file raises a `StorageError`, and so does a network that differs from the one that the
-    predictor was stored with: in its modules, their settings or its weights, except for weights
+    value was stored with: in its modules, their settings or its weights, except for weights
     that are in the file. Tensors are loaded to the CPU.
 
     Args:
         path: of the file.
-        classifier: the network of a stored predictor, as a `Classifier` or as the model itself. If
-            it has several, as an `Ensemble` or `Modes` may, a list of them in the order in which
-            they first occur in it.
+        classifier: the network of a stored predictor or density, as a `Classifier` or as the model
+            itself. If it has several, as an `Ensemble` or `Modes` may, a list of them in the order
+            in which they first occur in it.
         weights: "exact" requires the same weights in the same precision, on any device. "rounded"
             also accepts copies of the network in another precision, such as half precision.
 
@@ -125,9 +127,9 @@ def load(
     kind = str(stored.value.get("kind"))
     is_standalone = issubclass(KINDS.get(kind, object), STANDALONE)
     if not given and not is_standalone:
-        raise StorageError(f"{path} holds a {kind}, a predictor: use load(path, model)")
+        raise StorageError(f"{path} holds a {kind} without its network: use load(path, model)")
     if given and is_standalone:
-        raise StorageError(f"{path} holds a {kind}, not a predictor: use load(path)")
+        raise StorageError(f"{path} holds a {kind}, which has no network: use load(path)")
     try:
         _require_count(given, count_networks(stored.value))
         value = decode(stored.value, stored.tensors, partial(_restored, given, weights))
@@ -176,7 +178,7 @@ def _restored(
     Otherwise the logits would silently be divided by two temperatures.
     """
     if not given:
-        raise ValueError("a value that is not a predictor contains a classifier")
+        raise ValueError("a value that needs no network contains a classifier")
     classifier = given[index]
     if network is not None:
         require_same(classifier, network, weights)

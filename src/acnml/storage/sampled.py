@@ -37,5 +37,5 @@ def _of(tensor: Tensor) -> list[float]:
     """
     flat = tensor.detach().flatten()
     some = flat[:: 1 + len(flat) // PRINTED].to("cpu", torch.float64)
-    fixed = torch.cos(torch.arange(len(some), dtype=torch.float64))
+    fixed = torch.cos(torch.arange(len(some), dtype=torch.float64, device="cpu"))
     return [float(some @ fixed), float(some.norm())]
