@@ -104,6 +104,7 @@ PAPERS_METHODS = {
     "SWA-Temp": cifar10_c.TEMPERED,
     "SWA-Temp, ACNML-SWAGD's price": cifar10_c.TEMPERED_MATCHED,
     "SWA-Ensemble": cifar10_c.SWA_ENSEMBLE,
+    "SWA-Dropout": cifar10_c.SWA_DROPOUT,
     "SWAG-D": cifar10_c.BMA_SWAG_D,
     "SWAG": cifar10_c.BMA_SWAG,
     "KFAC-Laplace, best scale": cifar10_c.BMA_KFAC,
@@ -116,7 +117,7 @@ PAPERS_METHODS = {
 
 
 # Methods whose networks were trained in a run of their own.
-RUNS: dict[Method, str] = {}
+RUNS = {cifar10_c.SWA_DROPOUT: "cifar10-c-dropout"}
 
 # VGG16 on a short schedule: the name in the paper's Table 2 -> the method.
 VGG16_METHODS = {
