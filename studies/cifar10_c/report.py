@@ -132,13 +132,14 @@ def setting(results: Results) -> str:
     ]
     absent = ["no SWA-Ensemble (one member)"] if settings.members == 1 else []
     absent += [] if settings.dropout_model else ["no SWA-Dropout (the network has no dropout)"]
-    only = f" Only methods on {', '.join(settings.grounds)} take part." if settings.grounds else ""
-    return (
-        f"{settings.model} {weights}; SWAG collects {settings.recipe.training.collected} epochs. "
-        f"{len(data.held_out.labels):,} held-out images for the knobs come from the {source}. "
-        + (f"There is {' and '.join(absent)}." if absent else "")
-        + only
-    ).strip()
+    only = f"Only methods on {', '.join(settings.grounds)} take part." if settings.grounds else ""
+    sentences = (
+        f"{settings.model} {weights}; SWAG collects {settings.recipe.training.collected} epochs.",
+        f"{len(data.held_out.labels):,} held-out images for the knobs come from the {source}.",
+        f"There is {' and '.join(absent)}." if absent else "",
+        only,
+    )
+    return " ".join(filter(None, sentences))
 
 
 def what_was_done(results: Results) -> Section:
