@@ -146,7 +146,7 @@ def test_factors_alone_are_no_stored_value(tmp_path):
     rewritten(path, lambda value: value.update(kind="Factors"))
     with pytest.raises(StorageError):
         acnml.load(path)
-    with pytest.raises(TypeError, match="only posteriors, curvatures, Swag and predictors"):
+    with pytest.raises(TypeError, match="Swag, densities and predictors can be stored"):
         acnml.save(curvature_of(grouped(), "kronecker", torch.float64).factors, path)
 
 

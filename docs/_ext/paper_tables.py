@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from results import RESULTS, Row, markdown, read
+from results import Row, markdown, read
 from studies.cifar10_c import methods as cifar10_c
 from studies.cifar10_c.settings import CLEAN
 from studies.engine.method import Method
-from values import TIMED, cifar, cifar_rows, epoch, measured, mnist, seconds
+from values import TIMED, cifar, cifar_rows, epoch, measured, mnist, report_rows, seconds
 
 SCORES = {"ece": "ECE", "brier": "Brier score", "nll": "NLL", "accuracy": "accuracy"}
-
-
-def report_rows(file: str, *head: str) -> list[list[str]]:
-    """Return the cells of the table of a report that has these first columns."""
-    lines = iter((RESULTS / file).read_text(encoding="utf-8").splitlines())
-    for line in lines:
-        if cells(line)[: len(head)] == list(head):
-            next(lines)  # the rule below the head
-            return [cells(row) for row in _until_empty(lines)]
-    raise ValueError(f"{file} has no table with the columns {head}")
-
-
-def cells(line: str) -> list[str]:
-    """Return the cells of a line of a Markdown table."""
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
-def _until_empty(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        if not line.strip():
-            return
-        yield line
 
 
 def cifar_ece() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from operator import add, mul, truediv
 from typing import Any
@@ -256,6 +256,41 @@ def naive_whole(column: str, shift: str, *methods: str) -> list[float]:
     return naive(column, shift, *methods, file="paper-mnist-whole/naive-whole.csv")
 
 
+def report_rows(file: str, *head: str) -> list[list[str]]:
+    """Return the cells of the table of a report that has these first columns."""
+    lines = iter((RESULTS / file).read_text(encoding="utf-8").splitlines())
+    for line in lines:
+        if cells(line)[: len(head)] == list(head):
+            next(lines)  # the rule below the head
+            return [cells(row) for row in _until_empty(lines)]
+    raise ValueError(f"{file} has no table with the columns {head}")
+
+
+def cells(line: str) -> list[str]:
+    """Return the cells of a line of a Markdown table."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def _until_empty(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        if not line.strip():
+            return
+        yield line
+
+
+def naive_score(run: str, score: str, shift: str, *methods: str) -> list[float]:
+    """`naive-score paper-mnist-small ECE random MAP`: of the table of naive CNML in a report."""
+    head = ("method", "shift", "accuracy", "NLL", "Brier score", "ECE")
+    rows = {(row[0], row[1]): row for row in report_rows(f"{run}/results.md", *head)}
+    return [float(rows[method, shift][head.index(score)]) for method in methods]
+
+
+def alpha_distance(run: str, *alphas: str) -> list[float]:
+    """`alpha-distance paper-mnist-small 0.3 1`: the distance to naive CNML at some α."""
+    rows = dict(report_rows(f"{run}/results.md", "α", "distance to naive CNML"))
+    return [float(rows[alpha]) for alpha in alphas]
+
+
 def quoted(file: str, text: str) -> list[float]:
     """`quote toy/results.md "confidence {} / {}"`: the numbers at {} in a report.
 
@@ -437,6 +472,8 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "angles": angles,
     "naive": naive,
     "naive-whole": naive_whole,
+    "naive-score": naive_score,
+    "alpha-distance": alpha_distance,
     "quote": quoted,
     "paper": paper,
     "paper-range": paper_range,
