@@ -30,7 +30,7 @@ MOST_FEATURES = 4096
 # so that a tensor that begins with positions is hardly taken for one that begins with the batch.
 PROBED = 13
 
-# A feature whose deviation is at most this share of its size varies by rounding only.
+# A feature whose deviation is at most this share of its scale varies by rounding only.
 CONSTANT = 1e-5
 
 
@@ -83,11 +83,11 @@ class Reader:
     def of(places: tuple[Place, ...], features: Tensor) -> Reader:
         """Return a reader on the scale of some features (B, p)."""
         shift, scale = features.mean(0), features.std(0, correction=0)
-        scale = torch.where(scale > CONSTANT * shift.abs(), scale, shift.abs())
-        # Features that are zero for all of these inputs may differ from zero for others. Nothing
-        # is known of their scale but that of the other features.
-        known = scale[scale > 0]
-        scale = scale.where(scale > 0, known.median() if len(known) else 1.0)
+        # A feature that is zero for all of these inputs has the scale 1. If it is hardly ever more
+        # than zero in training, as a nearly dead unit, it then counts as constant. On its own tiny
+        # scale, a single input could make it dominate the score.
+        size = torch.where(shift == 0, torch.ones_like(shift), shift.abs())
+        scale = torch.where(scale > CONSTANT * shift.abs(), scale, size)
         if features.shape[1] <= MOST_FEATURES:
             return Reader(places, shift, scale)
         generator = torch.Generator().manual_seed(0)
@@ -111,20 +111,6 @@ class Reader:
                 f"{len(self.shift)} when the typicality was fitted: use the same model"
             )
         return read(features, self.shift, self.scale, self.signs)
-
-    def varying(self, mean: Tensor, deviation: Tensor) -> Tensor:
-        """Return which of the features (q,) that it reads vary by more than rounding.
-
-        The size that a deviation is compared with is that of the features before the shift. So a
-        feature is judged in its own unit, and by all data, not only those that gave its scale.
-
-        Args:
-            mean: of the features that it has read (q,).
-            deviation: their standard deviation (q,).
-        """
-        shift = (self.shift.abs() / self.scale).to(mean)
-        size = mean.abs() + (shift if self.signs is None else _folded(shift))
-        return deviation > CONSTANT * size
 
 
 def read(features: Tensor, shift: Tensor, scale: Tensor, signs: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from acnml._util import checks
 from acnml._util.processes import Group
 from acnml.classifier import Classifier, require_classifier
-from acnml.typicality.density import Density, Reader, over_data
+from acnml.typicality.density import CONSTANT, Density, Reader, over_data
 from acnml.typicality.places import Place
 
 
@@ -160,7 +160,7 @@ class Typicality(Density):
         """Return the typicality for moments of training features, and held-out features (N, q)."""
         mean, covariance = moments.mean, moments.covariance
         deviation = covariance.diagonal().clamp(min=0).sqrt()
-        varies = reader.varying(mean, deviation).nonzero()[:, 0]
+        varies = (deviation > CONSTANT).nonzero()[:, 0]
         if not len(varies):
             raise ValueError("all features are constant on the training data: give other places")
         inverse = 1 / deviation[varies]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from acnml._util import checks
 from acnml.classifier import Classifier, require_classifier
-from acnml.typicality.density import Density, Reader, over_data
+from acnml.typicality.density import CONSTANT, Density, Reader, over_data
 from acnml.typicality.mahalanobis import Moments
 from acnml.typicality.places import Place
 
@@ -123,8 +123,7 @@ def neighbours_of(
 ) -> NearestNeighbours:
     """Return the density for training features to keep (n, q) and held-out features (N, q)."""
     deviation = moments.variance.clamp(min=0).sqrt()
-    varies = reader.varying(moments.mean, deviation)
-    inverse = torch.where(varies, 1 / deviation, 0.0).to(kept)
+    inverse = torch.where(deviation > CONSTANT, 1 / deviation, 0.0).to(kept)
     mean = moments.mean.to(kept)
     points = (kept - mean) * inverse
     unscaled = NearestNeighbours(classifier, reader, mean, inverse, points, k, 1.0)
