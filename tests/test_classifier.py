@@ -150,6 +150,18 @@ def test_copies_of_the_module_are_independent():
     assert model.training
 
 
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"head.weigth": torch.zeros(3)}, "head.weigth"),
+        ({"head.bias": torch.zeros(1)}, "'head.bias' has shape"),
+    ],
+)
+def test_copies_of_the_module_take_only_its_own_tensors(tensors, message):
+    with pytest.raises(ValueError, match=message):
+        Classifier(MODELS[2].model()).copy_module(tensors)
+
+
 def test_old_style_weight_norm_can_be_wrapped():
     model = nn.Linear(4, 3)
     model.plain = model.weight * 2  # not a leaf: deepcopy alone would refuse it

@@ -154,10 +154,14 @@ def test_wrappers_are_removed():
         assert list(swag.mean) == ["weight", "bias"]
 
 
-def test_hooks_that_hold_on_to_the_model_are_no_harm():
-    model, seen = nn.Linear(4, 3), []
-    model.register_forward_hook(lambda *_: seen.append(model))
-    x = torch.ones(1, 4)
+def test_hooks_are_no_harm_unless_they_hold_on_to_the_model():
+    """Nobody can see whether a hook only looks at the model or also uses or changes it."""
+    model, seen, x = nn.Linear(4, 3), [], torch.ones(1, 4)
+    handle = model.register_forward_hook(lambda *_: seen.append(model))
+    with pytest.raises(TypeError, match=r"a forward hook of module '' .*; remove the hook, or"):
+        Classifier(model)
+    handle.remove()
+    model.register_forward_hook(lambda module, *_: seen.append(module))
     torch.testing.assert_close(Map(Classifier(model))(x), model(x).log_softmax(-1))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -249,6 +251,111 @@ def test_a_few_outputs_that_happen_to_sum_to_one_are_accepted():
     x = torch.rand(50, 2).double() * 3
     x[0], x[1], x[2] = (torch.tensor(row).double() for row in ([0, 1.0], [0.5, 0.5], [0.2, 0.8]))
     acnml.Map(Classifier(Lookup()))(x)
+
+
+# Functions that a copy of the model shares with the original --------------------------------------
+
+
+def _frozen(model):
+    model.body.forward = torch.no_grad()(model.body.forward)
+
+
+def _compiled(model):
+    model.forward = torch.compile(model.forward)
+
+
+def _lambda(model):
+    body = model.body.forward
+    model.activation = lambda x: torch.tanh(body(x))
+
+
+def _default_in_a_list(model):
+    call = nn.Module.__call__
+    model.parts = [lambda x, own=model.body: call(own, x)]
+
+
+def _weak(model):
+    model.parent = weakref.ref(model)
+
+
+def _in_a_registry(model):
+    registry = {"models": [model]}
+    model.activation = lambda x: registry["models"][0].body(x)
+
+
+def _hook(model):
+    def keep(module, args, output):
+        model.kept = output
+
+    model.body.register_forward_hook(keep)
+
+
+def _pre_hook(model):
+    model.head.register_forward_pre_hook(lambda module, args: (model.body.weight[0] * args[0],))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _frozen,
+        _compiled,
+        _lambda,
+        _default_in_a_list,
+        _weak,
+        _in_a_registry,
+        _hook,
+        _pre_hook,
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
+def test_functions_that_run_the_original_are_refused(change):
+    model = TwoLayers()
+    change(model)
+    with pytest.raises(TypeError, match="refers to the model, so a copy would run the original"):
+        Classifier(model)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4).double(), nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.body(x)))
+
+    def keep(self, module, args, output):
+        self.kept = output
+
+
+def test_hooks_that_are_methods_belong_to_the_copy():
+    model = TwoLayers()
+    model.body.register_forward_hook(model.keep)
+    lengths = []
+    model.head.register_forward_hook(lambda module, args, output: lengths.append(len(output)))
+    log_probs = acnml.Map(Classifier(model))(X)
+    assert lengths  # a function without the model is shared
+    assert not hasattr(model, "kept")
+    torch.testing.assert_close(log_probs, model(X).log_softmax(-1))
+
+
+def test_plain_tensors_with_gradients_are_constants():
+    class Scaled(TwoLayers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.full((4,), 2.0, dtype=torch.float64, requires_grad=True)
+            self.double = 2 * self.scale
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.body(x)) * self.scale * self.double)
+
+    model = Scaled()
+    classifier = Classifier(model)
+    expected = model(X).log_softmax(-1).detach()
+    torch.testing.assert_close(acnml.Map(classifier)(X), expected)
+    posterior = acnml.fit_kfac_laplace(classifier, [X], parameters=[model.head])
+    narrow = acnml.Acnml(classifier, posterior, alpha=1e-9)
+    torch.testing.assert_close(narrow(X), expected, rtol=0, atol=1e-6)
+    assert model.scale.requires_grad
 
 
 # Modules that renew their functions when they are copied, such as metrics -------------------------

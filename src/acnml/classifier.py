@@ -288,11 +288,13 @@ class Classifier:
 
     def copy_module(self, tensors: Params | None = None) -> nn.Module:
         """Return an independent copy of the module in eval mode, with `tensors` replaced."""
+        own = self.tensors
+        checks.require_fits(tensors or {}, own)
         module = copy.deepcopy(self._structures.template)
-        values = {**self.tensors, **(tensors or {})}
+        values = {**own, **(tensors or {})}
         with torch.no_grad():
-            for name, own in [*module.named_parameters(), *module.named_buffers()]:
-                own.copy_(values[name])
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                tensor.copy_(values[name])
         return module
 
     @torch.inference_mode(False)

@@ -6,15 +6,21 @@ copy cannot replace.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import inspect
-from collections.abc import Iterable, Mapping
-from types import FunctionType
+import dis
+import functools
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+# Attributes of every module with functions that run in a forward pass.
+HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -30,6 +36,8 @@ def require_viewable(model: nn.Module) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError("scripted or traced modules are not supported; pass the original nn.Module")
     for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise ValueError(f"{name!r} has no shape yet; run the model once on a batch first")
         if parameter.is_inference():
             raise ValueError(
                 f"{name!r} was created in torch.inference_mode and has no gradients; "
@@ -51,35 +59,67 @@ def require_viewable(model: nn.Module) -> None:
 def require_independent(structure: nn.Module, model: nn.Module) -> None:
     """Raise an error if a function in a copied structure still refers to the original model.
 
-    `copy.deepcopy` does not copy functions, so a closure over the model refers to the original. A
-    module may renew its functions when it is copied, as the metrics of torchmetrics do.
+    `copy.deepcopy` copies neither functions nor weak references, so what a closure over the model
+    calls or changes is the original. A module may renew its functions when it is copied, as the
+    metrics of torchmetrics do.
     """
-    # Attributes of every nn.Module, such as its hooks, are internal and not checked.
-    originals, internal = set(model.modules()), set(vars(nn.Module()))
+    originals, internal = set(model.modules()), set(vars(nn.Module())) - HOOKS
     for name, module in structure.named_modules():
         for key, value in vars(module).items():
-            if key not in internal and _holds_on_to(value, originals):
+            if key not in internal and _holds_on_to(value, originals, set()):
+                what = "a forward hook" if key in HOOKS else f"attribute {key!r}"
+                remedy = "make it a method"
+                if key in HOOKS:
+                    remedy = "remove the hook, or register a method as the hook"
                 raise TypeError(
-                    f"attribute {key!r} of module {name!r} is or contains a function whose closure "
-                    "refers to the model, so a copy would run the original; make it a method"
+                    f"{what} of module {name!r} is or contains a function whose closure refers to "
+                    f"the model, so a copy would run the original; {remedy}"
                 )
 
 
-def _holds_on_to(value: Any, modules: set[nn.Module]) -> bool:
-    """Return whether the closure of a function in `value` refers to one of the modules."""
-    if isinstance(value, Mapping):
-        return any(_holds_on_to(item, modules) for item in value.values())
-    if isinstance(value, (list, tuple)):
-        return any(_holds_on_to(item, modules) for item in value)
-    if not isinstance(value, FunctionType):
+def _holds_on_to(value: Any, modules: set[nn.Module], seen: set[int]) -> bool:
+    """Return whether a value refers to one of the modules through functions or containers."""
+    if isinstance(value, nn.Module):
+        return value in modules
+    if id(value) in seen:
         return False
-    held = inspect.getclosurevars(value).nonlocals.values()
-    return any(isinstance(value, nn.Module) and value in modules for value in held)
+    seen.add(id(value))
+    held: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        held = value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        held = value
+    elif isinstance(value, FunctionType):
+        held = _held_by_function(value)
+    elif isinstance(value, MethodType):
+        held = (value.__self__, value.__func__)
+    elif isinstance(value, functools.partial):
+        held = (value.func, value.args, value.keywords)
+    elif isinstance(value, weakref.ref):
+        held = (value(),)
+    return any(_holds_on_to(item, modules, seen) for item in held)
+
+
+def _held_by_function(function: FunctionType) -> Iterator[Any]:
+    """Yield what a function refers to: its closure, its defaults, and global modules."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for instruction in dis.get_instructions(function):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            named = function.__globals__.get(instruction.argval)
+            if isinstance(named, nn.Module):
+                yield named
 
 
 def eval_structure(model: nn.Module) -> nn.Module:
     """Copy a module's structure, in eval mode; the copy shares the tensors."""
-    memo = {id(t): t for module in model.modules() for t in _own_tensors(module)}
+    memo = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    # Plain tensors with a graph cannot be copied. No gradient of theirs is wanted.
+    plain = (value for module in model.modules() for value in vars(module).values())
+    memo |= {id(t): t.detach() for t in plain if isinstance(t, Tensor) and t.requires_grad}
     try:
         structure = copy.deepcopy(model, memo)
     except Exception as error:
@@ -94,11 +134,3 @@ def tracking_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """Return the batch-norm layers that keep running statistics, by name."""
     layers = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
     return {name: layer for name, layer in layers.items() if layer.track_running_stats}
-
-
-def _own_tensors(module: nn.Module) -> Iterable[Tensor]:
-    """Yield a module's parameters and buffers, and plain tensors that deepcopy cannot copy."""
-    yield from (t for t in module._parameters.values() if t is not None)
-    yield from (t for t in module._buffers.values() if t is not None)
-    plain = (value for value in vars(module).values() if isinstance(value, Tensor))
-    yield from (tensor for tensor in plain if not tensor.is_leaf)
