@@ -182,7 +182,7 @@ def test_an_interrupted_fit_leaves_the_model_unchanged():
         ([(X, Y)], {"epochs": 0}, "epochs must be at least 1, got 0"),
         ([], {}, "the loader gave no batch"),
         ([X], {}, "batch 0: there are no labels"),
-        ([(X, Y), (X, Y + 1)], {}, "batch 1: label 3 at index 2 is outside the model's 3 classes"),
+        ([(X, Y), (X, Y + 1)], {}, "batch 1: label 3 is outside .* first at index 2"),
         ([(X, Y)], {"prior_std": 0.0}, "prior_std must be a positive"),
         (
             [(X, Y)] * 3,

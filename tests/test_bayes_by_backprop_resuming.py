@@ -210,7 +210,7 @@ def test_refuses_a_model_that_is_not_wrapped():
 @pytest.mark.parametrize(
     ("labels", "error", "message"),
     [
-        (LABELS + 1, ValueError, "label 3 at index 2 is outside the model's 3 classes"),
+        (LABELS + 1, ValueError, "label 3 is outside the model's 3 .* first at index 2"),
         (LABELS[:2], ValueError, r"labels have shape \(2,\), expected \(6,\)"),
         (LABELS.double(), TypeError, "labels must be a tensor of integers"),
         (None, TypeError, "labels must be a tensor of integers, got NoneType"),

@@ -124,6 +124,7 @@ def head(model: nn.Module) -> Diagonal:
     [
         lambda c, x: Map(c),
         lambda c, x: Acnml(c, head(c.model), alpha=0.01),
+        lambda c, x: Acnml(c, head(c.model), alpha=0.01).features,
         lambda c, x: acnml.Glm(c, head(c.model)),
         lambda c, x: acnml.Glm(c, diagonal(c.model)),
         lambda c, x: acnml.Bma(c, head(c.model), 2),
@@ -167,6 +168,15 @@ def test_errors_name_rows_of_data_in_memory(use):
     assert refused.value.rows == (300, 500)
 
 
+@pytest.mark.parametrize("use", [USES_OF_DATA[0], USES_OF_DATA[2]])  # typicality takes no labels
+def test_errors_name_rows_of_labels_in_memory(use):
+    classifier, labels = Classifier(Exploding().double()), torch.arange(600) % 3
+    labels[[300, 500]] = 7
+    message = "^label 7 is outside the model's 3 classes for 2 of 600 .* index 300, 500; "
+    with pytest.raises(RowsError, match=message):
+        use(classifier, (normal(600, 4), labels))
+
+
 @pytest.mark.parametrize("use", USES_OF_DATA)
 def test_errors_name_the_batch_of_a_loader_and_its_rows(use):
     classifier, x = Classifier(Exploding().double()), normal(80, 4)
@@ -179,7 +189,6 @@ def test_errors_name_the_batch_of_a_loader_and_its_rows(use):
 
 
 def test_other_errors_name_a_range_of_data_in_memory():
-    classifier, x, labels = Classifier(Exploding().double()), normal(600, 4), torch.arange(600) % 3
-    labels[520] = 7
-    with pytest.raises(ValueError, match=r"^rows 512 to 599: .*7"):
+    classifier, x, labels = Classifier(Exploding().double()), normal(600, 4), torch.zeros(600)
+    with pytest.raises(ValueError, match=r"^rows 0 to 255: labels must be integers"):
         acnml.tuning.temperature_by_nll(Map(classifier), (x, labels))

@@ -25,7 +25,7 @@ from acnml._algebra.dual import LayerInputs, Outers
 from acnml._engine.gradients import joined_deltas, joined_inputs, summed_scaling_gradients
 from acnml._engine.layers import Site, names_of
 from acnml._engine.recorder import WAY_OUT, Passage, Tape, record, require_batch_first
-from acnml._util import batches
+from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
 from acnml.classifier import Classifier, Hook, naming_checkpoints
@@ -122,6 +122,22 @@ def require_apart_from(
 
 
 # Rows that do not depend on each other -----------------------------------------------------------
+
+
+def checked_logits(classifier: Classifier, x: Inputs, view: Classifier | None = None) -> Tensor:
+    """Return the logits of a prepared chunk, all finite, and check the model if that is due.
+
+    Args:
+        classifier: the model.
+        x: the chunk.
+        view: a view of the model to run in its place, such as one with hooks.
+    """
+    probe = probed(classifier, [], x) if classifier.findings.is_due((), x) else None
+    logits = (view or classifier).logits(x).detach()
+    checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
+    if probe is not None:
+        require_apart_from(classifier, [], x, probe, Passed(logits, {}))
+    return logits
 
 
 def _compare(
@@ -398,6 +414,8 @@ def _require_equal_gradients(
         torch.linspace(1, 2, logits.numel(), device=logits.device).to(logits).view_as(logits)
     )
     wanted = [*outputs, *leaves.values()]
+    if not wanted:
+        return
     with naming_checkpoints():
         grads = torch.autograd.grad(logits, wanted, cotangent, allow_unused=True)
     deltas = iter(

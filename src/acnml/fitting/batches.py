@@ -63,9 +63,11 @@ def require_classes(labels: Tensor, logits: Tensor) -> None:
     classes = logits.shape[-1]
     bad = ((labels < 0) | (labels >= classes)).nonzero().flatten()
     if len(bad):
-        raise ValueError(
-            f"label {int(labels[bad[0]])} at index {int(bad[0])} is outside the model's "
-            f"{classes} classes: drop or relabel the example"
+        raise checks.RowsError(
+            f"label {int(labels[bad[0]])} is outside the model's {classes} classes",
+            bad.tolist(),
+            len(labels),
+            "drop or relabel these examples",
         )
 
 

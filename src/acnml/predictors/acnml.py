@@ -42,6 +42,10 @@ FALLBACK_POLISH = 50
 FALLBACK_STEPS, FALLBACK_STEP_SIZE = 100, 0.1
 
 
+# Of α by typicality: a perfectly typical input has the score 0, and stays at the mean.
+LEAST_SCALE = 1e-12
+
+
 class NmlPredictor(Predictor):
     """p(y|x) ∝ p_θ̂_y(y|x): how well every label can be explained, normalised over the labels."""
 
@@ -143,8 +147,8 @@ class Acnml(NmlPredictor):
         layer = self.last_layer
         if layer is None:
             return None
-        chunks = batches.chunks(self.classifier.prepare(x))
-        return all_features(self.classifier, layer, chunks, self.posterior.mean, self.typicality)
+        x = self.classifier.prepare(x)
+        return all_features(self.classifier, layer, x, self.posterior.mean, self.typicality)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -275,7 +279,8 @@ class Acnml(NmlPredictor):
         for i, scale in enumerate(self.typicality(x).tolist()):
             with checks.counting_from(i, batches.size(x)):
                 one = batches.take(x, slice(i, i + 1))
-                parts.append(self._solved_within(one, self._scaled.scaled(scale)))
+                own = self._scaled.scaled(max(scale, LEAST_SCALE))
+                parts.append(self._solved_within(one, own))
         return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def _solved_within(self, x: Inputs, posterior: Posterior) -> Solution:

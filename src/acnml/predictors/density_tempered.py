@@ -9,13 +9,13 @@ from typing import final
 import torch
 from torch import Tensor
 
+from acnml._engine.trust import checked_logits
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier, require_classifier
 from acnml.predictors.base import Predictor
 from acnml.typicality import Density
-from acnml.typicality.density import checked_logits
 from acnml.typicality.places import Taps
 
 # A score that is larger counts as this one: its square is still finite in double precision.
@@ -71,7 +71,7 @@ class DensityTempered(Predictor):
         return torch.cat([*in_chunks(self.classifier.prepare(x), tempered)])
 
     def _tempered(self, taps: Taps, x: Inputs) -> Tensor:
-        logits = checked_logits(self.classifier, taps, x)
+        logits = checked_logits(self.classifier, x, taps.classifier)
         score = self.density.read(taps.features())
         log_probs = density_tempered(logits, score, self.temperature, self.slope)
         return checks.require_finite(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
-from acnml._engine.trust import Passed, probed, require_apart_from
+from acnml._engine.trust import checked_logits
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.params import Params
@@ -40,23 +41,11 @@ class Map(Predictor):
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return log p_θ(y|x)."""
-        return torch.cat([*in_chunks(self.classifier.prepare(x), self._checked)])
-
-    def _checked(self, x: Inputs) -> Tensor:
-        """Return the log-probabilities of a prepared chunk, and check the model if that is due."""
-        due = self.classifier.findings.is_due((), x)
-        probe = probed(self.classifier, [], x) if due else None
-        logits = self.classifier.logits(x)
-        log_probs = _finite(log_softmax(logits))
-        if probe is not None:
-            require_apart_from(self.classifier, [], x, probe, Passed(logits, {}))
-        return log_probs
+        chunks = in_chunks(self.classifier.prepare(x), partial(checked_logits, self.classifier))
+        return log_softmax(torch.cat([*chunks]))
 
 
 def finite_log_probs(classifier: Classifier, x: Inputs, tensors: Params | None = None) -> Tensor:
     """Return the classifier's log-probabilities, or raise an error if they are not finite."""
-    return _finite(classifier.log_probs(x, tensors))
-
-
-def _finite(log_probs: Tensor) -> Tensor:
+    log_probs = classifier.log_probs(x, tensors)
     return checks.require_finite(log_probs, "log-probabilities are", "check the model's logits")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from acnml import metrics
+from acnml._engine.trust import checked_logits
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.passes import in_chunks
@@ -25,7 +26,6 @@ from acnml.tuning._search import golden_section
 from acnml.tuning._validation import Validation, joined_features
 from acnml.tuning.temperature import least_nll_temperature, why_no_temperature
 from acnml.typicality import Density
-from acnml.typicality.density import checked_logits
 
 # Slopes are searched between these: below, T(x) is a constant, and above it is proportional to s².
 SMALLEST, LARGEST = 1e-4, 1e4
@@ -81,7 +81,7 @@ def density_temperature(
         taps = density.taps(classifier)
 
         def read(chunk: Inputs) -> Features:
-            logits = checked_logits(classifier, taps, chunk)
+            logits = checked_logits(classifier, chunk, taps.classifier)
             return Features(logits[:, :0], logits, density.read(taps.features()))
 
         return Features.joined([*in_chunks(classifier.prepare(x), read)])

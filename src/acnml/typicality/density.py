@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acnml._engine.trust import Passed, probed, require_apart_from
+from acnml._engine.trust import checked_logits
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, split_labels
 from acnml._util.passes import each_batch, in_chunks
@@ -178,7 +178,7 @@ class Density(ABC):
         taps = self.taps(self.classifier)
 
         def score(chunk: Inputs) -> Tensor:
-            checked_logits(self.classifier, taps, chunk)
+            checked_logits(self.classifier, chunk, taps.classifier)
             return self.read(taps.features())
 
         return torch.cat([*in_chunks(self.classifier.prepare(x), score)])
@@ -206,23 +206,6 @@ class Density(ABC):
             )
 
 
-def checked_logits(classifier: Classifier, taps: Taps, x: Inputs) -> Tensor:
-    """Return the logits of a prepared chunk, and check the model if that is due.
-
-    Args:
-        classifier: the model.
-        taps: a view of it, which then holds the features of the chunk.
-        x: the chunk.
-    """
-    due = classifier.findings.is_due((), x)
-    probe = probed(classifier, [], x) if due else None
-    logits = taps.classifier.logits(x).detach()
-    checks.require_finite(logits, "the model's logits are", "check the model and inputs")
-    if probe is not None:
-        require_apart_from(classifier, [], x, probe, Passed(logits, {}))
-    return logits
-
-
 @torch.inference_mode(False)
 @torch.no_grad()
 def over_data(
@@ -246,7 +229,7 @@ def over_data(
         own, taps = found, found.taps(classifier)
 
         def use_chunk(chunk: Inputs) -> None:
-            checked_logits(classifier, taps, chunk)
+            checked_logits(classifier, chunk, taps.classifier)
             use(own.read(taps.features()))
 
         for _ in in_chunks(x, use_chunk):
