@@ -14,6 +14,7 @@ from torch import nn
 import acnml
 from acnml import Acnml, Classifier, Map, Place, Score, Tempered, calibrate, metrics, tuning
 from acnml.calibration._search import accuracy_is_lower
+from cases import normal
 
 # Bounds on the solves of a calibration, on data that fit into the first look and on others.
 MOST_SOLVES, MOST_FULL_SOLVES = 27, 16
@@ -428,6 +429,31 @@ class TestRefusals:
         x, _ = joined(validation)
         with pytest.raises(ValueError, match="every validation point is predicted correctly"):
             calibrate(model, train, [(x, model(x).argmax(-1))])
+
+    def test_data_that_do_not_constrain_the_last_layer(self):
+        """All predictions are right and certain: a temperature must be given, and a higher one."""
+        model = nn.Linear(2, 2).double()
+        with torch.no_grad():
+            model.weight.copy_(torch.tensor([[-300.0, 0.0], [300.0, 0.0]]))
+        x = normal(200, 2)
+        x = x + 2 * x.sign()
+        data = x[100:], (model(x[100:]).argmax(-1))
+        with pytest.raises(ValueError, match=r"temperature of 1 .* pass a higher temperature"):
+            calibrate(model, x[:100], data, temperature=1)
+        assert calibrate(model, x[:100], data, temperature=300).alpha > 0
+
+    def test_inputs_with_extreme_logits_are_named(self):
+        model, x = nn.Linear(4, 3).double(), normal(200, 4)
+        with torch.no_grad():
+            model.weight.copy_(torch.eye(3, 4))
+        labels = (x[:, :3] + 0.3 * normal(200, 3, seed=1)).argmax(-1)
+        held_out = x[100:].clone()
+        held_out[[7, 50]] *= 1e6
+        labels[100:] = torch.where(
+            held_out.abs().amax(1) > 1e3, model(held_out).argmax(-1), labels[100:]
+        )
+        with pytest.warns(UserWarning, match=r"2 of 100 .* \(index 7, 50\)"):
+            calibrate(model, x[:100], (held_out, labels[100:]), price=0.1)
 
     def test_a_missing_class_is_named(self):
         model, train, validation, _ = problem()

@@ -117,6 +117,35 @@ def test_ensembles_are_tuned_from_the_same_features():
         assert row.nll == pytest.approx(acnml.metrics.nll(ensemble(x), x.argmax(-1) % 3))
 
 
+class Shuffled:
+    """Gives the same data in another order every time, as a loader with shuffle=True."""
+
+    def __init__(self, x, labels):
+        self.data, self.generator = (x, labels), torch.Generator().manual_seed(0)
+
+    def __iter__(self):
+        order = torch.randperm(len(self.data[1]), generator=self.generator)
+        return iter([tuple(tensor[rows] for tensor in self.data) for rows in order.split(25)])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda alpha: Modes(members(2)).with_alpha(alpha),
+        lambda alpha: Ensemble(Modes(members(2)).with_alpha(alpha).predictors),
+        lambda alpha: Ensemble([Map(part.classifier) for part in members(2)]),
+        lambda alpha: Ensemble((members(2)[0], Map(members(2)[1].classifier))),
+    ],
+)
+def test_members_are_tuned_on_the_same_inputs(make):
+    x = normal(100, 4, seed=8)
+    labels = x.argmax(-1) % 3
+    for row in tuning.sweep(make, [0.1, 1.0], Shuffled(x, labels)):
+        expected = make(row.value)(x)
+        assert row.nll == pytest.approx(acnml.metrics.nll(expected, labels))
+        assert row.accuracy == pytest.approx(acnml.metrics.accuracy(expected, labels))
+
+
 def test_several_networks_are_stored_in_one_file(tmp_path):
     parts, x, path = members(3), MLP.x(5), tmp_path / "modes.safetensors"
     modes = Modes(parts, (0.0, -0.1, -0.2))
@@ -205,7 +234,7 @@ def test_complexity_of_every_predictor_is_its_loss():
     ("labels", "error", "message"),
     [
         (torch.tensor([0, 1]), ValueError, r"labels have shape \(2,\), expected \(3,\)"),
-        (torch.tensor([0, 1, 3]), ValueError, "label 3 at index 2 is outside"),
+        (torch.tensor([0, 1, 3]), ValueError, "label 3 is outside .* first at index 2"),
         (torch.tensor([0.0, 1.0, 2.0]), TypeError, "labels must be a tensor of integers"),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 from torch import nn
 
 from acnml._util import checks
-from acnml._util.batches import Inputs, chunks, take
+from acnml._util.batches import Inputs, take
 from acnml._util.processes import group
 from acnml._util.selection import last_linear, parameter_names
 from acnml.calibration._validation import Outputs, ValidationData
@@ -96,7 +96,7 @@ class Recipe:
             if self.places is not False and reader is None:
                 named = None if self.places is True else self.places
                 reader = Reader.found(classifier, x, named)
-            found = all_features(classifier, layer, chunks(x), observer=reader)
+            found = all_features(classifier, layer, x, observer=reader)
             if found is None and not is_changed:
                 is_changed = is_changed_later(classifier, layer, take(x, slice(0, PROBED)))
             return found
@@ -139,6 +139,12 @@ class Recipe:
         precision = self.prior_precision
         if precision is None:
             precision = RELATIVE_PRIOR * fitted.mean_eigenvalue()
+            if precision == 0:
+                raise ValueError(
+                    f"at a temperature of {tempered.temperature:.3g} the network gives all "
+                    "training data a probability of 0 or 1, so that they do not constrain its last "
+                    "layer; pass a higher temperature, or a prior_precision"
+                )
         density = validation.density(tempered, moments)
         posterior = fitted.posterior(precision)
         return Acnml(tempered, posterior, on_error=self.on_error, typicality=density)

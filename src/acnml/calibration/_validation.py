@@ -25,6 +25,9 @@ from acnml.typicality.mahalanobis import Moments
 # At a higher temperature, all predictions are uniform.
 LARGEST_TEMPERATURE = 1e8
 
+# Logits that spread this many times as far as those of the median input are suspicious.
+EXTREME = 100
+
 # Fewer validation data than this say too little about an NLL to choose anything by it.
 LEAST_DATA = 50
 
@@ -155,11 +158,28 @@ def require_usable(logits: Tensor, labels: Tensor, temperature: float | None) ->
             f"least {LEAST_DATA}, better a few thousand, or set temperature=1"
         )
     require_logits(logits)
+    _warn_of_extreme(logits)
     missing = sorted(set(range(classes)) - set(labels.unique().tolist()))
     if missing:
         shown = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
         warnings.warn(
             f"{len(missing)} of {classes} classes have no validation data ({shown}): alpha is "
             "chosen without them. Add validation data for these classes",
+            stacklevel=callers_level(),
+        )
+
+
+def _warn_of_extreme(logits: Tensor) -> None:
+    """Warn of inputs that alone could decide the temperature and the score of typicality."""
+    spread = (logits.amax(-1) - logits.amin(-1)).double()
+    rows = (spread > EXTREME * spread.median()).nonzero().flatten().tolist()
+    if rows and spread.median() > 0:
+        listed = ", ".join(map(str, rows[: checks.LISTED])) + (
+            ", …" if rows[checks.LISTED :] else ""
+        )
+        warnings.warn(
+            f"{len(rows)} of {len(logits)} validation examples have logits more than {EXTREME} "
+            f"times as large as usual (index {listed}). They can decide the temperature and alpha "
+            "alone: check these inputs, for example for missing values coded as numbers",
             stacklevel=callers_level(),
         )

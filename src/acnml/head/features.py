@@ -7,7 +7,7 @@ needs of an input is the layer's input a and the logits z. The network itself is
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from acnml._engine.trust import Passed, probed, require_apart_from, require_unde
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
+from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier, strays
 from acnml.posteriors import Posterior
 from acnml.typicality.density import Observer
@@ -178,7 +179,8 @@ def _run(
     passed: list[tuple[Tensor, Tensor]] = []
 
     def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        passed.append((args[0].detach(), output.detach()))
+        # The model may change the output in place later, and must then be found out.
+        passed.append((args[0].detach(), output.detach().clone()))
         return output
 
     taps = None if observer is None else observer.taps(classifier)
@@ -229,14 +231,13 @@ def is_changed_later(classifier: Classifier, site: Site, x: Inputs) -> bool:
 def all_features(
     classifier: Classifier,
     site: Site,
-    chunks: Iterable[Any],
+    x: Inputs,
     tensors: Params | None = None,
     observer: Observer | None = None,
 ) -> Features | None:
-    """Return the features of several prepared batches, or None if one has none."""
+    """Return the features of a prepared batch, run in chunks, or None if a chunk has none."""
     parts = []
-    for x in chunks:
-        part = features(classifier, site, x, tensors, observer)
+    for part in in_chunks(x, lambda chunk: features(classifier, site, chunk, tensors, observer)):
         if part is None:
             return None
         parts.append(part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar, final
 
 import torch
@@ -10,23 +10,49 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._engine.layers import Site
-from acnml._util.batches import NO_LABELS, Inputs, as_loader, chunks, split_labels
+from acnml._util.batches import NO_LABELS, Inputs, as_loader, split_labels
 from acnml._util.passes import each_batch
 from acnml.classifier import Classifier
+from acnml.fitting.batches import require_classes
 from acnml.head.features import Features, all_features
 from acnml.predictors import Acnml, Ensemble, Map, Modes, Predictor
 from acnml.predictors.ensemble import log_mean
+from acnml.solvers import Solution
 from acnml.typicality.density import Observer
 
 T = TypeVar("T")
 
 
-class _Cached(NamedTuple):
-    """The inputs and outputs of one layer of a network, for all data."""
+class _Layer(NamedTuple):
+    """A Linear layer of a network, and what is read at other places while it runs."""
 
     network: Classifier
-    layer: str
-    observer: Observer | None  # of other places
+    site: Site
+    observer: Observer | None
+
+    @staticmethod
+    def of(predictor: Predictor) -> _Layer | None:
+        """Return the last layer if it is all that a predictor adapts, else None."""
+        if not isinstance(predictor, Acnml) or predictor.last_layer is None:
+            return None
+        network = predictor.classifier.at(predictor.posterior.mean)
+        return _Layer(network, predictor.last_layer, predictor.typicality)
+
+    def features(self, x: Inputs) -> Features | None:
+        """Return the inputs and outputs of the layer for a batch."""
+        return all_features(self.network, self.site, self.network.prepare(x), None, self.observer)
+
+    def agrees_with(self, other: _Layer) -> bool:
+        """Whether another layer has the same features for all inputs."""
+        is_same = self.site.name == other.site.name and self.observer is other.observer
+        return is_same and self.network.agrees_with(other.network)
+
+
+class _Cached(NamedTuple):
+    """The inputs and outputs of one layer, for all data."""
+
+    layer: _Layer
+    number: int  # of the pass over the data
     features: Features | None  # None if the logits are not the outputs of the layer
     labels: Tensor
 
@@ -50,59 +76,62 @@ class Validation:
 
     def predictions(self, predictor: Predictor, description: str) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities (N, K) and labels (N,) of all data, on the CPU."""
-        if isinstance(predictor, Modes) and all(isinstance(m, Acnml) for m in predictor.predictors):
-            log_lik, labels = self._log_lik_of_modes(predictor, description)
-            return torch.log_softmax(log_lik, dim=-1), labels
-        if isinstance(predictor, Ensemble):
-            members = [self.predictions(member, description) for member in predictor.predictors]
-            return log_mean([log_probs for log_probs, _ in members]), members[0][1]
-        if isinstance(predictor, Acnml):
-            cached = self.prepared(predictor)
-            if cached is not None and cached.features is not None:
-                log_probs = predictor.solve_features(cached.features).log_probs
-                return log_probs.cpu(), cached.labels
+        members = predictor.predictors if isinstance(predictor, (Ensemble, Modes)) else (predictor,)
+        found = self._solutions(members)
+        if found is not None:
+            solutions, labels = found
+            if isinstance(predictor, Modes):
+                log_lik = predictor.combined([one.log_lik.cpu() for one in solutions])
+                return torch.log_softmax(log_lik, dim=-1), labels
+            return log_mean([one.log_probs.cpu() for one in solutions]), labels
         if isinstance(predictor, Map):
             for known in self._cache:
-                if known.features is not None and known.network.agrees_with(predictor.classifier):
+                network = known.layer.network
+                if known.features is not None and network.agrees_with(predictor.classifier):
                     return _log_softmax(known.features.logits).cpu(), known.labels
         return self.over_batches(description, lambda x: predictor(x), torch.cat)
 
-    def _log_lik_of_modes(self, modes: Modes, description: str) -> tuple[Tensor, Tensor]:
-        """Return the log-likelihoods (N, K) and labels (N,), with one pass for every network."""
-        parts = []
-        for member in modes.predictors:
-            assert isinstance(member, Acnml)
-            cached = self.prepared(member)
-            if cached is not None and cached.features is not None:
-                log_lik = member.solve_features(cached.features).log_lik.cpu()
-                parts.append((log_lik, cached.labels))
-            else:
-                parts.append(self.over_batches(description, member.log_lik, torch.cat))
-        return modes.combined([log_lik for log_lik, _ in parts]), parts[0][1]
+    def prepare(self, predictor: Acnml) -> None:
+        """Compute the features for a predictor, if it adapts only the last layer."""
+        layer = _Layer.of(predictor)
+        if layer is not None:
+            self._features([layer])
 
-    def prepared(self, predictor: Acnml) -> _Cached | None:
-        """Return the features for a predictor, or None if it adapts more than the last layer."""
-        layer = predictor.last_layer
-        if layer is None:
+    def _solutions(self, members: Sequence[Predictor]) -> tuple[list[Solution], Tensor] | None:
+        """Solve from the features, and return the labels; None if a member needs more than them."""
+        layers = [layer for layer in map(_Layer.of, members) if layer is not None]
+        if len(layers) < len(members):
             return None
-        network = predictor.classifier.at(predictor.posterior.mean)
-        return self.of_layer(network, layer, predictor.typicality)
+        cached = self._features(layers)
+        solutions = [
+            member.solve_features(each.features)
+            for member, each in zip(members, cached, strict=True)
+            if isinstance(member, Acnml) and each.features is not None
+        ]
+        return (solutions, cached[0].labels) if len(solutions) == len(members) else None
 
-    def of_layer(
-        self, network: Classifier, layer: Site, observer: Observer | None = None
-    ) -> _Cached:
-        """Return the features of a Linear layer, from one pass over the data or from the cache."""
-        for known in self._cache:
-            is_same = known.layer == layer.name and known.observer is observer
-            if is_same and known.network.agrees_with(network):
-                return known
+    def _features(self, layers: Sequence[_Layer]) -> list[_Cached]:
+        """Return the features of layers, all of the same pass over the data.
 
-        def compute(x: Inputs) -> Features | None:
-            return all_features(network, layer, chunks(network.prepare(x)), observer=observer)
+        A loader may shuffle the data, so results of different passes cannot be combined.
+        """
+        known = [self._known(layer) for layer in layers]
+        cached = [each for each in known if each is not None]
+        if len(cached) == len(layers) and len({each.number for each in cached}) == 1:
+            return cached
+        number = len(self._cache)
+        parts, labels = self.over_batches(
+            "features",
+            lambda x: [layer.features(x) for layer in layers],
+            lambda batches: [joined_features(list(own)) for own in zip(*batches, strict=True)],
+        )
+        new = [_Cached(one, number, own, labels) for one, own in zip(layers, parts, strict=True)]
+        self._cache.extend(new)
+        return new
 
-        features, labels = self.over_batches("features", compute, joined_features)
-        self._cache.append(_Cached(network, layer.name, observer, features, labels))
-        return self._cache[-1]
+    def _known(self, layer: _Layer) -> _Cached | None:
+        """Return the latest features of a layer, if there are any."""
+        return next((each for each in reversed(self._cache) if each.layer.agrees_with(layer)), None)
 
     def over_batches(
         self, description: str, compute: Callable[[Inputs], Any], join: Callable[[list[Any]], T]
@@ -121,8 +150,11 @@ class Validation:
         return join(results), torch.cat(labels)
 
 
-def _checked_labels(labels: Any, result: Tensor | Features | None) -> Tensor:
-    """Check the labels of a batch against its predictions and return them on the CPU."""
+def _checked_labels(labels: Any, result: Any) -> Tensor:
+    """Check the labels of a batch and return them on the CPU.
+
+    The result is log-probabilities, features or None, or a list of features of several layers.
+    """
     if labels is None:
         raise ValueError(NO_LABELS)
     if not isinstance(labels, Tensor):
@@ -131,10 +163,13 @@ def _checked_labels(labels: Any, result: Tensor | Features | None) -> Tensor:
             f"labels must be a tensor of integers, got {kind}: pass a tensor or an array of class "
             "indices"
         )
-    if isinstance(result, Features):
-        metrics.nll(_log_softmax(result.logits), labels)
-    elif result is not None:
-        metrics.nll(result, labels)
+    if isinstance(result, list):
+        result = result[0]
+    if result is not None:
+        log_probs = _log_softmax(result.logits) if isinstance(result, Features) else result
+        if labels.shape == log_probs.shape[:1] and not labels.is_floating_point():
+            require_classes(labels, log_probs)  # it names all rows
+        metrics.nll(log_probs, labels)
     return labels.cpu().long()
 
 

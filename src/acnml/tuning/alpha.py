@@ -233,7 +233,7 @@ def _evaluation(
 ) -> Callable[[float], Scores]:
     """Return a function from α to the scores on validation data; α = 0 is MAP."""
     make_predictor, validation = _with_alpha(predictor), Validation(loader, progress)
-    validation.prepared(predictor)
+    validation.prepare(predictor)
     return lambda alpha: score(alpha, *validation.predictions(make_predictor(alpha), f"{alpha:g}"))
 
 
