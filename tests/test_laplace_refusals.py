@@ -39,7 +39,7 @@ X, Y = normal(4, 4).float(), torch.tensor([0, 1, 2, 0])
             [(X, Y + 1)],
             ["head.weight"],
             ValueError,
-            "batch 0: label 3 at index 2 is outside the model",
+            "batch 0: label 3 is outside the model",
         ),
         ([(X * torch.nan, Y)], ["head.weight"], ValueError, "batch 0: input x is NaN"),
         ([(X, Y)], ["scale"], ValueError, r"layer '' \(Unsupported\) with parameters \['scale'\]"),
@@ -178,3 +178,23 @@ def test_a_prior_that_is_lost_in_rounding_is_refused_with_one_that_is_not(coupli
 def test_a_full_curvature_that_is_none_is_refused(hessian, message):
     with pytest.raises(ValueError, match=message):
         acnml.FullCurvature({"w": torch.zeros(2)}, hessian)
+
+
+@pytest.mark.parametrize(
+    ("scale", "tau"), [(1.0, 1e-3), (10.0, 0.1), (100.0, 10.0), (1.0, 1e-5), (10.0, 1e-3)]
+)
+def test_full_curvatures_in_single_precision_are_accurate_or_refused(scale, tau):
+    """The shared variance 1/τ of all logits must not drown the variances of differences."""
+    model, x = nn.Linear(6, 2).double(), scale * normal(300, 6)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(2, 6) / scale)
+    exact = acnml.fit_full_laplace(Classifier(model), x, prior_precision=tau)
+    expected = acnml.Acnml(Classifier(model), exact).regret(5 * x[:20])
+    single = Classifier(model.float())
+    if tau < 1e-4 * scale**2:
+        with pytest.raises(ValueError, match=r"above .*, or convert the model to double"):
+            acnml.fit_full_laplace(single, x.float(), prior_precision=tau)
+    else:
+        posterior = acnml.fit_full_laplace(single, x.float(), prior_precision=tau)
+        found = acnml.Acnml(single, posterior).regret(5 * x[:20].float())
+        torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=1e-3)

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from acnml._util.batches import Inputs, WholeData, as_loader, split_labels, take
 from acnml._util.params import Params
-from acnml._util.passes import each_batch
+from acnml._util.passes import each_batch, in_chunks
 from acnml._util.structure import tracking_batch_norms
 from acnml.classifier import Classifier, require_classifier
 
@@ -57,7 +57,7 @@ def batch_norm_statistics(
     def run(batch: Any) -> None:
         _run(classifier, module, split_labels(batch)[0])
 
-    each_batch(_spread(loader), run, "batch norm", progress=False)
+    each_batch(_spread(classifier, loader), run, "batch norm", progress=False)
     return _statistics(layers)
 
 
@@ -94,11 +94,14 @@ def _run(classifier: Classifier, module: nn.Module, x: Inputs) -> None:
         ) from error
 
 
-def _spread(loader: Iterable[Any]) -> Iterable[Any]:
+def _spread(classifier: Classifier, loader: Iterable[Any]) -> Iterable[Any]:
     """Return batches of almost equal size from all over the data, if they are in memory."""
     data = as_loader(loader)
     if not isinstance(data, WholeData):
         return data
+    # Inputs are checked in their own order first, so that errors name rows of the data.
+    for _ in in_chunks(data.inputs, classifier.prepare):
+        pass
     return ((take(data.inputs, slice(start, None, len(data))),) for start in range(len(data)))
 
 

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 # Makes a block from a layer, its two factors A and G, and a prior precision.
 MakeBlock: TypeAlias = Callable[[Affine, Tensor, Tensor, float], Block]
 
+# The least prior precision for a full matrix, in units of its rounding. The variances of
+# differences of logits are then accurate to about a hundredth.
+ROUNDING = 16
+
 
 class Curvature(ABC):
     """An approximation H of -∇² log p(D|θ), summed over the data D, at the trained weights θ̂.
@@ -158,6 +162,7 @@ class FullCurvature(Curvature):
     def posterior(self, prior_precision: float) -> Full:
         """Return N(θ̂, (H + τI)⁻¹)."""
         tau = checks.require_positive(prior_precision, "prior_precision")
+        self._require_digits(tau)
         eye = torch.eye(len(self.hessian), dtype=torch.float64, device=self.hessian.device)
         factor, failed = torch.linalg.cholesky_ex(self.hessian.double() + tau * eye)
         if bool(failed):
@@ -170,6 +175,22 @@ class FullCurvature(Curvature):
             )
         cov = torch.cholesky_inverse(factor)
         return Full(self.mean, ((cov + cov.T) / 2).to(self.hessian.dtype))
+
+    def _require_digits(self, tau: float) -> None:
+        """Refuse a prior so weak that the precision of Σ cannot tell the data from it.
+
+        The data say nothing about a change that moves all logits of an input alike, so its variance
+        is 1/τ. It cancels in the differences of logits, whose variances are as small as 1/λ_max.
+        """
+        dtype = self.hessian.dtype
+        largest = float(torch.linalg.matrix_norm(self.hessian.double()))  # at least λ_max
+        least = ROUNDING * torch.finfo(dtype).eps * largest
+        if dtype != torch.float64 and tau < least:
+            raise ValueError(
+                f"a prior precision of {tau:.2g} is too small for {dtype}: the variances that "
+                f"matter would be lost in rounding. Raise prior_precision above {least:.2g}, or "
+                "convert the model to double precision by model.double()"
+            )
 
     def eigenvalues(self) -> Tensor:
         """Return the eigenvalues of H."""
