@@ -290,6 +290,58 @@ def test_onnx_file(calibrated, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
+def assert_double_file(exported, predict, x):
+    """The file gives the predictor's numbers in double precision."""
+    import onnxruntime
+
+    assert exported.difference < 1e-5
+    session = onnxruntime.InferenceSession(str(exported.path))
+    (name,) = (each.name for each in session.get_inputs())
+    log_probs, regret = (torch.from_numpy(each) for each in session.run(None, {name: x.numpy()}))
+    assert log_probs.dtype == regret.dtype == torch.float64
+    expected = predict.solve(x)
+    torch.testing.assert_close(log_probs.exp(), expected.log_probs.exp(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(regret, expected.regret, rtol=0, atol=1e-5)
+    # The module takes the same steps, so its numbers are the same up to rounding.
+    module = predict.as_module()(x)
+    for found, own in zip((log_probs, regret), module, strict=True):
+        torch.testing.assert_close(found, own.detach(), rtol=0, atol=1e-9)
+
+
+def test_onnx_file_in_double_precision(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model, train, validation, test = problem()
+    plain = nn.Sequential(model.body, nn.Tanh(), model.head)
+    predict, x = acnml.calibrate(plain, train, validation, price=0.02), joined(test)[0]
+    assert x.dtype == torch.float64
+    assert_double_file(acnml.export_onnx(predict, x[:8], tmp_path / "model.onnx"), predict, x)
+
+
+def test_onnx_file_of_a_scikit_learn_classifier(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    from acnml.sklearn import AcnmlClassifier
+
+    _, train, *_ = problem()
+    x, y = joined(train)
+    predict = AcnmlClassifier(cv=2, price=0.1).fit(x.numpy(), y.numpy()).calibrated_
+    exported = acnml.export_onnx(predict, x[:8].numpy(), tmp_path / "model.onnx")
+    assert_double_file(exported, predict, x)
+
+
+def test_an_operation_that_the_runtime_lacks_is_explained(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = nn.Sequential(nn.Linear(4, 5), nn.Softplus(), nn.Linear(5, 3)).double()
+    predict = Acnml(Classifier(model), head_posterior(model, "diagonal"), alpha=0.1)
+    message = r"onnxruntime cannot run the exported model: (.|\n)*Softplus(.|\n)*model\.float\(\)"
+    with pytest.raises(ValueError, match=message):
+        acnml.export_onnx(predict, normal(4, 4), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(not cifar10.available(), reason="needs CIFAR-10 in ACNML_DATA")
 def test_a_real_network_on_real_images(tmp_path):
     """ResNet-20 on CIFAR-10: the file gives the predictor's probabilities, also on noise."""

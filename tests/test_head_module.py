@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from acnml.head.ascent import softplus
 from acnml.head.module import (
     EigenKernel,
     FullKernel,
@@ -139,6 +140,18 @@ def test_extremes_stay_within_bounds_or_are_nan():
         assert (regret[solved] <= np.log(3) + 1e-5).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_softplus_is_exact_up_to_rounding(dtype):
+    x = torch.linspace(-10, 100, 3001, dtype=dtype)
+    rounding = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        softplus(x), torch.logaddexp(x, torch.zeros_like(x)), rtol=rounding, atol=0
+    )
+    # Far to the left it is exp(x), so that no runtime rounds it to 0.
+    x = torch.linspace(-80, -10.01, 300, dtype=dtype)
+    assert torch.equal(softplus(x), x.exp())
+
+
 @pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"steps": -1}, {"settling": -1}, {"labels": 0}])
 def test_settings_are_checked(wrong):
     with pytest.raises(ValueError, match=r"must be ≥ 0"):
@@ -173,14 +186,22 @@ def test_it_exports_for_any_batch_size(kind):
 @requires_onnx
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("kind", "classes", "labels"), [("eigen", 10, None), ("full", 10, None), ("eigen", 100, 8)]
+    ("kind", "classes", "labels", "dtype"),
+    [
+        ("eigen", 10, None, torch.float32),
+        ("full", 10, None, torch.float32),
+        ("eigen", 100, 8, torch.float32),
+        ("kronecker", 10, None, torch.float64),
+        ("full", 10, None, torch.float64),
+        ("eigen", 100, 8, torch.float64),
+    ],
 )
-def test_onnxruntime_agrees(kind, classes, labels, tmp_path):
+def test_onnxruntime_agrees(kind, classes, labels, dtype, tmp_path):
     import onnxruntime
 
     alpha = 1.0 if labels is None else 1e-4  # so that eight labels are enough for some inputs
-    module = HeadModule(kernel(kind, classes), alpha, labels=labels, steps=3).float()
-    a, z = (t.float() for t in data(classes))
+    module = HeadModule(kernel(kind, classes), alpha, labels=labels, steps=3).to(dtype)
+    a, z = (t.to(dtype) for t in data(classes))
     batch = torch.export.Dim("batch")
     shapes = ({0: batch}, {0: batch})
     program = torch.onnx.export(module, (a, z), dynamo=True, dynamic_shapes=shapes, verbose=False)
@@ -188,11 +209,12 @@ def test_onnxruntime_agrees(kind, classes, labels, tmp_path):
     program.save(tmp_path / "head.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "head.onnx")
     names = [one.name for one in session.get_inputs()]
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
     for size in (1, BATCH, 9):
-        a, z = (t.float() for t in data(classes, size))
+        a, z = (t.to(dtype) for t in data(classes, size))
         found = session.run(None, dict(zip(names, (a.numpy(), z.numpy()), strict=True)))
         for actual, expected in zip(found, module(a, z), strict=True):
-            np.testing.assert_allclose(actual, expected.numpy(), atol=1e-5)
+            np.testing.assert_allclose(actual, expected.numpy(), atol=tolerance)
     assert expected.isfinite().any()
 
 

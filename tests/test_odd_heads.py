@@ -72,3 +72,48 @@ def test_a_temperature_within_the_model_is_that_of_a_view(rule):
     inside = rule(Classifier(model), diagonal(model))
     outside = rule(Classifier(model.head).tempered(2.5), diagonal(model.head))
     torch.testing.assert_close(inside(X), outside(X), rtol=0, atol=1e-6)
+
+
+class CooledWhenFar(nn.Module):
+    """Changes the logits of far inputs in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        logits = self.head(x)
+        far = x.abs().amax(1) > 5
+        if far.any():
+            logits[far] *= 0.1
+        return logits
+
+
+def test_logits_changed_in_place_are_noticed_in_any_batch():
+    model, far = seeded(CooledWhenFar), 10 * X
+    first, later = (Acnml(Classifier(model), diagonal(model)) for _ in range(2))
+    later(X)  # the model is checked with inputs that are not changed
+    torch.testing.assert_close(later.log_lik(far), first.log_lik(far), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["", "2"])
+def test_modules_run_the_hooks_of_the_last_layer_once(name):
+    model = seeded(lambda: nn.Linear(4, 3) if not name else _three_layers())
+    layer = model.get_submodule(name)
+    layer.register_forward_pre_hook(lambda _, args: (2 * args[0] + 1,))
+    layer.register_forward_hook(_unchanged)
+    names = [f"{name}.{key}".lstrip(".") for key in ("weight", "bias")]
+    exact = Linearised(tolerance=1e-12)
+    predict = Acnml(Classifier(model), diagonal(model, names), exact, alpha=0.5)
+    log_probs, regret = predict.as_module(steps=30)(X)
+    torch.testing.assert_close(log_probs, predict(X), rtol=0, atol=1e-8)
+    torch.testing.assert_close(regret, predict.regret(X), rtol=0, atol=1e-8)
+    assert len(layer._forward_pre_hooks) == 1  # the user's model keeps its own
+
+
+def _three_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def _unchanged(module, args, output):
+    assert torch.equal(output, nn.functional.linear(args[0], module.weight, module.bias))

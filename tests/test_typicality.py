@@ -828,3 +828,17 @@ def test_data_without_a_best_temperature_are_told_what_to_do(fitted):
     for price in (None, 0.02):
         with pytest.raises(ValueError, match=r"no best temperature.*use acnml\.DensityTempered"):
             tuning.density_temperature(typicality.classifier, typicality, perfect, price)
+
+
+def test_a_perfectly_typical_input_stays_at_the_mean():
+    """Its score is 0, also for solvers that take inputs one by one."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        classifier = Classifier(nn.Linear(2, 3).double())
+    x = torch.cat([normal(50, 2), -normal(50, 2)])  # with a mean of zero
+    typicality = acnml.fit_typicality(classifier, x, normal(50, 2, seed=1))
+    posterior, centre = acnml.fit_kfac_laplace(classifier, x), torch.zeros(1, 2).double()
+    expected = acnml.Map(classifier)(centre)
+    for solver in (acnml.Linearised(), acnml.Gradient(), acnml.Reference(5, 0.1)):
+        found = acnml.Acnml(classifier, posterior, solver, typicality=typicality)(centre)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

@@ -107,7 +107,7 @@ def export_onnx(
         )
     assert program is not None
     content = _without_traces(program.model_proto).SerializeToString()
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    session = _session(onnxruntime, content)
     solver = acnml.solver
     assert isinstance(solver, Linearised)  # `as_module` requires it
     exact = replace(acnml, solver=replace(solver, negligible=0.0), on_error="raise")
@@ -152,6 +152,18 @@ def _without_traces(model: Any) -> Any:
         for node in part.node:
             del node.metadata_props[:]
     return model
+
+
+def _session(onnxruntime: Any, content: bytes) -> Any:
+    """Return a session that runs the model, or say what to do about what the runtime lacks."""
+    try:
+        return onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of onnxruntime, which has many kinds
+        raise ValueError(
+            f"onnxruntime cannot run the exported model: {error}; it lacks some operations, most "
+            "of them in double precision only: convert the network to single precision "
+            "(model.float()) and calibrate it again, or replace the operation in the network"
+        ) from error
 
 
 def _first(x: Inputs) -> Inputs:

@@ -29,7 +29,6 @@ from typing import NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from acnml._algebra.kernels import Kernel, diagonal_newton
 
@@ -308,8 +307,7 @@ def settled(z: Tensor, belief: Tensor, var: Tensor) -> Tensor:
     L = torch.maximum(leftmost, z.logsumexp(-1, keepdim=True))
     for _ in range(NORMALISER_STEPS):
         x = (a - L + log_var).clamp(min=least)
-        # Runtimes without log1p lose softplus(x) where it is nearly exp(x).
-        v = torch.where(x < -10, x.exp(), functional.softplus(x))
+        v = softplus(x)
         w = v * (1 - v.log1p() / (2 + v))  # a good start (Iacono & Boyd 2017)
         for _ in range(LAMBERT_STEPS):
             w = w * (1 + x - w.log()) / (1 + w)
@@ -317,3 +315,10 @@ def settled(z: Tensor, belief: Tensor, var: Tensor) -> Tensor:
         total = p.sum(-1, keepdim=True)
         L = torch.maximum(L + (total - 1) / (p / (1 + w)).sum(-1, keepdim=True), leftmost)
     return (p / total).clamp(min=torch.finfo(z.dtype).tiny)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """Return log(1 + exp(x)), in operations that ONNX runtimes have in double precision, too."""
+    positive = x.clamp(min=0) + x.abs().neg().exp().log1p()
+    # Runtimes without log1p lose softplus(x) where it is nearly exp(x).
+    return torch.where(x < -10, x.exp(), positive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, final
 
@@ -41,6 +42,15 @@ class PassThrough(nn.Linear):
         internal = {*vars(nn.Module()), "forward"}
         self.__dict__.update({k: v for k, v in vars(layer).items() if k not in internal})
         self._layer = (layer,)  # in a tuple, so that it is not registered as a submodule
+
+    @staticmethod
+    def in_place_of(layer: nn.Linear) -> PassThrough:
+        """Take over the functions that change what the layer receives, so that they run once."""
+        stand_in = PassThrough(layer)
+        for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+            setattr(stand_in, name, getattr(layer, name))
+            setattr(layer, name, OrderedDict())
+        return stand_in
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -126,13 +136,13 @@ def network_module(
     """
     _require_last(classifier, layer, typicality)
     network = classifier.copy_module(posterior.mean)
-    linear, trunk = network.get_submodule(layer.name), network
+    linear = network.get_submodule(layer.name)
     assert isinstance(linear, nn.Linear)
+    trunk: nn.Module = PassThrough.in_place_of(linear)
     if layer.name:
         parent, _, own_name = layer.name.rpartition(".")
-        setattr(network.get_submodule(parent), own_name, PassThrough(linear))
-    else:  # the network is a single layer
-        trunk = nn.Identity()
+        setattr(network.get_submodule(parent), own_name, trunk)
+        trunk = network
     temperature = classifier.temperature
     # In the posterior's precision: half precision has too few digits for variances.
     head = HeadModule(

@@ -29,6 +29,7 @@ class TypicalityModule(nn.Module):
     signs: Tensor | None
     mean: Tensor
     whitening: Tensor
+    typical: Tensor
 
     def __init__(self, typicality: Density, network: nn.Module) -> None:
         super().__init__()
@@ -41,7 +42,9 @@ class TypicalityModule(nn.Module):
         self.register_buffer("signs", None if reader.signs is None else reader.signs.clone())
         self.register_buffer("mean", typicality.mean.clone())
         self.register_buffer("whitening", typicality.whitening.clone())
-        self._typical, self._places, self._kept = typicality.typical, reader.places, _Kept()
+        # As a tensor: a plain number is rounded to single precision in an ONNX file.
+        self.register_buffer("typical", typicality.whitening.new_tensor(typicality.typical))
+        self._places, self._kept = reader.places, _Kept()
         for place in reader.places:
             hook = _Keep(place, self._kept)
             network.get_submodule(place.module).register_forward_hook(hook, with_kwargs=True)
@@ -61,7 +64,7 @@ class TypicalityModule(nn.Module):
             setattr(self._kept, name, None)
         with without_autocast(kept):
             features = read(kept, self.shift, self.scale, self.signs)
-            return mahalanobis(features, self.mean, self.whitening) / self._typical
+            return mahalanobis(features, self.mean, self.whitening) / self.typical
 
 
 @final
