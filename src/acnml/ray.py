@@ -293,7 +293,7 @@ def fit(
     >>> fit([0, 1, 2], fit_one).data  # doctest: +SKIP
     300
     """
-    if not shards:
+    if len(shards) == 0:  # an array has no truth value
         raise ValueError("there are no shards: pass at least one part of the data")
     connect(address)
     task = ray.remote(num_cpus=threads, max_retries=ALWAYS)

@@ -10,7 +10,7 @@ once. Memory does not grow with the input. This package needs the extra `predict
   lists files that a URI names.
 - `columns.py`: columns of a table as arrays, and rows that do not fit.
 - `scorer.py`: inputs to answers.
-- `output.py`: the folder with the results.
+- `output.py`: the folder with the results; `locks.py` holds it during a run.
 - `run.py`: everything together.
 """
 

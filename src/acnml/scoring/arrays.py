@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator
-from contextlib import ExitStack
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, final
 
@@ -25,9 +26,17 @@ from acnml.scoring.tables import require_columns, split_names
 ARRAY_NAME = "x"  # of the only array of a .npy file
 
 
+# Kinds of NumPy types that inputs may have: floating point, integers and booleans.
+NUMBERS = "fiub"
+
+# Errors of files that are damaged, encrypted or compressed in a way that Python does not know.
+DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError)
+
+
 class _Header(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    by_columns: bool
     offset: int
 
 
@@ -37,18 +46,21 @@ class ArraySource(Source):
 
     def __init__(self, root: Path, files: list[Path], reading: Reading) -> None:
         self._root, self._files = root, files
-        headers = [_headers(file) for file in files]
-        first = headers[0]
-        arguments, names = split_names(reading.columns or (_only(first),))
-        require_columns(names, list(first), "columns")
-        require_columns(reading.carry, list(first), "carry")
+        available = _names(files[0])
+        columns = reading.columns or (_only(_headers(files[0], available)),)
+        arguments, names = split_names(columns)
+        require_columns(names, available, "columns")
+        require_columns(reading.carry, available, "carry")
         self._wanted = list(dict.fromkeys([*names, *reading.carry]))
+        # Others may be anything: objects, single numbers, even damaged.
+        headers = [_headers(file, self._wanted) for file in files]
+        first = headers[0]
         self.lengths = tuple(
             _require_alike(file, own, first, self._wanted)
             for file, own in zip(files, headers, strict=True)
         )
-        columns = tuple(_column(name, first[name], reading) for name in names)
-        self._inputs = InputColumns(columns, arguments, reading.stack)
+        inputs = tuple(_column(name, first[name], reading) for name in names)
+        self._inputs = InputColumns(inputs, arguments, reading.stack)
         self._carry = reading.carry
         self.carried = pa.schema([(name, _arrow_type(name, first[name])) for name in self._carry])
         self._open: _Rows | None = None
@@ -90,11 +102,11 @@ class _Rows:
     """Reads the rows of all arrays of one file in order, from some row on."""
 
     def __init__(self, path: Path, file: int, start: int, names: list[str]) -> None:
-        self._file, self._at, self._stack = file, start, ExitStack()
+        self._path, self._file, self._at, self._stack = path, file, start, ExitStack()
         self._streams: dict[str, tuple[IO[bytes], _Header]] = {}
         for name in names:
             stream = self._stack.enter_context(_open_array(path, name, self._stack))
-            header = _read_header(stream, path, name)
+            header = _read_header(stream)
             stream.seek(header.offset + start * _row_bytes(header))
             self._streams[name] = stream, header
 
@@ -112,10 +124,16 @@ class _Rows:
         content = bytearray(wanted)  # arrays of it can be written to, which torch asks for
         view, done = memoryview(content), 0
         while done < wanted:
-            piece = stream.read(wanted - done)
+            try:
+                piece = stream.read(wanted - done)
+            except DAMAGE as error:
+                raise ScoringError(
+                    f"array {name!r} of {self._path} is damaged ({error}): copy or save it again"
+                ) from error
             if not piece:
                 raise ScoringError(
-                    f"array {name!r} ends too early: the file is truncated; copy or save it again"
+                    f"array {name!r} of {self._path} ends too early: the file is truncated; copy "
+                    "or save it again"
                 )
             view[done : done + len(piece)] = piece
             done += len(piece)
@@ -133,34 +151,46 @@ def _open_array(path: Path, name: str, stack: ExitStack) -> IO[bytes]:
     return archive.open(f"{name}.npy")
 
 
-def _headers(path: Path) -> dict[str, _Header]:
-    """Return shapes and types of all arrays of a file."""
-    with ExitStack() as stack:
-        try:
-            names = [ARRAY_NAME]
-            if path.suffix.lower() == ".npz":
-                with zipfile.ZipFile(path) as archive:
-                    names = [name.removesuffix(".npy") for name in archive.namelist()]
-            streams = {name: stack.enter_context(_open_array(path, name, stack)) for name in names}
-            return {name: _read_header(stream, path, name) for name, stream in streams.items()}
-        except (zipfile.BadZipFile, ValueError, EOFError) as error:
-            if isinstance(error, ScoringError):
-                raise
-            raise ScoringError(f"{path} is damaged or not a NumPy file: {error}") from error
+def _names(path: Path) -> list[str]:
+    """Return the names of all arrays of a file. Other files in an archive are not arrays."""
+    if path.suffix.lower() == ".npy":
+        return [ARRAY_NAME]
+    with _damage(path), zipfile.ZipFile(path) as archive:
+        found = [name for name in archive.namelist() if name.endswith(".npy")]
+        return [name.removesuffix(".npy") for name in found]
 
 
-def _read_header(stream: IO[bytes], path: Path, name: str) -> _Header:
+def _headers(path: Path, names: Sequence[str]) -> dict[str, _Header]:
+    """Return shapes and types of those arrays of a file that are there."""
+    there = set(_names(path))
+    with _damage(path), ExitStack() as stack:
+        streams = {name: _open_array(path, name, stack) for name in names if name in there}
+        return {n: _read_header(stack.enter_context(s)) for n, s in streams.items()}
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DAMAGE as error:
+        raise ScoringError(f"{path} is damaged or not a NumPy file: {error}") from error
+
+
+def _read_header(stream: IO[bytes]) -> _Header:
     version = npy.read_magic(stream)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(stream)
+    return _Header(tuple(shape), dtype, fortran and len(shape) > 1, stream.tell())
+
+
+def _require_readable(path: Path, name: str, header: _Header) -> None:
     what = f"array {name!r} of {path}"
-    if dtype.hasobject:
+    if header.dtype.hasobject:
         raise ScoringError(f"{what} holds Python objects, which are not read; save numbers")
-    if not shape:
+    if not header.shape:
         raise ScoringError(f"{what} is a single number; its first dimension must count rows")
-    if fortran and len(shape) > 1:
+    if header.by_columns:
         raise ScoringError(f"{what} is stored by columns: save np.ascontiguousarray(x) instead")
-    return _Header(tuple(shape), dtype, stream.tell())
 
 
 def _row_bytes(header: _Header) -> int:
@@ -168,8 +198,9 @@ def _row_bytes(header: _Header) -> int:
 
 
 def _only(headers: dict[str, _Header]) -> str:
-    found = [name for name, header in headers.items() if len(header.shape) > 1]
-    candidates = found or list(headers)
+    numbers = [n for n, header in headers.items() if header.shape and header.dtype.kind in NUMBERS]
+    tensors = [name for name in numbers if len(headers[name].shape) > 1]
+    candidates = tensors or numbers or list(headers)
     if len(candidates) != 1:
         raise ScoringError(
             f"{len(candidates)} arrays could be the input; name the inputs by --columns. There "
@@ -180,7 +211,7 @@ def _only(headers: dict[str, _Header]) -> str:
 
 def _column(name: str, header: _Header, reading: Reading) -> Column:
     stored = header.shape[1:]
-    if header.dtype.kind not in "fiub":
+    if header.dtype.kind not in NUMBERS:
         raise ScoringError(f"array {name!r} has type {header.dtype}, but inputs are numbers")
     shape = stored if reading.shape is None else reading.shape
     if math.prod(shape) != math.prod(stored):
@@ -195,7 +226,13 @@ def _arrow_type(name: str, header: _Header) -> pa.DataType:
         raise ScoringError(
             f"array {name!r} is not a vector, so it cannot be carried over: leave it out of --carry"
         )
-    return pa.from_numpy_dtype(header.dtype.newbyteorder("="))
+    try:
+        return pa.from_numpy_dtype(header.dtype.newbyteorder("="))
+    except pa.ArrowException as error:
+        raise ScoringError(
+            f"array {name!r} has type {header.dtype}, which Parquet does not have: leave it out of "
+            "--carry, or save it as another type"
+        ) from error
 
 
 def _require_alike(
@@ -205,6 +242,7 @@ def _require_alike(
     for name in wanted:
         if name not in own:
             raise ScoringError(f"{path} has no array {name!r}, but other files have")
+        _require_readable(path, name, own[name])
         if own[name].shape[1:] != first[name].shape[1:] or own[name].dtype != first[name].dtype:
             raise ScoringError(
                 f"array {name!r} of {path} has rows of shape {own[name].shape[1:]} and type "

@@ -13,7 +13,7 @@ from PIL import Image
 from acnml.scoring.columns import ONLY, Array, Column, checked
 from acnml.scoring.job import Reading
 from acnml.scoring.models import ScoringError, load_function
-from acnml.scoring.sources import SHOWN, Block, Source, identity_of
+from acnml.scoring.sources import Block, Source, identity_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
@@ -93,9 +93,11 @@ class ImageSource(Source):
         if self._reading.shape is not None:
             return Column("image", self._reading.shape, self._reading.shape, True)
         reasons = list[str]()
-        for path in self._files[:SHOWN]:
+        for path in self._files:
             found = self._decoded(path)
             if not isinstance(found, str):
                 return Column("image", found.shape, found.shape, True)
             reasons.append(f"{path.name}: {found}")
-        raise ScoringError(f"none of the first images in {self._root} can be decoded; {reasons[0]}")
+        raise ScoringError(
+            f"none of the {len(reasons):,} images in {self._root} can be decoded; {reasons[0]}"
+        )

@@ -50,36 +50,68 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
 
     Modules are looked for in the working directory first, as `python -m` does.
     """
-    place, colon, attribute = name.rpartition(":")
-    if not (place and colon and attribute):
-        raise ScoringError(
-            f"{what} must be package.module:function or file.py:function, got {name!r}"
-        )
-    module = _module_of_file(Path(place)) if place.endswith(".py") else _module(place, what)
+    place, attribute = _split(name, what)
+    if place.endswith(".py"):
+        module = _module_of_file(_require_code(Path(place)))
+    else:
+        module = _of_module(importlib.import_module, place, what)
     found = getattr(module, attribute, None)
     if not callable(found):
         raise ScoringError(f"{place} has no function {attribute!r}: check {what}")
     return found
 
 
-def _module(name: str, what: str) -> Any:
+def file_of(name: str, what: str) -> Path | None:
+    """Return the file of the module that a function's name contains, or None if it has none.
+
+    The module is not run, and what it imports is not looked at.
+    """
+    place, _ = _split(name, what)
+    if place.endswith(".py"):
+        return _require_code(Path(place))
+    if place in sys.modules:  # __main__, for one, cannot be found in another way
+        found = getattr(sys.modules[place], "__file__", None)
+    else:
+        spec = _of_module(importlib.util.find_spec, place, what)
+        found = spec.origin if spec.has_location else None
+    return Path(found) if found and Path(found).is_file() else None
+
+
+def _split(name: str, what: str) -> tuple[str, str]:
+    """Return the module or file of a function, and its name there."""
+    place, colon, attribute = name.rpartition(":")
+    if not (place and colon and attribute):
+        raise ScoringError(
+            f"{what} must be package.module:function or file.py:function, got {name!r}"
+        )
+    return place, attribute
+
+
+def _of_module(find: Callable[[str], Any], name: str, what: str) -> Any:
+    """Import or find a module, also in the working directory; raise an error if there is none."""
     here = os.getcwd()  # noqa: PTH109  # a string, as all entries of sys.path
     if here not in sys.path:
         sys.path.insert(0, here)
+    missing = f"there is no module {name!r}: check {what}, and run the command in the folder that "
+    missing += "the module is in, or install its package"
     try:
-        return importlib.import_module(name)
+        found = find(name)
     except ModuleNotFoundError as error:
         if error.name is None or not name.startswith(error.name):
             raise  # a module that the module itself imports
-        raise ScoringError(
-            f"there is no module {name!r}: check {what}, and run the command in the folder that "
-            "the module is in, or install its package"
-        ) from error
+        raise ScoringError(missing) from error
+    if found is None:
+        raise ScoringError(missing)
+    return found
+
+
+def _require_code(path: Path) -> Path:
+    if not path.is_file():
+        raise ScoringError(f"there is no file {path}: check --model and --transform")
+    return path
 
 
 def _module_of_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ScoringError(f"there is no file {path}: check --model and --transform")
     spec = importlib.util.spec_from_file_location(f"_acnml_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -13,7 +13,8 @@ from __future__ import annotations
 import inspect
 import json
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -23,14 +24,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from acnml._util import files
+from acnml.scoring import locks
 from acnml.scoring.columns import Array
 from acnml.scoring.models import ScoringError
 from acnml.scoring.scorer import Scored
 from acnml.scoring.sources import Block
 
 MANIFEST, REJECTS = "_manifest.json", "_rejects"
-FORMAT = 1
-COUNTS = b"acnml.counts"  # the key of a part's counts in its metadata
+FORMAT = 2  # format 1 does not say which code the parts were made with
+COUNTS, PART = b"acnml.counts", b"acnml.part"  # keys of a part's counts and number in its metadata
 
 # Columns of every part, before those that are carried over and the answers.
 KEYS = ("file", "row")
@@ -81,18 +83,27 @@ class Folder:
 
     path: Path
 
-    def begin(self, identity: dict[str, Any]) -> None:
-        """Make the folder, or check that it is one of the same job."""
-        if (self.path / MANIFEST).exists():
-            self._require_same(identity)
-        elif self.path.is_dir() and any(not _is_draft(file) for file in self.path.iterdir()):
+    @contextmanager
+    def begun(self, identity: dict[str, Any]) -> Iterator[None]:
+        """Make the folder, or check that it is one of the same job, and hold it during a run."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as run:
+            with locks.one_at_a_time(self.path):
+                self._begin(identity)
+                run.enter_context(locks.in_use(self.path / REJECTS))
+            yield
+
+    def _begin(self, identity: dict[str, Any]) -> None:
+        is_new = not (self.path / MANIFEST).exists()
+        if is_new and not all(map(_is_of_beginning, self.path.iterdir())):
             raise ScoringError(
                 f"{self.path} is not empty, and not a folder of `acnml predict`: choose another"
             )
-        (self.path / REJECTS).mkdir(parents=True, exist_ok=True)
+        (self.path / REJECTS).mkdir(exist_ok=True)
+        is_taken_over = not is_new and self._is_of_another_job(identity)
         for folder in (self.path, self.path / REJECTS):
             files.remove_abandoned(folder)
-        if not (self.path / MANIFEST).exists():
+        if is_new or is_taken_over:
             self._write_manifest({**identity, "status": "running"})
 
     def part(self, index: int) -> Path:
@@ -103,45 +114,61 @@ class Folder:
         """Return the path of the rejects of a part."""
         return self.path / REJECTS / self.part(index).name
 
-    def finish(self, identity: dict[str, Any], lengths: Iterable[int], found: int) -> Summary:
-        """Check that all parts are there, with all rows, and write their counts."""
-        total, rejected, rows, parts = Counter[str](), Counter[str](), 0, 0
-        for index, length in enumerate(lengths):
-            counts = json.loads(pq.read_metadata(self.part(index)).metadata[COUNTS])
-            rejected.update(counts.pop("rejected"))
-            total.update(counts)
-            rows, parts = rows + length, parts + 1
-            if total["scored"] + rejected.total() != rows:
-                raise ScoringError(
-                    f"{self.part(index)} does not have the rows of its part: remove it, and run "
-                    "the same command again"
-                )
-        reasons = dict(sorted(rejected.items()))
+    def counts(self, index: int, rows: int) -> dict[str, Any]:
+        """Return the counts of a part, and check that the part has its own rows, all of them."""
+        path = self.part(index)
+        again = "remove it, and run the same command again"
+        try:
+            metadata = pq.read_metadata(path).metadata or {}
+        except (pa.ArrowException, OSError) as error:
+            raise ScoringError(f"{path} is damaged ({error}): {again}") from error
+        counts = json.loads(metadata.get(COUNTS, b"{}"))
+        if (
+            metadata.get(PART) != _number(index)
+            or counts["scored"] + sum(counts["rejected"].values()) != rows
+        ):
+            raise ScoringError(f"{path} does not have the rows of its part: {again}")
+        return dict(counts)
+
+    def finish(self, identity: dict[str, Any], parts: Sequence[Mapping[str, Any]]) -> Summary:
+        """Write the counts of all parts into the manifest, and return their sums."""
+        total, rejected = Counter[str](), Counter[str]()
+        for counts in parts:
+            rejected.update(counts["rejected"])
+            total.update({name: n for name, n in counts.items() if name != "rejected"})
+        reasons, rows = dict(sorted(rejected.items())), total["scored"] + rejected.total()
         summary = Summary(
-            rows, total["scored"], reasons, total["unsolved"], total["abstained"], parts, found
+            rows, total["scored"], reasons, total["unsolved"], total["abstained"], len(parts)
         )
         counts = {k: v for k, v in vars(summary).items() if k != "found"}
         self._write_manifest({**identity, "status": "complete", "counts": counts})
         return summary
 
-    def _require_same(self, identity: dict[str, Any]) -> None:
+    def _is_of_another_job(self, identity: dict[str, Any]) -> bool:
+        """Compare the manifest; raise an error if it is of another job that has results or runs."""
         path = self.path / MANIFEST
         try:
             before = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise ScoringError(f"{path} cannot be read ({error}): choose another folder") from error
-        different = [
-            name
-            for name in {**identity, **identity["settings"]}
-            if name != "settings"
-            and {**before, **before.get("settings", {})}.get(name)
-            != json.loads(json.dumps({**identity, **identity["settings"]}[name]))
-        ]
-        if different:
+        different = _differences(before, identity)
+        # In this order, because a run that ends in between may have written a part.
+        is_unused = locks.is_unused(self.path / REJECTS)
+        if different and self._has_results():
             raise ScoringError(
-                f"{self.path} has results of another job: {', '.join(different)} differ. Choose "
-                "another output folder, or run with the same settings and files"
+                f"{self.path} has results of another job: {different}. Choose another output "
+                "folder, or run with the same settings and files"
             )
+        if different and not is_unused:
+            raise ScoringError(
+                f"{self.path} is of another job, which may be running: {different}. Choose another "
+                "output folder, or remove this one if nothing uses it; it has no results yet"
+            )
+        return bool(different)
+
+    def _has_results(self) -> bool:
+        found = (folder.glob("part-*") for folder in (self.path, self.path / REJECTS))
+        return any(any(parts) for parts in found)
 
     def _write_manifest(self, content: dict[str, Any]) -> None:
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"
@@ -207,7 +234,9 @@ class PartWriter:
                         group = []
                 writer.write_table(pa.concat_tables(group or [self._schema.empty_table()]))
                 counts = {**self._counts, "rejected": self._reasons}
-                writer.add_key_value_metadata({COUNTS: json.dumps(counts, sort_keys=True)})
+                writer.add_key_value_metadata(
+                    {COUNTS: json.dumps(counts, sort_keys=True), PART: _number(self._index)}
+                )
             # Before the part itself is in its place, so that a part never lacks its rejects.
             if self._rejects:
                 self._write_rejects()
@@ -245,6 +274,24 @@ class PartWriter:
 _TRUE = np.ones((), dtype=bool)
 
 
+def _differences(before: dict[str, Any], identity: dict[str, Any]) -> str:
+    """Say in which settings and files a manifest differs from a job, if in any."""
+    if before.get("format") != FORMAT:
+        return (
+            f"another version of acnml began it (format {before.get('format')} instead of "
+            f"{FORMAT}), so nothing says that the code is the same"
+        )
+    old, new = ({**each, **each.get("settings", {})} for each in (before, identity))
+    plain = json.loads(json.dumps(new))
+    names = [name for name in new if name != "settings" and old.get(name) != plain[name]]
+    words = {"model_code": "code of the model", "transform_code": "code of the transform"}
+    return f"it had other {', '.join(words.get(name, name) for name in names)}" if names else ""
+
+
+def _number(index: int) -> bytes:
+    return str(index).encode()
+
+
 def answer_fields(columns: dict[str, Array]) -> pa.Schema:
     """Return the types of answers such as these."""
     kinds = {name: pa.from_numpy_dtype(array.dtype) for name, array in columns.items()}
@@ -279,5 +326,8 @@ def _arrow(values: Array | None, kind: pa.DataType) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
-def _is_draft(file: Path) -> bool:
+def _is_of_beginning(file: Path) -> bool:
+    """Whether a run that ended before it wrote a manifest may have left this."""
+    if file.name == REJECTS:
+        return file.is_dir() and not any(file.iterdir())
     return file.name.startswith(".") and file.suffix == ".tmp"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import chain, groupby
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar, final
+from typing import Any, NamedTuple, TypeAlias, TypeVar, final
 
 import pyarrow as pa
 
 import acnml
 from acnml.scoring.job import Job
-from acnml.scoring.models import ScoringError, load_predictor
+from acnml.scoring.models import ScoringError, file_of, load_predictor
 from acnml.scoring.output import ANSWERS, FORMAT, KEYS, Folder, PartWriter, Summary, answer_fields
 from acnml.scoring.scorer import Scored, Scorer
 from acnml.scoring.sources import SHOWN, Block, Source, open_source
@@ -35,6 +35,11 @@ class Part(NamedTuple):
     file: int
     start: int
     stop: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.stop - self.start
 
 
 # Parts that follow each other and are best read by the same process.
@@ -82,27 +87,55 @@ def score(
     >>> summary.scored
     100
     """
-    source, folder = open_source(job.input, job.reading), Folder(Path(job.output))
+    source, folder = open_source(job.input, job.reading, job.output), Folder(Path(job.output))
     _require_free_names(job, source)
-    identity = {
+    identity = _identity(job, source)
+    with folder.begun(identity):
+        return _score_missing(job, source, folder, identity, engine, progress)
+
+
+def _score_missing(
+    job: Job,
+    source: Source,
+    folder: Folder,
+    identity: dict[str, Any],
+    engine: Engine,
+    progress: Callable[[int, int], None],
+) -> Summary:
+    parts = list(parts_of(source, job.part_rows))
+    missing = [part for part in parts if not folder.part(part.number).exists()]
+    # Those that are there are checked first, so that a damaged one is named at once.
+    counts = {part: folder.counts(part.number, part.rows) for part in set(parts) - set(missing)}
+    total = sum(part.rows for part in parts)
+    done = total - sum(part.rows for part in missing)
+    progress(done, total)
+    for rows in engine(job, units_of(source, missing)) if missing else ():
+        done += rows
+        progress(done, total)
+    counts |= {part: folder.counts(part.number, part.rows) for part in missing}
+    summary = folder.finish(identity, [counts[part] for part in parts])
+    return dataclasses.replace(summary, found=len(parts) - len(missing))
+
+
+def _identity(job: Job, source: Source) -> dict[str, Any]:
+    """Return all that must be the same when a run goes on."""
+    transform = job.reading.transform
+    return {
         "format": FORMAT,
         "acnml": acnml.__version__,
         "settings": job.settings(),
         "input": source.fingerprint(),
         "predictor": _sha256(Path(job.predictor)),
         "weights": None if job.weights is None else _sha256(Path(job.weights)),
+        "model_code": _code_sha256(job.model, "model"),
+        "transform_code": None if transform is None else _code_sha256(transform, "--transform"),
     }
-    folder.begin(identity)
-    parts = list(parts_of(source, job.part_rows))
-    missing = [part for part in parts if not folder.part(part.number).exists()]
-    total = sum(part.stop - part.start for part in parts)
-    done = total - sum(part.stop - part.start for part in missing)
-    progress(done, total)
-    for rows in engine(job, units_of(source, missing)) if missing else ():
-        done += rows
-        progress(done, total)
-    lengths = (part.stop - part.start for part in parts)
-    return folder.finish(identity, lengths, found=len(parts) - len(missing))
+
+
+def _code_sha256(function: str, what: str) -> str | None:
+    """Return the hash of the file that a function is in; None if its module has no file."""
+    path = file_of(function, what)
+    return None if path is None else _sha256(path)
 
 
 def parts_of(source: Source, rows: int) -> Iterator[Part]:
@@ -138,7 +171,7 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self._job, self._folder = job, Folder(Path(job.output))
-        self._source = open_source(job.input, job.reading)
+        self._source = open_source(job.input, job.reading, job.output)
         self._scorer = Scorer(load_predictor(job), job.answers)
         self._fields = answer_fields(self._first_answers().columns)
 
@@ -150,7 +183,7 @@ class Worker:
         missing = list[Part]()
         for part in parts:
             if self._folder.part(part.number).exists():  # of a worker that was lost after writing
-                yield part.stop - part.start
+                yield part.rows
             else:
                 missing.append(part)
         writing = _Writing(self._folder, self._source.carried, self._fields)
@@ -175,18 +208,21 @@ class Worker:
             yield part, dataclasses.replace(block, inputs={}), scored  # inputs need not wait
 
     def _first_answers(self) -> Scored:
-        """Score the first row that has an answer, to see the types of all answers.
+        """Score rows until one has an answer, to see the types of all answers.
 
         A model that does not fit the inputs fails here, before anything is written.
         """
+        reasons = Counter[str]()
         for file, length in enumerate(self._source.lengths):
-            for block in self._source.blocks(file, 0, min(SHOWN, length), SHOWN):
+            for block in self._source.blocks(file, 0, length, SHOWN):
                 scored = self._scorer(block.inputs)
                 if len(scored.kept):
                     return scored
+                reasons.update([*block.reasons.values(), *scored.reasons.values()])
+        counted = "; ".join(f"{count:,} rows: {reason}" for reason, count in reasons.most_common(5))
         raise ScoringError(
-            f"none of the first {SHOWN} rows of any file has an answer: check `columns` "
-            "(--columns), `shape` (--shape) and the model"
+            f"none of the {reasons.total():,} rows has an answer: check `columns` (--columns), "
+            f"`shape` (--shape) and the model ({counted})"
         )
 
 
@@ -218,7 +254,7 @@ class _Writing:
         if not is_complete:
             return 0
         self._open = None
-        return part.stop - part.start
+        return part.rows
 
     def close(self) -> None:
         """Abandon a part that is not complete."""
@@ -228,8 +264,7 @@ class _Writing:
     def _writer(self, part: Part) -> PartWriter:
         """Return the writer of a part, which is the open one if there is one."""
         if self._open is None:
-            rows = part.stop - part.start
-            writer = PartWriter(self._folder, part.number, rows, self._carried, self._answers)
+            writer = PartWriter(self._folder, part.number, part.rows, self._carried, self._answers)
             self._open = part, writer
         current, writer = self._open
         if current != part:

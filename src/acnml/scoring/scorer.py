@@ -66,7 +66,7 @@ class Scorer:
             warnings.simplefilter("ignore", UnsolvedWarning)  # the column `solved` says it
             try:
                 parts = [self._columns(tensors)] if size else []
-            except RowsError:  # find out which rows; some predictors count rows by chunks
+            except RowsError:  # score the other rows
                 parts, kept, reasons = self._one_chunk_at_a_time(tensors, size)
         names = parts[0] if parts else ()
         columns = {name: torch.cat([part[name] for part in parts]).numpy() for name in names}

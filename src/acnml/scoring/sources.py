@@ -83,8 +83,8 @@ class Source(ABC):
         return hashlib.sha256(json.dumps(self.identity()).encode()).hexdigest()
 
 
-def open_source(path: str, reading: Reading) -> Source:
-    """Return the source for a file, a folder, a pattern or a URI."""
+def open_source(path: str, reading: Reading, output: str | None = None) -> Source:
+    """Return the source for a file, a folder, a pattern or a URI, without files of the output."""
     from acnml.scoring.arrays import ArraySource
     from acnml.scoring.images import SUFFIXES as IMAGES
     from acnml.scoring.images import ImageSource
@@ -92,8 +92,8 @@ def open_source(path: str, reading: Reading) -> Source:
 
     if is_uri(path):
         _refuse_image_settings(reading)
-        return _open_remote(path, reading)
-    root, found = files_of(path)
+        return _open_remote(path, reading, output)
+    root, found = files_of(path, output)
     suffixes = {file.suffix.lower() for file in found}
     if suffixes & set(PARQUET):
         _refuse_image_settings(reading)
@@ -120,12 +120,14 @@ def _refuse_image_settings(reading: Reading) -> None:
             )
 
 
-def _open_remote(uri: str, reading: Reading) -> Source:
+def _open_remote(uri: str, reading: Reading, output: str | None) -> Source:
     """Return the source for Parquet files that Arrow reads from another file system."""
     from acnml.scoring.parquet import ParquetSource
     from acnml.scoring.remote import remote_files
 
     system, root, found = remote_files(uri)
+    if isinstance(system, fs.LocalFileSystem):
+        found = _outside(root, found, output)
     visible = _visible(root, found)
     parquet = [file for file in visible if file.suffix.lower() in PARQUET]
     if not parquet:
@@ -136,11 +138,12 @@ def _open_remote(uri: str, reading: Reading) -> Source:
     return ParquetSource(system, root, _only(visible, PARQUET, uri), reading)
 
 
-def files_of(path: str) -> tuple[Path, list[Path]]:
+def files_of(path: str, output: str | None = None) -> tuple[Path, list[Path]]:
     """Return the folder that names are relative to, and all files in the order of their names.
 
-    Files and folders whose names begin with a dot or an underscore are left out, as usual. A path
-    that exists is not a pattern, even if it has the characters of one.
+    Files and folders whose names begin with a dot or an underscore are left out, as usual, and so
+    is an output folder inside of the input. A path that exists is not a pattern, even if it has the
+    characters of one.
     """
     if Path(path).is_dir():
         root = Path(path)
@@ -152,10 +155,29 @@ def files_of(path: str) -> tuple[Path, list[Path]]:
         root = Path(path.split("*")[0].split("?")[0].split("[")[0] + "x").parent
     else:
         raise ScoringError(f"there is no file or folder {path}: check --input")
-    files = _visible(root, [file for file in found if file.is_file()])
+    files = _visible(root, _outside(root, [file for file in found if file.is_file()], output))
     if not files:
         raise ScoringError(f"{path} has no files: check --input")
     return root, files
+
+
+def _outside(root: P, files: list[P], output: str | None) -> list[P]:
+    """Return the files that are not below an output folder inside of the root.
+
+    A run that goes on would take its own parts for inputs. If the root itself is in the output
+    folder, nothing is left out: that folder has other files, so the run is refused.
+    """
+    if output is None:
+        return files
+    folder = Path(output).resolve()
+    if Path(root).resolve().is_relative_to(folder):
+        return files
+    # Folders are resolved, and not files, because there may be millions of these.
+    outside = {
+        parent: not Path(parent).resolve().is_relative_to(folder)
+        for parent in {file.parent for file in files}
+    }
+    return [file for file in files if outside[file.parent]]
 
 
 def _visible(root: P, files: list[P]) -> list[P]:

@@ -1,0 +1,314 @@
+"""A folder of results is of one job: what goes on, what is refused, and what is left out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow", reason="needs the extra `predict`")
+
+from PIL import Image
+
+from acnml.scoring import Job, Reading, ScoringError, locally, score
+from acnml.scoring import locks as folder_locks
+from acnml.scoring.output import Folder
+from scored import HERE, calibrated_files, contents, read, rows, write_parquet
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, str]:
+    return calibrated_files(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def job(files, tmp_path) -> Job:
+    return Job(
+        **files,
+        input=str(tmp_path / "data.parquet"),
+        output=str(tmp_path / "scored"),
+        part_rows=50,
+        batch_rows=16,
+    )
+
+
+def without_part(job: Job, number: int) -> dict[str, bytes]:
+    """Remove a part, as if the run had been interrupted; return what is left."""
+    Folder(Path(job.output)).part(number).unlink()
+    return contents(job.output)
+
+
+def write_images(folder: Path, count: int) -> None:
+    folder.mkdir()
+    for index, pixels in enumerate((rows(count) * 60 + 128).clip(0, 255).astype(np.uint8)):
+        Image.fromarray(pixels.reshape(2, 3)).save(folder / f"{index}.png")
+
+
+CODE = (
+    "import numpy as np\ndef f(image): return {}np.asarray(image, dtype='f4').reshape(-1) / 255\n"
+)
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_run_does_not_go_on_with_another_transform(is_module, job, tmp_path, monkeypatch):
+    """The name of the function is the same, but not its file."""
+    code = tmp_path / "crops_to_change.py"
+    code.write_text(CODE.format(""))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write_images(tmp_path / "images", 8)
+    reading = Reading(image_mode="L", transform=f"{code.stem if is_module else code}:f")
+    job = replace(job, input=str(tmp_path / "images"), reading=reading, part_rows=4)
+    score(job)
+    whole = contents(job.output)
+    left = without_part(job, 1)
+    code.write_text(CODE.format("-"))
+    with pytest.raises(ScoringError, match=r"another job: it had other code of the transform\."):
+        score(job)
+    assert contents(job.output) == left
+    code.write_text(CODE.format(""))
+    score(job)
+    assert contents(job.output) == whole
+    sys.modules.pop(code.stem, None)
+
+
+def test_a_run_does_not_go_on_with_another_model(job, tmp_path):
+    network = tmp_path / "network.py"
+    network.write_text(HERE.read_text())
+    write_parquet(Path(job.input), rows(100))
+    job = replace(job, model=f"{network}:build")
+    score(job)
+    left = without_part(job, 1)
+    network.write_text(HERE.read_text() + "\n")
+    with pytest.raises(ScoringError, match=r"another job: it had other code of the model\."):
+        score(job)
+    assert contents(job.output) == left
+
+
+def test_folders_of_older_versions_are_refused_and_say_why(job):
+    """They do not say which code their parts were made with."""
+    write_parquet(Path(job.input), rows(100))
+    score(job)
+    manifest = Path(job.output) / "_manifest.json"
+    old = {k: v for k, v in json.loads(manifest.read_text()).items() if not k.endswith("_code")}
+    manifest.write_text(json.dumps({**old, "format": 1}))
+    with pytest.raises(ScoringError, match=r"another version of acnml began it .*the code"):
+        score(job)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pattern", "URI", "link"])
+def test_an_output_folder_inside_of_the_input_is_left_out(kind, job, tmp_path):
+    data = tmp_path / "data"
+    (data / "more").mkdir(parents=True)
+    write_parquet(data / "a.parquet", rows(60))
+    write_parquet(data / "more" / "b.parquet", rows(60, seed=1))
+    (tmp_path / "link").symlink_to(data)
+    paths = {
+        "folder": str(data),
+        "pattern": str(data / "**" / "*.parquet"),
+        "URI": data.as_uri(),
+        "link": str(tmp_path / "link"),
+    }
+    job = replace(job, input=paths[kind], output=str(data / "scored"))
+    expected = score(job)
+    whole = contents(job.output)
+    assert set(read(job)["file"].to_pylist()) == {"a.parquet", "more/b.parquet"}
+    without_part(job, 1)
+    assert score(job) == expected
+    assert contents(job.output) == whole
+
+
+def test_an_output_folder_that_has_the_input_is_refused(job, tmp_path):
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "x.npy", rows(60))
+    before = contents(tmp_path)
+    for output in (tmp_path, tmp_path / "data"):
+        with pytest.raises(ScoringError, match="is not empty, and not a folder of `acnml predict`"):
+            score(replace(job, input=str(tmp_path / "data"), output=str(output)))
+    assert contents(tmp_path) == before
+
+
+def wrong_weights(job: Job, tmp_path: Path) -> Job:
+    path = tmp_path / "wrong.safetensors"
+    path.write_bytes(b"not weights")
+    return replace(job, weights=str(path))
+
+
+def test_a_job_that_failed_before_its_first_part_leaves_the_folder_free(job, tmp_path):
+    write_parquet(Path(job.input), rows(100))
+    clean = replace(job, output=str(tmp_path / "clean"))
+    expected = score(clean)
+    with pytest.raises(ScoringError, match="do not fit the model"):
+        score(wrong_weights(job, tmp_path))
+    assert score(job) == expected
+    assert contents(job.output) == contents(clean.output)
+
+
+def test_a_run_that_ended_before_its_manifest_leaves_the_folder_free(job, monkeypatch):
+    write_parquet(Path(job.input), rows(100))
+
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Folder, "_write_manifest", full)
+    with pytest.raises(OSError, match="no space left"):
+        score(job)
+    monkeypatch.undo()
+    assert score(job).scored == 100
+
+
+def running(meanwhile: Callable[[], object]):
+    """An engine that does something else before it scores."""
+
+    def engine(job: Job, units):
+        meanwhile()
+        yield from locally(job, units)
+
+    return engine
+
+
+def test_a_folder_is_not_taken_from_a_job_that_runs(job):
+    """It has no part yet, but will have; the same job may run twice at once."""
+    write_parquet(Path(job.input), rows(100))
+    other = replace(job, batch_rows=8)
+
+    def begin_others() -> None:
+        with pytest.raises(ScoringError, match="may be running: it had other batch_rows"):
+            score(other)
+        assert score(job).scored == 100
+
+    assert score(job, running(begin_others)).scored == 100
+    with pytest.raises(ScoringError, match="has results of another job: it had other batch_rows"):
+        score(other)
+
+
+def test_without_locks_no_folder_is_taken_over(job, tmp_path, monkeypatch):
+    """As on Windows: nobody knows whether the other job still runs."""
+    monkeypatch.setattr(folder_locks, "fcntl", None)
+    write_parquet(Path(job.input), rows(100))
+    with pytest.raises(ScoringError, match="do not fit the model"):
+        score(wrong_weights(job, tmp_path))
+    with pytest.raises(ScoringError, match=r"it had other weights\..*remove this one"):
+        score(job)
+
+
+def test_rejects_without_their_part_belong_to_their_job(job):
+    """The run was interrupted between the two."""
+    x = rows(50)
+    x[3] = np.nan
+    write_parquet(Path(job.input), x)
+    score(job)
+    without_part(job, 0)
+    with pytest.raises(ScoringError, match="has results of another job"):
+        score(replace(job, batch_rows=8))
+
+
+@pytest.mark.parametrize("size", [0, 100, -3])
+def test_a_damaged_part_is_named_before_others_are_scored(size, job):
+    write_parquet(Path(job.input), rows(150))
+    score(job)
+    whole = contents(job.output)
+    without_part(job, 2)
+    part = Path(job.output) / "part-00000001.parquet"
+    part.write_bytes(part.read_bytes()[:size])
+    with pytest.raises(ScoringError, match=r"part-00000001\.parquet is damaged .*: remove it, and"):
+        score(job, running(lambda: pytest.fail("it is too late")))
+    part.unlink()
+    score(job)
+    assert contents(job.output) == whole
+
+
+def test_parts_that_changed_places_are_noticed(job):
+    """They have as many rows, but others."""
+    write_parquet(Path(job.input), rows(150))
+    score(job)
+    first, second = (Path(job.output) / f"part-0000000{i}.parquet" for i in (0, 1))
+    content = first.read_bytes()
+    second.replace(first)
+    second.write_bytes(content)
+    with pytest.raises(ScoringError, match=r"part-0000000[01]\.parquet does not have the rows"):
+        score(job)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npy", "images"])
+def test_any_number_of_bad_rows_may_come_first(kind, job, tmp_path):
+    x = rows(700)
+    x[:600] = np.nan
+    folder = tmp_path / "input"
+    folder.mkdir()
+    reading = Reading()
+    if kind == "parquet":
+        write_parquet(folder / "x.parquet", x)
+    elif kind == "npy":
+        np.save(folder / "x.npy", x)
+    else:
+        reading = Reading(image_mode="L")
+        for index in range(600):
+            (folder / f"{index:03d}.png").write_bytes(b"not an image")
+        Image.fromarray(np.zeros((2, 3), np.uint8)).save(folder / "600.png")
+    job = replace(job, input=str(folder), reading=reading, part_rows=500)
+    summary = score(job)
+    assert (summary.n_rejected, summary.scored) == (600, 1 if kind == "images" else 100)
+    assert read(job)["row"].to_pylist()[0] == 600
+
+
+def test_if_no_row_has_an_answer_the_reasons_are_counted(job):
+    x = rows(700)
+    x[:600], x[600:] = np.nan, 3e38
+    write_parquet(Path(job.input), x)
+    with pytest.raises(ScoringError, match="none of the 700 rows has an answer") as error:
+        score(job)
+    assert "600 rows: column 'x' has NaN" in str(error.value)
+    assert "; 100 rows: " in str(error.value)
+    assert not list(Path(job.output).glob("part-*"))
+
+
+def test_arrays_that_are_not_used_may_be_anything(job, tmp_path):
+    x, path = rows(40), tmp_path / "data.npz"
+    odd = {"objects": np.array([{}, None]), "number": np.array(3.0), "texts": np.array([["a"]])}
+    np.savez(path, x=x, id=np.arange(40), **odd)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("readme.txt", "notes")
+        archive.writestr("__MACOSX/x", "notes")
+    job = replace(job, input=str(path), reading=Reading(carry=("id",)))
+    assert score(job).scored == 40  # x is still the only array that can be an input
+    np.savez(path, x=x, by_columns=np.asfortranarray(x), **odd)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("damaged.npy", "nothing")
+    job = replace(job, reading=Reading(columns=("x",)), output=str(tmp_path / "named"))
+    assert score(job).scored == 40
+    for name, message in (
+        ("objects", f"array 'objects' of {path} holds Python objects"),
+        ("number", f"array 'number' of {path} is a single number"),
+        ("by_columns", f"array 'by_columns' of {path} is stored by columns"),
+        ("damaged", f"{path} is damaged or not a NumPy file"),
+        ("readme.txt", "the input has no column 'readme.txt'"),
+        ("texts", "has type <U1, but inputs are numbers"),
+    ):
+        with pytest.raises(ScoringError, match=message):
+            score(replace(job, reading=Reading(columns=(name,))))
+
+
+@pytest.mark.parametrize("values", [np.ones(40) * 1j, np.zeros(40, "m8[D]"), np.zeros(40, "i4,f4")])
+def test_arrays_that_parquet_cannot_hold_are_not_carried(values, job, tmp_path):
+    np.savez(tmp_path / "data.npz", x=rows(40), odd=values)
+    reading = Reading(columns=("x",), carry=("odd",))
+    with pytest.raises(ScoringError, match=r"array 'odd' has type .*leave it out of --carry"):
+        score(replace(job, input=str(tmp_path / "data.npz"), reading=reading))
+
+
+def test_a_compressed_array_with_a_damaged_end_names_its_file(job, tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez_compressed(path, x=rows(4000))
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 2000] = bytes(2000)
+    path.write_bytes(content)
+    with pytest.raises(ScoringError, match=f"array 'x' of {path} (is damaged|ends too early)"):
+        score(replace(job, input=str(path)))
