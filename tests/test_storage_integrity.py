@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import safetensors.torch
@@ -24,6 +25,24 @@ def small() -> Diagonal:
 def path(tmp_path):
     acnml.save(small(), tmp_path / "posterior")
     return tmp_path / "posterior"
+
+
+def test_names_that_are_not_unicode(path):
+    """Safetensors cannot open such files; they load all the same, and damage is noticed."""
+    content, odd = path.read_bytes(), path.with_name(os.fsdecode(b"posterior \xff"))
+    try:
+        odd.touch()
+    except OSError:
+        pytest.skip("this file system has no such names")
+    acnml.save(small(), odd)
+    loaded, saved = acnml.load(odd), small()
+    assert loaded.mean.keys() == saved.mean.keys()
+    assert all(torch.equal(loaded.mean[name], saved.mean[name]) for name in saved.mean)
+    flipped = bytes([*content[:-1], content[-1] ^ 1])
+    for damaged in (b"", content[:5], content[:40], content[:-1], b"[]" + content, flipped):
+        odd.write_bytes(damaged)
+        with pytest.raises(StorageError):
+            acnml.load(odd)
 
 
 def test_every_flip_of_a_bit_and_every_other_byte_is_noticed(path):

@@ -51,6 +51,11 @@ def save(value: Standalone | Predictor | Density, path: str | os.PathLike[str]) 
     file that cannot be written raises a `StorageError`. Only regular files are replaced; a symbolic
     link is followed. The mode of the file follows the umask.
 
+    Save a predictor before its network is trained further. Predictors share weights with the
+    network, and the file describes the network as it is now. A `Calibrated` predictor is refused if
+    the network's last layer has changed since it was calibrated. Changes of other layers alone, and
+    of networks of other predictors, cannot be noticed.
+
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))

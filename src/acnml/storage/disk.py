@@ -125,6 +125,10 @@ def _require_known_version(path: Path, version: Any, *, has_checksum: bool) -> N
 
 def _read_safetensors(path: Path) -> tuple[Mapping[str, str], Params]:
     try:
+        if not _is_unicode(path):
+            # Like `write`, this holds the whole file in memory next to the tensors.
+            content = path.read_bytes()
+            return _metadata(content), safetensors.torch.load(content)
         with safe_open(path, framework="pt") as file:
             # Copies, because the tensors are views of the file: it could still change.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
@@ -133,6 +137,24 @@ def _read_safetensors(path: Path) -> tuple[Mapping[str, str], Params]:
         raise StorageError(
             f"{path} is truncated or not a safetensors file ({error}): copy or save it again"
         ) from error
+
+
+def _is_unicode(path: Path) -> bool:
+    """Whether a path is one that safetensors can open; Linux has files with any other bytes."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """Return the metadata in the bytes of a safetensors file, which begin with its JSON header."""
+    length = int.from_bytes(content[:8], "little")
+    try:
+        return dict(json.loads(content[8 : 8 + length]).get("__metadata__", {}))
+    except DAMAGE as error:
+        raise SafetensorError(f"the header cannot be read: {error}") from error
 
 
 def _checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
