@@ -18,6 +18,7 @@ pytest.importorskip("sklearn", reason="needs scikit-learn")
 
 import joblib
 from scipy import sparse
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer
@@ -29,7 +30,7 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV, SGDCl
 from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit, cross_val_score
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import LinearSVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -275,6 +276,27 @@ def test_classes_of_a_fitted_classifier_may_be_in_any_order():
     )
 
 
+@pytest.mark.filterwarnings("ignore:1 of 3 classes have no validation data")
+def test_a_frozen_last_step_must_have_the_classes_of_y():
+    x, y = data()
+    frozen = FrozenEstimator(LogisticRegression().fit(x[:120], y[:120]))
+    pipeline, some = make_pipeline(StandardScaler(), frozen), y != "ant"
+    message = (
+        r"LogisticRegression has the classes \['ant', 'bee', 'cat'\], but y has \['bee', 'cat'\]"
+    )
+    with pytest.raises(ValueError, match=message):
+        fast(pipeline).fit(x[some], y[some])
+    with pytest.raises(
+        ValueError, match=r"but y has \['ant', 'bee', 'cat', 'dog'\]: give data of all"
+    ):
+        fast(pipeline).fit(x, np.where(np.arange(240) < 60, "dog", y))
+    assert fast(pipeline).fit(x, y).classes_.tolist() == NAMES.tolist()
+    # A classifier that is frozen as a whole keeps its own classes.
+    whole = fast(frozen).fit(x[some], y[some])
+    assert whole.classes_.tolist() == NAMES.tolist()
+    assert whole.predict_proba(x).shape == (240, 3)
+
+
 def test_a_trained_network_as_it_is():
     x, y = data()
     network = TorchClassifier(epochs=30, random_state=0).fit(x[:120], y[:120]).module_
@@ -355,6 +377,14 @@ def test_folds_follow_the_rarest_class():
         fast(cv=[(np.arange(3, 240), np.arange(3))]).fit(x, rare)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_no_splits_are_refused(frozen):
+    x, y = data()
+    estimator = FrozenEstimator(LogisticRegression().fit(x, y)) if frozen else LogisticRegression()
+    with pytest.raises(ValueError, match="cv has no splits: give at least one pair"):
+        fast(estimator, cv=[]).fit(x, y)
+
+
 # Habits of scikit-learn --------------------------------------------------------------------------
 
 
@@ -419,6 +449,43 @@ def test_data_frames_and_columns_of_text():
     assert mixed.n_features_in_ == 6
 
 
+def test_columns_in_another_order_are_refused_unless_they_are_found_by_name():
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    x, y = data()
+    labels = np.searchsorted(NAMES, y)
+    frame = pandas.DataFrame(x, columns=list("abcdef"))
+    turned = frame[list("fedcba")]
+    network = to_module(LogisticRegression().fit(x, y))
+    found = fast(network, cv="prefit").fit(frame, labels)
+    expected = fast(network, cv="prefit").fit(x, labels).predict_proba(x)
+    np.testing.assert_array_equal(found.predict_proba(frame), expected)
+    for use in (found.predict, found.predict_proba, found.predict_log_proba, found.regret):
+        with pytest.raises(ValueError, match="Feature names must be in the same order"):
+            use(turned)
+    with pytest.raises(ValueError, match="Feature names must be in the same order"):
+        fast(network, cv="prefit").fit(frame, labels, X_train=turned)
+    columns = ColumnTransformer([("kept", "passthrough", list("abcdef"))])
+    by_name = fast(make_pipeline(columns, LogisticRegression())).fit(frame, y)
+    np.testing.assert_array_equal(by_name.predict_proba(turned), by_name.predict_proba(frame))
+
+
+def test_inputs_of_a_network_need_not_be_tables():
+    class Mean(nn.Module):  # of a sequence of any length
+        def __init__(self):
+            super().__init__()
+            self.last = to_module(LogisticRegression().fit(*data()))
+
+        def forward(self, x):
+            return self.last(x.mean(1))
+
+    x, y = data()
+    twice, thrice = (np.repeat(x[:, None], n, axis=1) for n in (2, 3))
+    found = fast(Mean(), cv="prefit").fit(twice, np.searchsorted(NAMES, y))
+    np.testing.assert_allclose(found.predict_proba(thrice), found.predict_proba(twice), rtol=1e-9)
+    tensors = torch.from_numpy(thrice)
+    np.testing.assert_array_equal(found.predict_proba(tensors), found.predict_proba(thrice))
+
+
 def test_sparse_inputs_become_dense_and_wide_ones_are_refused():
     x, y = data()
     expected = fast().fit(x, y).predict_proba(x)
@@ -480,6 +547,77 @@ def test_sample_weights_reach_the_classifier():
         fast(LinearDiscriminantAnalysis()).fit(x, y, weights)
 
 
+def test_sample_weights_are_routed_where_scikit_learn_routes():
+    x, y = data()
+    weights = np.where(y == "ant", 5.0, 1.0)
+    with config_context(enable_metadata_routing=True):
+        scaler = StandardScaler().set_fit_request(sample_weight=False)
+        last = LogisticRegression().set_fit_request(sample_weight=True)
+        last.set_score_request(sample_weight=False)
+        for estimator in (make_pipeline(scaler, last), GridSearchCV(last, {}, cv=2), last):
+            found = fast(estimator).fit(x, y, weights).estimator_
+            expected = clone(estimator).fit(x, y, sample_weight=weights)
+            np.testing.assert_array_equal(found.predict_proba(x), expected.predict_proba(x))
+        without = make_pipeline(StandardScaler(), LinearDiscriminantAnalysis())
+        with pytest.raises(ValueError, match="LinearDiscriminantAnalysis takes no sample_weight"):
+            fast(without).fit(x, y, weights)
+
+
+class Unused(LogisticRegression):
+    """A classifier for settings that are wrong before any classifier is fitted."""
+
+    def fit(self, X, y, sample_weight=None):
+        raise AssertionError("it was fitted")
+
+
+@pytest.mark.parametrize("name", ["price", "temperature", "prior_precision"])
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (-1.0, ValueError, "must be a positive, finite number, got -1"),
+        (float("nan"), ValueError, "must be a positive, finite number, got nan"),
+        ("0.1", TypeError, "must be a number, got a str"),
+    ],
+)
+def test_settings_are_checked_before_a_classifier_is_fitted(name, value, error, message):
+    with pytest.raises(error, match=f"^{name} {message}"):
+        fast(Unused(), **{name: value}).fit(*data())
+
+
+@pytest.mark.parametrize("last", ["passthrough", None])
+def test_a_pipeline_must_end_in_a_classifier(last):
+    pipeline = Pipeline([("scale", StandardScaler()), ("last", last)])
+    for estimator in (pipeline, make_pipeline(StandardScaler(), pipeline)):
+        with pytest.raises(
+            TypeError, match=rf"last step of the pipeline, 'last', is {last!r}, but"
+        ):
+            fast(estimator).fit(*data())
+    with pytest.raises(TypeError, match="StandardScaler cannot be converted"):
+        fast(make_pipeline(StandardScaler())).fit(*data())
+    # The step may also be a setting that a search chooses.
+    search = GridSearchCV(pipeline, {"last": [LogisticRegression()]}, cv=2, scoring="accuracy")
+    assert fast(search).fit(*data()).score(*data()) > 0.5
+
+
+def test_a_fit_that_fails_leaves_no_fitted_classifier():
+    x, y = data()
+    others = np.char.upper(y)
+    found = fast().fit(x, y)
+    with pytest.raises(ValueError, match="price must be"):
+        found.set_params(price=-1).fit(x, others)
+    with pytest.raises(NotFittedError):
+        found.predict(x)
+    assert not hasattr(found, "classes_")
+    # Also if it fails late.
+    found = fast().fit(x, y)
+    with pytest.raises(AssertionError, match="it was fitted"):
+        found.set_params(estimator=Unused()).fit(x, others)
+    with pytest.raises(NotFittedError):
+        found.predict(x)
+    found.set_params(estimator=None).fit(x, others)
+    assert found.score(x, others) > 0.5
+
+
 def test_it_is_not_fitted_before_it_is():
     for use in ("predict", "predict_proba", "predict_log_proba", "regret"):
         with pytest.raises(NotFittedError):
@@ -527,6 +665,58 @@ def test_training_leaves_the_random_state_alone():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def ten(features: int, classes: int) -> nn.Module:
+    return nn.Linear(features, 10)
+
+
+def two(features: int, classes: int) -> nn.Module:
+    return nn.Linear(features, 2)
+
+
+@pytest.mark.parametrize("factory", [ten, two])
+def test_a_network_must_have_one_logit_per_class(factory):
+    for estimator in (TorchClassifier(factory), fast(factory)):
+        with pytest.raises(ValueError, match=r"a tensor \(\d+, (10|2)\), but there are 3 classes"):
+            estimator.fit(*data())
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"epochs": -3}, "epochs must be at least 1, got -3"),
+        ({"epochs": 1.5}, "epochs must be an integer, got 1.5"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"learning_rate": -0.1}, "learning_rate must be a positive, finite number, got -0.1"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number, got a str"),
+        ({"weight_decay": -1.0}, "weight_decay must be a finite number of at least 0, got -1"),
+        ({"weight_decay": "none"}, "weight_decay must be a finite number of at least 0"),
+    ],
+)
+def test_settings_of_a_training_are_checked(setting, message):
+    def unused(features: int, classes: int) -> nn.Module:
+        raise AssertionError("a network was made")
+
+    with pytest.raises((TypeError, ValueError), match=message):
+        TorchClassifier(unused, **setting).fit(*data())
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_training_that_diverges_is_named(epochs):
+    # After one epoch the weights are too large. In the next one, so is the loss.
+    network = TorchClassifier(epochs=epochs, learning_rate=1e30, random_state=0)
+    with pytest.raises(ValueError, match=r"training diverged.* learning rate, or standardise"):
+        fast(network).fit(*data())
+
+
+def test_a_training_that_fails_leaves_no_fitted_network():
+    x, y = data()
+    network = TorchClassifier(linear, epochs=1, random_state=0).fit(x, y)
+    with pytest.raises(ValueError, match="there are 3 classes"):
+        network.set_params(factory=ten).fit(x, np.char.upper(y))
+    with pytest.raises(NotFittedError):
+        network.predict(x)
+
+
 class TestSkorch:
     @staticmethod
     def net(**settings):
@@ -543,6 +733,26 @@ class TestSkorch:
         assert found.classes_.tolist() == NAMES.tolist()
         assert found.predict_proba(x).shape == (240, 3)
         assert found.score(x, y) > 0.4
+
+    def test_a_net_must_have_one_logit_per_class(self):
+        x, y = data()
+        x, labels = x.astype(np.float32), np.searchsorted(NAMES, y)
+        net = self.net(module=lambda: nn.Linear(6, 10), criterion=nn.CrossEntropyLoss)
+        message = "NeuralNetClassifier has 10 logits, but there are 3 classes: give .* 3 outputs"
+        with pytest.raises(ValueError, match=message):
+            fast(net).fit(x, y)
+        with pytest.raises(ValueError, match=message):
+            fast(net.fit(x, labels), cv="prefit").fit(x, labels)
+
+    def test_columns_in_another_order_are_refused(self):
+        pandas = pytest.importorskip("pandas", reason="needs pandas")
+        x, y = data()
+        frame = pandas.DataFrame(x.astype(np.float32), columns=list("abcdef"))
+        net = self.net(module=lambda: nn.Linear(6, 3), criterion=nn.CrossEntropyLoss)
+        found = fast(net).fit(frame, y)
+        assert found.predict_proba(frame).shape == (240, 3)
+        with pytest.raises(ValueError, match="Feature names must be in the same order"):
+            found.predict_proba(frame[list("fedcba")])
 
     def test_a_softmax_at_the_end_is_taken_off(self):
         x, y = data()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn import get_config
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
@@ -28,9 +28,10 @@ from sklearn.utils.validation import (
 )
 from torch import nn
 
+from acnml._util import checks
 from acnml._util.callers import callers_level
 from acnml.calibration import LEAST_DATA, Calibrated, calibrate, calibrate_folds
-from acnml.sklearn._modules import Fitted, is_skorch, logits_of, require_all_classes
+from acnml.sklearn._modules import SUPPORTED, Fitted, is_skorch, logits_of
 from acnml.sklearn._torch import TorchClassifier
 from acnml.tuning.temperature import why_no_temperature
 
@@ -135,6 +136,8 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             X_train: for `cv="prefit"`, the inputs that the classifier was fitted on.
             groups: the group of every input, for splitters such as `GroupKFold`.
         """
+        self._forget()
+        self._require_numbers()
         X, y, groups = indexable(X, y, groups)
         if y is None:
             raise ValueError("AcnmlClassifier requires y to be passed, but the target y is None")
@@ -142,6 +145,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         check_classification_targets(y)
         validate_data(self, X, skip_check_array=True)
         base = self._base()
+        _require_last_step(base)
         if not isinstance(base, (Pipeline, BaseSearchCV)):  # which may take anything
             check_array(X, accept_sparse=True, dtype=None, ensure_all_finite=False, allow_nd=True)
         weights = None if sample_weight is None else _check_sample_weight(sample_weight, X)
@@ -156,21 +160,36 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 'a network is taken as trained with cv="prefit" only; to train it, pass a function '
                 "factory(features, classes) that returns a new one"
             )
-        self.classes_ = np.unique(y)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y has only one class, {list(self.classes_)}: at least 2 are needed")
         return self._fit_by_splits(base, X, y, weights, groups)
+
+    def _forget(self) -> None:
+        """Remove what a fit before this one has left, so that no failed fit is half of each."""
+        fitted = "classes_", "calibrated_", "estimator_", "_fitted"
+        for name in (*fitted, "n_features_in_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+
+    def _require_numbers(self) -> None:
+        """Raise an error if a setting of the last step is wrong, before classifiers are fitted."""
+        checks.require_positive(self.price, "price")
+        for name in ("temperature", "prior_precision"):
+            if getattr(self, name) is not None:
+                checks.require_positive(getattr(self, name), name)
 
     def _fit_by_splits(
         self, base: Any, X: Any, y: Any, weights: Any, groups: Any
     ) -> AcnmlClassifier:
-        splits = list(self._splits(X, y, groups))
+        classes = np.unique(y)
+        if len(classes) < 2:
+            raise ValueError(f"y has only one class, {classes.tolist()}: at least 2 are needed")
+        splits = self._splits(X, y, groups)
         whole = [] if len(splits) == 1 else [np.arange(len(y))]
         parts = [train for train, _ in splits] + whole
+        for rows in parts:
+            _require_all_classes(y[rows], classes)
         fits = Parallel(n_jobs=self.n_jobs)(
-            delayed(_fitted)(clone(base), X, y, self.classes_, weights, rows) for rows in parts
+            delayed(_fitted)(clone(base), X, y, classes, weights, rows) for rows in parts
         )
-        labels = np.searchsorted(self.classes_, y)
+        labels = np.searchsorted(classes, y)
         folds = [
             (
                 own.module,
@@ -179,8 +198,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             )
             for own, (train, test) in zip(fits, splits, strict=False)
         ]
-        final = fits[-1]
-        return self._choose(final, _rows(X, parts[-1]), folds)
+        return self._choose(fits[-1], classes, _rows(X, parts[-1]), folds)
 
     def _fit_around(self, base: Any, X: Any, y: Any, X_train: Any, groups: Any) -> AcnmlClassifier:
         """Calibrate a classifier that is fitted already."""
@@ -192,31 +210,34 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 "or choose another cv",
             )
         fitted = Fitted.of(base)
-        own = getattr(fitted.estimator, "classes_", None)
-        if own is None:  # a network, whose labels are the indices of its logits
-            own = np.arange(logits_of(fitted.module, fitted.features(_rows(X, [0]))).shape[-1])
+        known = getattr(fitted.estimator, "classes_", None)
+        if known is None:  # a network, whose labels are the indices of its logits
+            known = np.arange(logits_of(fitted.module, fitted.features(_rows(X, [0]))).shape[-1])
         else:
-            fitted.require_agreement(_rows(X, np.arange(min(COMPARED, len(y)))))
-        self.classes_ = np.asarray(own)
-        unknown = np.setdiff1d(y, self.classes_)
+            fitted.require_agreement(_rows(X, np.arange(min(COMPARED, len(y)))), len(known))
+        classes = np.asarray(known)
+        unknown = np.setdiff1d(y, classes)
         if len(unknown):
             raise ValueError(
                 f"the classifier was not fitted on class {unknown[0]!r}: drop its rows"
             )
-        order = np.argsort(self.classes_)  # the classes of a fitted classifier may be in any order
-        labels = order[np.searchsorted(self.classes_, y, sorter=order)]
+        order = np.argsort(classes)  # the classes of a fitted classifier may be in any order
+        labels = order[np.searchsorted(classes, y, sorter=order)]
         features = fitted.features(X)
         if X_train is not None:
+            self._require_names(X_train, fitted.estimator)
             folds = [(fitted.module, fitted.features(X_train), (features, labels))]
-            return self._choose(fitted, X_train, folds)
+            return self._choose(fitted, classes, X_train, folds)
         splits = self._splits(X, y, groups, ignore="prefit")
         folds = [
             (fitted.module, features[train], (features[test], labels[test]))
             for train, test in splits
         ]
-        return self._choose(fitted, X, folds)
+        return self._choose(fitted, classes, X, folds)
 
-    def _choose(self, final: Fitted, X: Any, folds: list[Any]) -> AcnmlClassifier:
+    def _choose(
+        self, final: Fitted, classes: NDArray[Any], X: Any, folds: list[Any]
+    ) -> AcnmlClassifier:
         """Choose temperature and α on the folds, for the classifier that was fitted on X."""
         settings: dict[str, Any] = {
             "price": self.price,
@@ -228,7 +249,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             self.calibrated_: Calibrated = calibrate(*folds[0], **settings, typicality=False)
         else:
             self.calibrated_ = calibrate_folds(final.module, final.features(X), folds, **settings)
-        self._fitted, self.estimator_ = final, final.estimator
+        self._fitted, self.estimator_, self.classes_ = final, final.estimator, classes
         return self
 
     def _base(self) -> Any:
@@ -245,8 +266,8 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             f"an nn.Module, got {type(given).__name__}"
         )
 
-    def _splits(self, X: Any, y: Any, groups: Any, ignore: str = "") -> Iterator[Any]:
-        """Yield the training and the held-out indices of every split."""
+    def _splits(self, X: Any, y: Any, groups: Any, ignore: str = "") -> list[Any]:
+        """Return the training and the held-out indices of every split."""
         cv = None if isinstance(self.cv, str) and self.cv == ignore else self.cv
         if isinstance(cv, numbers.Real) and not isinstance(cv, numbers.Integral):
             cv = StratifiedShuffleSplit(1, test_size=float(cv), random_state=self.random_state)
@@ -258,11 +279,18 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
                 f"{folds} folds need {folds} rows of every class, but class {names[rarest]!r} has "
                 f"{counts[rarest]}: use fewer folds, give more data, or drop the class"
             )
-        return check_cv(folds if cv is None else cv, y, classifier=True).split(X, y, groups)
+        splitter = check_cv(folds if cv is None else cv, y, classifier=True)
+        splits = list(splitter.split(X, y, groups))
+        if not splits:
+            raise ValueError(
+                "cv has no splits: give at least one pair (training indices, held-out indices)"
+            )
+        return splits
 
     def predict_log_proba(self, X: Any) -> NDArray[Any]:
         """Return the logarithms of the probabilities (n, classes)."""
-        log_probs: Any = self._calibrated().log_probs(self._fitted.features(X))
+        check_is_fitted(self)
+        log_probs: Any = self.calibrated_.log_probs(self._features(X))
         return log_probs
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
@@ -276,12 +304,23 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def regret(self, X: Any) -> NDArray[Any]:
         """Return the regret log C(x) (n,), from 0 to log K: high where many labels fit."""
-        regret: Any = self._calibrated().regret(self._fitted.features(X))
+        check_is_fitted(self)
+        regret: Any = self.calibrated_.regret(self._features(X))
         return regret
 
-    def _calibrated(self) -> Calibrated:
-        check_is_fitted(self)
-        return self.calibrated_
+    def _features(self, X: Any) -> Any:
+        self._require_names(X, self.estimator_)
+        return self._fitted.features(X)
+
+    def _require_names(self, X: Any, estimator: Any) -> None:
+        """Raise an error if columns are named or ordered otherwise than in `fit`.
+
+        Networks know no names and take columns in any order. An estimator that knows them decides
+        itself: a `ColumnTransformer` finds columns by name, wherever they are.
+        """
+        if not hasattr(estimator, "feature_names_in_"):
+            # Inputs of networks need not be tables, so their number of columns may vary.
+            validate_data(self, X, reset=False, skip_check_array=True, ensure_2d=False)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "calibrated_")
@@ -308,13 +347,34 @@ def _fitted(
         labels = np.searchsorted(classes, labels).astype(np.int64)
         classes = np.arange(len(classes))
         if estimator is _last(estimator):
-            inputs = np.asarray(inputs, dtype=np.float32)
+            inputs = np.require(inputs, np.float32, ["WRITEABLE"])  # as torch needs it
     arguments = {} if weights is None else {_weight_argument(estimator): weights[rows]}
     estimator.fit(inputs, labels, **arguments)
-    require_all_classes(estimator, classes, "the training part of a split")
     fitted = Fitted.of(estimator)
-    fitted.require_agreement(_rows(inputs, np.arange(min(COMPARED, len(rows)))))
+    fitted.require_classes(classes)
+    fitted.require_agreement(_rows(inputs, np.arange(min(COMPARED, len(rows)))), len(classes))
     return fitted
+
+
+def _require_all_classes(y: NDArray[Any], classes: NDArray[Any]) -> None:
+    """Raise an error if the training part of a split lacks a class."""
+    missing = np.setdiff1d(classes, y).tolist()
+    if missing:
+        raise ValueError(
+            f"the training part of a split has no data of class {missing[0]!r}: use fewer folds, "
+            "stratified ones, or drop classes with very few data"
+        )
+
+
+def _require_last_step(estimator: Any) -> None:
+    """Raise an error if a pipeline ends without a classifier. That of a search may be a setting."""
+    while isinstance(estimator, Pipeline):
+        name, estimator = estimator.steps[-1]
+        if estimator is None or isinstance(estimator, str):
+            raise TypeError(
+                f"the last step of the pipeline, {name!r}, is {estimator!r}, but it must be a "
+                f"classifier. Supported are {SUPPORTED}"
+            )
 
 
 def _last(estimator: Any) -> Any:
@@ -326,11 +386,18 @@ def _last(estimator: Any) -> Any:
 
 def _weight_argument(estimator: Any) -> str:
     """Return under which name `fit` passes weights to the classifier."""
+    if get_config()["enable_metadata_routing"]:  # pipelines and searches find it by this name
+        return _weight_argument_of(_last(estimator))
     if isinstance(estimator, Pipeline):
         name, last = estimator.steps[-1]
         return f"{name}__{_weight_argument(last)}"
     if isinstance(estimator, BaseSearchCV):
         return _weight_argument(estimator.estimator)
+    return _weight_argument_of(estimator)
+
+
+def _weight_argument_of(estimator: Any) -> str:
+    """Return the name for a classifier itself."""
     if not has_fit_parameter(estimator, "sample_weight"):
         raise ValueError(f"{type(estimator).__name__} takes no sample_weight: leave it out")
     return "sample_weight"

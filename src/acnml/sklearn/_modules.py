@@ -8,7 +8,7 @@ is right or refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -26,6 +26,7 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
+from acnml._util import checks
 from acnml._util.batches import chunks
 from acnml.classifier import Classifier
 from acnml.sklearn._torch import TorchClassifier
@@ -91,11 +92,31 @@ class Fitted:
         dtype = np.float32 if self._is_single else np.float64
         return np.require(dense, dtype, ["C_CONTIGUOUS", "WRITEABLE"])  # as torch needs it
 
-    def require_agreement(self, X: Any) -> None:
-        """Raise an error unless module and estimator have the same probabilities for X."""
-        found = torch.softmax(logits_of(self.module, self.features(X)), dim=-1).numpy()
-        expected = self.estimator.predict_proba(X)
+    def require_classes(self, classes: NDArray[Any]) -> None:
+        """Raise an error unless the estimator has these classes, in this order.
+
+        A frozen classifier has those of its own training data.
+        """
+        own, given = np.asarray(self.estimator.classes_).tolist(), classes.tolist()
+        if own != given:
+            raise ValueError(
+                f"this {type(self.classifier).__name__} has the classes {own}, but y has {given}: "
+                "give data of all its classes, or a classifier that was fitted on those of y"
+            )
+
+    def require_agreement(self, X: Any, classes: int) -> None:
+        """Raise an error unless module and estimator have the same probabilities for X.
+
+        Both must have one for each of the classes.
+        """
         kind = type(self.classifier).__name__
+        found = torch.softmax(self._finite_logits(X), dim=-1).numpy()
+        if found.shape[1] != classes:
+            raise ValueError(
+                f"this {kind} has {found.shape[1]} logits, but there are {classes} classes: give "
+                f"its last layer {classes} outputs"
+            )
+        expected = self.estimator.predict_proba(X)
         if found.shape != expected.shape:
             raise ValueError(
                 f"{kind} returned probabilities for {expected.shape[1]} classes, but its module "
@@ -108,6 +129,17 @@ class Fitted:
                 f"the probabilities of this {kind} are not the softmax of its last layer (they "
                 f"differ by {difference:.2g}), so ACNML does not apply. Supported are {SUPPORTED}"
             )
+
+    def _finite_logits(self, X: Any) -> Tensor:
+        kind, features = type(self.classifier).__name__, self.features(X)
+        checks.require_finite(
+            torch.from_numpy(features), f"the inputs of this {kind} are", "remove or impute them"
+        )
+        return checks.require_finite(
+            logits_of(self.module, features),
+            f"the logits of this {kind} are",
+            "its training diverged: lower its learning rate, or standardise the inputs",
+        )
 
     @property
     def _is_single(self) -> bool:
@@ -251,13 +283,3 @@ def _of_skorch(net: Any) -> nn.Module:
         "logit per class; use NeuralNetClassifier(module, criterion=torch.nn.CrossEntropyLoss) and "
         "a module without a softmax at its end"
     )
-
-
-def require_all_classes(classifier: Any, classes: Iterable[Any], where: str) -> None:
-    """Raise an error if a classifier was fitted without some of the classes."""
-    missing = [each for each in classes if each not in set(classifier.classes_)]
-    if missing:
-        raise ValueError(
-            f"{where} has no data of class {missing[0]!r}: use fewer folds, stratified ones, or "
-            "drop classes with very few data"
-        )

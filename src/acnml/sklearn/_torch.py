@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable
 from typing import Any, final
 
@@ -15,6 +17,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 from torch.nn import functional
 
+from acnml._util import checks
 from acnml._util.batches import CHUNK
 from acnml._util.seeding import seeded
 
@@ -70,31 +73,51 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TorchClassifier:
         """Train a new network."""
+        self.__dict__.pop("module_", None)  # a fit that fails must not leave the network before it
+        self._require_numbers()
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
-        self.classes_, labels = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y has only one class, {list(self.classes_)}: two are needed")
+        classes, labels = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"y has only one class, {classes.tolist()}: two are needed")
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
         seed = int(check_random_state(self.random_state).randint(2**31))
         with seeded(seed):
-            module = (self.factory or _one_hidden_layer)(X.shape[1], len(self.classes_))
+            module = (self.factory or _one_hidden_layer)(X.shape[1], len(classes))
             dtype = next((p.dtype for p in module.parameters()), torch.float32)
             x, w = (torch.tensor(array, dtype=dtype) for array in (X, weights))
             self._train(module.train(), x, torch.tensor(labels), w)
-        self.module_ = module.eval()
+        self.classes_, self.module_ = classes, module.eval()
         return self
+
+    def _require_numbers(self) -> None:
+        for name in ("epochs", "batch_size"):
+            checks.require_integer(getattr(self, name), name, 1)
+        checks.require_positive(self.learning_rate, "learning_rate")
+        decay = self.weight_decay
+        if not (isinstance(decay, numbers.Real) and 0 <= decay < math.inf):
+            raise ValueError(f"weight_decay must be a finite number of at least 0, got {decay!r}")
 
     def _train(self, module: nn.Module, x: Tensor, labels: Tensor, weights: Tensor) -> None:
         optimizer = torch.optim.AdamW(
             module.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay
         )
-        for _ in range(self.epochs):
-            for rows in _shuffled(len(x), self.batch_size):
-                losses = functional.cross_entropy(module(x[rows]), labels[rows], reduction="none")
+        classes = int(labels.max()) + 1
+        for epoch in range(self.epochs):
+            for rows in _shuffled(len(x), int(self.batch_size)):
+                logits = _one_per_class(module(x[rows]), classes)
+                losses = functional.cross_entropy(logits, labels[rows], reduction="none")
+                if not torch.isfinite(losses).all():
+                    raise ValueError(
+                        f"the training diverged: the loss is not finite in epoch {epoch + 1}; "
+                        "lower the learning rate, or standardise the inputs"
+                    )
                 optimizer.zero_grad()
                 (losses @ weights[rows] / weights.mean() / len(rows)).backward()
                 optimizer.step()
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "module_")
 
     @torch.no_grad()
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -109,6 +132,17 @@ class TorchClassifier(ClassifierMixin, BaseEstimator):
         """Return the likeliest label of every input."""
         labels = self.predict_proba(X).argmax(1)
         return self.classes_[labels]
+
+
+def _one_per_class(logits: Tensor, classes: int) -> Tensor:
+    """Return the logits, or raise an error: the cross-entropy takes too many of them silently."""
+    if logits.ndim != 2 or logits.shape[1] != classes:
+        raise ValueError(
+            f"the network of the factory returns a tensor {tuple(logits.shape)}, but there are "
+            f"{classes} classes: factory(features, classes) must return a network that maps inputs "
+            "(B, features) to logits (B, classes)"
+        )
+    return logits
 
 
 def _shuffled(count: int, batch_size: int) -> list[Tensor]:
