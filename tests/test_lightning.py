@@ -190,7 +190,7 @@ def test_data_without_a_length_or_a_truth_value_can_be_given():
 
 
 def test_mistakes(tmp_path):
-    with pytest.raises(ValueError, match="start_epoch must not be negative"):
+    with pytest.raises(ValueError, match="start_epoch must be at least 0"):
         CollectSwag(start_epoch=-1)
     with pytest.raises(ValueError, match="price must be a positive"):
         Calibrate(price=0)
@@ -200,6 +200,37 @@ def test_mistakes(tmp_path):
     running = SimpleNamespace(world_size=2)
     with pytest.raises(ValueError, match="all data in one process, but there are 2"):
         Calibrate().setup(running, Network(), "fit")
+
+
+class Counted(Network):
+    """Counts the batches that it was trained on."""
+
+    batches = 0
+
+    def training_step(self, batch, index):
+        self.batches += 1
+        return super().training_step(batch, index)
+
+
+@pytest.mark.parametrize(
+    ("options", "loaders_given", "message"),
+    [
+        ({}, 0, r"no validation data .* pass Calibrate\(validation_loader=\.\.\.\)"),
+        ({}, 2, r"exactly one loader for validation_loader"),
+        ({"layer": "nope"}, 1, "no layer 'nope'"),
+        ({"path": "nowhere/calibrated.safetensors"}, 1, "nowhere/calibrated.safetensors"),
+    ],
+)
+def test_what_would_fail_after_training_is_refused_before_it(
+    options, loaders_given, message, tmp_path
+):
+    network, (train, validation) = Counted(), loaders()
+    if "path" in options:
+        options = {"path": tmp_path / options["path"]}
+    run = trainer(Calibrate(**options), folder=tmp_path, epochs=1)
+    with pytest.raises((ValueError, OSError), match=message):
+        run.fit(network, train, [validation] * loaders_given or None)
+    assert network.batches == 0
 
 
 @pytest.mark.parametrize("option", ["prize", "model", "val_loader"])

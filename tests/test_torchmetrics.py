@@ -12,6 +12,8 @@ from cases import normal
 
 pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
 
+from torchmetrics import MetricCollection
+
 from acnml.torchmetrics import Aurc, Brier, Ece, Nll
 
 KINDS = {
@@ -88,6 +90,18 @@ def test_processes_are_merged(kind):
     assert next(gathered, None) is None
 
 
+def test_a_collection_keeps_scores_apart_that_begin_alike():
+    """It merges metrics whose states agree after the first batch, here one without any loss."""
+    collection = MetricCollection({name: build() for name, (build, _) in KINDS.items()})
+    sure = torch.log_softmax(torch.tensor([[30.0, 0, 0, 0], [0, 30.0, 0, 0]]).double(), -1)
+    log_probs, labels = data()
+    collection.update(sure, torch.tensor([0, 1]))
+    collection.update(log_probs, labels)
+    whole = torch.cat([sure, log_probs]), torch.cat([torch.tensor([0, 1]), labels])
+    for name, value in collection.compute().items():
+        assert value.item() == pytest.approx(KINDS[name][1](*whole), rel=1e-12, abs=1e-12)
+
+
 def test_mistakes():
     with pytest.raises(ValueError, match="has seen no data"):
         _compute_quietly(Nll())
@@ -95,6 +109,9 @@ def test_mistakes():
         _compute_quietly(Aurc())
     with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
         Ece(bins=0)
+    for bins in (2.5, "3", True):
+        with pytest.raises(TypeError, match="bins must be an integer"):
+            Ece(bins=bins)
     with pytest.raises(ValueError, match="apply log_softmax to logits"):
         Brier().update(torch.ones(2, 3), torch.tensor([0, 1]))
 

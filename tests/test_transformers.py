@@ -243,6 +243,21 @@ def test_a_decoder_is_refused_until_its_last_token_is_selected_first(build, toke
     assert calibrated_of(LastToken(model), tokenizer).predictor.last_layer.name == "model.score"
 
 
+def test_batches_for_a_last_token_have_all_inputs_of_the_model(tokenizer, monkeypatch):
+    """Texts padded before: without its mask, a decoder would read the padding."""
+    monkeypatch.setattr(tokenizer, "padding_side", "left")
+    model = gpt2().eval()
+    data = dataset(model, tokenizer, 12, 0)
+    padded = data.map(
+        lambda rows: tokenizer(rows["text"], padding="max_length", max_length=20), batched=True
+    )
+    (own,), (wrapped,) = (
+        list(loader(padded, each, tokenizer)) for each in (model, LastToken(model))
+    )
+    assert own.keys() == wrapped.keys()
+    assert all(torch.equal(own[name], tensor) for name, tensor in wrapped.items())
+
+
 @pytest.mark.parametrize("model", [bert(), nn.Linear(4, 3)])
 def test_the_last_token_of_another_model_is_refused(model):
     with pytest.raises(TypeError, match=f"not a {type(model).__name__}: pass that"):
@@ -298,6 +313,26 @@ def test_a_number_of_labels_that_is_none_is_refused(top_k, error, tokenizer):
     ask = pipeline(calibrated_of(bert(), tokenizer), tokenizer)
     with pytest.raises(error, match="top_k must be"):
         ask("good", top_k=top_k)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"batch_size": 0}, ValueError),
+        ({"batch_size": -1}, ValueError),
+        ({"batch_size": 2.5}, TypeError),
+        ({"max_length": 0}, ValueError),
+    ],
+)
+def test_batches_without_texts_are_refused(options, error, tokenizer):
+    with pytest.raises(error, match=f"{next(iter(options))} must be"):
+        pipeline(calibrated_of(bert(), tokenizer), tokenizer, **options)
+
+
+@pytest.mark.parametrize("wrong", [None, 3])
+def test_what_is_no_text_is_refused(wrong, tokenizer):
+    with pytest.raises(TypeError, match="expected a text or several, got a"):
+        pipeline(calibrated_of(bert(), tokenizer), tokenizer)(wrong)
 
 
 def test_several_labels_at_once_are_refused(tokenizer):

@@ -11,12 +11,14 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, final
 
 from torch import nn
 
 from acnml._util import checks
 from acnml._util.extras import needed_by
+from acnml._util.files import require_target
 from acnml._util.selection import Parameters
 from acnml.calibration import Calibrated, calibrate
 from acnml.fitting import Swag
@@ -55,9 +57,7 @@ class CollectSwag(Callback):
     """
 
     def __init__(self, start_epoch: int = 0, rank: int = 20, parameters: Parameters = None) -> None:
-        if start_epoch < 0:
-            raise ValueError(f"start_epoch must not be negative, got {start_epoch}")
-        self.start_epoch = start_epoch
+        self.start_epoch = checks.require_integer(start_epoch, "start_epoch", least=0)
         self.swag = Swag(rank, parameters)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -128,9 +128,30 @@ class Calibrate(Callback):
                 "call acnml.calibrate in one process after training"
             )
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse before training what is known to fail after it."""
+        if self.path is not None:
+            require_target(Path(self.path))
+        if self._validation_loader is None and not trainer.enable_validation:
+            raise ValueError(
+                "the trainer has no validation data to choose alpha on: give it a validation "
+                "loader and a validation_step, or pass Calibrate(validation_loader=...)"
+            )
+        layer, modules = self.options.get("layer"), dict(self._model(pl_module).named_modules())
+        if isinstance(layer, str) and layer not in modules:
+            linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+            raise ValueError(f"the network has no layer {layer!r}; its Linear layers are {linear}")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse several loaders before training."""
+        if self._train_loader is None:
+            _single(trainer.train_dataloader, "train_loader")
+        if self._validation_loader is None and trainer.val_dataloaders is not None:
+            _single(trainer.val_dataloaders, "validation_loader")
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Calibrate, on the CPU, to which Lightning has then moved the module."""
-        model = pl_module if self._network is None else self._network(pl_module)
+        model = self._model(pl_module)
         train, validation = self._train_loader, self._validation_loader
         if train is None:
             train = _single(trainer.train_dataloader, "train_loader")
@@ -145,6 +166,9 @@ class Calibrate(Callback):
         )
         if self.path is not None:
             save(self._calibrated, self.path)
+
+    def _model(self, pl_module: LightningModule) -> nn.Module:
+        return pl_module if self._network is None else self._network(pl_module)
 
 
 def _require_options(options: Iterable[str]) -> None:

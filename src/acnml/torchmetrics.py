@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from acnml import metrics
+from acnml._util import checks
 from acnml._util.extras import needed_by
 
 with needed_by("acnml.torchmetrics", "acnml[lightning]"):
@@ -42,12 +43,14 @@ class _Mean(Metric):
     is_differentiable = False
     higher_is_better = False
     full_state_update = False
-    total: Tensor
     count: Tensor
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        # A MetricCollection merges metrics whose states have the same names and, after the first
+        # batch, about the same values. So every score has a name of its own.
+        self._total = f"{type(self).__name__.lower()}_total"
+        self.add_state(self._total, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     @staticmethod
@@ -57,13 +60,15 @@ class _Mean(Metric):
 
     def update(self, log_probs: Tensor, labels: Tensor) -> None:
         """Add log-probabilities (B, K) and labels (B,)."""
-        self.total += len(labels) * self._score(log_probs, labels)
+        total: Tensor = getattr(self, self._total)
+        total += len(labels) * self._score(log_probs, labels)
         self.count += len(labels)
 
     def compute(self) -> Tensor:
         """Return the mean over all data so far."""
         _require_data(int(self.count))
-        return self.total / self.count
+        total: Tensor = getattr(self, self._total)
+        return total / self.count
 
 
 class _Confidences(Metric):
@@ -149,9 +154,7 @@ class Ece(_Confidences):
 
     def __init__(self, bins: int = 20, **options: Any) -> None:
         super().__init__(**options)
-        if bins < 1:
-            raise ValueError(f"bins must be at least 1, got {bins}")
-        self.bins = bins
+        self.bins = checks.require_integer(bins, "bins", least=1)
 
     def _score(self, confidence: Tensor, correct: Tensor) -> float:
         return metrics.ece_of_confidences(confidence, correct, self.bins)

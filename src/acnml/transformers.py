@@ -78,7 +78,8 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
             'first: dataset.map(lambda rows: tokenizer(rows["text"], truncation=True), '
             "batched=True)"
         )
-    taken = {*inspect.signature(_without_adapter(model).forward).parameters, *LABEL_COLUMNS}
+    inner = _without_adapter(model.model if isinstance(model, LastToken) else model)
+    taken = {*inspect.signature(inner.forward).parameters, *LABEL_COLUMNS}
     unused = [name for name in dataset.column_names if name not in taken]
     collate = DataCollatorWithPadding(tokenizer)
     return DataLoader(dataset.remove_columns(unused), batch_size=batch_size, collate_fn=collate)
@@ -185,6 +186,9 @@ class TextClassifier:
     max_length: int | None = None
 
     def __post_init__(self) -> None:
+        checks.settle_integers(self, batch_size=1)
+        if self.max_length is not None:
+            checks.settle_integers(self, max_length=1)
         kind = getattr(self._config, "problem_type", None)
         if kind not in (None, "single_label_classification"):
             raise ValueError(
@@ -210,6 +214,8 @@ class TextClassifier:
         if isinstance(texts, (str, Mapping)):
             answers = self._answers([_text(texts)], top_k)[0]
             return answers
+        if not isinstance(texts, Iterable):
+            raise TypeError(f"expected a text or several, got a {type(texts).__name__}")
         found = self._answers([_text(each) for each in texts], top_k)
         return [answers[0] for answers in found] if top_k == 1 else found
 
