@@ -61,6 +61,17 @@ def test_the_threshold_is_the_finite_sample_quantile(score, n, coverage):
     assert torch.equal(threshold, own[rank - 1].expand(4))
 
 
+@pytest.mark.parametrize("coverage", [1e-300, 1e-12, 1e-6, 0.05])
+def test_a_small_coverage_takes_the_smallest_score(coverage):
+    """The threshold is the smallest score that a share of k/(n + 1) ≥ c does not exceed."""
+    log_probs, labels = drawn(9, 0)
+    own = SetScore.LAC(log_probs).gather(1, labels.unsqueeze(1)).min()
+    assert torch.equal(conformal.fit(log_probs, labels, coverage).thresholds, own.expand(4))
+    few = labels != labels[0]
+    by_class = conformal.fit_by_class(log_probs[few], labels[few], coverage).thresholds
+    assert by_class[labels[0]] == math.inf  # a class without data
+
+
 @pytest.mark.parametrize("score", SetScore)
 @pytest.mark.parametrize("coverage", [0.7, 0.9])
 def test_coverage_over_exchangeable_data(score, coverage):

@@ -110,6 +110,24 @@ def test_the_likeliest_classes_are_shown_with_their_names():
         plots.class_probabilities(LOG_PROBS[:2], ax=axes())
 
 
+@pytest.mark.parametrize("kind", [int, np.int64, torch.tensor])
+@pytest.mark.parametrize("rank", range(4))
+def test_the_true_class_is_always_shown(rank, kind):
+    order = LOG_PROBS[0].argsort(descending=True).tolist()
+    label = order[rank]
+    ax = plots.class_probabilities(LOG_PROBS[0], label=kind(label), most=2, ax=axes())
+    shown = order[:2] if rank < 2 else [*order[:2], label]
+    assert [int(tick.get_text()) for tick in ax.get_yticklabels()] == shown
+    green = [mpl.colors.same_color(bar.get_facecolor(), plots.GREEN) for bar in ax.patches]
+    assert green == [k == label for k in shown]
+
+
+@pytest.mark.parametrize("label", [-1, 4])
+def test_a_true_class_that_does_not_exist_is_refused(label):
+    with pytest.raises(ValueError, match=f"label must be a class from 0 to 3, got {label}"):
+        plots.class_probabilities(LOG_PROBS[0], label=label, ax=axes())
+
+
 class TestNotebooks:
     def test_calibrated(self, calibrated):
         html = calibrated._repr_html_()

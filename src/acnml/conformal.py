@@ -199,8 +199,9 @@ def _scores_of_labels(
 
 def _quantile(scores: Tensor, coverage: float) -> float:
     """Return the ⌈(n + 1)·coverage⌉-th smallest of n scores; ∞ if n is too small."""
-    # Rounding must not raise (n + 1)·coverage above an integer that it equals.
-    rank = math.ceil((len(scores) + 1) * coverage - 1e-9)
+    # Rounding must not raise (n + 1)·coverage above an integer that it equals. The rank is at least
+    # 1, because the coverage is positive.
+    rank = max(1, math.ceil((len(scores) + 1) * coverage - 1e-9))
     return scores.sort().values[rank - 1].item() if rank <= len(scores) else math.inf
 
 

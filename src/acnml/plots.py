@@ -258,7 +258,7 @@ def class_probabilities(
         log_probs: log-probabilities (K,) of the input, or (1, K).
         names: of the classes.
         label: the true class, which is marked.
-        most: classes to show.
+        most: classes to show. The true class is shown below them if it is not one of them.
         ax: axes to draw on.
 
     >>> import matplotlib
@@ -276,6 +276,10 @@ def class_probabilities(
         )
     probs = values.exp()
     order = probs.argsort(descending=True, stable=True)[:most].tolist()
+    if label is not None and not 0 <= label < len(probs):
+        raise ValueError(f"label must be a class from 0 to {len(probs) - 1}, got {label}")
+    if label is not None and label not in order:
+        order.append(int(label))
     titles = [str(k) if names is None else str(names[k]) for k in order]
     ax = _axes(ax, (4.4, 0.9 + 0.3 * len(order)))
     colours = [GREEN if k == label else BLUE for k in order]
