@@ -314,6 +314,42 @@ def test_a_network_that_was_trained_after_its_calibration_is_not_certified(tmp_p
     assert torch.equal(second(x), found(x))
 
 
+USES = {
+    "call": lambda found, x: found(x),
+    "log_probs": lambda found, x: found.log_probs(x),
+    "probs": lambda found, x: found.probs(x),
+    "predict": lambda found, x: found.predict(x),
+    "regret": lambda found, x: found.regret(x),
+    "solve": lambda found, x: found.solve(x).log_lik,
+    "abstains": lambda found, x: found.abstains(x),
+    "module": lambda found, x: found.as_module()(x)[0],
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
+def test_a_network_that_was_trained_after_its_calibration_gives_no_answers(use, assign):
+    """They would be those of new layers below the old last one."""
+    model, found = calibrated_network()
+    x, before = normal(5, 4).float(), copy.deepcopy(model.state_dict())
+    expected = use(found, x)
+    trained(model, 1)
+    with pytest.raises(ValueError, match=r"'2\.\w+' .* trained since, calibrate it again"):
+        use(found, x)
+    model.load_state_dict(before, assign=assign)
+    assert torch.equal(use(found, x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_calibrated_network_may_be_converted_to_another_type(dtype):
+    model, found = calibrated_network()
+    model.to(torch.bfloat16).to(dtype)
+    assert found(normal(5, 4)).isfinite().all()
+    trained(model, 1, rate=0.1)
+    with pytest.raises(ValueError, match="trained since"):
+        found(normal(5, 4))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_rounded_copies_of_a_calibrated_network_can_be_saved_again(dtype, tmp_path):
     model, found = calibrated_network()

@@ -86,8 +86,8 @@ def export_onnx(
             f"{type(predictor).__name__}"
         )
     require_target(Path(path))
+    module = predictor.as_module(steps, labels)
     acnml = predictor.predictor if isinstance(predictor, Calibrated) else predictor
-    module = acnml.as_module(steps, labels)
     prepared = acnml.classifier.prepare(example)
     args, kwargs = batches.as_arguments(prepared)
     batch = torch.export.Dim("batch")

@@ -18,6 +18,9 @@ Params = dict[str, Tensor]
 
 T = TypeVar("T")
 
+# Floating point types that networks are converted to, to save memory.
+COARSE = (torch.float32, torch.float16, torch.bfloat16)
+
 
 def zip_with(function: Callable[..., Tensor], first: Params, *others: Params) -> Params:
     """Apply a function name by name to the tensors of several vectors."""
@@ -93,6 +96,21 @@ def normal_like(tensor: Tensor, n: int, generator: torch.Generator) -> Tensor:
 def count(params: Params) -> int:
     """Return the total number of entries."""
     return sum(tensor.numel() for tensor in params.values())
+
+
+def is_same_or_rounded(tensor: Tensor, original: Tensor) -> bool:
+    """Whether a tensor has the numbers of another one, up to a conversion to a coarser type.
+
+    A tensor that has been trained since is not a conversion: its numbers are not those of a coarser
+    type.
+    """
+    original = original.to(tensor.device)
+    for dtype in dict.fromkeys((original.dtype, *COARSE)):
+        rounded = tensor.to(dtype)
+        is_of_that_type = dtype == original.dtype or torch.equal(rounded.to(tensor), tensor)
+        if is_of_that_type and torch.equal(rounded, original.to(dtype)):
+            return True
+    return False
 
 
 def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from acnml._util.batches import Inputs, arrays_for_arrays, tensors_for_arrays
 from acnml._util.markup import html_table
+from acnml._util.params import is_same_or_rounded
 from acnml.classifier import Classifier
 from acnml.head.network import AcnmlModule
 from acnml.predictors import Acnml, Predictor
@@ -79,7 +80,9 @@ class CalibrationRow:
 class Calibrated(Predictor):
     """A network with a temperature and ACNML on its last layer, as chosen by `calibrate`.
 
-    `print` it to see the table that it was chosen from. It can be saved with `acnml.save`.
+    `print` it to see the table that it was chosen from. It can be saved with `acnml.save`. It
+    shares all layers but the last with the network. After more training of the network it therefore
+    raises an error, see `require_current`.
 
     Attributes:
         predictor: the ACNML predictor.
@@ -134,40 +137,63 @@ class Calibrated(Predictor):
         """The plain temperature that costs as much as ACNML on the validation data."""
         return next(row.temperature for row in self.table if row.method.startswith(EQUAL_PRICE))
 
+    def require_current(self) -> None:
+        """Raise an error if the last layer of the network has changed since it was calibrated.
+
+        All predictions and `acnml.save` call this. More training of the network would otherwise
+        put new layers below the old last one. Changes of other layers alone are not noticed.
+        """
+        classifier = self.predictor.classifier
+        for name, mean in self.predictor.posterior.mean.items():
+            live = classifier.overrides.get(name)
+            live = classifier.model.get_parameter(name) if live is None else live
+            if not is_same_or_rounded(live, mean):
+                raise ValueError(
+                    f"{name!r} of the network differs from when it was calibrated. If the network "
+                    "was trained since, calibrate it again; to train on and keep the result, "
+                    "calibrate copy.deepcopy(model). Otherwise load the weights that it had then"
+                )
+
+    @property
+    def _current(self) -> Acnml:
+        """The predictor, if the network still has the last layer that was calibrated."""
+        self.require_current()
+        return self.predictor
+
     @arrays_for_arrays
     def __call__(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
-        return self.predictor(x)
+        return self._current(x)
 
     @arrays_for_arrays
     def log_probs(self, x: Inputs) -> Tensor:
         """Return the normalised log-probabilities (B, K)."""
-        return self.predictor(x)
+        return self._current(x)
 
     @arrays_for_arrays
     def probs(self, x: Inputs) -> Tensor:
         """Return the probabilities (B, K)."""
-        return self.predictor(x).exp()
+        return self._current(x).exp()
 
     @arrays_for_arrays
     def predict(self, x: Inputs) -> Tensor:
         """Return the likeliest class of every input (B,), or -1 for one without an answer."""
-        log_probs = self.predictor(x)
+        log_probs = self._current(x)
         return log_probs.argmax(-1).where(~log_probs.isnan().any(-1), -1)
 
     @arrays_for_arrays
     def regret(self, x: Inputs) -> Tensor:
         """Return log C(x) (B,), from 0 to log K: high where many labels could be explained."""
-        return self.predictor.regret(x)
+        return self._current.regret(x)
 
     @tensors_for_arrays
     def solve(self, x: Inputs) -> Solution:
         """Return log-probabilities, regret and residuals from one pass."""
-        return self.predictor.solve(x)
+        return self._current.solve(x)
 
     def as_module(self, steps: int | None = None, labels: int | None = None) -> AcnmlModule:
         """Return network and solver as one `nn.Module`, see `Acnml.as_module`."""
-        return self.predictor.as_module(steps, labels)
+        return self._current.as_module(steps, labels)
 
     def threshold(self, share: float, score: Score | str = Score.CONFIDENCE) -> float:
         """Return the score beyond which the least certain `share` of the validation data lies.
@@ -199,7 +225,7 @@ class Calibrated(Predictor):
         `threshold` for the arguments.
         """
         limit = lenient_limit(self, share, score)
-        solved = self.predictor.solve(x)
+        solved = self._current.solve(x)
         if Score(score) is Score.CONFIDENCE:
             return ~(solved.log_probs.amax(-1).exp() >= limit)
         return ~(solved.regret <= limit)

@@ -53,8 +53,8 @@ def save(value: Standalone | Predictor | Density, path: str | os.PathLike[str]) 
 
     Save a predictor before its network is trained further. Predictors share weights with the
     network, and the file describes the network as it is now. A `Calibrated` predictor is refused if
-    the network's last layer has changed since it was calibrated. Changes of other layers alone, and
-    of networks of other predictors, cannot be noticed.
+    the network's last layer has changed since it was calibrated (`Calibrated.require_current`).
+    Changes of other layers alone, and of networks of other predictors, cannot be noticed.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))

@@ -122,12 +122,6 @@ def _require_same_tensor(
     )
 
 
-def is_same_or_rounded(tensor: Tensor, original: Tensor) -> bool:
-    """Return whether a tensor has the numbers of another one, or is a copy in another precision."""
-    described = _describe_tensor(original, hashed=True)
-    return _is_rounded(tensor, described["hashes"], described["dtype"])
-
-
 def _is_rounded(tensor: Tensor, hashes: Mapping[str, str], saved: str) -> bool:
     """Return whether a tensor is the saved one, up to the rounding of one of them to a type.
 

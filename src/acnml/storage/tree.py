@@ -98,7 +98,7 @@ def encode(value: Any, path: str, tensors: Params, networks: Sequence[Identity] 
         return {**tree, "index": networks.index(identity(value))} if len(networks) > 1 else tree
     if KINDS.get(type(value).__name__) is type(value):  # not another class of that name
         if isinstance(value, Calibrated):
-            _require_as_calibrated(value)
+            value.require_current()  # the file would certify the mixture of two networks
         parts = _encode_items(fields(value), path, tensors, networks)
         tree = {"kind": type(value).__name__, **parts}
         classifier = getattr(value, "classifier", None)
@@ -143,24 +143,6 @@ def _replaced(predictor: Any) -> set[str]:
     statistics = getattr(predictor, "statistics", ())
     names = {*(posterior.mean if posterior else ()), *(statistics[0] if statistics else ())}
     return names | set(predictor.classifier.overrides)
-
-
-def _require_as_calibrated(value: Calibrated) -> None:
-    """Raise an error if the network has another last layer than when it was calibrated.
-
-    The predictor keeps a copy of the last layer, but shares all others with the network. So after
-    more training it would mix two networks, and the file would certify the mixture. Only the result
-    of `calibrate` can be checked: there the mean of the posterior is the last layer. That of other
-    predictors may differ on purpose, as the mean of SWAG does.
-    """
-    live = value.classifier.parameters
-    for name, mean in value.predictor.posterior.mean.items():
-        if not network.is_same_or_rounded(live[name], mean):
-            raise ValueError(
-                f"{name!r} of the network differs from when it was calibrated. If the network was "
-                "trained since, calibrate it again; to train on and keep the result, calibrate "
-                "copy.deepcopy(model). Otherwise load the weights that it had then"
-            )
 
 
 def decode(tree: Any, tensors: Params, restore: Restore) -> Any:
