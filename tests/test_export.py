@@ -226,6 +226,21 @@ def test_a_module_leaves_autocast(calibrated):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("curvature", [acnml.kronecker_curvature, acnml.full_curvature])
+def test_a_predictor_leaves_autocast(curvature):
+    """Features may come in half precision, but the kernel and the typicality do not."""
+    model = MLP.model().float()
+    x = MLP.x(300).float()
+    labels = (model(x).detach() + normal(300, 3, seed=1)).argmax(-1)
+    data = x[:100], (x[100:], labels[100:])
+    predict = acnml.calibrate(model, *data, price=0.1, curvature=curvature).predictor
+    found = predict.features(x)
+    expected, score = predict.solve_features(found).log_lik, predict.typicality(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(predict.solve_features(found).log_lik, expected)
+        assert predict.typicality(x).dtype == score.dtype
+
+
 def test_a_module_in_double_precision_has_a_double_temperature():
     model, x = MLP.model(), MLP.x(7)
     predict = Acnml(Classifier(model).tempered(1.4), head_posterior(model, "diagonal"), alpha=0.5)

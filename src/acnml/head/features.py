@@ -24,6 +24,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
 from acnml._util.passes import in_chunks
+from acnml._util.precision import without_autocast
 from acnml.classifier import Classifier, strays
 from acnml.posteriors import Posterior
 from acnml.typicality.density import Observer
@@ -62,7 +63,8 @@ class Features(NamedTuple):
 
         The scale (N,) multiplies the posterior's covariance, for every input by its own number.
         """
-        kernel = posterior.output_kernel(layer, self.inputs.to(posterior.dtype))
+        with without_autocast(self.inputs):  # half precision has too few digits for a solver
+            kernel = posterior.output_kernel(layer, self.inputs.to(posterior.dtype))
         kernel = kernel.scaled(temperature**-2)
         return kernel if scale is None else kernel.double().scaled(scale.double())
 

@@ -45,8 +45,9 @@ class TypicalityModule(nn.Module):
         # As a tensor: a plain number is rounded to single precision in an ONNX file.
         self.register_buffer("typical", typicality.whitening.new_tensor(typicality.typical))
         self._places, self._kept = reader.places, _Kept()
-        for place in reader.places:
-            hook = _Keep(place, self._kept)
+        # By number, because places that differ only in their channels have one name.
+        for number, place in enumerate(reader.places):
+            hook = _Keep(place, _slot(number), self._kept)
             network.get_submodule(place.module).register_forward_hook(hook, with_kwargs=True)
 
     def forward(self) -> Tensor:
@@ -55,16 +56,21 @@ class TypicalityModule(nn.Module):
         A run that takes another way through the network would otherwise return the features of the
         run before it.
         """
-        names = [str(place) for place in self._places]
-        for name in names:
-            if getattr(self._kept, name, None) is None:
-                raise ValueError(f"the network did not run {name}: fit with other places")
-        kept = torch.cat([getattr(self._kept, name) for name in names], dim=1)
-        for name in names:
-            setattr(self._kept, name, None)
+        slots = [_slot(number) for number in range(len(self._places))]
+        for slot, place in zip(slots, self._places, strict=True):
+            if getattr(self._kept, slot, None) is None:
+                raise ValueError(f"the network did not run {place}: fit with other places")
+        kept = torch.cat([getattr(self._kept, slot) for slot in slots], dim=1)
+        for slot in slots:
+            setattr(self._kept, slot, None)
         with without_autocast(kept):
             features = read(kept, self.shift, self.scale, self.signs)
             return mahalanobis(features, self.mean, self.whitening) / self.typical
+
+
+def _slot(number: int) -> str:
+    """Return the attribute in which the features of a place are kept."""
+    return f"place_{number}"
 
 
 @final
@@ -82,11 +88,11 @@ class _Kept(threading.local):
 class _Keep:
     """A forward hook that pools what passes a place."""
 
-    def __init__(self, place: Place, kept: _Kept) -> None:
-        self._place, self._kept = place, kept
+    def __init__(self, place: Place, slot: str, kept: _Kept) -> None:
+        self._place, self._slot, self._kept = place, slot, kept
 
     def __call__(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         pooled = pooled_at(self._place, args or tuple(kwargs.values()), output)
-        setattr(self._kept, str(self._place), pooled)
+        setattr(self._kept, self._slot, pooled)
