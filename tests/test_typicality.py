@@ -541,6 +541,17 @@ def test_the_module_gives_the_predictors_numbers(convolutional):
     assert (plain(x)[0] - log_probs).abs().max() > 1e-3
 
 
+def test_places_that_differ_in_their_channels_only():
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4 * 4 * 4, 3)).double()
+    x = normal(400, 2, 6, 6)
+    labels = (model(x).detach() + normal(400, 3, seed=1)).argmax(-1)
+    places = [Place("0", channels=1), Place("0", channels=2)]
+    data = (x[:200], labels[:200]), (x[200:], labels[200:])
+    result = calibrate(model, *data, price=0.1, typicality=places)
+    _, _, score = result.as_module()._features(x)
+    torch.testing.assert_close(score, result.typicality(x))
+
+
 def test_copies_and_threads_do_not_share_features(convolutional):
     result, x = convolutional
     module = result.as_module()
@@ -624,6 +635,11 @@ def test_refusals(fitted, weighed):
     other = Classifier(copy.deepcopy(nn.Sequential(model.body, nn.Tanh(), model.head)))
     with pytest.raises(ValueError, match="fitted on another model"):
         acnml.DensityTempered(other, typicality)
+    swapped = classifier.at({"body.weight": 2 * model.body.weight})
+    for build in (acnml.DensityTempered, lambda c, t: Acnml(c, posterior, typicality=t)):
+        with pytest.raises(ValueError, match=r"fitted with another 'body.weight' than the pred"):
+            build(swapped, typicality)
+        build(classifier.at({"body.weight": model.body.weight.clone()}), typicality)
     with pytest.raises(TypeError, match="typicality must come from fit_typicality, got a float"):
         Acnml(classifier, posterior, typicality=2.0)
     neighbours = fit_neighbours(classifier, train, validation)

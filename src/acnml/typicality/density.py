@@ -19,7 +19,9 @@ from torch.nn import functional
 from acnml._engine.trust import checked_logits
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, split_labels
+from acnml._util.params import is_same_or_rounded
 from acnml._util.passes import each_batch, in_chunks
+from acnml._util.precision import without_autocast
 from acnml.classifier import Classifier, require_classifier
 from acnml.typicality.places import Place, Taps, find_places
 
@@ -166,7 +168,8 @@ class Density(ABC):
     @final
     def read(self, features: Tensor) -> Tensor:
         """Return s (B,) for pooled features (B, p), or raise an error if it is not finite."""
-        score = self.score(self.reader.read(features))
+        with without_autocast(features):
+            score = self.score(self.reader.read(features))
         return checks.require_finite(score, "the typicality is", "check the model and these inputs")
 
     @final
@@ -198,12 +201,19 @@ class Density(ABC):
 
     @final
     def require_view_of(self, classifier: Classifier) -> None:
-        """Raise an error unless a classifier is a view of the model that this was fitted on."""
+        """Raise an error unless a classifier has the model and the weights this was fitted on."""
         if classifier.model is not self.classifier.model:
             raise ValueError(
                 "the typicality was fitted on another model than the predictor's; fit it on the "
                 "same model"
             )
+        own, its = self.classifier.tensors, classifier.tensors
+        for name in sorted({*self.classifier.overrides, *classifier.overrides}):
+            if not is_same_or_rounded(its[name], own[name]):
+                raise ValueError(
+                    f"the typicality was fitted with another {name!r} than the predictor's; fit it "
+                    "on the same view of the model, such as classifier.at(statistics)"
+                )
 
 
 @torch.inference_mode(False)
