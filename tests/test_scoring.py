@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 import acnml
-from acnml.scoring import Answers, Job, Reading, ScoringError, score
+from acnml.scoring import Answers, Job, Reading, Scorer, ScoringError, score
 from acnml.scoring.job import is_uri
 from acnml.scoring.output import Folder, PartWriter
 from acnml.scoring.parquet import ParquetSource
@@ -702,3 +702,24 @@ def test_settings_that_contradict_each_other(settings, message):
         Answers(abstain_share=2)
     with pytest.raises(ValueError, match="abstain_by must be one of"):
         Answers(abstain_by="mood")
+
+
+def _ensemble(member):
+    return acnml.Ensemble((member, member))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda p: p, lambda p: acnml.Tempered(p, 2.0), _ensemble, lambda p: acnml.Modes((p, p))],
+    ids=["acnml", "tempered", "ensemble", "modes"],
+)
+def test_rows_that_a_member_flags_are_rejected(wrap):
+    model = torch.nn.Linear(4, 3)
+    classifier, x = acnml.Classifier(model), torch.ones(6, 4)
+    posterior = acnml.fit_kfac_laplace(classifier, torch.randn(50, 4))
+    x[2] = 3e38
+    flagging = acnml.Acnml(classifier, posterior, alpha=0.1, on_error="flag")
+    scored = Scorer(wrap(flagging), Answers())({"x": x.numpy()})
+    assert scored.kept.tolist() == [0, 1, 3, 4, 5]
+    assert scored.reasons.keys() == {2}
+    assert np.isfinite(scored.columns["confidence"]).all()

@@ -88,7 +88,7 @@ def score(
     100
     """
     source, folder = open_source(job.input, job.reading, job.output), Folder(Path(job.output))
-    _require_free_names(job, source)
+    _require_free_names(source)
     identity = _identity(job, source)
     with folder.begun(identity):
         return _score_missing(job, source, folder, identity, engine, progress)
@@ -314,7 +314,7 @@ def _first_result(waiting: deque[Future[S]]) -> S:
         raise
 
 
-def _require_free_names(job: Job, source: Source) -> None:
+def _require_free_names(source: Source) -> None:
     taken = sorted({*KEYS, *ANSWERS} & set(source.carried.names))
     if taken:
         raise ScoringError(

@@ -52,7 +52,6 @@ class Scorer:
 
     def __init__(self, predictor: Predictor, answers: Answers) -> None:
         self._predictor, self._answers = predictor, answers
-        self._acnml = predictor.predictor if isinstance(predictor, Calibrated) else predictor
         self._score, self._limit = Score(answers.abstain_by), None
         if isinstance(predictor, Calibrated):
             self._limit = lenient_limit(predictor, answers.abstain_share, self._score)
@@ -96,15 +95,16 @@ class Scorer:
         """Return the columns for a batch that has answers throughout."""
         x = tensors[ONLY] if set(tensors) == {ONLY} else dict(tensors)
         regret = solved = None
-        if isinstance(self._acnml, Acnml):
-            solution = self._acnml.solve(x)
-            if bool(solution.failed.any()):
-                rows = solution.failed.nonzero().flatten().tolist()
-                raise RowsError("the predictor has no answer", rows, len(solution.failed), "")
+        if isinstance(self._predictor, (Acnml, Calibrated)):
+            solution = self._predictor.solve(x)
             log_probs, regret = solution.log_probs, solution.regret
             solved = solution.solved.all(-1)
         else:
             log_probs = self._predictor(x)
+        failed = log_probs.isnan().any(-1)
+        if bool(failed.any()):
+            rows = failed.nonzero().flatten().tolist()
+            raise RowsError("the predictor has no answer", rows, len(failed), "")
         largest, label = log_probs.max(-1)
         columns = {"label": label, "confidence": largest.exp()}
         if regret is not None and solved is not None:
