@@ -201,6 +201,18 @@ def test_abstaining_rejects_the_share_in_validation(calibrated, score, share):
     assert result.abstains(100 * x[:50], 0.05, score).double().mean() >= 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("score", Score)
+def test_abstaining_of_networks_in_half_precision(dtype, score):
+    model, train, validation, _ = problem()
+    half = [[(x.to(dtype), labels) for x, labels in data] for data in (train, validation)]
+    result = calibrate(model.to(dtype), *half, price=0.03)
+    x, _ = joined(half[1])
+    for share in (0.05, 0.2, 0.5):
+        rejected = result.abstains(x, share, score).double().mean().item()
+        assert rejected == pytest.approx(share, abs=0.01)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("score", Score)
 def test_equal_inputs_are_treated_alike(dtype, score):

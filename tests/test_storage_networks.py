@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -282,91 +281,3 @@ def test_the_model_itself_stands_for_its_classifier(path):
     model = network()
     x = normal(5, 4).float()
     assert torch.equal(acnml.load(path, model)(x), acnml.load(path, Classifier(model))(x))
-
-
-def calibrated_network() -> tuple[nn.Module, acnml.Calibrated]:
-    """A calibrated network, and the result."""
-    model, x = network(), normal(1500, 4).float()
-    with torch.no_grad():
-        labels = (model(x) + normal(1500, 3, seed=1)).argmax(-1)
-    data = (x[:700], labels[:700]), (x[700:], labels[700:])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about few validation data
-        return model, acnml.calibrate(model, *data, price=0.03, progress=False)
-
-
-def test_a_network_that_was_trained_after_its_calibration_is_not_certified(tmp_path):
-    """The predictor would have the new first layer and the old last one."""
-    model, found = calibrated_network()
-    acnml.save(found, tmp_path / "before")
-    before = copy.deepcopy(model.state_dict())
-    trained(model, 1)
-    with pytest.raises(
-        ValueError, match=r"'2\.\w+' of the network differs from when it was calibr"
-    ):
-        acnml.save(found, tmp_path / "after")
-    assert not (tmp_path / "after").exists()
-    model.load_state_dict(before)
-    acnml.save(found, tmp_path / "after")
-    first, second = (acnml.load(tmp_path / name, model) for name in ("before", "after"))
-    x = normal(5, 4).float()
-    assert torch.equal(first(x), found(x))
-    assert torch.equal(second(x), found(x))
-
-
-USES = {
-    "call": lambda found, x: found(x),
-    "log_probs": lambda found, x: found.log_probs(x),
-    "probs": lambda found, x: found.probs(x),
-    "predict": lambda found, x: found.predict(x),
-    "regret": lambda found, x: found.regret(x),
-    "solve": lambda found, x: found.solve(x).log_lik,
-    "abstains": lambda found, x: found.abstains(x),
-    "module": lambda found, x: found.as_module()(x)[0],
-}
-
-
-@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
-@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
-def test_a_network_that_was_trained_after_its_calibration_gives_no_answers(use, assign):
-    """They would be those of new layers below the old last one."""
-    model, found = calibrated_network()
-    x, before = normal(5, 4).float(), copy.deepcopy(model.state_dict())
-    expected = use(found, x)
-    trained(model, 1)
-    with pytest.raises(ValueError, match=r"'2\.\w+' .* trained since, calibrate it again"):
-        use(found, x)
-    model.load_state_dict(before, assign=assign)
-    assert torch.equal(use(found, x), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_a_calibrated_network_may_be_converted_to_another_type(dtype):
-    model, found = calibrated_network()
-    model.to(torch.bfloat16).to(dtype)
-    assert found(normal(5, 4)).isfinite().all()
-    trained(model, 1, rate=0.1)
-    with pytest.raises(ValueError, match="trained since"):
-        found(normal(5, 4))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_rounded_copies_of_a_calibrated_network_can_be_saved_again(dtype, tmp_path):
-    model, found = calibrated_network()
-    acnml.save(found, tmp_path / "found")
-    copied = copy.deepcopy(model).to(torch.bfloat16).to(dtype)
-    again = acnml.load(tmp_path / "found", copied, weights="rounded")
-    acnml.save(again, tmp_path / "again")
-    loaded = acnml.load(tmp_path / "again", copied)
-    assert torch.equal(loaded(normal(5, 4).to(dtype)), again(normal(5, 4).to(dtype)))
-
-
-def test_means_that_differ_from_the_network_on_purpose_are_saved(tmp_path):
-    """As those of SWAG, or of another set of weights."""
-    classifier = Classifier(network())
-    posterior = head_posterior(classifier)
-    mean = {name: tensor + 0.1 for name, tensor in posterior.mean.items()}
-    acnml.save(Acnml(classifier, Diagonal(mean, posterior.var)), tmp_path / "acnml")
-    model, found = calibrated_network()
-    trained(model, 1)
-    acnml.save(found.predictor, tmp_path / "predictor")

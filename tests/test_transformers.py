@@ -390,6 +390,18 @@ def test_another_model_in_the_folder_is_noticed(tokenizer, tmp_path):
         from_pretrained(tmp_path)
 
 
+def test_a_model_that_was_trained_since_leaves_the_folder_alone(tokenizer, tmp_path):
+    model = bert()
+    calibrated = calibrated_of(model, tokenizer)
+    save_pretrained(calibrated, tmp_path, tokenizer)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with torch.no_grad():
+        model.classifier.bias.add_(0.1)
+    with pytest.raises(ValueError, match="trained since"):
+        save_pretrained(calibrated, tmp_path, tokenizer)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
 def test_what_cannot_be_saved_or_loaded(tokenizer, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"acnml\.safetensors is missing: write it with"):
         from_pretrained(tmp_path)

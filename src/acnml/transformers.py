@@ -348,6 +348,7 @@ def save_pretrained(
             f"{type(model).__name__} is not a model of transformers; use acnml.save(calibrated, "
             "path) and store the model yourself"
         )
+    calibrated.require_current()  # before files are replaced
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from acnml._util.batches import Inputs, arrays_for_arrays, tensors_for_arrays
 from acnml._util.markup import html_table
-from acnml._util.params import is_same_or_rounded
+from acnml._util.params import Params, is_same_or_rounded
+from acnml._util.structure import tracking_batch_norms
 from acnml.classifier import Classifier
 from acnml.head.network import AcnmlModule
 from acnml.predictors import Acnml, Predictor
@@ -21,8 +23,8 @@ from acnml.typicality import Density
 # The columns of the printed table.
 COLUMNS = ["method", "T", "alpha", "accuracy", "NLL", "Brier", "ECE", "confidence", "regret"]
 
-# Scores tie if they differ by at most this share of them plus so many machine epsilons of the last
-# layer: rounding differs from batch to batch.
+# Scores tie if they differ by at most this share of them plus so many machine epsilons: rounding
+# differs from batch to batch.
 TIE, TIE_EPSILONS = 1e-6, 4
 
 # How the row of the temperature of equal price begins.
@@ -81,8 +83,8 @@ class Calibrated(Predictor):
     """A network with a temperature and ACNML on its last layer, as chosen by `calibrate`.
 
     `print` it to see the table that it was chosen from. It can be saved with `acnml.save`. It
-    shares all layers but the last with the network. After more training of the network it therefore
-    raises an error, see `require_current`.
+    shares all layers but the last with the network. If the network has been trained since, it
+    raises an error instead of an answer, see `require_current`.
 
     Attributes:
         predictor: the ACNML predictor.
@@ -111,6 +113,14 @@ class Calibrated(Predictor):
     price: float
     confidence_quantiles: Tensor
     regret_quantiles: Tensor
+    _statistics: Params = field(init=False, repr=False)  # of batch norm, as they were
+
+    def __post_init__(self) -> None:
+        tensors, statistics = self.classifier.tensors, Params()
+        for name in tracking_batch_norms(self.classifier.model):
+            own = (f"{name}.{key}".lstrip(".") for key in ("running_mean", "running_var"))
+            statistics |= {key: tensors[key].clone() for key in own if key in tensors}
+        object.__setattr__(self, "_statistics", statistics)
 
     @property
     def classifier(self) -> Classifier:
@@ -130,7 +140,7 @@ class Calibrated(Predictor):
     @property
     def typicality(self) -> Density | None:
         """The scale s(x) of α, if there is one: also a score for inputs out of distribution."""
-        return self.predictor.typicality
+        return self._current.typicality
 
     @property
     def temperature_of_equal_price(self) -> float:
@@ -138,21 +148,21 @@ class Calibrated(Predictor):
         return next(row.temperature for row in self.table if row.method.startswith(EQUAL_PRICE))
 
     def require_current(self) -> None:
-        """Raise an error if the last layer of the network has changed since it was calibrated.
+        """Raise an error if the network has been trained since it was calibrated.
 
-        All predictions and `acnml.save` call this. More training of the network would otherwise
-        put new layers below the old last one. Changes of other layers alone are not noticed.
+        All predictions and `acnml.save` call this. More training would put new layers below the
+        old last one. It is noticed by the last layer and by the statistics of batch norm, which
+        also change if the network only runs in train mode. Changes of the weights of other layers
+        alone are not noticed.
         """
-        classifier = self.predictor.classifier
-        for name, mean in self.predictor.posterior.mean.items():
-            live = classifier.overrides.get(name)
-            live = classifier.model.get_parameter(name) if live is None else live
-            if not is_same_or_rounded(live, mean):
-                raise ValueError(
-                    f"{name!r} of the network differs from when it was calibrated. If the network "
-                    "was trained since, calibrate it again; to train on and keep the result, "
-                    "calibrate copy.deepcopy(model). Otherwise load the weights that it had then"
-                )
+        changed = changed_tensor(self)
+        if changed is not None:
+            raise ValueError(
+                f"{changed!r} of the network differs from when it was calibrated. If the network "
+                "was trained since, or ran in train mode, calibrate it again; to train on and keep "
+                "the result, calibrate copy.deepcopy(model). Otherwise load the weights that it "
+                "had then"
+            )
 
     @property
     def _current(self) -> Acnml:
@@ -252,6 +262,46 @@ class Calibrated(Predictor):
         )
 
 
+def changed_tensor(calibrated: Calibrated) -> str | None:
+    """Return the name of a tensor that differs from when the network was calibrated, if any."""
+    classifier = calibrated.classifier
+    statistics, mean = calibrated._statistics, calibrated.predictor.posterior.mean
+    live = {name: _live(classifier, name) for name in (*statistics, *mean)}
+    there = {name: tensor for name, tensor in live.items() if tensor is not None}
+    if len(there) < len(live):
+        return min(live.keys() - there.keys())
+    for name, tensor in mean.items():
+        if not is_same_or_rounded(there[name], tensor):
+            return name
+    # All statistics at once, because every comparison on a GPU waits for it.
+    if statistics and not is_same_or_rounded(
+        _joined(there, statistics), _joined(statistics, statistics)
+    ):
+        return next(iter(statistics))
+    return None
+
+
+def _joined(tensors: Params, names: Iterable[str]) -> Tensor:
+    """Return the numbers of all named tensors as one vector, on the device of the first."""
+    own = [tensors[name] for name in names]
+    return torch.cat([tensor.to(own[0].device) for tensor in own])
+
+
+def _live(classifier: Classifier, name: str) -> Tensor | None:
+    """Return a parameter or buffer as predictions see it now, or None if it is gone.
+
+    `Classifier.tensors` would walk through the whole network for every prediction.
+    """
+    if name in classifier.overrides:
+        return classifier.overrides[name]
+    owner, _, key = name.rpartition(".")
+    try:
+        tensor = getattr(classifier.model.get_submodule(owner), key)
+    except AttributeError:
+        return None
+    return tensor if isinstance(tensor, Tensor) else None
+
+
 def lenient_limit(calibrated: Calibrated, share: float, score: Score | str) -> float:
     """Return the threshold, moved by rounding error so that scores that equal it are answered.
 
@@ -261,7 +311,8 @@ def lenient_limit(calibrated: Calibrated, share: float, score: Score | str) -> f
     limit, layer = calibrated.threshold(share, score), calibrated.predictor.last_layer
     assert layer is not None
     assert isinstance(layer.module.weight, Tensor)
-    slack = TIE * abs(limit) + TIE_EPSILONS * torch.finfo(layer.module.weight.dtype).eps
+    dtype = torch.promote_types(layer.module.weight.dtype, torch.float32)  # that of the solver
+    slack = TIE * abs(limit) + TIE_EPSILONS * torch.finfo(dtype).eps
     return limit - slack if Score(score) is Score.CONFIDENCE else limit + slack
 
 

@@ -50,7 +50,6 @@ class StorageError(ValueError):
 class Stored(NamedTuple):
     """The content of a file."""
 
-    version: int
     value: dict[str, Any]  # the tree
     tensors: Params
 
@@ -100,7 +99,7 @@ def read(path: Path) -> Stored:
     except DAMAGE as error:
         raise StorageError(f"{path} has a damaged header ({error!r}): save it again") from error
     _require_known_version(path, version, has_checksum=checksum is not None)
-    return Stored(version, value, tensors)
+    return Stored(value, tensors)
 
 
 def _require_known_version(path: Path, version: Any, *, has_checksum: bool) -> None:

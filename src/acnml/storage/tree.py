@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from acnml._algebra.dual import Affine
 from acnml._util.params import Params
 from acnml.calibration import Calibrated, CalibrationRow
+from acnml.calibration.result import changed_tensor
 from acnml.classifier import Classifier
 from acnml.fitting import (
     Curvature,
@@ -164,7 +166,20 @@ def decode(tree: Any, tensors: Params, restore: Restore) -> Any:
     if kind == "Classifier":
         return restore(network=network, **arguments)
     build = Swag.from_state_dict if kind == Swag.__name__ else KINDS[kind]
-    return build(**arguments)
+    value = build(**arguments)
+    return _with_own_layer(value) if isinstance(value, Calibrated) else value
+
+
+def _with_own_layer(value: Calibrated) -> Calibrated:
+    """Put the last layer of the file into a network that was built without its weights."""
+    if changed_tensor(value) is None:
+        return value
+    own = value.predictor
+    typicality: Any = own.typicality  # a dataclass, as all that are stored
+    if typicality is not None:
+        typicality = replace(typicality, classifier=typicality.classifier.at(own.posterior.mean))
+    view = own.classifier.at(own.posterior.mean)
+    return replace(value, predictor=replace(own, classifier=view, typicality=typicality))
 
 
 def count_networks(tree: Any) -> int:

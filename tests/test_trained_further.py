@@ -1,0 +1,182 @@
+"""A calibrated network that changes afterwards: refused, restored, converted, and in files."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Acnml, Classifier, Diagonal
+from cases import normal
+from test_storage_networks import head_posterior, network, trained
+
+
+def calibrated_network(model: nn.Module | None = None) -> tuple[nn.Module, acnml.Calibrated]:
+    """A calibrated network, and the result."""
+    model = network() if model is None else model
+    return model, calibrated_view(Classifier(model))
+
+
+def calibrated_view(classifier: Classifier) -> acnml.Calibrated:
+    x = normal(1500, 4).float()
+    with torch.no_grad():
+        labels = (classifier.logits(x) + normal(1500, 3, seed=1)).argmax(-1)
+    data = (x[:700], labels[:700]), (x[700:], labels[700:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about few validation data
+        return acnml.calibrate(classifier, *data, price=0.03, progress=False)
+
+
+def test_a_network_that_was_trained_after_its_calibration_is_not_certified(tmp_path):
+    """The predictor would have the new first layer and the old last one."""
+    model, found = calibrated_network()
+    acnml.save(found, tmp_path / "before")
+    before = copy.deepcopy(model.state_dict())
+    trained(model, 1)
+    with pytest.raises(
+        ValueError, match=r"'2\.\w+' of the network differs from when it was calibr"
+    ):
+        acnml.save(found, tmp_path / "after")
+    assert not (tmp_path / "after").exists()
+    model.load_state_dict(before)
+    acnml.save(found, tmp_path / "after")
+    first, second = (acnml.load(tmp_path / name, model) for name in ("before", "after"))
+    x = normal(5, 4).float()
+    assert torch.equal(first(x), found(x))
+    assert torch.equal(second(x), found(x))
+
+
+USES = {
+    "call": lambda found, x: found(x),
+    "log_probs": lambda found, x: found.log_probs(x),
+    "probs": lambda found, x: found.probs(x),
+    "predict": lambda found, x: found.predict(x),
+    "regret": lambda found, x: found.regret(x),
+    "solve": lambda found, x: found.solve(x).log_lik,
+    "abstains": lambda found, x: found.abstains(x),
+    "module": lambda found, x: found.as_module()(x)[0],
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+@pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
+def test_a_network_that_was_trained_after_its_calibration_gives_no_answers(use, assign):
+    """They would be those of new layers below the old last one."""
+    model, found = calibrated_network()
+    x, before = normal(5, 4).float(), copy.deepcopy(model.state_dict())
+    expected = use(found, x)
+    trained(model, 1)
+    with pytest.raises(ValueError, match=r"'2\.\w+' .* trained since, or ran in train mode"):
+        use(found, x)
+    model.load_state_dict(before, assign=assign)
+    assert torch.equal(use(found, x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_calibrated_network_may_be_converted_to_another_type(dtype):
+    model, found = calibrated_network()
+    model.to(torch.bfloat16).to(dtype)
+    assert found(normal(5, 4)).isfinite().all()
+    trained(model, 1, rate=0.1)
+    with pytest.raises(ValueError, match="trained since"):
+        found(normal(5, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_rounded_copies_of_a_calibrated_network_can_be_saved_again(dtype, tmp_path):
+    model, found = calibrated_network()
+    acnml.save(found, tmp_path / "found")
+    copied = copy.deepcopy(model).to(torch.bfloat16).to(dtype)
+    again = acnml.load(tmp_path / "found", copied, weights="rounded")
+    acnml.save(again, tmp_path / "again")
+    loaded = acnml.load(tmp_path / "again", copied)
+    assert torch.equal(loaded(normal(5, 4).to(dtype)), again(normal(5, 4).to(dtype)))
+
+
+def test_means_that_differ_from_the_network_on_purpose_are_saved(tmp_path):
+    """As those of SWAG, or of another set of weights."""
+    classifier = Classifier(network())
+    posterior = head_posterior(classifier)
+    mean = {name: tensor + 0.1 for name, tensor in posterior.mean.items()}
+    acnml.save(Acnml(classifier, Diagonal(mean, posterior.var)), tmp_path / "acnml")
+    model, found = calibrated_network()
+    trained(model, 1)
+    acnml.save(found.predictor, tmp_path / "predictor")
+
+
+def calibrated_batch_norm() -> tuple[nn.Module, acnml.Calibrated]:
+    return calibrated_network(
+        nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)).eval()
+    )
+
+
+def test_running_in_train_mode_changes_batch_norm():
+    """Nothing is trained, but the network is another one."""
+    model, found = calibrated_batch_norm()
+    x, before = normal(9, 4).float(), copy.deepcopy(model.state_dict())
+    expected = found(x)
+    model.train()
+    assert torch.equal(found(x), expected)  # it runs in eval mode all the same
+    model(x)
+    with pytest.raises(ValueError, match=r"'1\.running_mean' .* or ran in train mode"):
+        found(x)
+    model.load_state_dict(before)
+    assert torch.equal(found(x), expected)
+    model.to(torch.bfloat16)
+    assert found(x).isfinite().all()
+
+
+def test_renewed_statistics_are_not_those_of_the_network():
+    """A view with statistics of its own does not follow those of the module."""
+    model, _ = calibrated_batch_norm()
+    x = normal(1500, 4).float()
+    view = Classifier(model).at(acnml.batch_norm_statistics(Classifier(model), x))
+    found = calibrated_view(view)
+    expected = found(x[:9])
+    model.train()(x)
+    assert torch.equal(found(x[:9]), expected)
+
+
+def test_the_score_of_typicality_is_refused_too():
+    model, found = calibrated_network()
+    assert found.typicality(normal(5, 4).float()).shape == (5,)
+    trained(model, 1)
+    with pytest.raises(ValueError, match="trained since"):
+        found.typicality(normal(5, 4).float())
+
+
+def test_scoring_is_refused_too():
+    pytest.importorskip("pyarrow", reason="needs the extra `predict`")
+    from acnml.scoring import Answers, Scorer
+
+    model, found = calibrated_network()
+    scorer, x = Scorer(found, Answers()), {"x": normal(5, 4).float().numpy()}
+    assert len(scorer(x).kept) == 5
+    trained(model, 1)
+    with pytest.raises(ValueError, match="trained since"):
+        scorer(x)
+
+
+def test_a_last_layer_that_is_gone_is_named():
+    """As after `model.fc = nn.Identity()`, which gives the features of a network."""
+    model, found = calibrated_network()
+    model[2] = nn.Identity()
+    with pytest.raises(ValueError, match=r"'2\.\w+' of the network differs"):
+        found(normal(5, 4).float())
+
+
+def test_a_network_without_the_last_layers_weights_gets_them_from_the_file(tmp_path):
+    """Only the layers below the last must be those of the file."""
+    model, found = calibrated_network()
+    acnml.save(found, tmp_path / "found")
+    x, expected = normal(5, 4).float(), found(normal(5, 4).float())
+    model[2] = nn.Linear(model[2].in_features, 3)
+    loaded = acnml.load(tmp_path / "found", model)
+    assert torch.equal(loaded(x), expected)
+    assert torch.equal(loaded.typicality(x), acnml.load(tmp_path / "found", model).typicality(x))
+    acnml.save(loaded, tmp_path / "again")
+    assert torch.equal(acnml.load(tmp_path / "again", model)(x), expected)
