@@ -158,7 +158,7 @@ def test_a_forward_of_an_instance_survives_a_run():
     model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(8, 3)).double()
     plain, x = type(model[0]).forward, normal(3, 1, 3, 3)
     model[0].forward = lambda inputs: 2 * plain(model[0], inputs).detach() + 1
-    with pytest.raises(TypeError, match="a function whose closure refers to the model"):
+    with pytest.raises(TypeError, match="a function or weak reference that refers"):
         Classifier(model)
     del model[0].forward
     model[0].forward = _Doubled(model[0])
@@ -283,6 +283,13 @@ def _in_a_registry(model):
     model.activation = lambda x: registry["models"][0].body(x)
 
 
+def _inner(model):
+    """A function inside a function, over a global name."""
+    names = {"found": model}
+    exec("def outer(x):\n    return (lambda: found.body(x))()", names)
+    model.activation = names["outer"]
+
+
 def _hook(model):
     def keep(module, args, output):
         model.kept = output
@@ -303,6 +310,7 @@ def _pre_hook(model):
         _default_in_a_list,
         _weak,
         _in_a_registry,
+        _inner,
         _hook,
         _pre_hook,
     ],

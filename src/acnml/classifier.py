@@ -206,10 +206,6 @@ class Classifier:
     def __init__(self, model: nn.Module, get_logits: Callable[[Any], Tensor] | None = None) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Classifier wraps an nn.Module, got {type(model).__name__}")
-        if get_logits is not None and not callable(get_logits):
-            raise TypeError(
-                f"get_logits must be a function of the model's output, got {get_logits!r}"
-            )
         model = unwrapped(model)
         require_viewable(model)
         self.model = model

@@ -12,7 +12,7 @@ import dis
 import functools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -68,12 +68,12 @@ def require_independent(structure: nn.Module, model: nn.Module) -> None:
         for key, value in vars(module).items():
             if key not in internal and _holds_on_to(value, originals, set()):
                 what = "a forward hook" if key in HOOKS else f"attribute {key!r}"
-                remedy = "make it a method"
+                remedy = "make it a method, or keep the value that it needs"
                 if key in HOOKS:
                     remedy = "remove the hook, or register a method as the hook"
                 raise TypeError(
-                    f"{what} of module {name!r} is or contains a function whose closure refers to "
-                    f"the model, so a copy would run the original; {remedy}"
+                    f"{what} of module {name!r} is or contains a function or weak reference that "
+                    f"refers to the model, so a copy would run the original; {remedy}"
                 )
 
 
@@ -107,11 +107,20 @@ def _held_by_function(function: FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-    for instruction in dis.get_instructions(function):
+    for name in _global_names(function.__code__):
+        named = function.__globals__.get(name)
+        if isinstance(named, nn.Module):
+            yield named
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    """Yield the global names that a function uses, also in functions that it defines."""
+    for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            named = function.__globals__.get(instruction.argval)
-            if isinstance(named, nn.Module):
-                yield named
+            yield instruction.argval
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _global_names(inner)
 
 
 def eval_structure(model: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ from acnml import metrics
 from acnml._engine.layers import Site
 from acnml._util.batches import NO_LABELS, Inputs, as_loader, split_labels
 from acnml._util.passes import each_batch
-from acnml.classifier import Classifier
+from acnml.classifier import Classifier, log_softmax
 from acnml.fitting.batches import require_classes
 from acnml.head.features import Features, all_features
 from acnml.predictors import Acnml, Ensemble, Map, Modes, Predictor
@@ -88,7 +88,7 @@ class Validation:
             for known in self._cache:
                 network = known.layer.network
                 if known.features is not None and network.agrees_with(predictor.classifier):
-                    return _log_softmax(known.features.logits).cpu(), known.labels
+                    return log_softmax(known.features.logits).cpu(), known.labels
         return self.over_batches(description, lambda x: predictor(x), torch.cat)
 
     def prepare(self, predictor: Acnml) -> None:
@@ -166,7 +166,7 @@ def _checked_labels(labels: Any, result: Any) -> Tensor:
     if isinstance(result, list):
         result = result[0]
     if result is not None:
-        log_probs = _log_softmax(result.logits) if isinstance(result, Features) else result
+        log_probs = log_softmax(result.logits) if isinstance(result, Features) else result
         if labels.shape == log_probs.shape[:1] and not labels.is_floating_point():
             require_classes(labels, log_probs)  # it names all rows
         metrics.nll(log_probs, labels)
@@ -178,8 +178,3 @@ def joined_features(parts: list[Features | None]) -> Features | None:
     if len(found) < len(parts):
         return None
     return Features.joined(found)
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return torch.log_softmax(logits.to(wide), dim=-1)
