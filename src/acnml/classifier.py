@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
@@ -479,6 +479,17 @@ def log_softmax(logits: Tensor) -> Tensor:
     """Return log-probabilities (B, K), in at least single precision."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     return torch.log_softmax(logits.to(wide), dim=-1)
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """Leave autocast inside, on the device of a tensor.
+
+    Autocast computes matrix products in half precision. That may do for a network, but it has too
+    few digits for a solver. Where it is off, nothing is entered, so that exported graphs are as
+    before.
+    """
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def strays(logits: Tensor, leaves: Params) -> list[str]:

@@ -24,8 +24,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
 from acnml._util.passes import in_chunks
-from acnml._util.precision import without_autocast
-from acnml.classifier import Classifier, strays
+from acnml.classifier import Classifier, strays, without_autocast
 from acnml.posteriors import Posterior
 from acnml.typicality.density import Observer
 

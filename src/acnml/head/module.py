@@ -26,7 +26,7 @@ from acnml._algebra.kernels import (
     SpectralKernel,
     centred_variances,
 )
-from acnml._util.precision import without_autocast
+from acnml.classifier import without_autocast
 from acnml.head.ascent import DIAGONAL, Point, Rows, Step, settled
 from acnml.head.solve import Start, background
 

@@ -21,8 +21,7 @@ from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, split_labels
 from acnml._util.params import is_same_or_rounded
 from acnml._util.passes import each_batch, in_chunks
-from acnml._util.precision import without_autocast
-from acnml.classifier import Classifier, require_classifier
+from acnml.classifier import Classifier, require_classifier, without_autocast
 from acnml.typicality.places import Place, Taps, find_places
 
 # Features beyond this number are folded: covariances and distances cost its square.

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from acnml._util.precision import without_autocast
+from acnml.classifier import without_autocast
 from acnml.typicality.density import Density, read
 from acnml.typicality.mahalanobis import Typicality, mahalanobis
 from acnml.typicality.places import Place, pooled_at
