@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -104,6 +104,13 @@ VGG16_METHODS = {
     "SWAG-D": cifar10_c.BMA_SWAG_D,
     "ACNML-SWAGD": cifar10_c.ACNML_SWAG_D_PAPERS,
 }
+# Another VGG16, with KFAC.
+VGG16_KFAC_METHODS = {
+    "SWA": cifar10_c.MAP_SWA,
+    "SWA-Temp": cifar10_c.TEMPERED,
+    "KFAC-Laplace": cifar10_c.BMA_KFAC,
+    "ACNML-KFAC": cifar10_c.ACNML_KFAC_PAPERS,
+}
 FEW, ALL = 100, 10_000  # images
 
 
@@ -141,12 +148,23 @@ def three_networks() -> str:
 
 def vgg16() -> str:
     """CIFAR-10-C: VGG16 on a short schedule, with the paper's scores of clean images."""
-    theirs = {row["method"]: row for row in papers_table_2() if row["network"] == "VGG16"}
     columns = (*ALL_CLEAN, *FEW_CLEAN, Column("3", "ece"), *AT_FIVE)
+    return _beside_the_papers("cifar10-c-vgg16", VGG16_METHODS, columns)
+
+
+def vgg16_kfac() -> str:
+    """CIFAR-10-C: the same for a VGG16 on a shorter schedule, with KFAC."""
+    columns = (*ALL_CLEAN, *FEW_CLEAN, *AT_FIVE)
+    return _beside_the_papers("cifar10-c-vgg16-kfac", VGG16_KFAC_METHODS, columns)
+
+
+def _beside_the_papers(run: str, methods: Mapping[str, Method], columns: Sequence[Column]) -> str:
+    """Return scores of a VGG16 beside those of the paper's, where it has the method."""
+    theirs = {row["method"]: row for row in papers_table_2() if row["network"] == "VGG16"}
     lines = []
-    for name, method in VGG16_METHODS.items():
-        papers = [theirs[name][score] for score in ("nll", "ece")]
-        lines.append([name, *papers, *_of_corruptions("cifar10-c-vgg16", method, columns)])
+    for name, method in methods.items():
+        papers = [theirs[name][s] if name in theirs else "–" for s in ("nll", "ece")]
+        lines.append([name, *papers, *_of_corruptions(run, method, columns)])
     titles = (column.title for column in columns)
     return markdown(["", "theirs, clean: NLL", "theirs, clean: ECE", *titles], lines)
 
@@ -197,16 +215,22 @@ def table_1(*networks: str) -> str:
     theirs = {row["method"]: row for row in read("zhou-levine-2021/table-1.csv")}
     single = measured("single_input.json")
 
-    def ours(name: str, alone: str, batch: Callable[[str], float]) -> list[str]:
+    def ours(name: str, alone: str, batch: Callable[[str], float | None]) -> list[str]:
         line = [name]
         for network in networks:
-            one = single[network][alone]
-            times = None if one is None else f"{significant(one)} / {significant(batch(network))} s"
-            line.append(times or "–")
+            times = [single[network][alone], batch(network)]
+            shown = " / ".join(significant(time) for time in times if time is not None)
+            line.append(f"{shown} s" if shown else "–")
         return line
 
-    def batch(method: str) -> Callable[[str], float]:
-        return lambda network: seconds(TIMED[network], method)
+    def batch(method: str) -> Callable[[str], float | None]:
+        def found(network: str) -> float | None:
+            try:
+                return seconds(TIMED[network], method)
+            except ValueError:  # not measured in batches
+                return None
+
+        return found
 
     def paper(name: str, method: str) -> list[str]:
         return [name, *(f"{theirs[method][network]} s" for network in networks)]
@@ -286,6 +310,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "table-two": table_2,
     "three-networks": three_networks,
     "vgg16": vgg16,
+    "vgg16-kfac": vgg16_kfac,
     "bayes-by-backprop": bayes_by_backprop,
     "one-rate": one_rate,
     "naive-cnml": naive_cnml,
