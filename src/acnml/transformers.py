@@ -440,5 +440,9 @@ def _with_unused_heads(calibrated: Calibrated) -> Calibrated:
     """
     classifier = calibrated.classifier
     unused = {n: t for n, t in classifier.tensors.items() if ".original_module." in n}
-    predictor = replace(calibrated.predictor, classifier=classifier.at(unused))
+    typicality: Any = calibrated.predictor.typicality
+    if typicality is not None:
+        typicality = replace(typicality, classifier=typicality.classifier.at(unused))
+    view = classifier.at(unused)
+    predictor = replace(calibrated.predictor, classifier=view, typicality=typicality)
     return replace(calibrated, predictor=predictor)
