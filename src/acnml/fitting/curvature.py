@@ -32,7 +32,7 @@ MakeBlock: TypeAlias = Callable[[Affine, Tensor, Tensor, float], Block]
 
 # The least prior precision for a full matrix, in units of its rounding. The variances of
 # differences of logits are then accurate to about a hundredth.
-ROUNDING = 16
+ROUNDING = 64
 
 
 class Curvature(ABC):
