@@ -438,11 +438,6 @@ def _with_unused_heads(calibrated: Calibrated) -> Calibrated:
     usually has no head in its files, so the original is random and new every time it is loaded. As
     a part of the file it does not count as a changed weight.
     """
-    classifier = calibrated.classifier
-    unused = {n: t for n, t in classifier.tensors.items() if ".original_module." in n}
-    typicality: Any = calibrated.predictor.typicality
-    if typicality is not None:
-        typicality = replace(typicality, classifier=typicality.classifier.at(unused))
-    view = classifier.at(unused)
-    predictor = replace(calibrated.predictor, classifier=view, typicality=typicality)
-    return replace(calibrated, predictor=predictor)
+    tensors = calibrated.classifier.tensors
+    unused = {name: tensor for name, tensor in tensors.items() if ".original_module." in name}
+    return replace(calibrated, predictor=calibrated.predictor.at(unused))

@@ -8,7 +8,7 @@ parameter's own shape, the same ones for every name. Functions that must disting
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -99,18 +99,24 @@ def count(params: Params) -> int:
 
 
 def is_same_or_rounded(tensor: Tensor, original: Tensor) -> bool:
-    """Whether a tensor has the numbers of another one, up to a conversion to a coarser type.
-
-    A tensor that has been trained since is not a conversion: its numbers are not those of a coarser
-    type.
-    """
+    """Whether a tensor has the numbers of another one, up to a conversion to a coarser type."""
     original = original.to(tensor.device)
-    for dtype in dict.fromkeys((original.dtype, *COARSE)):
+    return any(
+        torch.equal(rounded, original.to(rounded.dtype))
+        for rounded in conversions(tensor, original.dtype)
+    )
+
+
+def conversions(tensor: Tensor, original: torch.dtype) -> Iterator[Tensor]:
+    """Yield a tensor in each type in which it may equal one that was of the type `original`.
+
+    That is `original` itself, and the coarser types that hold the tensor's numbers exactly. So a
+    copy in another precision can be told from a tensor that has been trained since.
+    """
+    for dtype in dict.fromkeys((original, *COARSE)):
         rounded = tensor.to(dtype)
-        is_of_that_type = dtype == original.dtype or torch.equal(rounded.to(tensor), tensor)
-        if is_of_that_type and torch.equal(rounded, original.to(dtype)):
-            return True
-    return False
+        if dtype == original or torch.equal(rounded.to(tensor), tensor):
+            yield rounded
 
 
 def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:

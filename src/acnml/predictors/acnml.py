@@ -16,6 +16,7 @@ from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, tensors_for_arrays
 from acnml._util.callers import callers_level
 from acnml._util.checks import RowsError
+from acnml._util.params import Params
 from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features, features, only_linear
 from acnml.head.network import AcnmlModule, network_module
@@ -132,6 +133,11 @@ class Acnml(NmlPredictor):
             self, "solver", self.solver or default_solver(self.classifier, self.posterior)
         )
         object.__setattr__(self, "_scaled", self.posterior.scaled(self.alpha))
+
+    def at(self, tensors: Params) -> Acnml:
+        """View the same predictor with some tensors of its network replaced: `Classifier.at`."""
+        typicality = None if self.typicality is None else self.typicality.at(tensors)
+        return replace(self, classifier=self.classifier.at(tensors), typicality=typicality)
 
     @property
     def last_layer(self) -> Site | None:

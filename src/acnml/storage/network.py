@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from acnml._util.params import conversions
 from acnml.classifier import Classifier
 from acnml.storage.disk import as_bytes
 
@@ -123,18 +124,11 @@ def _require_same_tensor(
 
 
 def _is_rounded(tensor: Tensor, hashes: Mapping[str, str], saved: str) -> bool:
-    """Return whether a tensor is the saved one, up to the rounding of one of them to a type.
-
-    A tensor that has been trained further is not: its numbers are not those of a coarser type.
-    """
-    if tensor.dtype not in COARSER:
+    """Return whether a tensor is the saved one, up to the rounding of one of them to a type."""
+    if tensor.dtype not in COARSER or saved not in DTYPES:
         return False
-    for name, expected in hashes.items():
-        rounded = tensor.to(DTYPES[name])
-        is_of_that_type = name == saved or torch.equal(rounded.to(tensor.dtype), tensor)
-        if is_of_that_type and digest(rounded) == expected:
-            return True
-    return False
+    known = (t for t in conversions(tensor, DTYPES[saved]) if str(t.dtype) in hashes)
+    return any(digest(rounded) == hashes[str(rounded.dtype)] for rounded in known)
 
 
 # Modules -----------------------------------------------------------------------------------------

@@ -174,12 +174,7 @@ def _with_own_layer(value: Calibrated) -> Calibrated:
     """Put the last layer of the file into a network that was built without its weights."""
     if changed_tensor(value) is None:
         return value
-    own = value.predictor
-    typicality: Any = own.typicality  # a dataclass, as all that are stored
-    if typicality is not None:
-        typicality = replace(typicality, classifier=typicality.classifier.at(own.posterior.mean))
-    view = own.classifier.at(own.posterior.mean)
-    return replace(value, predictor=replace(own, classifier=view, typicality=typicality))
+    return replace(value, predictor=value.predictor.at(value.predictor.posterior.mean))
 
 
 def count_networks(tree: Any) -> int:

@@ -7,6 +7,7 @@ s(x) is 1 for an average input like the held-out data, and larger for an atypica
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.nn import functional
 from acnml._engine.trust import checked_logits
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, split_labels
-from acnml._util.params import is_same_or_rounded
+from acnml._util.params import Params, is_same_or_rounded
 from acnml._util.passes import each_batch, in_chunks
 from acnml.classifier import Classifier, require_classifier, without_autocast
 from acnml.typicality.places import Place, Taps, find_places
@@ -197,6 +198,13 @@ class Density(ABC):
         object.__setattr__(self, "reader", self.reader.to(device))
         for name in names:
             object.__setattr__(self, name, getattr(self, name).to(device, copy=True))
+
+    @final
+    def at(self, tensors: Params) -> Density:
+        """View the same score with some tensors of its network replaced: `Classifier.at`."""
+        other = copy.copy(self)
+        object.__setattr__(other, "classifier", self.classifier.at(tensors))
+        return other
 
     @final
     def require_view_of(self, classifier: Classifier) -> None:
