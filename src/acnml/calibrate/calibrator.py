@@ -1,0 +1,351 @@
+"""The core: (logits, features) of any classifier in, probabilities and a regret out.
+
+No network is needed. `fit_calibrator` learns from arrays what is typical and how much caution may
+cost, and a `Calibrator` answers for arrays. `acnml.calibrate` reads the arrays from an `nn.Module`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acnml import metrics
+from acnml._util import checks
+from acnml._util.batches import as_tensor
+from acnml._util.callers import callers_level
+from acnml._util.threads import one_thread
+from acnml.atypicality import Atypicality, Moments
+from acnml.calibrate.rules import RULES, RuleName, spread
+from acnml.calibrate.search import LARGEST, least_nll_temperature
+from acnml.calibrate.table import (
+    EQUAL_PRICE,
+    NETWORK,
+    TEMPERATURE,
+    CalibrationRow,
+    as_html,
+    as_text,
+)
+from acnml.calibrate.validation import Validation, require_usable, row
+
+# Quantiles of the validation data that are kept for abstaining: 0.1 % apart.
+QUANTILES = 1001
+
+# Scores tie if they differ by at most this share: rounding differs from batch to batch.
+TIE = 1e-5
+
+# Inputs that are counted at a time.
+CHUNK = 4096
+
+# Held-out data may be this much less typical than the training data before a warning.
+OVERFIT = 2.0
+
+# Mean total variation below which two methods give the same answers for practical purposes.
+SAME_ANSWERS = 0.005
+
+
+class Answer(NamedTuple):
+    """What is known of a batch of inputs, from one forward pass."""
+
+    label: Tensor  # (B,) the likeliest class; -1 for an input without an answer
+    probs: Tensor  # (B, K)
+    log_probs: Tensor  # (B, K)
+    regret: Tensor  # (B,) log C(x), from 0 to log K: high where many labels could be explained
+    score: Tensor  # (B,) atypicality: about 1 for data like the training data
+    abstain: Tensor  # (B,) whether the input is less certain than most validation data
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Calibrator:
+    """Calibrated probabilities for logits and features, made by `fit_calibrator`.
+
+    Attributes:
+        atypicality: m(x), from the features.
+        rule: "acnml", "closed-form" or "density-temperature", see `acnml.calibrate.rules`.
+        temperature: T, by which the logits are divided.
+        alpha: α, the weight of the score.
+        price: that was asked for, in nats.
+        table: methods on the validation data, see `CalibrationRow`.
+        notes: what to know about the choice, in sentences.
+        confidence_quantiles: of the validation data, for `threshold`.
+        regret_quantiles: of the validation data, for `threshold`.
+        on_error: what to do about inputs without an answer: their logits or features are not
+            finite. "raise" raises an error that names them. "flag" answers for the others; these
+            have NaN, the label -1, and abstain.
+    """
+
+    atypicality: Atypicality
+    rule: RuleName
+    temperature: float
+    alpha: float
+    price: float
+    table: tuple[CalibrationRow, ...]
+    notes: tuple[str, ...]
+    confidence_quantiles: Tensor
+    regret_quantiles: Tensor
+    on_error: Literal["raise", "flag"] = "raise"
+
+    def __call__(
+        self,
+        logits: Any,
+        features: Any,
+        share: float = 0.05,
+        by: Literal["confidence", "regret"] = "confidence",
+    ) -> Answer:
+        """Return everything about inputs with logits (B, K) and features (B, q).
+
+        Args:
+            logits: as the network returns them, without a temperature.
+            features: of the same inputs.
+            share: of validation data that are less certain than the inputs to answer.
+            by: what decides, see `threshold`.
+        """
+        if isinstance(logits, np.ndarray):
+            found = self(*_tensors(logits, features), share, by)
+            return Answer(*(part.numpy() for part in found))
+        with one_thread():
+            log_lik, score = self._explained(logits, features)
+            log_probs = torch.log_softmax(log_lik, dim=-1)
+            regret = torch.logsumexp(log_lik, dim=-1).clamp(min=0.0)
+            confidence, label = log_probs.max(dim=-1)
+            probs = log_probs.exp()
+            limit = self.threshold(share, by)
+            if by == "confidence":
+                abstain = ~(confidence.exp() >= limit * (1 - TIE))
+            else:
+                abstain = ~(regret <= limit + TIE)
+            return Answer(
+                label.where(~regret.isnan(), -1), probs, log_probs, regret, score, abstain
+            )
+
+    def log_probs(self, logits: Any, features: Any) -> Any:
+        """Return the log-probabilities (B, K)."""
+        return self(logits, features).log_probs
+
+    def probs(self, logits: Any, features: Any) -> Any:
+        """Return the probabilities (B, K)."""
+        return self(logits, features).probs
+
+    def regret(self, logits: Any, features: Any) -> Any:
+        """Return log C(x) (B,)."""
+        return self(logits, features).regret
+
+    def predict(self, logits: Any, features: Any) -> Any:
+        """Return the likeliest class of every input (B,), or -1 for one without an answer."""
+        return self(logits, features).label
+
+    def threshold(
+        self, share: float, by: Literal["confidence", "regret"] = "confidence"
+    ) -> float:
+        """Return the value beyond which the least certain `share` of the validation data lies.
+
+        Inputs with a confidence below it, or a regret above it, are rejected. On data like the
+        validation data that is a share of `share`; on other data usually a larger one.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be between 0 and 1, got {share}")
+        if by not in ("confidence", "regret"):
+            raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
+        if by == "confidence":
+            quantiles, at = self.confidence_quantiles, share
+        else:
+            quantiles, at = self.regret_quantiles, 1 - share
+        return float(quantiles[round(at * (len(quantiles) - 1))])
+
+    @property
+    def temperature_of_equal_price(self) -> float:
+        """The plain temperature that costs as much on the validation data."""
+        return next(row.temperature for row in self.table if row.method == EQUAL_PRICE)
+
+    def to(self, device: torch.device | str) -> Calibrator:
+        """Return the same calibrator for tensors on a device."""
+        return replace(self, atypicality=self.atypicality.to(device))
+
+    def _explained(self, logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log p_θ̂_y(y|x) (B, K) and m (B,); NaN for inputs without an answer."""
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        z = logits.detach().to(wide) / self.temperature
+        score = self.atypicality(features.detach())
+        fine = z.isfinite().all(-1) & score.isfinite()
+        if self.on_error == "raise" and not bool(fine.all()):
+            rows = (~fine).nonzero().flatten().tolist()
+            raise checks.RowsError(
+                "logits or features are NaN or infinite",
+                rows,
+                len(fine),
+                'clean these inputs, or flag them with on_error="flag"',
+            )
+        log_lik = RULES[self.rule](z, spread(self.alpha, score).to(wide))
+        nothing = z.new_tensor(torch.nan)
+        return log_lik.where(fine.unsqueeze(-1), nothing), score.where(fine, nothing)
+
+    def __str__(self) -> str:
+        return as_text(self.table, self.notes)
+
+    def _repr_html_(self) -> str:
+        """Return the table for notebooks, with the chosen row in bold."""
+        return as_html(self.table, self.notes, self.rule)
+
+    def __repr__(self) -> str:
+        return (
+            f"Calibrator({self.rule!r}, temperature={self.temperature:.4g}, "
+            f"alpha={self.alpha:.4g}, price={self.price:g})"
+        )
+
+
+def fit_calibrator(
+    train: tuple[Any, Any] | Moments,
+    validation: tuple[Any, Any, Any],
+    *,
+    price: float = 0.01,
+    rule: RuleName = "acnml",
+    temperature: float | None = None,
+    on_error: Literal["raise", "flag"] = "raise",
+) -> Calibrator:
+    """Calibrate any classifier from arrays: its logits, features of its inputs, and labels.
+
+    Args:
+        train: features (N, q) and classes (N,) of the training data, or their `Moments`, which can
+            be summed over parts of the data.
+        validation: logits (N, K), features (N, q) and classes (N,) of data like the training data
+            that the classifier was not trained on.
+        price: accepted increase of the validation NLL over the best temperature, in nats. A higher
+            price gives less confident predictions.
+        rule: "acnml" or "closed-form"; "density-temperature" is a baseline without a regret.
+        temperature: of the logits; by default that of least validation NLL. The price is counted
+            from the NLL at this temperature.
+        on_error: what the result does about inputs without an answer, see `Calibrator`.
+
+    >>> import acnml, torch
+    >>> features = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
+    >>> labels = (features[:, 0] + 0.5 * features[:, 1] > 0).long()
+    >>> logits = 3 * features[:, :1] * torch.tensor([-1.0, 1.0])  # of a classifier that is too sure
+    >>> calibrator = acnml.fit_calibrator(
+    ...     (features[:1000], labels[:1000]), (logits[1000:], features[1000:], labels[1000:])
+    ... )
+    >>> calibrator.probs(logits[:3], features[:3]).shape
+    torch.Size([3, 2])
+    """
+    checks.require_positive(price, "price")
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
+    logits, features, labels = _tensors(*validation)
+    require_usable(logits, labels, temperature is not None)
+    moments = train if isinstance(train, Moments) else _moments(*_tensors(*train), logits.shape[1])
+    score = Atypicality.fit(moments, features, labels)
+    chosen = least_nll_temperature(logits, labels) if temperature is None else temperature
+    checks.require_positive(chosen, "temperature")
+    with one_thread():
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        data = Validation(logits.to(wide) / chosen, score(features), labels)
+        return _chosen(score, data, chosen, price, rule, on_error)
+
+
+def _moments(features: Tensor, labels: Tensor, classes: int) -> Moments:
+    """Return the moments of training features."""
+    if len(features) != len(labels):
+        raise ValueError(f"there are {len(features)} training inputs, but {len(labels)} labels")
+    moments = Moments(classes)
+    for part, own in zip(features.split(CHUNK), labels.split(CHUNK), strict=True):
+        moments.add(part, own)
+    return moments
+
+
+def _chosen(
+    score: Atypicality,
+    data: Validation,
+    temperature: float,
+    price: float,
+    rule: RuleName,
+    on_error: Literal["raise", "flag"],
+) -> Calibrator:
+    """Choose α, and write down what it was chosen from."""
+    rows, log_liks = list[CalibrationRow](), dict[str, Tensor]()
+    for each in RULES:
+        alpha = data.alpha_at(each, price)
+        log_liks[each] = data.log_lik(each, alpha)
+        rows.append(row(each, temperature, log_liks[each], data.labels, alpha))
+    chosen = next(each for each in rows if each.method == rule)
+    assert chosen.alpha is not None
+    # A fair rival costs what the rule costs, also where the rule cannot spend the whole price.
+    equal = data.temperature_at(min(price, chosen.nll - data.nll))
+    plain = [
+        row(NETWORK, 1.0, data.tempered(1 / temperature), data.labels),
+        row(TEMPERATURE, temperature, data.tempered(1.0), data.labels),
+        row(EQUAL_PRICE, temperature * equal, data.tempered(equal), data.labels),
+    ]
+    log_probs = torch.log_softmax(log_liks[rule], dim=-1)
+    notes = _notes(score, data, chosen, price, log_probs, data.tempered(equal))
+    return Calibrator(
+        atypicality=score,
+        rule=rule,
+        temperature=temperature,
+        alpha=chosen.alpha,
+        price=price,
+        table=(*plain, *rows),
+        notes=notes,
+        confidence_quantiles=_quantiles(log_probs.amax(-1).exp()),
+        regret_quantiles=_quantiles(torch.logsumexp(log_liks[rule], -1).clamp(min=0.0)),
+        on_error=on_error,
+    )
+
+
+def _notes(
+    score: Atypicality,
+    data: Validation,
+    chosen: CalibrationRow,
+    price: float,
+    log_probs: Tensor,
+    rival: Tensor,
+) -> tuple[str, ...]:
+    """Say what was chosen and what is doubtful; warn of what should not go unread."""
+    added = (data.tempered(1.0) - log_probs).gather(1, data.labels.unsqueeze(1)).squeeze(1)
+    error, count = float(added.std()) / math.sqrt(len(added)), len(added)
+    notes = [
+        f"Chosen: temperature {chosen.temperature:.3g}, then {chosen.method} with alpha = "
+        f"{chosen.alpha:.4g}. On {count} validation examples this costs {float(added.mean()):.4f} "
+        f"± {error:.4f} nats of NLL.",
+        f"Atypicality: {len(score.mean)} features, {len(score.directions)} directions, shrinkage "
+        f"{score.shrinkage:.2g}.",
+    ]
+    variation = float((log_probs.exp() - rival.exp()).abs().sum(-1).mean()) / 2
+    if variation < SAME_ANSWERS:
+        notes.append(
+            "A plain temperature of equal price gives nearly the same predictions on these data: "
+            f"probabilities differ by {variation:.4f} on average (total variation)."
+        )
+    doubts = []
+    if chosen.alpha == LARGEST:
+        doubts.append(
+            f"Even uniform predictions cost at most {price:g} nats, so the price sets no limit: "
+            "check that the labels belong to the inputs, or lower the price."
+        )
+    if error > price:
+        doubts.append(
+            f"The price of {price:g} nats is known only to ± {error:.4f} from {count} validation "
+            "examples: give more of them, or a higher price."
+        )
+    if score.overfit > OVERFIT:
+        doubts.append(
+            f"Held-out features are {score.overfit:.1f} times as far from their classes as the "
+            "training features: give more training data, or fewer features."
+        )
+    for doubt in doubts:
+        warnings.warn(doubt, stacklevel=callers_level())
+    return (*notes, *doubts)
+
+
+def _quantiles(values: Tensor) -> Tensor:
+    """Return the quantiles that are kept, from 0 to 1."""
+    return torch.quantile(values.double().cpu(), torch.linspace(0, 1, QUANTILES).double())
+
+
+def _tensors(*arrays: Any) -> tuple[Tensor, ...]:
+    """Turn arrays into tensors."""
+    return tuple(torch.as_tensor(as_tensor(array, "an array")) for array in arrays)

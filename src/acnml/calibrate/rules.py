@@ -1,0 +1,67 @@
+"""Rules: from logits and a score of atypicality to how well every label can be explained.
+
+All rules take logits z (B, K), already divided by the temperature, and a *spread* v (B,),
+
+    v(x) = α m(x)²,
+
+where m(x) is the score of `acnml.Atypicality`. For v = 0 each of them returns log softmax(z). A
+larger spread is never surer, and no rule changes the order of the classes.
+
+- `acnml`: log p_θ̂_y(y|x) for logits with covariance V = vI, the posterior of a linear head under
+  squared loss: W | data ~ MN(μ, (ΦᵀΦ)⁻¹, σ²I), whose leverage φᵀ(ΦᵀΦ)⁻¹φ is a Mahalanobis distance.
+- `closed-form`: predictive NML of the same head under squared loss (Bibas, Feder & Hassner 2021):
+  log p_y / (p_y + p_y^h (1 - p_y)) with h = v / (1 + v).
+- `density-temperature`: log softmax(z / (1 + v)), a baseline without a regret (Tomani et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from acnml.solve.isotropic import solve_isotropic
+
+RuleName: TypeAlias = Literal["acnml", "closed-form", "density-temperature"]
+
+# The power of the score in the spread.
+POWER = 2
+
+# A score that is larger counts as this one: its square is finite in single precision.
+LARGEST_SCORE = 1e15
+
+
+def spread(alpha: float, score: Tensor) -> Tensor:
+    """Return v = α m² (B,)."""
+    return alpha * score.clamp(max=LARGEST_SCORE) ** POWER
+
+
+def closed_form(logits: Tensor, var: Tensor) -> Tensor:
+    """Return log p_y / (p_y + p_y^h (1 - p_y)) (B, K) with h = v / (1 + v)."""
+    log_probs = torch.log_softmax(logits, dim=-1)
+    h = (var / (1 + var)).unsqueeze(-1)
+    # -log(1 + p_y^(h - 1) (1 - p_y)), a form in which nothing cancels.
+    exponent = (h - 1) * log_probs + _log_others(log_probs)
+    return -torch.logaddexp(torch.zeros_like(exponent), exponent)
+
+
+def _log_others(log_probs: Tensor) -> Tensor:
+    """Return log (1 - p_y) (B, K); for the likeliest label as a sum, because 1 - p_y cancels."""
+    top = log_probs.argmax(-1, keepdim=True)
+    of_top = torch.logsumexp(log_probs.scatter(1, top, -torch.inf), dim=-1, keepdim=True)
+    return torch.log1p(-log_probs.exp().scatter(1, top, 0.0)).scatter(1, top, of_top)
+
+
+def density_temperature(logits: Tensor, var: Tensor) -> Tensor:
+    """Return log softmax(z / (1 + v)) (B, K)."""
+    return torch.log_softmax(logits / (1 + var).unsqueeze(-1), dim=-1)
+
+
+RULES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "acnml": solve_isotropic,
+    "closed-form": closed_form,
+    "density-temperature": density_temperature,
+}
+assert set(RULES) == set(get_args(RuleName))

@@ -1,0 +1,96 @@
+"""One-dimensional searches on validation data: the temperature of least NLL, a knob at a price."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Knobs and temperatures are searched between these numbers.
+SMALLEST, LARGEST = 1e-9, 1e9
+
+# The price is met within this share of it, or after so many steps.
+TOLERANCE, STEPS = 0.005, 40
+
+# Steps of the search for two knobs on both sides of the price.
+FACTOR = 8.0
+
+
+def least_nll_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Return the T with the least NLL of softmax(z / T) for logits (N, K) and classes (N,).
+
+    The NLL is convex in 1/T. Its derivative there is the mean of z_y - Σ_k p_k z_k, whose root is
+    found by bisection.
+    """
+    z = logits.double() - logits.double().amax(-1, keepdim=True)
+    of_label = z.gather(1, labels.unsqueeze(1)).squeeze(1)
+    if bool((of_label == 0).all()):
+        raise ValueError(
+            "every validation example is predicted correctly, so there is no best temperature: "
+            "give more validation data that the network was not trained on, or set temperature=1"
+        )
+    if float(of_label.mean()) <= float(z.mean()):
+        raise ValueError(
+            "the labels are no more probable than other classes: check that they belong to the "
+            "inputs, and that the classes are in the order of the network's outputs"
+        )
+    gain = of_label.mean()
+
+    def excess(log_temperature: float) -> float:
+        probs = torch.softmax(z / math.exp(log_temperature), dim=-1)
+        return float((probs * z).sum(-1).mean() - gain)
+
+    # Positive below the optimum: predictions are then too sure of the likeliest class.
+    low, high = math.log(SMALLEST), math.log(LARGEST)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return math.exp((low + high) / 2)
+
+
+def largest_at_price(cost: Callable[[float], float], price: float, start: float = 1.0) -> float:
+    """Return the largest knob, nearly, that costs at most the price; `LARGEST` if all do.
+
+    Args:
+        cost: of a knob, in nats. It may fall below 0 at first, but rises in the end.
+        price: what the knob may cost.
+        start: where the search begins.
+    """
+    low, high = _bracket(cost, price, start)
+    if high.knob > LARGEST:
+        return LARGEST
+    for step in range(STEPS):
+        if low.cost >= (1 - TOLERANCE) * price:
+            break
+        # Regula falsi on the logarithm of the knob; every third step halves the interval.
+        share = (price - low.cost) / (high.cost - low.cost)
+        share = 0.5 if step % 3 == 2 else min(max(share, 0.05), 0.95)
+        middle = _Tried.of(cost, low.knob * (high.knob / low.knob) ** share)
+        low, high = (middle, high) if middle.cost <= price else (low, middle)
+    return low.knob
+
+
+class _Tried(NamedTuple):
+    knob: float
+    cost: float
+
+    @staticmethod
+    def of(cost: Callable[[float], float], knob: float) -> _Tried:
+        return _Tried(knob, cost(knob))
+
+
+def _bracket(cost: Callable[[float], float], price: float, start: float) -> tuple[_Tried, _Tried]:
+    """Return knobs that cost at most the price, and more; the second is infinite if none does."""
+    tried = _Tried.of(cost, start)
+    if tried.cost > price:
+        high = tried
+        while tried.cost > price and tried.knob > SMALLEST:
+            high, tried = tried, _Tried.of(cost, tried.knob / FACTOR)
+        return tried, high
+    low = tried
+    while tried.cost <= price and tried.knob < LARGEST:
+        low, tried = tried, _Tried.of(cost, tried.knob * FACTOR)
+    return low, tried if tried.cost > price else _Tried(math.inf, math.inf)

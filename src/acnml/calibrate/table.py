@@ -1,0 +1,69 @@
+"""The table that a calibration was chosen from, as text and as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import final
+
+COLUMNS = ("method", "T", "alpha", "accuracy", "NLL", "Brier", "ECE", "confidence", "regret")
+
+# Methods that are no rules.
+NETWORK, TEMPERATURE, EQUAL_PRICE = "network", "temperature", "temperature of equal price"
+
+
+@final
+@dataclass(frozen=True)
+class CalibrationRow:
+    """The scores of one method on the validation data.
+
+    `confidence` is the mean probability of the likeliest class, `regret` the mean of log C(x).
+    """
+
+    method: str
+    temperature: float
+    alpha: float | None
+    accuracy: float
+    nll: float
+    brier: float
+    ece: float
+    confidence: float
+    regret: float | None
+
+    @property
+    def cells(self) -> list[str]:
+        """The row as text."""
+        numbers = (self.accuracy, self.nll, self.brier, self.ece, self.confidence)
+        return [
+            self.method,
+            f"{self.temperature:.3g}",
+            "" if self.alpha is None else f"{self.alpha:.4g}",
+            *(f"{number:.4f}" for number in numbers),
+            "" if self.regret is None else f"{self.regret:.4f}",
+        ]
+
+
+def as_text(rows: Sequence[CalibrationRow], notes: Sequence[str]) -> str:
+    """Return the rows in columns, and the notes below them."""
+    lines = [list(COLUMNS), *(row.cells for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        for line in lines
+    ]
+    return "\n".join([*shown, "", *notes])
+
+
+def as_html(rows: Sequence[CalibrationRow], notes: Sequence[str], chosen: str) -> str:
+    """Return a table for notebooks, with the row of the chosen method in bold."""
+
+    def line(tag: str, cells: Sequence[str], bold: bool = False) -> str:
+        sides = ["left", *["right"] * (len(cells) - 1)]
+        texts = [f"<b>{escape(c)}</b>" if bold else escape(c) for c in cells]
+        parts = zip(texts, sides, strict=True)
+        return "".join(f'<{tag} style="text-align: {side}">{c}</{tag}>' for c, side in parts)
+
+    body = "".join(f"<tr>{line('td', row.cells, row.method == chosen)}</tr>" for row in rows)
+    below = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    return f"<table><tr>{line('th', COLUMNS)}</tr>{body}</table>{below}"

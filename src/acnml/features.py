@@ -1,0 +1,235 @@
+"""Features of a network: what passes some of its modules while it runs, pooled to one vector.
+
+Without the user naming modules, `find_places` runs one batch with hooks on all of them and takes
+
+- for every number of positions, such as 32×32, 16×16 and 8×8, the last tensor with so many of them:
+  the stages of a convolutional network, or the last hidden states of a vision transformer,
+- the input of every Linear layer that receives one vector per input and stands behind another layer
+  with parameters: the hidden layers of an MLP, and the features of the last layer.
+
+A tensor with positions is pooled: the mean and the standard deviation of every channel over all
+positions. Only vectors are taken from networks that read token ids or a mapping of tensors: some
+positions are padding there, and features pooled over it would depend on the other texts of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from acnml._util import batches
+from acnml._util.batches import Inputs
+from acnml.classifier import Classifier, Hook
+
+# Features beyond this number are folded: a covariance costs its square.
+MOST_FEATURES = 4096
+
+# Inputs with which places are looked for, and on whose scale features are folded. The number is
+# odd, so that a tensor that begins with positions is hardly taken for one that begins with the
+# batch.
+PROBED = 13
+
+# Layers that show which dimension of their outputs, and of those after them, counts channels.
+CHANNELS_SECOND = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
+CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.EmbeddingBag)
+
+# Modules inside attention return heads and weights, not hidden states.
+INSIDE_ATTENTION = re.compile(r"att(entio)?n.*\.", re.IGNORECASE)
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """Where features are taken: what a module receives or returns.
+
+    Args:
+        module: its name in the model, "" for the model itself.
+        is_input: whether to take the first argument of the module instead of its output.
+        channels: the dimension that counts channels, where there are positions to pool over.
+    """
+
+    module: str
+    is_input: bool = False
+    channels: int = 1
+
+    def __str__(self) -> str:
+        return f"{'input' if self.is_input else 'output'} of {self.module or 'the model'!r}"
+
+    def pooled(self, args: tuple[Any, ...], output: Any) -> Tensor:
+        """Return what a module received or returned here: one vector per input (B, d)."""
+        tensor = args[0] if self.is_input else output
+        if not _is_feature(tensor):
+            raise ValueError(f"the {self} is not a floating point tensor of features; name another")
+        tensor = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+        if tensor.ndim == 2:
+            return tensor
+        flat = tensor.movedim(self.channels, 1).flatten(2)
+        mean = flat.mean(-1, keepdim=True)
+        deviation = (flat - mean).square().mean(-1).sqrt()
+        return torch.cat([mean.squeeze(-1), deviation], dim=1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Folding:
+    """Turns p features into `MOST_FEATURES`: adds up those that are so far apart, at random signs.
+
+    A sparse random projection, which keeps inner products in expectation (Weinberger et al. 2009).
+    """
+
+    factors: Tensor  # (p,) ±1 / deviation
+
+    @staticmethod
+    def of(features: Tensor) -> Folding | None:
+        """Return a folding on the scale of some features (B, p); None if there are not too many."""
+        if features.shape[1] <= MOST_FEATURES:
+            return None
+        deviation = features.std(0, correction=0)
+        scale = torch.where(deviation > 0, deviation, 1.0)
+        generator = torch.Generator().manual_seed(0)
+        signs = 2 * torch.randint(2, scale.shape, generator=generator) - 1
+        return Folding(signs.to(scale) / scale)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return folded features (B, `MOST_FEATURES`)."""
+        scaled = features * self.factors.to(features.device)
+        padded = functional.pad(scaled, (0, -scaled.shape[-1] % MOST_FEATURES))
+        return padded.unflatten(-1, (-1, MOST_FEATURES)).sum(-2)
+
+
+@final
+class Taps:
+    """A view of a classifier that keeps the pooled features of its last run.
+
+    Run `classifier` in any way, then call `features` once.
+    """
+
+    def __init__(
+        self, classifier: Classifier, places: Sequence[Place], folding: Folding | None = None
+    ) -> None:
+        self.places, self.folding = tuple(places), folding
+        self._kept: dict[Place, Tensor] = {}
+        by_module: dict[str, list[Place]] = {}
+        for place in self.places:
+            by_module.setdefault(place.module, []).append(place)
+        hooks = {name: self._keeping(own) for name, own in by_module.items()}
+        self.classifier = classifier.hooked(hooks)
+
+    def _keeping(self, places: list[Place]) -> Hook:
+        def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+            for place in places:  # pooled at once: a later module may write to the tensor
+                self._kept[place] = place.pooled(args, output)
+            return output
+
+        return hook
+
+    def features(self, size: int) -> Tensor:
+        """Return the features (B, d) of the last run of `size` inputs, and forget them.
+
+        A run that takes another way through the model would otherwise return the features of the
+        run before it.
+        """
+        kept, self._kept = self._kept, {}
+        return joined(self.places, kept, size, self.folding)
+
+
+def joined(
+    places: Sequence[Place], kept: Mapping[Place, Tensor], size: int, folding: Folding | None
+) -> Tensor:
+    """Return the features of all places in one vector per input (B, d)."""
+    for place in places:
+        if place not in kept:
+            raise ValueError(f"the model did not run {place}: take features at other places")
+        if len(kept[place]) != size:
+            raise ValueError(
+                f"the {place} has {len(kept[place])} rows for a batch of {size} inputs: its first "
+                "dimension must be the batch; take features at other places"
+            )
+    features = torch.cat([kept[place] for place in places], dim=1)
+    return features if folding is None else folding(features)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def find_places(classifier: Classifier, x: Inputs) -> tuple[Place, ...]:
+    """Return the default places of a model, in the order in which they are reached.
+
+    Args:
+        classifier: the model.
+        x: a prepared batch, which is run once.
+    """
+    search = _Search(batches.size(x))
+    hooks = {name: search.hook(name) for name, _ in classifier.model.named_modules()}
+    classifier.hooked(hooks).logits(x)
+    reads_positions = isinstance(x, Tensor) and x.is_floating_point()
+    return search.places(reads_positions)
+
+
+@final
+class _Search:
+    """What all modules receive and return in one run, in the order in which they finish."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self._channels: int | None = None  # of the last layer that shows it
+        self._seen_parameters = False
+        self._by_positions: dict[int, tuple[int, Place]] = {}
+        self._vectors: dict[str, tuple[int, Place]] = {}
+        self._first_linear: tuple[int, Place] | None = None
+        self._finished = 0
+
+    def hook(self, name: str) -> Hook:
+        def run(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            self._finished += 1
+            if isinstance(module, CHANNELS_SECOND + CHANNELS_LAST):
+                self._channels = -1 if isinstance(module, CHANNELS_LAST) else 1
+            if isinstance(module, nn.Linear) and self._is_vector(args[0]):
+                found = (self._finished, Place(name, is_input=True))
+                if self._seen_parameters:
+                    self._vectors[name] = found
+                else:
+                    self._first_linear = found
+            self._seen_parameters |= next(module.parameters(recurse=False), None) is not None
+            is_batch = _is_feature(output) and output.ndim > 2 and len(output) == self._batch
+            if is_batch and not INSIDE_ATTENTION.search(name):
+                self._keep_positions(name, output)
+            return output
+
+        return run
+
+    def _keep_positions(self, name: str, output: Tensor) -> None:
+        default = -1 if output.ndim == 3 else 1
+        channels = default if self._channels is None else self._channels
+        positions = math.prod(output.shape[1:]) // output.shape[channels]
+        if positions > 1 and self._seen_parameters:
+            self._by_positions[positions] = (self._finished, Place(name, channels=channels))
+
+    def _is_vector(self, tensor: Any) -> bool:
+        return _is_feature(tensor) and tensor.ndim == 2 and len(tensor) == self._batch
+
+    def places(self, with_positions: bool) -> tuple[Place, ...]:
+        stages = self._by_positions.values() if with_positions else ()
+        found = [*stages, *self._vectors.values()]
+        if not found and self._first_linear is not None:
+            found = [self._first_linear]
+        if not found:
+            raise ValueError(
+                "no features were found: no Linear layer receives one vector per input"
+                + ("" if with_positions else ", and positions of texts are not pooled")
+                + '; name places, such as places=[acnml.Place("encoder")]'
+            )
+        return tuple(place for _, place in sorted(found, key=lambda item: item[0]))
+
+
+def _is_feature(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim >= 2
