@@ -69,6 +69,22 @@ def test_errors_of_predict_are_one_line(predict, arguments, message):
     assert len(output.splitlines()) == 1
 
 
+def test_missing_packages_are_one_line(monkeypatch):
+    monkeypatch.setattr(cli, "PACKAGES", ("typer", "no_such_package"))
+    monkeypatch.setattr("sys.argv", ["acnml", "merge"])
+    message = r"^The command acnml needs no_such_package: pip install 'acnml\[predict\]'$"
+    with pytest.raises(SystemExit, match=message):
+        cli.main()
+
+
+def test_the_version_needs_no_package(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "PACKAGES", ("no_such_package",))
+    monkeypatch.setattr("sys.argv", ["acnml", "--version"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out == f"acnml {acnml.__version__}\n"
+
+
 def test_a_share_beyond_one_is_a_wrong_argument(predict):
     code, output = run(*predict, "--abstain-share", "2")
     assert code == 2

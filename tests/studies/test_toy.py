@@ -11,15 +11,15 @@ import torch
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from acnml.cli._shared import drawing
 from acnml.exact import cnml, fit, with_intercept
 from silent import Silent
+from studies import drawing
 from studies.__main__ import build_app
 from studies.toy import figures
 from studies.toy import study as toy
 from studies.toy.report import conclusions, report
 from studies.toy.study import ACNML, BMA, CNMAP, CNML, MAP, METHODS, ToyStudy
-from studies.toy.summary import claims, closing_sentence, tables
+from studies.toy.summary import claims, closing_text, tables
 from test_demo import Balance
 
 tiny_study = partial(ToyStudy, points=24, resolution=12, distances=(5.0, 1000.0), samples=20)
@@ -121,9 +121,9 @@ def test_penalties_that_do_not_increase_or_are_none_are_refused(penalties):
         ({CNML: 0.7, MAP: 0.9}, "every method still prefers a class: CNML is 70% sure and MAP"),
     ],
 )
-def test_the_closing_sentence_says_what_was_measured(findings, ends, expected):
+def test_the_closing_text_says_what_was_measured(findings, ends, expected):
     rings = {method: (0.8, end) for method, end in ends.items()}
-    sentence = closing_sentence(replace(findings, rings=rings))
+    sentence = closing_text(replace(findings, rings=rings))
     assert expected in sentence
     assert sentence.endswith(".")
 
@@ -210,7 +210,7 @@ def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, 
     for method in METHODS:
         assert re.search(rf"^ +{method} +[\d.]+% +[\d.]+% +[\d.]+%", result.output, re.MULTILINE)
     assert f"Report: {out / 'report.html'}" in result.output
-    assert " ".join(result.output.split()).endswith(closing_sentence(findings))
+    assert closing_text(findings) in " ".join(result.output.split())
     assert (out / "report.html").read_text(encoding="utf-8") == report(findings).html()
     assert "| yes | Figure 1: CNML" in (out / "results.md").read_text(encoding="utf-8")
     table = (out / "results.csv").read_text().splitlines()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, final
 import typer
 from tqdm import tqdm
 
-from acnml.cli._shared.options import grouped
+from acnml.cli.options import grouped
 
 if TYPE_CHECKING:
     from acnml.scoring import Answers, Engine, Job, Reading, Summary
