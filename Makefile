@@ -20,16 +20,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt tests/lapla
 	touch $@
 
 demo: setup  # acnml.calibrate and its rivals on rotated digits; writes demo/report.html
-	$(BIN)/acnml demo
+	$(BIN)/python -m studies demo
 
 playground: page  # draw digits in a browser and see what three methods say; needs Node.js 20 and npm
-	$(BIN)/acnml playground
+	$(BIN)/python -m playground.server
 
-PAGE := src/acnml/cli/_playground/page
 page: setup playground/node_modules/.installed  # train the playground's network and build its page
 	$(BIN)/python -m playground
 	cd playground && npm run build
-	rm -rf $(PAGE) && cp -R playground/dist $(PAGE)
 
 playground/node_modules/.installed: playground/package.json playground/package-lock.json
 	@command -v npm > /dev/null || { echo "The playground needs Node.js 20.19, 22.12 or newer, with npm."; exit 1; }
@@ -69,5 +67,5 @@ numbers: setup  # write current numbers and tables from docs/results into the pa
 	$(BIN)/python docs/_ext/results.py
 
 clean:  # remove the virtual environment, the caches, the demo and the playground's page
-	rm -rf $(addprefix playground/,node_modules build dist model) $(PAGE)
+	rm -rf $(addprefix playground/,node_modules build dist model)
 	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 import acnml
-from acnml.cli._shared.drawing import to_png
-from acnml.cli._shared.files import write_file
 from benchmarks import page
 from benchmarks.head import head_rows
 from benchmarks.measure import costs, gaps
 from benchmarks.scaling import growths
 from benchmarks.subjects import SUBJECTS
+from studies.drawing import to_png
+from studies.files import write_file
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results.json"

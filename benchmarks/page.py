@@ -7,8 +7,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from acnml.cli._shared.drawing import panel
 from acnml.plots import INK, STYLE
+from studies.drawing import panel
 
 Results = dict[str, Any]
 

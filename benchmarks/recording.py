@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from acnml.cli._shared.files import write_file
+from studies.files import write_file
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MEASUREMENTS = RESULTS / "measurements"

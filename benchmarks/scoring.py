@@ -38,9 +38,9 @@ import torch
 from torch import Tensor, distributed
 
 import acnml
-from acnml.cli._shared.files import write_file
 from acnml.scoring import Engine, Job, locally, score
 from benchmarks.timing import bytes_of_status
+from studies.files import write_file
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "examples"))

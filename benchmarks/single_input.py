@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised
-from acnml.cli._shared.files import write_file
+from studies.files import write_file
 from studies.models import MODELS
 
 RESULTS = Path(__file__).parent / "single_input.json"

@@ -6,8 +6,8 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from acnml.cli._shared.terminal import one_thread
 from playground.model import FOLDER, build
+from studies.terminal import one_thread
 
 
 def main() -> None:

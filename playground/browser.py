@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from acnml.cli._playground import server
+from playground import server
 
 ROOT = Path(__file__).parent
 SCRIPTS = ROOT / "tests"

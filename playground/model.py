@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -24,12 +25,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import acnml
-from acnml._util.files import write_file
-from acnml.cli._demo.training import Training, train
-from acnml.cli._shared.digits import CLASSES, Labelled, split
 from playground import drawing
 from playground.drawing import BOX, CENTRE, SIDE
-from studies.data.digits import handwritten_digits
+from studies.data import Labelled, split
+from studies.data.digits import CLASSES, handwritten_digits
+from studies.demo.training import Training, train
+from studies.files import write_file
 
 FOLDER = Path(__file__).parent / "model"
 NETWORK, CALIBRATED, ONNX, INFO = (
@@ -207,7 +208,8 @@ def _extent(used: Tensor) -> Tensor:
 def fingerprint(data: str) -> str:
     """Return a digest of everything that decides what the model is."""
     library = sorted(Path(str(acnml.__file__)).parent.rglob("*.py"))
-    files = [Path(__file__), Path(str(drawing.__file__)), *library]
+    used: tuple[Any, ...] = (build, drawing, handwritten_digits, train)
+    files = [Path(inspect.getfile(part)) for part in used] + library
     sources = b"".join(file.read_bytes() for file in files)
     versions = f"{acnml.__version__} {torch.__version__} {data}"
     return hashlib.sha256(sources + versions.encode()).hexdigest()

@@ -14,6 +14,10 @@ What studies are made of:
     training/       training networks, in one process or several
     features.py     recorded inputs of a last layer
     search.py       one knob within a price
+    drawing.py      how figures look and become bytes
+    page.py         a self-contained HTML page
+    terminal.py     progress bars, and the frame that runs a short study
+    files.py        files that are complete or not there
 
 Studies on the engine:
 
@@ -23,6 +27,7 @@ Studies on the engine:
 
 Studies that use only the store, or run in one go:
 
+    demo/           `acnml.calibrate` and its rivals on rotated digits
     evidence/       all methods at equal price, on several data sets
     tabular.py      tables: `acnml.sklearn`, and conformal sets
     text.py         questions to an assistant

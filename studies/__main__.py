@@ -11,8 +11,6 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
-from acnml.cli._shared.files import require_writable
-from acnml.cli._shared.terminal import run_short
 from studies.data import commands
 from studies.engine.command import (
     EXPECTED,
@@ -24,9 +22,11 @@ from studies.engine.command import (
     train_network,
 )
 from studies.engine.study import Kind
+from studies.files import require_writable
 from studies.settings import override
 from studies.settings import preset as choose_preset
 from studies.store import Reporter, Store
+from studies.terminal import run_short
 
 
 def kinds() -> dict[str, Kind[Any]]:
@@ -99,30 +99,43 @@ def register_stored(app: typer.Typer, name: str, study: Stored) -> None:
     app.command(name, help=f"{study.about}\n\n{again}")(command)
 
 
-def toy(
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("toy"),
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the points.")] = 0,
-) -> None:
-    """Section 2: exact CNML and CNMAP on points in the plane, in under a minute."""
-    from studies.toy import report, study, summary
+class Short(NamedTuple):
+    """A study that takes under a minute: `studies.NAME` has `study`, `summary` and `report`."""
 
-    require_writable(out)
-    write = partial(report.write_report, folder=out)
-    chosen = study.ToyStudy(seed=seed)
-    run_short(chosen, study.run, write, summary.results_table, summary.closing_sentence)
+    about: str
+    settings: str  # class of its settings
 
 
-def theory(
-    out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("theory"),
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the data.")] = 0,
-) -> None:
-    """Section 3.2: errors and their bounds as the data grow from 100 to 100,000."""
-    from studies.theory import report, study, summary
+SHORT = {
+    "demo": Short(
+        "Calibrate small networks and test them on rotated digits, in about half a minute.",
+        "DemoStudy",
+    ),
+    "toy": Short(
+        "Section 2: exact CNML and CNMAP on points in the plane, in under a minute.", "ToyStudy"
+    ),
+    "theory": Short(
+        "Section 3.2: errors and their bounds as the data grow from 100 to 100,000.", "TheoryStudy"
+    ),
+}
 
-    require_writable(out)
-    write = partial(report.write_report, folder=out)
-    chosen = study.TheoryStudy(seed=seed)
-    run_short(chosen, study.run, write, summary.results_table, summary.closing_sentence)
+
+def register_short(app: typer.Typer, name: str, short: Short) -> None:
+    """Add the command of a study; its modules are imported when the command runs."""
+
+    def command(
+        out: Annotated[Path, typer.Option(help="Folder for the report.")] = Path(name),
+        seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    ) -> None:
+        require_writable(out)
+        study, summary, report = (
+            import_module(f"studies.{name}.{part}") for part in ("study", "summary", "report")
+        )
+        chosen, write = getattr(study, short.settings)(seed=seed), report.write_report
+        table, text = summary.results_table, summary.closing_text
+        run_short(chosen, study.run, partial(write, folder=out), table, text)
+
+    app.command(name, help=short.about)(command)
 
 
 def train(
@@ -178,8 +191,8 @@ def build_app() -> typer.Typer:
     def about() -> None:
         """Reproduce the experiments of the paper and further studies."""
 
-    app.command()(toy)
-    app.command()(theory)
+    for name, short in SHORT.items():
+        register_short(app, name, short)
     for name, study in in_one_go().items():
         register_stored(app, name, study)
     for kind in kinds().values():

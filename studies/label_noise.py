@@ -33,9 +33,8 @@ from acnml import (
     fit_pnml,
     metrics,
 )
-from acnml.cli._shared.digits import split
 from acnml.solvers.influence import self_influence
-from studies.data import Labelled, cifar10
+from studies.data import Labelled, cifar10, split
 from studies.data.digits import load_mnist
 from studies.engine.report import Section, ShortReport
 from studies.engine.tables import Table, select

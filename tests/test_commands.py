@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 
 import acnml
 from acnml import Classifier, cli, kronecker_curvature
+from acnml._util import progress
 from cases import normal, small_network
 from scored import calibrated_files, rows, write_parquet
 
@@ -67,6 +69,35 @@ def test_errors_of_predict_are_one_line(predict, arguments, message):
     assert code == 1
     assert message in output
     assert len(output.splitlines()) == 1
+
+
+def test_long_work_is_logged_to_the_standard_error(predict, monkeypatch):
+    seconds = iter(range(0, 10_000, 10))  # pass whenever progress is told
+    monkeypatch.setattr(progress, "monotonic", lambda: float(next(seconds)))
+    result = CliRunner().invoke(cli.build_app(), [*predict, "--part-rows", "20"])
+    lines = result.stderr.splitlines()
+    assert [line.partition("predict: ")[2] for line in lines] == [
+        " 20% 20.0/100 [00:10<00:40, 2.00 rows/s]",
+        " 80% 80.0/100 [00:40<00:10, 2.00 rows/s]",
+    ]
+    assert "98 of 100 rows scored" in result.stdout
+    assert not logging.getLogger("acnml").handlers
+
+
+def test_missing_packages_are_one_line(monkeypatch):
+    monkeypatch.setattr(cli, "PACKAGES", ("typer", "no_such_package"))
+    monkeypatch.setattr("sys.argv", ["acnml", "merge"])
+    message = r"^The command acnml needs no_such_package: pip install 'acnml\[predict\]'$"
+    with pytest.raises(SystemExit, match=message):
+        cli.main()
+
+
+def test_the_version_needs_no_package(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "PACKAGES", ("no_such_package",))
+    monkeypatch.setattr("sys.argv", ["acnml", "--version"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out == f"acnml {acnml.__version__}\n"
 
 
 def test_a_share_beyond_one_is_a_wrong_argument(predict):

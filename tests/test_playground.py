@@ -17,13 +17,12 @@ import pytest
 import torch
 
 from acnml import Acnml, Linearised, exact
-from acnml.cli._playground import server
 
 pytest.importorskip("onnx", reason="the playground needs the extra onnx")
 pytest.importorskip("sklearn", reason="the playground needs scikit-learn")
 
 from browsing import once
-from playground import browser, drawing, model
+from playground import browser, drawing, model, server
 
 ROOT = Path(__file__).parents[1] / "playground"
 DIST = ROOT / "dist"
@@ -441,7 +440,7 @@ def test_noise_is_standard_normal_and_images_stay_in_range():
 
 def test_small_digits_are_enlarged_by_the_rules_of_drawings():
     """Ink of scikit-learn's digits: 20 pixels along the longer side, mass in the centre."""
-    from acnml.cli._shared.digits import all_digits
+    from studies.data.digits import all_digits
 
     small = all_digits().inputs[:200]
     images = model.fitted(small)[:, 0].double()
@@ -458,7 +457,7 @@ def test_small_digits_are_enlarged_by_the_rules_of_drawings():
 
 
 def test_small_digits_are_varied_around_their_place_and_lines_get_thicker_and_thinner():
-    from acnml.cli._shared.digits import all_digits
+    from studies.data.digits import all_digits
 
     small = all_digits().inputs[:200]
     plain = model.fitted(small)
@@ -506,11 +505,10 @@ def test_the_command_serves_its_folder_to_this_machine_only(tmp_path):
 
 
 def test_the_command_says_what_to_do_without_a_page(tmp_path, monkeypatch):
-    from acnml.cli import playground
-
-    monkeypatch.setattr(playground, "PAGE", tmp_path)
+    monkeypatch.setattr(server, "PAGE", tmp_path)
+    monkeypatch.setattr("sys.argv", ["server", "--no-browser"])
     with pytest.raises(SystemExit, match="make playground"):
-        playground.run_playground(0, browser=False)
+        server.main()
 
 
 def test_a_model_is_built_again_only_if_something_changed(tmp_path):

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from acnml.cli._shared.files import write_file
 from studies.corruptions.base import SEVERITIES, Bytes, Corruption
 from studies.corruptions.catalogue import CORRUPTIONS
 from studies.data import Labelled, cifar10
 from studies.data.catalogue import CIFAR10_C
 from studies.data.folder import DataError, data_folder, remedy
+from studies.files import write_file
 
 TEST_IMAGES = 10_000
 # Raise it when the code makes other images from the same parameters: caches then expire.

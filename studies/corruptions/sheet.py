@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from acnml.cli._shared.files import write_file
 from studies.corruptions.base import SEVERITIES, Bytes
 from studies.corruptions.catalogue import CORRUPTIONS
 from studies.data import cifar10
+from studies.files import write_file
 
 SHOWN = (1, 6)  # the test images on the sheet: a ship and a car
 SCALE = 2  # every pixel becomes 2 × 2

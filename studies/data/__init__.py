@@ -1,5 +1,5 @@
 """Data sets: catalogue, folder, downloads and loading. `Labelled` is what all of them return."""
 
-from acnml.cli._shared.digits import Labelled, shuffled
+from studies.data.labelled import Labelled, shuffled, split
 
-__all__ = ["Labelled", "shuffled"]
+__all__ = ["Labelled", "shuffled", "split"]

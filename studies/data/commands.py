@@ -20,12 +20,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from acnml.cli._shared.files import CannotWriteError
-from acnml.cli._shared.terminal import TerminalBar
 from studies.data import catalogue
 from studies.data.catalogue import DataSet, Study
 from studies.data.download import fetch
 from studies.data.folder import Condition, DataError, State, data_folder, inspect
+from studies.files import CannotWriteError
+from studies.terminal import TerminalBar
 
 COLOURS = {
     State.PRESENT: "green",

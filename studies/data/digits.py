@@ -9,17 +9,20 @@ from typing import Literal, final
 
 import numpy as np
 import torch
+from scipy import ndimage
+from sklearn import datasets
 from torch import Tensor
 
-from acnml.cli._shared.digits import SIDE, SIZE, all_digits, split
-from acnml.cli._shared.digits import load_digits as load_digits
-from acnml.cli._shared.digits import rotate as rotate
-from studies.data import Labelled
+from studies.data import Labelled, split
 from studies.data.catalogue import MNIST, NOTMNIST, DataFile, DataSet
 from studies.data.folder import data_folder, locate, read, remedy
 
 ZIPPED = b"\x1f\x8b"  # first bytes of every gzip file
 UNSIGNED_BYTES = b"\x00\x00\x08"  # first bytes of every idx file of unsigned bytes
+
+SIZE, SIDE = 1797, 8  # images in scikit-learn's collection, and their pixels in each direction
+TEST_DIGITS = 400  # of them, in the place of MNIST's
+CLASSES = 10
 
 
 def load_labelled(data_set: DataSet, images: DataFile, labels: DataFile) -> Labelled:
@@ -72,13 +75,34 @@ def load_letters() -> Labelled:
     return load_labelled(NOTMNIST, images, labels)
 
 
+def rotate(images: Tensor, degrees: float | Tensor) -> Tensor:
+    """Rotate images (..., H, W) counter-clockwise, with linear interpolation.
+
+    Pixels that leave the frame are lost, and new ones are background, 0. Multiples of 90° only
+    move pixels. `degrees` is one angle for all images, or a tensor with one angle for each along
+    the first dimension.
+    """
+    if not isinstance(degrees, Tensor):
+        return _rotated(images, degrees)
+    if degrees.shape != images.shape[:1]:
+        raise ValueError(f"{len(images)} images need one angle each, not {tuple(degrees.shape)}")
+    rotated = torch.empty_like(images)
+    for i, angle in enumerate(degrees.tolist()):
+        rotated[i] = _rotated(images[i], angle)
+    return rotated
+
+
+def _rotated(images: Tensor, degrees: float) -> Tensor:
+    rotated = ndimage.rotate(
+        images.numpy(), degrees, axes=(-1, -2), reshape=False, order=1, mode="grid-constant"
+    )
+    return torch.from_numpy(rotated)
+
+
 def random_angles(count: int, seed: int) -> Tensor:
     """Return independent angles, uniform over the full circle, [0°, 360°); the same for a seed."""
     generator = torch.Generator().manual_seed(seed)
     return 360 * torch.rand(count, generator=generator, dtype=torch.float64)
-
-
-TEST_DIGITS = 400  # of scikit-learn's
 
 
 @final
@@ -113,3 +137,10 @@ def _scikit_learn() -> HandwrittenDigits:
         f"{len(test.labels):,} to test, a smaller and easier problem."
     )
     return HandwrittenDigits("scikit-learn digits", note, train, test)
+
+
+def all_digits() -> Labelled:
+    """Return scikit-learn's whole collection, in its own order."""
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    images = (pixels / pixels.max()).astype(np.float32).reshape(SIZE, 1, SIDE, SIDE)
+    return Labelled(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, final
 from urllib.error import HTTPError
 
-from acnml.cli._shared.files import write_file, writing
 from studies.data.catalogue import DataFile, DataSet, Download
 from studies.data.folder import (
     BLOCK,
@@ -25,6 +24,7 @@ from studies.data.folder import (
     flaw,
     part_of,
 )
+from studies.files import write_file, writing
 from studies.store.parts import locked
 
 PATIENCE = 30  # seconds without a byte after which a connection is given up

@@ -10,13 +10,13 @@ import safetensors.torch
 import typer
 from rich.console import Console
 
-from acnml.cli._shared.files import CannotWriteError, require_writable, write_file
 from studies.data.folder import DataError
 from studies.engine.report import headline, write_report
 from studies.engine.results import collect
 from studies.engine.run import plan_table, run
 from studies.engine.study import Kind, Study
 from studies.engine.workshop import Finished, Making, Workshop
+from studies.files import CannotWriteError, require_writable, write_file
 from studies.models import WeightsError
 from studies.settings import SettingError, override, preset
 from studies.store import Reporter, Store

@@ -12,19 +12,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from acnml.cli._shared.drawing import THEME, panel, to_png, to_svg
-from acnml.cli._shared.files import write_file
-from acnml.cli._shared.page import inline_svg
 from acnml.plots import BLUE, DASHES, FAINT, GREEN, INK, ORANGE, PINK, frame_of_reliability
+from studies.drawing import THEME, panel, to_png, to_svg
 from studies.engine.method import ACNML, Look, Method
 from studies.engine.results import Results
 from studies.engine.tables import mean_std
+from studies.files import write_file
+from studies.page import inline_svg
 
 Point: TypeAlias = tuple[float, float]
 
 SKY, AMBER, VIOLET, GREY = "#56b4e9", "#e69f00", "#7b5cc4", "#8a9099"
-# The first four follow the page's light or dark scheme.
-COLOURS = {ORANGE: "map", PINK: "bma", BLUE: "acnml", GREEN: "last-layer", **THEME}
+MUSTARD = "#b88a00"
+# These follow the page's light or dark scheme.
+METHOD_COLOURS = {
+    ORANGE: "map",
+    PINK: "bma",
+    BLUE: "acnml",
+    GREEN: "last-layer",
+    MUSTARD: "temperature",
+}
+COLOURS = {**METHOD_COLOURS, **THEME}
 RESAMPLES, INTERVAL = 1000, (0.025, 0.975)
 DODGE = 0.06  # between the lines of two methods, where they have intervals
 BOXES = 0.8  # the share of a place's width that its boxes take

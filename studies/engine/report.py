@@ -6,7 +6,6 @@ same sections; results.md leaves out the figures.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -15,14 +14,14 @@ from typing import Literal, NamedTuple, TypeAlias, final
 
 from matplotlib.figure import Figure
 
-from acnml.cli._shared.drawing import to_svg
-from acnml.cli._shared.files import write_file
-from acnml.cli._shared.page import page
+from studies.drawing import to_svg
 from studies.engine.claims import Verdict, verdicts
 from studies.engine.figures import svg, write_figures
 from studies.engine.results import Results
 from studies.engine.study import Study
 from studies.engine.tables import Table, write_csv, write_tables
+from studies.files import write_file
+from studies.page import inline, page
 from studies.store.store import versions
 
 OUTCOME = {True: "yes", False: "no", None: "–"}
@@ -48,7 +47,8 @@ class Section:
     """A section of the report: paragraphs, figures and tables, in this order.
 
     In paragraphs and captions `*…*` is emphasis and `**…**` is strong. `numbers` are CSV files that
-    are written beside the report: columns and rows by file name.
+    are written beside the report: columns and rows by file name. `more` is further HTML, which
+    results.md leaves out.
     """
 
     heading: str
@@ -56,16 +56,18 @@ class Section:
     panels: Sequence[Panels] = ()
     tables: Sequence[Table] = field(default_factory=tuple)
     numbers: Mapping[str, Numbers] = field(default_factory=dict)
+    more: str = ""
 
     def html(self, documents: Mapping[str, str]) -> str:
         """Return the section of the page; `documents` are the figures as SVG."""
         parts = [f"<h2>{escape(self.heading)}</h2>"]
-        parts += [f"<p>{_inline(paragraph)}</p>" for paragraph in self.text]
+        parts += [f"<p>{inline(paragraph)}</p>" for paragraph in self.text]
         for some in (each for each in self.panels if each.figures):
             figures = "".join(svg(name, documents[name]) for name in some.figures)
-            caption = f"<figcaption>{_inline(some.caption)}</figcaption>"
+            caption = f"<figcaption>{inline(some.caption)}</figcaption>"
             parts.append(f'<figure><div class="{some.layout}">{figures}</div>\n{caption}</figure>')
         parts += [table.html() for table in self.tables if table.rows]
+        parts += [self.more] if self.more else []
         return "\n".join(parts) if len(parts) > 1 else ""
 
     def markdown(self) -> str:
@@ -188,7 +190,7 @@ def verdicts_html(found: Sequence[Verdict]) -> str:
 def footer(command: str, note: str = "") -> str:
     """Say on a page how it was made."""
     text = f"Written by {written_by(command)}. {note} Method: Zhou & Levine, {PAPER}, ICML 2021."
-    return f"<footer><p>{_inline(text)}</p></footer>"
+    return f"<footer><p>{inline(text)}</p></footer>"
 
 
 @final
@@ -256,10 +258,3 @@ def drawn(sections: Sequence[Section]) -> dict[str, Figure]:
     return {
         n: f for section in sections for some in section.panels for n, f in some.figures.items()
     }
-
-
-def _inline(text: str) -> str:
-    """Turn `*…*`, `**…**` and code of a paragraph into HTML."""
-    html = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", escape(text, quote=False))
-    html = re.sub(r"\*(.+?)\*", r"<em>\1</em>", html)
-    return re.sub(r"`(.+?)`", r"<code>\1</code>", html)

@@ -10,9 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from acnml.cli._shared.files import write_file
 from studies.engine.method import Method
 from studies.engine.results import ENOUGH, SCORES, Results
+from studies.files import write_file
+from studies.page import inline
 from studies.store import duration
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ def counted(count: int, noun: str) -> str:
 
 
 class Table(NamedTuple):
-    """A table of the report."""
+    """A table of the report; in cells `**…**` is strong."""
 
     caption: str
     head: Sequence[str]
@@ -64,7 +65,7 @@ class Table(NamedTuple):
 
 def html_row(head: str, cells: Sequence[str]) -> str:
     """Return a row of a table on a page."""
-    columns = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    columns = "".join(f"<td>{inline(cell)}</td>" for cell in cells)
     return f'<tr><th scope="row">{escape(head)}</th>{columns}</tr>'
 
 

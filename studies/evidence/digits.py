@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from acnml._util.seeding import seeded
-from acnml.cli._shared.digits import rotate, split
-from studies.data import Labelled, cifar10
-from studies.data.digits import load_letters, load_mnist
+from studies.data import Labelled, cifar10, split
+from studies.data.digits import load_letters, load_mnist, rotate
 from studies.evidence.methods import METHODS
 from studies.evidence.settings import DIGITS, DIGITS_200, LETTERS, EvidenceStudy
 from studies.evidence.subjects import CLEAN, Subject, with_unknown

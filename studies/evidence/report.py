@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from acnml.cli._shared.drawing import panel
 from studies.corruptions.cifar10_c import official_folder
+from studies.drawing import panel
 from studies.engine.report import Numbers, Panels, Section, ShortReport
 from studies.engine.tables import Table, mean, select, shown
 from studies.evidence.comparisons import (

@@ -10,15 +10,13 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from acnml.cli._shared.digits import all_digits, rotate, split
 from acnml.exact import LogisticProblem, cnml, with_intercept
-from studies.data import Labelled
-from studies.data.digits import load_mnist
+from studies.data import Labelled, split
+from studies.data.digits import CLASSES, all_digits, load_mnist, rotate
 from studies.fidelity.retraining import gauss_newton, retrained, root_of_inverse, train
 from studies.fidelity.settings import DIGITS, LOGISTIC, MNIST, FidelityStudy, Problem
 from studies.store import Content, Stage, Store
 
-CLASSES = 10
 TRAINING_STEPS = 3000
 BLOCK = 10  # queries that are retrained together
 

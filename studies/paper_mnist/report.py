@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from acnml import metrics
-from acnml.cli._shared.drawing import panel
 from acnml.plots import BLUE, DASHES, FAINT, GREEN, ORANGE, PINK, STYLE
+from studies.drawing import panel
 from studies.engine.figures import GREY, SKY, Axis, legend_below, lines
 from studies.engine.method import ACNML, BMA, MAP, Look, Method
 from studies.engine.report import Panels, Section

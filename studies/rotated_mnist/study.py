@@ -11,9 +11,9 @@ from functools import lru_cache, partial
 from torch import Tensor
 
 from acnml import FactorBlock, Swag
-from acnml.cli._shared.digits import SIDE, rotate, split
-from studies.data import Labelled, digits, shuffled
+from studies.data import Labelled, digits, shuffled, split
 from studies.data.catalogue import MNIST
+from studies.data.digits import SIDE, rotate
 from studies.data.folder import locate
 from studies.engine import claims
 from studies.engine.choose import ByLeastNll, WithinPrice, plain_nll

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, final
 
-from acnml.cli._shared.files import remove_drafts, write_file, writing
+from studies.files import remove_drafts, write_file, writing
 from studies.store.record import (
     Content,
     DamagedError,

@@ -23,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 import acnml
-from acnml.cli._shared.files import writing
 from acnml.fitting.curvature import Curvature
+from studies.files import writing
 
 EXACT = 2**53  # up to here every integer is exactly a float
 

@@ -18,7 +18,7 @@ from typing import final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from acnml.cli._shared.files import writing
+from studies.files import writing
 
 
 @final

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias, final
 import torch
 
 import acnml
-from acnml.cli._shared.files import write_file, writing
+from studies.files import write_file, writing
 from studies.store.parts import Parts, locked
 from studies.store.record import DamagedError, Header, encode, read_header, read_record, to_plain
 from studies.store.reporter import Bar, Reporter, duration

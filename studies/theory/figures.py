@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from acnml.cli._shared.drawing import halo, panel, spread
-from acnml.plots import INK
+from acnml.plots import BLUE, DASHES, INK, ORANGE, PINK
+from studies.drawing import halo, panel, spread
 from studies.theory.study import ACNML, INFLUENCE, MAP, Findings
 from studies.theory.summary import power
 
-# Okabe and Ito's palette, whose colours stay apart for every common kind of colour vision.
-COLOURS = {MAP: "#d55e00", INFLUENCE: "#cc79a7", ACNML: "#0072b2"}
+COLOURS = {MAP: ORANGE, INFLUENCE: PINK, ACNML: BLUE}
 MARKERS = {MAP: "o", INFLUENCE: "s", ACNML: "^"}
 THEOREM = "Theorem 3.1"
-DASHED: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.4}
+DASHED: dict[str, Any] = {"linestyle": DASHES, "linewidth": 1.4}
 
 
 def parameters(findings: Findings, title: str) -> Figure:

@@ -8,7 +8,7 @@ from studies.engine.report import Panels, Section, ShortReport
 from studies.engine.tables import Table
 from studies.theory import figures
 from studies.theory.study import ACNML, INFLUENCE, MAP, Findings
-from studies.theory.summary import COLUMNS, claims, closing_sentence, number, table, values
+from studies.theory.summary import COLUMNS, claims, closing_text, number, table, values
 
 TITLE = "Errors of ACNML and their bounds"
 CSV_COLUMNS = (
@@ -54,7 +54,7 @@ def report(findings: Findings) -> ShortReport:
     command = f"python -m studies theory --seed {findings.study.seed}"
     rows = [[m.n, *values(m)] for m in findings.measured]
     claimed = claims(findings)
-    sentence = closing_sentence(findings)
+    sentence = closing_text(findings)
     files = {"results.csv": (CSV_COLUMNS, rows)}
     return ShortReport(TITLE, sentence, sections, command, files, claimed, note)
 

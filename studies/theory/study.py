@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from acnml import Acnml, Gradient, Linearised, Map, Solver
-from acnml.cli._shared.terminal import Progress, one_thread
 from acnml.exact import Laplace, LogisticProblem, Refits, cnml, laplace, with_intercept
 from acnml.exact.theory import (
     Constants,
@@ -31,6 +30,7 @@ from acnml.exact.theory import (
     theorem_bound,
     theorem_constants,
 )
+from studies.terminal import Progress, one_thread
 
 METHODS = MAP, INFLUENCE, ACNML = "MAP", "influence function", "ACNML"
 # One full step from the mean is the influence function; the other is ACNML, solved.

@@ -52,7 +52,7 @@ def table(findings: Findings) -> list[list[str]]:
     return [[f"{m.n:,}", *map(number, values(m))] for m in findings.measured]
 
 
-def closing_sentence(findings: Findings) -> str:
+def closing_text(findings: Findings) -> str:
     """Say how fast the errors fall, and whether the bounds hold."""
     slope, baseline = findings.log_prob_slope(ACNML), findings.log_prob_slope(MAP)
     verdict = "as the theory says" if slope <= STEEP else "less than the theory says"

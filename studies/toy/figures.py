@@ -12,13 +12,13 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
-from acnml.cli._shared.drawing import halo, label_ends, panel
-from acnml.plots import FAINT, INK, STYLE
+from acnml.plots import BLUE, DASHES, FAINT, GREEN, INK, ORANGE, PINK, STYLE
+from studies.drawing import halo, label_ends, panel
 from studies.toy.study import ACNML, BMA, CNMAP, CNML, MAP, Findings, QueryFit, Sample
 
-# Okabe and Ito's palette, whose colours stay apart for every common kind of colour vision.
 # What lies on a map keeps its colours in a dark page, as the map does: none of these is the page's.
 CLASS_COLOURS = ("#d45d00", "#0071b1")
 LINE, EDGE = "#23272c", "#fdfdfd"
@@ -26,13 +26,7 @@ CLASS_MARKERS = ("o", "^")
 # Lighter than the points that lie on them.
 CLASSES = LinearSegmentedColormap.from_list("classes", ["#ea9a5b", "#ffffff", "#5fa8d6"])
 NORMALISER = LinearSegmentedColormap.from_list("normaliser", ["#ffffff", "#45b795"])
-METHOD_COLOURS = {
-    CNML: "#22262b",
-    CNMAP: "#009e73",
-    ACNML: "#0072b2",
-    BMA: "#cc79a7",
-    MAP: "#d55e00",
-}
+METHOD_COLOURS = {CNML: INK, CNMAP: GREEN, ACNML: BLUE, BMA: PINK, MAP: ORANGE}
 METHOD_MARKERS = {CNML: "v", CNMAP: "D", ACNML: "^", BMA: "s", MAP: "o"}
 MAP_SIZE = (2.7, 2.95)  # inches, a square and its title
 
@@ -101,12 +95,12 @@ def fading(findings: Findings, title: str) -> Figure:
     for method, confidences in findings.rings.items():
         marker, colour = METHOD_MARKERS[method], METHOD_COLOURS[method]
         axes.plot(distances, confidences, marker, linestyle="-", color=colour)
-    axes.axhline(0.5, color=FAINT, linestyle=(0, (4, 2)), linewidth=1)
+    axes.axhline(0.5, color=FAINT, linestyle=DASHES, linewidth=1)
     axes.annotate("no preference", (distances[0], 0.5), (0, -12), **halo(INK))
     axes.set_xscale("log")
     axes.set(ylim=(0.42, 1.03), xlabel="distance from the middle of the data")
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
     ends = {method: values[-1] for method, values in findings.rings.items()}
     label_ends(axes, distances[-1], ends, METHOD_COLOURS)
     return figure

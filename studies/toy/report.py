@@ -24,7 +24,7 @@ from studies.toy.study import (
     Sample,
     confidence,
 )
-from studies.toy.summary import claims, closing_sentence, listed, penalty_name, tables
+from studies.toy.summary import claims, closing_text, listed, penalty_name, tables
 
 TITLE = "Exact CNML and CNMAP in the plane"
 MEANING = {
@@ -56,7 +56,7 @@ def report(findings: Findings) -> ShortReport:
     ]
     return ShortReport(
         TITLE,
-        closing_sentence(findings),
+        closing_text(findings),
         sections,
         f"python -m studies toy --seed {findings.study.seed}",
         {"results.csv": numbers(findings)},

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from acnml import Acnml, Bma, Linearised, Map, Predictor
-from acnml.cli._shared.terminal import Progress, one_thread
 from acnml.exact import LogisticProblem, cnml, fit, laplace, with_intercept
+from studies.terminal import Progress, one_thread
 
 METHODS = CNMAP, ACNML, BMA, MAP = "CNMAP", "ACNML", "BMA", "MAP"
 CNML = "CNML"  # CNMAP without a penalty

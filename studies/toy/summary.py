@@ -29,7 +29,7 @@ def tables(findings: Findings) -> dict[str, dict[str, list[str]]]:
     }
 
 
-def closing_sentence(findings: Findings) -> str:
+def closing_text(findings: Findings) -> str:
     """Describe every method's confidence far from the data."""
     ends = {method: values[-1] for method, values in findings.rings.items()}
     doubtful = [method for method, end in ends.items() if end <= 0.5 + UNDECIDED]

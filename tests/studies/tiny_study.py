@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import acnml
-from acnml.cli._shared.files import CannotWriteError
+from studies.files import CannotWriteError
 from studies.store import Artefact, Content, Reporter, Stage, Store, Work
 from studies.store.work import mixed
 from studies.training.state import restore_training, training_state

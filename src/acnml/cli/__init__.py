@@ -1,7 +1,7 @@
 """`acnml …`: the command line. Each command lives in a file of its own, as `register(app)`.
 
-Packages of extras are imported only when a command runs, so that a missing package gives one clear
-line instead of a traceback.
+The packages of the extra are imported only when a command runs, so that a missing package gives one
+clear line instead of a traceback.
 """
 
 import importlib.util
@@ -11,26 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typer import Typer
 
-# What every command needs: the extra that has it, and its packages by the names they are imported
-# under. Without a command there is only a help text.
-EXTRAS = {
-    "": ("demo", ("typer",)),
-    "demo": ("demo", ("matplotlib", "rich", "scipy", "sklearn", "typer")),
-    "merge": ("predict", ("typer",)),
-    "predict": ("predict", ("PIL", "pyarrow", "typer")),
-}
+# The packages of the extra `predict`, by the names they are imported under.
+PACKAGES = ("PIL", "pyarrow", "typer")
 
 
 def main() -> None:
     """Run the command that the arguments name."""
     if sys.argv[1:] == ["--version"]:  # needs no extra
         _show_version(True)
-    command = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), "")
-    extra, packages = EXTRAS.get(command, EXTRAS[""])
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        names, called = ", ".join(missing), f"acnml {command}".strip()
-        sys.exit(f"The command {called} needs {names}: pip install 'acnml[{extra}]'")
+        sys.exit(f"The command acnml needs {', '.join(missing)}: pip install 'acnml[predict]'")
     build_app()()
 
 
@@ -40,7 +31,7 @@ def build_app() -> "Typer":
 
     import typer
 
-    from acnml.cli import demo, merge, playground, predict
+    from acnml.cli import merge, predict
 
     app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -58,8 +49,8 @@ def build_app() -> "Typer":
     ) -> None:
         """Calibrated classifiers by amortized conditional normalized maximum likelihood."""
 
-    for command in (demo, predict, merge, playground):
-        command.register(app)
+    predict.register(app)
+    merge.register(app)
     return app
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, final
 import typer
 from tqdm import tqdm
 
-from acnml.cli._shared.options import grouped
+from acnml._util.progress import Lines
+from acnml.cli.options import grouped
 
 if TYPE_CHECKING:
     from acnml.scoring import Answers, Engine, Job, Reading, Summary
@@ -213,13 +215,13 @@ def _job(files: _Files, inputs: _Inputs, answers: _Answers, running: _Running) -
 
 
 def run_predict(job: Job, engine: Engine) -> Summary:
-    """Score with a progress bar, and print how many rows were scored and rejected."""
+    """Score, show progress, and print how many rows were scored and rejected."""
     from acnml.scoring import score
 
     start = time.perf_counter()
-    with _Bar() as bar:
-        summary = score(job, engine, bar.show)
-    seconds, fresh = time.perf_counter() - start, bar.fresh
+    with _log_to_stderr(), _Progress() as progress:
+        summary = score(job, engine, progress.show)
+    seconds, fresh = time.perf_counter() - start, progress.fresh
     lines = [f"{summary.scored:,} of {summary.rows:,} rows scored in {summary.parts} parts."]
     if summary.found:
         lines.append(f"{summary.found} parts were complete before this run.")
@@ -235,16 +237,32 @@ def run_predict(job: Job, engine: Engine) -> Summary:
     return summary
 
 
+@contextmanager
+def _log_to_stderr() -> Iterator[None]:
+    """Write what the library logs, with the time of each line, to the standard error."""
+    logger, handler = logging.getLogger("acnml"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
 @final
-class _Bar:
-    """A progress bar over rows, in a terminal."""
+class _Progress:
+    """A progress bar over rows in a terminal, lines in the log elsewhere."""
 
     def __init__(self) -> None:
         self._bar = tqdm(unit=" rows", unit_scale=True, disable=None, leave=False)
-        self._found: int | None = None
+        self._lines: Lines | None = None
+        self._found = 0  # rows of earlier runs
         self.fresh = 0  # rows of this run
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -252,13 +270,15 @@ class _Bar:
 
     def show(self, done: int, total: int) -> None:
         """Show how far the run is; the rate is that of this run."""
-        if self._found is None:
-            self._found = done
+        if self._lines is None:
+            self._found, self._lines = done, Lines("predict", total, done, " rows")
             self._bar.total, self._bar.initial, self._bar.n = total, done, done
             self._bar.refresh()
             return
         self._bar.update(done - self._found - self.fresh)
         self.fresh = done - self._found
+        if self._bar.disable:
+            self._lines.reached(done)
 
 
 @contextmanager

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from acnml.cli._shared.digits import split
-from studies.data import Labelled
+from studies.data import Labelled, split
 
 
 def test_a_split_shares_nothing_and_loses_nothing():

@@ -7,8 +7,7 @@ import torch
 from scipy import stats
 from torch.nn import functional
 
-from acnml.cli._shared.digits import rotate
-from studies.data.digits import random_angles
+from studies.data.digits import random_angles, rotate
 
 IMAGES = torch.rand(7, 1, 28, 28, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 ANGLES = torch.tensor([0.0, 15.0, 90.0, 133.7, 180.0, -30.0, 359.0], dtype=torch.float64)

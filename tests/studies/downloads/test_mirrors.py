@@ -8,11 +8,11 @@ import resource
 
 import pytest
 
-from acnml.cli._shared.files import CannotWriteError
 from described import described
 from studies.data.catalogue import DataSet, Download
 from studies.data.download import fetch
 from studies.data.folder import DataError, State, inspect
+from studies.files import CannotWriteError
 
 from .web_site import CONTENT, Heard, files_below, one_file
 

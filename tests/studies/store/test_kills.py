@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from acnml.cli._shared.files import CannotWriteError
+from studies.files import CannotWriteError
 from studies.store.parts import locked
 from tiny_study import (
     Run,

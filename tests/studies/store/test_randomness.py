@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from acnml.cli._shared.files import write_file
+from studies.files import write_file
 from studies.store import Content
 from studies.store.record import encode, read_record
 from studies.training.state import restore_training, training_state

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import acnml
-from acnml.cli._shared.files import write_file
 from cases import MODELS, POSTERIORS
+from studies.files import write_file
 from studies.store import Content, DamagedError, Stage
 from studies.store.record import encode, read_header, read_record
 

@@ -41,7 +41,8 @@ def label_ends(axes: Axes, x: float, ends: Mapping[str, float], colours: Mapping
     """Write names right of where lines end, moved apart where they would overlap."""
     low, high = axes.get_ylim()
     for name, y in spread(ends, gap=0.085 * (high - low)).items():
-        axes.annotate(name, (x, y), (8, 0), va="center", **halo(colours[name]))
+        place: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+        axes.annotate(name, (x, y), (8, 0), color=colours[name], **place)
 
 
 def spread(values: Mapping[str, float], gap: float) -> dict[str, float]:

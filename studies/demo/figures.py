@@ -16,30 +16,27 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imsave
+from matplotlib.ticker import PercentFormatter
 
-from acnml.cli._demo.measurement import Bin, Example, View
-from acnml.cli._demo.study import (
-    ACNML,
-    BEST,
-    BMA,
-    EQUAL,
-    METHODS,
-    NETWORK,
-    PRICE,
-    Findings,
-    Summary,
+from acnml.plots import (
+    BLUE,
+    DASHES,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PAPER,
+    PINK,
+    STYLE,
+    frame_of_reliability,
 )
-from acnml.cli._shared.drawing import panel, spread
-from acnml.plots import FAINT, INK, PAPER, STYLE, frame_of_reliability
+from studies.demo.examples import Example, View
+from studies.demo.study import ACNML, BEST, BMA, EQUAL, METHODS, NETWORK, PRICE, Findings, Summary
+from studies.drawing import label_ends, panel
+from studies.engine.figures import MUSTARD
+from studies.engine.results import Diagram
 
-# Okabe and Ito's palette, whose colours can be told apart with every common colour vision.
-COLOURS = {
-    NETWORK: "#d55e00",
-    BEST: "#b88a00",
-    EQUAL: "#009e73",
-    BMA: "#cc79a7",
-    ACNML: "#0072b2",
-}
+COLOURS = {NETWORK: ORANGE, BEST: MUSTARD, EQUAL: GREEN, BMA: PINK, ACNML: BLUE}
 MARKERS = {NETWORK: "o", BEST: "v", EQUAL: "D", BMA: "s", ACNML: "^"}
 
 
@@ -58,18 +55,26 @@ def confidence_against_angle(findings: Findings, title: str) -> Figure:
     figure, axes = panel(title)
     draw_curves(axes, findings, "confidence", top=1)
     angles, accuracy = findings.study.angles, findings.curve(NETWORK, "accuracy")
-    axes.plot(angles, accuracy, color=INK, linestyle=(0, (4, 2)), linewidth=1.5)
+    axes.plot(angles, accuracy, color=INK, linestyle=DASHES, linewidth=1.5)
     low = min(range(len(angles)), key=lambda i: accuracy[i])
     place: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "color": INK}
     axes.annotate("accuracy", (angles[low], accuracy[low]), (0, -12), **place)
-    axes.yaxis.set_major_formatter(_percent)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
     return figure
 
 
-def reliability(method: str, diagrams: Mapping[int, Sequence[Bin]], angle: int) -> Figure:
+def reliability(method: str, diagrams: Mapping[int, Diagram], angle: int) -> Figure:
     """Draw accuracy against confidence for one method, upright and rotated."""
     figure, axes = panel(method, (3.1, 3.0))
-    draw_reliability(axes, method, diagrams, angle)
+    frame_of_reliability(axes)
+    axes.plot(*diagrams[0], "o-", color=FAINT, markerfacecolor=PAPER, linewidth=1.2)
+    axes.plot(*diagrams[angle], MARKERS[method], linestyle="-", color=COLOURS[method])
+    axes.set_xticks([0, 0.5, 1])
+    axes.set_yticks([0.5, 1])  # the x-axis already has a zero at the corner
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1))
+    axes.text(0.04, 0.93, "upright", color=FAINT)
+    axes.text(0.04, 0.83, f"rotated {angle}°", color=COLOURS[method])
     return figure
 
 
@@ -112,9 +117,7 @@ def draw_curves(axes: Axes, findings: Findings, score: str, top: float = 0) -> N
     axes.set_xticks(angles[::2] if len(angles) > 7 else angles)
     axes.xaxis.set_major_formatter("{x:.0f}°")
     ends = {method: values[-1] for method, values in curves.items()}
-    for method, y in spread(ends, gap=0.085 * axes.get_ylim()[1]).items():
-        place: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
-        axes.annotate(method, (angles[-1], y), (8, 0), color=COLOURS[method], **place)
+    label_ends(axes, angles[-1], ends, COLOURS)
 
 
 def draw_bars(axes: Axes, summary: Callable[[str], Summary]) -> None:
@@ -132,22 +135,6 @@ def draw_bars(axes: Axes, summary: Callable[[str], Summary]) -> None:
     axes.grid(visible=False)
     axes.tick_params(axis="y", length=0)
     axes.spines["bottom"].set_visible(False)
-
-
-def draw_reliability(
-    axes: Axes, method: str, diagrams: Mapping[int, Sequence[Bin]], angle: int
-) -> None:
-    """Draw the diagonal of perfect calibration, and the bins of upright and of rotated digits."""
-    frame_of_reliability(axes)
-    upright, rotated = ([*zip(*diagrams[a], strict=True)] for a in (0, angle))
-    axes.plot(*upright, "o-", color=FAINT, markerfacecolor=PAPER, linewidth=1.2)
-    axes.plot(*rotated, MARKERS[method], linestyle="-", color=COLOURS[method])
-    axes.set_xticks([0, 0.5, 1])
-    axes.set_yticks([0.5, 1])  # the x-axis already has a zero at the corner
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(_percent)
-    axes.text(0.04, 0.93, "upright", color=FAINT)
-    axes.text(0.04, 0.83, f"rotated {angle}°", color=COLOURS[method])
 
 
 def draw_strip(axes: Axes, views: Sequence[View]) -> None:
@@ -179,7 +166,3 @@ def pixels_png(pixels: Sequence[Sequence[float]]) -> bytes:
 def _clearest(examples: Sequence[Example]) -> Example:
     """The example on which the network is most confident while it is upright."""
     return max(examples, key=lambda example: example.views[0].predictions[NETWORK][1])
-
-
-def _percent(value: float, _position: float) -> str:
-    return f"{value:.0%}"

@@ -11,20 +11,21 @@ import re
 from collections.abc import Iterable, Mapping
 from html import escape
 
+NUMBER = r"-?\d+\.\d+"
 STYLESHEET = """
 :root {
   color-scheme: light dark;
   --ink: #22262b; --soft: #59616b; --faint: #8a9099; --line: #e2e5e9;
   --paper: #ffffff; --card: #f5f7f9; --accent: #0072b2;
   --map: #c85400; --bma: #b3578a; --acnml: #0072b2; --last-layer: #00815e;
-  --temperature: #8f6a00; --equal-price: #00815e;
+  --temperature: #8f6a00;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --ink: #e8eaed; --soft: #a9b0b9; --faint: #8a9099; --line: #31363d;
     --paper: #15181c; --card: #1e2227; --accent: #5ab4ea;
     --map: #f58b42; --bma: #e39cc3; --acnml: #56aee6; --last-layer: #35c398;
-    --temperature: #e8bd4a; --equal-price: #35c398;
+    --temperature: #e8bd4a;
   }
 }
 * { box-sizing: border-box; }
@@ -35,11 +36,8 @@ body {
 main { max-width: 58rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: 2.1rem; line-height: 1.2; margin: 0 0 1rem; letter-spacing: -0.015em; }
 h2 { font-size: 1.35rem; line-height: 1.3; margin: 3rem 0 0.5rem; letter-spacing: -0.01em; }
-p, ul, dl, figcaption { max-width: 43rem; }
+p, figcaption { max-width: 43rem; }
 p { margin: 0.6rem 0; }
-li { margin: 0.35rem 0; }
-dt { font-weight: 600; margin-top: 0.7rem; }
-dd { margin: 0; color: var(--soft); }
 figure { margin: 1.25rem 0 0; }
 figcaption { color: var(--soft); font-size: 0.95rem; margin-top: 0.5rem; }
 svg { display: block; width: 100%; height: auto; }
@@ -59,9 +57,6 @@ th, td { padding: 0.3rem 0.75rem; text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; padding-left: 0; }
 thead th { color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--line); }
 tbody th { font-weight: 500; }
-tbody th[scope=rowgroup] { padding-top: 1rem; font-weight: 700; color: var(--ink); }
-.dot { display: inline-block; width: 0.7em; height: 0.7em; border-radius: 50%; }
-.dot { margin-right: 0.5em; }
 .thirds { display: grid; gap: 1.5rem; grid-template-columns: repeat(3, 1fr); }
 .view { display: grid; grid-template-columns: 5.5rem 1fr; gap: 0.9rem; align-items: center; }
 .view img { width: 5.5rem; height: 5.5rem; border-radius: 6px; }
@@ -75,13 +70,11 @@ footer p { color: var(--soft); font-size: 0.9rem; }
 code { font-size: 0.92em; }
 pre { font-size: 0.8rem; line-height: 1.5; background: var(--card); border-radius: 8px;
   padding: 0.9rem 1.1rem; overflow-x: auto; margin: 1rem 0; }
-.spread { color: var(--soft); font-size: 0.85em; }
 @media (max-width: 50rem) { .thirds { grid-template-columns: 1fr; } }
 @media (max-width: 34rem) {
   main { padding: 1.5rem 1rem 3rem; }
   h1 { font-size: 1.65rem; }
   th, td { padding: 0.3rem 0 0.3rem 0.3rem; font-size: 0.7rem; }
-  tbody .dot, .spread { display: none; }
   pre { font-size: 0.7rem; }
 }
 """
@@ -104,6 +97,17 @@ def page(title: str, finding: str, sections: Iterable[str]) -> str:
     )
 
 
+def inline(text: str) -> str:
+    """Turn `*…*`, `**…**` and code of a text into HTML.
+
+    >>> inline("**0.5** < *p* of `probs`")
+    '<strong>0.5</strong> &lt; <em>p</em> of <code>probs</code>'
+    """
+    html = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", escape(text, quote=False))
+    html = re.sub(r"\*(.+?)\*", r"<em>\1</em>", html)
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", html)
+
+
 def inline_svg(svg: str, name: str, description: str, colours: Mapping[str, str]) -> str:
     """Turn an SVG document into an element of a page.
 
@@ -113,7 +117,7 @@ def inline_svg(svg: str, name: str, description: str, colours: Mapping[str, str]
         description: what the figure shows, for those who cannot see it.
         colours: hexadecimal colours -> the CSS variables to use in their place.
     """
-    element = svg[svg.index("<svg") :]
+    element = _compact(svg[svg.index("<svg") :])
     element = re.sub(r' xmlns(:\w+)?="[^"]*"', "", element).replace("xlink:href", "href")
     element = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", element)
     element = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", element)
@@ -121,6 +125,19 @@ def inline_svg(svg: str, name: str, description: str, colours: Mapping[str, str]
     for colour, variable in colours.items():
         element = element.replace(colour, f"var(--{variable})")
     return element.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
+
+
+def _compact(svg: str) -> str:
+    """Shorten a document to about half: coordinates to 0.01 points, no indentation."""
+
+    def shorter(path: re.Match[str]) -> str:
+        joined = " ".join(path[1].split())
+        return (
+            f' d="{re.sub(NUMBER, lambda n: f"{float(n[0]):.2f}".rstrip("0").rstrip("."), joined)}"'
+        )
+
+    svg = re.sub(r' d="([^"]*)"', shorter, re.sub(r"<!--.*?-->", "", svg))
+    return re.sub(r">\s+<", "><", svg)
 
 
 def inline_png(png: bytes, description: str) -> str:

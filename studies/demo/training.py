@@ -12,7 +12,8 @@ from typing import final
 import torch
 from torch import nn
 
-from acnml.cli._shared.digits import CLASSES, SIDE, Labelled
+from studies.data import Labelled
+from studies.data.digits import CLASSES, SIDE
 
 
 @final

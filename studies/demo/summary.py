@@ -9,17 +9,10 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import NamedTuple
 
-from acnml.cli._demo.study import (
-    ACNML,
-    BMA,
-    EQUAL,
-    METHODS,
-    NETWORK,
-    PRICE,
-    RIVALS,
-    Findings,
-    Summary,
-)
+from rich import box
+from rich.table import Table
+
+from studies.demo.study import ACNML, BMA, EQUAL, METHODS, NETWORK, PRICE, RIVALS, Findings, Summary
 
 COLUMNS = ("accuracy", "NLL", "ECE")
 SHORT = {EQUAL: "a plain temperature", BMA: "BMA"}  # the rivals' names in sentences
@@ -41,20 +34,21 @@ class Group(NamedTuple):
 
     title: str
     rows: dict[str, list[Cell]]
+    has_prices: bool  # prices are the same for all digits, and are shown once
 
 
 def table(findings: Findings) -> list[Group]:
     """Return the table: upright and shifted test digits, cells in the order of `COLUMNS`."""
     first, last = findings.study.shifted_angles[0], findings.study.shifted_angles[-1]
     return [
-        Group("Upright digits", _rows(findings.upright)),
-        Group(f"Rotated by {first}° to {last}°", _rows(findings.shifted)),
+        Group("Upright digits", _rows(findings.upright), has_prices=True),
+        Group(f"Rotated by {first}° to {last}°", _rows(findings.shifted), has_prices=False),
     ]
 
 
 def price_text(findings: Findings, method: str) -> str:
     """Return what a method costs on validation digits, against the best temperature."""
-    return f"{findings.price(method).mean:+.3f}"
+    return f"{findings.price(method):+.3f}"
 
 
 def verdict(findings: Findings) -> str:
@@ -79,6 +73,18 @@ def verdict(findings: Findings) -> str:
         f"ACNML does not win here: {price} its calibration error (ECE) {where} is {ece[ACNML]}, "
         f"against {rivals}."
     )
+
+
+def closing_text(findings: Findings) -> str:
+    """Return what the terminal shows below the table."""
+    paragraphs = [
+        verdict(findings),
+        nll_sentence(findings),
+        cost_sentence(findings),
+        "What acnml.calibrate prints for the first network:",
+        findings.runs[0].chosen.table,
+    ]
+    return "\n\n".join(paragraphs)
 
 
 def clearly_lower(findings: Findings, score: str, rival: str) -> bool:
@@ -142,3 +148,23 @@ def _cells(column: str, summaries: list[Summary]) -> list[Cell]:
         shown, best = [(f"{s.mean:.3f}", f"{s.spread:.3f}") for s in summaries], min
     top = best((text for text, _ in shown), key=lambda text: float(text.rstrip("%")))
     return [Cell(text, spread, text == top) for text, spread in shown]
+
+
+def results_table(findings: Findings) -> Table:
+    """Return the table for the terminal; the best of each column is in bold."""
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="dim")
+    shown.add_column("", no_wrap=True)
+    for column in ("price", *COLUMNS):
+        shown.add_column(column, justify="right")
+    for group in table(findings):
+        shown.add_row(f"[bold]{group.title}[/bold]")
+        for method, cells in group.rows.items():
+            price = price_text(findings, method) if group.has_prices else ""
+            shown.add_row(f"  {method}", price, *(_styled(cell) for cell in cells))
+        shown.add_section()
+    return shown
+
+
+def _styled(cell: Cell) -> str:
+    text = f"[bold green]{cell.text}[/bold green]" if cell.best else cell.text
+    return f"{text} [dim]± {cell.spread}[/dim]"

@@ -128,17 +128,20 @@ def run_short(
     run: Callable[[Study, ProgressBar], Findings],
     write_report: Callable[[Findings], Path],
     results_table: Callable[[Findings], Table],
-    closing_sentence: Callable[[Findings], str],
+    closing_text: Callable[[Findings], str],
 ) -> None:
-    """Run a study, print its table and write its report."""
+    """Run a study, print its table and closing paragraphs, and write its report."""
     console = Console()
     with ProgressBar(console, study.work) as progress:
         findings = run(study, progress)
         progress.stage("Drawing the report")
         path = write_report(findings)
     console.print(results_table(findings))
+    for paragraph in closing_text(findings).split("\n\n"):
+        # One with lines of its own is a table, whose lines are not broken.
+        has_lines = "\n" in paragraph
+        console.print(f"{paragraph}\n", soft_wrap=has_lines, highlight=False, markup=False)
     console.print(f"Report: {path}", soft_wrap=True, highlight=False)
-    console.print(f"\n{closing_sentence(findings)}", highlight=False)
 
 
 @contextmanager

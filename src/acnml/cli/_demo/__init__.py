@@ -1,1 +1,0 @@
-"""`acnml demo`: MAP, BMA and ACNML on rotated digits."""

@@ -1,1 +1,0 @@
-"""The built page of the playground, and a server for it."""

@@ -1,1 +1,0 @@
-"""What the demo and the studies share: pages, figures, the terminal, files and digits."""

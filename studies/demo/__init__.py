@@ -1,0 +1,1 @@
+"""The demo: `acnml.calibrate` and its rivals on rotated digits, in about half a minute."""
