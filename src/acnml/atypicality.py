@@ -26,6 +26,8 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
+from acnml._util.processes import Group
+
 # Directions of features whose covariance is estimated; distances cost this times the features.
 MOST_RANK = 256
 
@@ -71,20 +73,29 @@ class Moments:
         """Return the moments of two parts of the data together."""
         if self._origin is None or other._origin is None:
             return other if self._origin is None else self
-        step = other._origin - self._origin
-        both = Moments(len(self.counts))
-        both._origin, both.counts = self._origin, self.counts + other.counts
-        moved = other._sums + torch.outer(other.counts, step)
-        both._sums = self._sums + moved
-        crossed, total = torch.outer(other._sums.sum(0), step), other.counts.sum()
-        both._products = (
-            self._products
-            + other._products
-            + crossed
-            + crossed.T
-            + total * torch.outer(step, step)
-        )
+        both, moved = Moments(len(self.counts)), other._about(self._origin)
+        both._origin, both.counts = self._origin, self.counts + moved.counts
+        both._sums = self._sums + moved._sums
+        both._products = self._products + moved._products
         return both
+
+    def over_processes(self, processes: Group) -> Moments:
+        """Return the moments of the data of all processes; every process must have some."""
+        if self._origin is None:
+            raise ValueError("there are no training data, or a process has none of them")
+        together = self._about(processes.share(self._origin))
+        processes.add_up([together.counts, together._sums, together._products])
+        return together
+
+    def _about(self, origin: Tensor) -> Moments:
+        """Return these moments with sums of differences from another origin."""
+        assert self._origin is not None
+        step, moved = self._origin - origin, Moments(len(self.counts))
+        crossed, total = torch.outer(self._sums.sum(0), step), self.counts.sum()
+        moved._origin, moved.counts = origin, self.counts.clone()
+        moved._sums = self._sums + torch.outer(self.counts, step)
+        moved._products = self._products + crossed + crossed.T + total * torch.outer(step, step)
+        return moved
 
     @property
     def count(self) -> int:

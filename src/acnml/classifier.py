@@ -216,6 +216,11 @@ class Classifier:
         self.temperature = 1.0
         self.findings = Findings()
 
+    @property
+    def get_logits(self) -> Callable[[Any], Any]:
+        """The function from the model's output to its logits."""
+        return self._get_logits
+
     def at(self, tensors: Params) -> Classifier:
         """View the same model with some parameters or buffers replaced by the given tensors.
 

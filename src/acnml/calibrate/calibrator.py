@@ -59,6 +59,12 @@ class Answer(NamedTuple):
     score: Tensor  # (B,) atypicality: about 1 for data like the training data
     abstain: Tensor  # (B,) whether the input is less certain than most validation data
 
+    def without(self, rows: Tensor) -> Answer:
+        """Return the answers without those of some inputs (B,)."""
+        rows = rows.to(self.label.device)
+        known = [part.masked_fill(_like(rows, part), torch.nan) for part in self[1:-1]]
+        return Answer(self.label.masked_fill(rows, -1), *known, self.abstain | rows)
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -339,6 +345,11 @@ def _notes(
     for doubt in doubts:
         warnings.warn(doubt, stacklevel=callers_level())
     return (*notes, *doubts)
+
+
+def _like(rows: Tensor, values: Tensor) -> Tensor:
+    """Return (B,) in the number of dimensions of values (B, ...)."""
+    return rows.reshape(-1, *[1] * (values.ndim - 1))
 
 
 def _quantiles(values: Tensor) -> Tensor:
