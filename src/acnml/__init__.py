@@ -29,9 +29,11 @@ from typing import TYPE_CHECKING
 from acnml import conformal, metrics, tuning
 from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
-from acnml.calibration import Calibrated, CalibrationRow, Score, calibrate, calibrate_folds
+from acnml.atypicality import Atypicality, Moments
+from acnml.calibrate import Answer, Calibrated, Calibrator, calibrate, fit_calibrator
 from acnml.classifier import Classifier
 from acnml.export import Exported, export_onnx
+from acnml.features import Place
 from acnml.fitting import (
     BayesByBackprop,
     Curvature,
@@ -70,7 +72,6 @@ from acnml.posteriors import (
 from acnml.predictors import (
     Acnml,
     Bma,
-    DensityTempered,
     Ensemble,
     Glm,
     IfComp,
@@ -98,26 +99,18 @@ from acnml.solvers import (
     UnsolvedWarning,
 )
 from acnml.storage import StorageError, load, save
-from acnml.typicality import (
-    Density,
-    NearestNeighbours,
-    Place,
-    Typicality,
-    fit_neighbours,
-    fit_typicality,
-)
 
 __all__ = [
     "Acnml",
     "Affine",
+    "Answer",
+    "Atypicality",
     "BayesByBackprop",
     "Bma",
     "Calibrated",
-    "CalibrationRow",
+    "Calibrator",
     "Classifier",
     "Curvature",
-    "Density",
-    "DensityTempered",
     "Diagonal",
     "DiagonalCurvature",
     "EigenBlock",
@@ -141,10 +134,10 @@ __all__ = [
     "Map",
     "McDropout",
     "Modes",
+    "Moments",
     "MonteCarloFisher",
     "NaiveCnml",
     "NaiveCnmlMax",
-    "NearestNeighbours",
     "Place",
     "Pnml",
     "Posterior",
@@ -152,33 +145,29 @@ __all__ = [
     "Probit",
     "Reference",
     "Refit",
-    "Score",
     "Solution",
     "Solver",
     "StorageError",
     "Swag",
     "Tempered",
-    "Typicality",
     "UnsolvedError",
     "UnsolvedWarning",
     "batch_norm_statistics",
     "calibrate",
-    "calibrate_folds",
     "collect_swag",
     "conformal",
     "diagonal_curvature",
     "ekfac_curvature",
     "export_onnx",
     "fit_bayes_by_backprop",
+    "fit_calibrator",
     "fit_diagonal_laplace",
     "fit_ekfac_laplace",
     "fit_full_laplace",
     "fit_if_comp",
     "fit_kfac_laplace",
-    "fit_neighbours",
     "fit_pnml",
     "fit_swag",
-    "fit_typicality",
     "from_laplace",
     "full_curvature",
     "kronecker_curvature",

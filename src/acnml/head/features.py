@@ -26,7 +26,6 @@ from acnml._util.params import Params
 from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier, strays, without_autocast
 from acnml.posteriors import Posterior
-from acnml.typicality.density import Observer
 
 # What may lie between a last layer's output and the logits of a model that is linear in it: our own
 # clone, the division by a temperature, and changes of shape or precision.
@@ -44,38 +43,26 @@ class Features(NamedTuple):
 
     inputs: Tensor  # a (N, d [+ 1]), with a 1 appended if the posterior covers the bias
     logits: Tensor  # z (N, K), divided by the classifier's temperature
-    observed: Tensor | None = None  # (N, ...) what an observer read at other places
 
     def take(self, rows: slice | Tensor) -> Features:
         """Return the features of some inputs."""
-        observed = None if self.observed is None else self.observed[rows]
-        return Features(self.inputs[rows], self.logits[rows], observed)
+        return Features(self.inputs[rows], self.logits[rows])
 
     def kernel(
         self,
         posterior: Posterior,
         layer: Affine,
         temperature: float,
-        scale: Tensor | None = None,
     ) -> Kernel:
-        """Return the covariance of the logits, divided by the temperature, under a posterior.
-
-        The scale (N,) multiplies the posterior's covariance, for every input by its own number.
-        """
+        """Return the covariance of the logits, divided by the temperature, under a posterior."""
         with without_autocast(self.inputs):  # half precision has too few digits for a solver
             kernel = posterior.output_kernel(layer, self.inputs.to(posterior.dtype))
-        kernel = kernel.scaled(temperature**-2)
-        return kernel if scale is None else kernel.double().scaled(scale.double())
+        return kernel.scaled(temperature**-2)
 
     @staticmethod
     def joined(parts: Sequence[Features]) -> Features:
         """Return the features of several batches as those of one."""
-        observed = [part.observed for part in parts if part.observed is not None]
-        return Features(
-            torch.cat([part.inputs for part in parts]),
-            torch.cat([part.logits for part in parts]),
-            torch.cat(observed) if observed else None,
-        )
+        return Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
@@ -143,7 +130,6 @@ def features(
     site: Site,
     x: Inputs,
     tensors: Params | None = None,
-    observer: Observer | None = None,
 ) -> Features | None:
     """Run a prepared batch once; return None if its logits are not the outputs of the layer.
 
@@ -152,7 +138,6 @@ def features(
         site: a Linear layer, see `only_linear`.
         x: the inputs.
         tensors: used in place of the model's own.
-        observer: reads features from other places in the same run.
     """
     own, findings = classifier if tensors is None else classifier.at(tensors), classifier.findings
     probe = None
@@ -160,7 +145,7 @@ def features(
         probe = probed(own, [site], x)
         findings.last_layers[site.name] = _is_last_layer(probe.tape, site, classifier.temperature)
     is_last = findings.last_layers[site.name]
-    found = _run(classifier, site, x, tensors, observer) if is_last else None
+    found = _run(classifier, site, x, tensors) if is_last else None
     if probe is not None and found is not None:
         received = found.inputs[:, : site.module.in_features]
         require_apart_from(own, [site], x, probe, Passed(found.logits, {site: [received]}))
@@ -174,7 +159,6 @@ def _run(
     site: Site,
     x: Inputs,
     tensors: Params | None,
-    observer: Observer | None,
 ) -> Features | None:
     """Record the layer's input; return None if the logits of this batch are not its output."""
     passed: list[tuple[Tensor, Tensor]] = []
@@ -184,13 +168,11 @@ def _run(
         passed.append((args[0].detach(), output.detach().clone()))
         return output
 
-    taps = None if observer is None else observer.taps(classifier)
-    view = classifier if taps is None else taps.classifier
     # With gradients, and without a graph: nothing depends on the leaves, unless the model uses the
     # layer's weight without calling the layer.
     with torch.inference_mode(False), torch.enable_grad():
         leaves = classifier.leaves(_names(site), tensors)
-        hooked = view.hooked({site.name: keep}, sealed=[site.name])
+        hooked = classifier.hooked({site.name: keep}, sealed=[site.name])
         logits = hooked.logits(x, {**(tensors or {}), **leaves})
     if strays(logits, leaves):
         return None
@@ -206,9 +188,7 @@ def _run(
     inputs = received.reshape(len(logits), -1)
     if site.layer.bias is not None:
         inputs = functional.pad(inputs, (0, 1), value=1.0)
-    if observer is None or taps is None:
-        return Features(inputs, logits)
-    return Features(inputs, logits, observer.read(taps.features()))
+    return Features(inputs, logits)
 
 
 def is_changed_later(classifier: Classifier, site: Site, x: Inputs) -> bool:
@@ -234,11 +214,10 @@ def all_features(
     site: Site,
     x: Inputs,
     tensors: Params | None = None,
-    observer: Observer | None = None,
 ) -> Features | None:
     """Return the features of a prepared batch, run in chunks, or None if a chunk has none."""
     parts = []
-    for part in in_chunks(x, lambda chunk: features(classifier, site, chunk, tensors, observer)):
+    for part in in_chunks(x, lambda chunk: features(classifier, site, chunk, tensors)):
         if part is None:
             return None
         parts.append(part)

@@ -3,7 +3,6 @@
 from acnml.predictors.acnml import Acnml
 from acnml.predictors.base import Predictor
 from acnml.predictors.bma import Bma
-from acnml.predictors.density_tempered import DensityTempered
 from acnml.predictors.ensemble import Ensemble
 from acnml.predictors.glm import Glm, LogitSampling, Probit
 from acnml.predictors.if_comp import IfComp, fit_if_comp
@@ -17,7 +16,6 @@ from acnml.predictors.tempered import Tempered
 __all__ = [
     "Acnml",
     "Bma",
-    "DensityTempered",
     "Ensemble",
     "Glm",
     "IfComp",

@@ -19,7 +19,6 @@ from acnml._util.checks import RowsError
 from acnml._util.params import Params
 from acnml.classifier import Classifier
 from acnml.head.features import Features, all_features, features, only_linear
-from acnml.head.network import AcnmlModule, network_module
 from acnml.posteriors import Kronecker, Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.solvers import (
@@ -33,7 +32,6 @@ from acnml.solvers import (
     UnsolvedError,
     UnsolvedWarning,
 )
-from acnml.typicality import Density
 
 T = TypeVar("T")
 
@@ -41,10 +39,6 @@ T = TypeVar("T")
 # of `Reference`.
 FALLBACK_POLISH = 50
 FALLBACK_STEPS, FALLBACK_STEP_SIZE = 100, 0.1
-
-
-# Of α by typicality: a perfectly typical input has the score 0, and stays at the mean.
-LEAST_SCALE = 1e-12
 
 
 class NmlPredictor(Predictor):
@@ -90,9 +84,6 @@ class Acnml(NmlPredictor):
         on_error: what to do about inputs without an answer: they or their logits are not finite,
             or the solver diverges. "raise" raises an error that names them. "flag" answers for
             the others and returns NaN for these, see `Solution.failed`.
-        typicality: scales α for every input: α(x) = α s(x), where s(x) says how atypical the
-            input's features are. With a posterior over the last layer this needs no further pass.
-            With other posteriors, the network runs once more, and inputs are solved one by one.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
@@ -110,7 +101,6 @@ class Acnml(NmlPredictor):
     alpha: float = 1.0
     on_unsolved: Literal["warn", "raise", "fallback", "ignore"] = "warn"
     on_error: Literal["raise", "flag"] = "raise"
-    typicality: Density | None = None
     _scaled: Posterior = field(init=False, repr=False)
 
     @torch.inference_mode(False)
@@ -123,11 +113,6 @@ class Acnml(NmlPredictor):
         is_solver = callable(self.solver) and hasattr(self.solver, "log_lik")
         if self.solver is not None and (isinstance(self.solver, type) or not is_solver):
             raise TypeError(f"solver must be a solver such as Linearised(), got {self.solver!r}")
-        if self.typicality is not None:
-            if not isinstance(self.typicality, Density):
-                kind = type(self.typicality).__name__
-                raise TypeError(f"typicality must come from fit_typicality, got a {kind}")
-            self.typicality.require_view_of(self.classifier)
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
         object.__setattr__(
             self, "solver", self.solver or default_solver(self.classifier, self.posterior)
@@ -136,8 +121,7 @@ class Acnml(NmlPredictor):
 
     def at(self, tensors: Params) -> Acnml:
         """View the same predictor with some tensors of its network replaced: `Classifier.at`."""
-        typicality = None if self.typicality is None else self.typicality.at(tensors)
-        return replace(self, classifier=self.classifier.at(tensors), typicality=typicality)
+        return replace(self, classifier=self.classifier.at(tensors))
 
     @property
     def last_layer(self) -> Site | None:
@@ -154,7 +138,7 @@ class Acnml(NmlPredictor):
         if layer is None:
             return None
         x = self.classifier.prepare(x)
-        return all_features(self.classifier, layer, x, self.posterior.mean, self.typicality)
+        return all_features(self.classifier, layer, x, self.posterior.mean)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -163,49 +147,7 @@ class Acnml(NmlPredictor):
         assert isinstance(self.solver, (Linearised, Influence))
         assert self.last_layer is not None
         layer, temperature = self.last_layer.layer, self.classifier.temperature
-        scale = None if self.typicality is None else features.observed
-        return self.solver.solve_features(features, self._scaled, layer, temperature, scale)
-
-    @torch.inference_mode(False)
-    def as_module(self, steps: int | None = None, labels: int | None = None) -> AcnmlModule:
-        """Return network and solver as one `nn.Module`: inputs -> (log_probs, regret).
-
-        It takes a fixed number of solver steps and has no data-dependent control flow, so it can
-        be compiled with `torch.compile`, exported with `torch.export` or `acnml.export_onnx`, and
-        used inside other modules. Its `residual` method says how far from the optimum it ends.
-        Inputs that it leaves unsolved are NaN. Its outputs have at least single precision, also for
-        a network in half precision.
-
-        Args:
-            steps: of the solver; more are more exact.
-            labels: how many labels of each input to solve for; all by default. Time and memory
-                shrink in proportion. The labels that can gain most are solved for, and the others
-                stay at the mean, as in `Linearised`. If the others could add more than
-                `Linearised.negligible` to C(x), the input becomes NaN. Otherwise its probabilities
-                differ by at most `negligible` from those of the module with all labels. How many
-                labels are needed depends on α and on the input; atypical inputs need most. With
-                more than 64 classes and a posterior that is not diagonal, count them:
-                `(solve(x).omitted == 0).sum(-1)`. In other cases, try several numbers and count the
-                inputs that are NaN.
-        """
-        steps = None if steps is None else checks.require_integer(steps, "steps", least=0)
-        labels = None if labels is None else checks.require_integer(labels, "labels", least=1)
-        layer = self.last_layer
-        if layer is None or not isinstance(self.solver, Linearised):
-            raise ValueError(
-                "only ACNML with a posterior over the last Linear layer, solved by Linearised, can "
-                "become a module; fit it with parameters=[acnml.last_linear(model)], or use "
-                "acnml.calibrate"
-            )
-        return network_module(
-            self.classifier,
-            layer,
-            self._scaled,
-            steps,
-            self.typicality,
-            labels,
-            self.solver.negligible,
-        )
+        return self.solver.solve_features(features, self._scaled, layer, temperature)
 
     @tensors_for_arrays
     @torch.inference_mode(False)
@@ -222,7 +164,7 @@ class Acnml(NmlPredictor):
     @torch.no_grad()
     def log_lik(self, x: Inputs) -> Tensor:
         """Return log p_θ̂_y(y|x) before it is normalised (B, K): how well each y is explained."""
-        if self.on_unsolved != "ignore" or self.typicality is not None:
+        if self.on_unsolved != "ignore":
             return self.solve(x).log_lik
         return self._in_chunks(x, self._unchecked).log_lik
 
@@ -273,24 +215,8 @@ class Acnml(NmlPredictor):
         return Solution(log_lik, unknown, unknown, torch.zeros_like(log_lik, dtype=torch.bool))
 
     def _solved(self, x: Inputs) -> Solution:
-        """Solve for a prepared batch, each input with its own α(x) if there is a typicality."""
-        if self.typicality is None:
-            return self._solved_within(x, self._scaled)
-        layer = self.last_layer
-        if layer is not None:
-            found = features(self.classifier, layer, x, self.posterior.mean, self.typicality)
-            if found is not None:
-                return self.solve_features(found)
-        parts = []
-        for i, scale in enumerate(self.typicality(x).tolist()):
-            with checks.counting_from(i, batches.size(x)):
-                one = batches.take(x, slice(i, i + 1))
-                own = self._scaled.scaled(max(scale, LEAST_SCALE))
-                parts.append(self._solved_within(one, own))
-        return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-
-    def _solved_within(self, x: Inputs, posterior: Posterior) -> Solution:
         """Solve for a prepared batch, with other solvers where the first one does not succeed."""
+        posterior = self._scaled
         assert self.solver is not None  # __post_init__ has chosen one
         solution = self.solver(self.classifier, posterior, x)
         if self.on_unsolved != "fallback" or bool(solution.solved.all()):

@@ -82,10 +82,9 @@ class Influence:
         posterior: Posterior,
         layer: Affine,
         temperature: float,
-        scale: Tensor | None = None,
     ) -> Solution:
         """Estimate from known features of the last layer, see `Linearised.solve_features`."""
-        return _solution(found.logits, found.kernel(posterior, layer, temperature, scale))
+        return _solution(found.logits, found.kernel(posterior, layer, temperature))
 
 
 def self_influence(classifier: Classifier, posterior: Posterior, x: Inputs) -> SelfInfluence:

@@ -170,19 +170,14 @@ class Linearised:
         posterior: Posterior,
         layer: Affine,
         temperature: float,
-        scale: Tensor | None = None,
     ) -> Solution:
-        """Solve for every label of inputs with known features of the last layer.
-
-        The scale (B,) multiplies the posterior's covariance, for every input by its own number.
-        """
+        """Solve for every label of inputs with known features of the last layer."""
         precision = Precision(self.tolerance, self.newton_steps, self.negligible)
         # A row needs some twenty vectors of K numbers in double precision.
         rows = None if self.memory is None else max(1, self.memory // (160 * found.logits.shape[1]))
 
         def kernel(some: slice) -> Kernel:
-            own = None if scale is None else scale[some]
-            return found.take(some).kernel(posterior, layer, temperature, own).double()
+            return found.take(some).kernel(posterior, layer, temperature).double()
 
         size = self._inputs_at_once(found.logits, kernel)
         parts = [

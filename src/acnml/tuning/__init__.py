@@ -7,8 +7,7 @@ Print it to see all three. For other hyperparameters, `within_price` chooses the
 that increases the NLL by at most a given price. A value is more cautious than another if its
 predictions are less confident.
 
-Three functions return something else: `sweep` a table of scores, `most_cautious` a number, and
-`density_temperature` a predictor.
+Two functions return something else: `sweep` a table of scores, `most_cautious` a number.
 """
 
 from acnml.tuning.alpha import (
@@ -22,7 +21,6 @@ from acnml.tuning.alpha import (
     largest_harmless_alpha,
 )
 from acnml.tuning.choice import Choice
-from acnml.tuning.density import density_temperature
 from acnml.tuning.price import most_cautious, within_price
 from acnml.tuning.prior_precision import (
     PRIOR_PRECISIONS,
@@ -46,7 +44,6 @@ __all__ = [
     "Tolerance",
     "alpha_by_nll",
     "alpha_matching_cnml",
-    "density_temperature",
     "largest_harmless_alpha",
     "most_cautious",
     "prior_precision_by_evidence",

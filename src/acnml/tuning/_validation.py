@@ -18,17 +18,15 @@ from acnml.head.features import Features, all_features
 from acnml.predictors import Acnml, Ensemble, Map, Modes, Predictor
 from acnml.predictors.ensemble import log_mean
 from acnml.solvers import Solution
-from acnml.typicality.density import Observer
 
 T = TypeVar("T")
 
 
 class _Layer(NamedTuple):
-    """A Linear layer of a network, and what is read at other places while it runs."""
+    """A Linear layer of a network."""
 
     network: Classifier
     site: Site
-    observer: Observer | None
 
     @staticmethod
     def of(predictor: Predictor) -> _Layer | None:
@@ -36,16 +34,15 @@ class _Layer(NamedTuple):
         if not isinstance(predictor, Acnml) or predictor.last_layer is None:
             return None
         network = predictor.classifier.at(predictor.posterior.mean)
-        return _Layer(network, predictor.last_layer, predictor.typicality)
+        return _Layer(network, predictor.last_layer)
 
     def features(self, x: Inputs) -> Features | None:
         """Return the inputs and outputs of the layer for a batch."""
-        return all_features(self.network, self.site, self.network.prepare(x), None, self.observer)
+        return all_features(self.network, self.site, self.network.prepare(x))
 
     def agrees_with(self, other: _Layer) -> bool:
         """Whether another layer has the same features for all inputs."""
-        is_same = self.site.name == other.site.name and self.observer is other.observer
-        return is_same and self.network.agrees_with(other.network)
+        return self.site.name == other.site.name and self.network.agrees_with(other.network)
 
 
 class _Cached(NamedTuple):
