@@ -24,7 +24,7 @@ from torch import Tensor
 
 import acnml
 from acnml.cli._shared.files import writing
-from acnml.fitting.curvature import Curvature
+from acnml.fit.curvature import Curvature
 
 EXACT = 2**53  # up to here every integer is exactly a float
 
