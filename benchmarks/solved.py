@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml import Acnml, Classifier, Linearised, fit_kfac_laplace
+from acnml import Acnml, Classifier, Linearised, fit_laplace
 from acnml._util.seeding import seeded
 from benchmarks.recording import MEASUREMENTS, record
 
@@ -59,7 +59,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model, x, labels, queries = trained()
     classifier = Classifier(model)
-    posterior = fit_kfac_laplace(classifier, [(x, labels)], prior_precision=1.0, progress=False)
+    posterior = fit_laplace(classifier, [(x, labels)], prior_precision=1.0, progress=False)
     rows: list[dict[str, object]] = []
     costs: list[dict[str, object]] = []
     for alpha in ALPHAS:

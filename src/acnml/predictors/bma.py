@@ -16,7 +16,7 @@ from acnml._util.params import Params
 from acnml._util.passes import in_chunks
 from acnml._util.progress import track
 from acnml.classifier import Classifier
-from acnml.fitting.batch_norm import batch_norm_statistics
+from acnml.fit.batch_norm import batch_norm_statistics
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.predictors.ensemble import log_mean
@@ -40,7 +40,7 @@ class Bma(Predictor):
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> acnml.Bma(classifier, posterior, samples=10)(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """

@@ -19,7 +19,7 @@ from acnml._util.params import Params
 from acnml.calibration import Calibrated, CalibrationRow
 from acnml.calibration.result import changed_tensor
 from acnml.classifier import Classifier
-from acnml.fitting import (
+from acnml.fit import (
     Curvature,
     DiagonalCurvature,
     EigenFactors,
@@ -127,7 +127,7 @@ def fields(value: Any) -> dict[str, Any]:
     """Return the arguments from which a stored value is constructed."""
     if isinstance(value, Swag):
         return {"state": value.state_dict()}
-    if isinstance(value, Factors):
+    if isinstance(value, (Factors, EigenFactors)):
         return value._asdict()
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
 
