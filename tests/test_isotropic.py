@@ -49,12 +49,12 @@ def test_newton_steps_find_the_solution_of_scipy(classes, alpha, kind):
     var = alpha * normal(1, classes, seed=2).exp()
     found = solve_diagonal(logits, var)
     expected = [by_scipy(logits[0], torch.diag(var[0]), y) for y in range(classes)]
-    torch.testing.assert_close(found[0], torch.tensor(expected).double(), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found[0].tolist(), expected, rtol=1e-9, atol=1e-9)
 
 
 @each_kind
-@pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("classes", [2, 3, 10, 100])
+@pytest.mark.parametrize("alpha", ALPHAS[::2])
+@pytest.mark.parametrize("classes", [2, 10, 40])
 def test_newton_steps_leave_no_residual(classes, alpha, kind):
     """z_y = z + v(e_y - softmax z_y), solved for all labels at once."""
     logits, v = logits_of(kind, classes), alpha * normal(4, seed=1).exp()
@@ -66,14 +66,14 @@ def test_newton_steps_leave_no_residual(classes, alpha, kind):
     for y in range(classes):
         p = _shares(logits - L[:, y : y + 1], v)
         others[:, y] = p.sum(-1) - p[:, y]
-    scale = 1e-9 * (1 + L.abs() / v[:, None]).clamp(max=1e6)
-    assert ((own + others - 1).abs() <= scale).all()
+    rounding = 1e-15 * v[:, None]  # of L
+    assert ((own + others - 1).abs() <= 1e-9 + rounding).all()
 
 
 def _shares(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Solve log g + v g = a by bisection on log g."""
     low, high = torch.minimum(a - v[:, None], -a.abs() - 50), a.clamp(max=700.0)
-    for _ in range(200):
+    for _ in range(80):
         middle = (low + high) / 2
         above = middle + v[:, None] * middle.exp() > a
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
@@ -86,12 +86,12 @@ def _shares(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def test_the_curve_gives_newtons_answers(classes, alpha, kind):
     logits, v = logits_of(kind, classes), alpha * normal(4, seed=1).exp()
     exact = solve_diagonal(logits, v[:, None].expand_as(logits))
-    stated = 2e-5 if alpha <= 1 else 2e-4 if alpha <= 10 else 1e-2
+    stated = 1e-5 if alpha <= 1 else 1e-4 if alpha <= 10 else 3e-3
     single = solve_isotropic(logits.float(), v.float()).double()
     # Single precision holds logits of a hundred to 1e-5.
-    assert ((single - exact).abs() <= stated + 3e-7 * logits.abs().amax()).all()
+    assert ((single - exact).abs() <= stated + 2e-7 * logits.abs().amax()).all()
     fine = solve_isotropic(logits, v, nodes=8192)
-    assert ((fine - exact).abs() <= (1e-9 if alpha <= 10 else 1e-3 * stated)).all()
+    assert ((fine - exact).abs() <= (1e-9 if alpha <= 100 else 1e-4)).all()
 
 
 def test_ten_thousand_classes():

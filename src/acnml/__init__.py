@@ -27,7 +27,7 @@ from acnml import conformal, fit, metrics, tuning
 from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
 from acnml.atypicality import Atypicality, Moments
-from acnml.calibrate import Answer, Calibrated, Calibrator, calibrate, fit_calibrator
+from acnml.calibration import Answer, Calibrated, Calibrator, calibrate, fit_calibrator
 from acnml.classifier import Classifier
 from acnml.export import Exported, export_onnx
 from acnml.features import Place

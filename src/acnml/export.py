@@ -16,7 +16,7 @@ from torch import Tensor
 from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml._util.extras import needed_by
-from acnml.calibrate import Calibrated
+from acnml.calibration import Calibrated
 from acnml.storage.disk import require_target, write_file
 
 # Differences in probability above this are worth an error: the model would give other answers.

@@ -37,7 +37,6 @@ from acnml.storage.tree import (
     fields,
     identity,
 )
-from acnml.typicality import Density
 
 Network: TypeAlias = Classifier | nn.Module
 

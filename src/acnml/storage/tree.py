@@ -9,15 +9,14 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from acnml._algebra.dual import Affine
 from acnml._util.params import Params
-from acnml.calibration import Calibrated, CalibrationRow
-from acnml.calibration.result import changed_tensor
+from acnml.atypicality import Atypicality
+from acnml.calibration import Calibrated, CalibrationRow, Calibrator
 from acnml.classifier import Classifier
 from acnml.fit import (
     Curvature,
@@ -33,7 +32,6 @@ from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Full, Kronecker,
 from acnml.predictors import (
     Acnml,
     Bma,
-    DensityTempered,
     Ensemble,
     Glm,
     IfComp,
@@ -48,14 +46,14 @@ from acnml.predictors import (
 )
 from acnml.solvers import Gradient, Influence, Linearised, Reference
 from acnml.storage import network
-from acnml.typicality import Density, NearestNeighbours, Place, Reader, Typicality
+from acnml.features import Folding, Place
 
 # Values that can be loaded without a network.
-Standalone: TypeAlias = Posterior | Curvature | Swag
-STANDALONE = (Posterior, Curvature, Swag)
+Standalone: TypeAlias = Posterior | Curvature | Swag | Calibrator | Atypicality
+STANDALONE = (Posterior, Curvature, Swag, Calibrator, Atypicality)
 
 # Values that are stored without their network.
-NEEDS_NETWORK = (Predictor, Density)
+NEEDS_NETWORK = (Predictor, Calibrated)
 
 # The only classes that a file may contain. Loading constructs no others.
 KINDS = {
@@ -65,11 +63,10 @@ KINDS = {
         *(DiagonalCurvature, FullCurvature, KroneckerCurvature, Factors, Swag),
         *(EkfacCurvature, EigenFactors),
         *(Reference, Gradient, Linearised, Influence),
-        *(Map, Bma, Acnml, Ensemble, Tempered, DensityTempered, McDropout),
+        *(Map, Bma, Acnml, Ensemble, Tempered, McDropout),
         *(Glm, Probit, LogitSampling),
         *(IfComp, Pnml, Modes),
-        *(Calibrated, CalibrationRow),
-        *(Typicality, NearestNeighbours, Reader, Place),
+        *(Calibrated, Calibrator, CalibrationRow, Atypicality, Folding, Place),
     )
 }
 
@@ -104,8 +101,7 @@ def encode(value: Any, path: str, tensors: Params, networks: Sequence[Identity] 
         parts = _encode_items(fields(value), path, tensors, networks)
         tree = {"kind": type(value).__name__, **parts}
         classifier = getattr(value, "classifier", None)
-        described = isinstance(value, Density) and path  # by the predictor around it
-        if isinstance(classifier, Classifier) and "classifier" in tree and not described:
+        if isinstance(classifier, Classifier) and "classifier" in tree:
             tree["classifier"]["network"] = network.describe(classifier, _replaced(value))
         return tree
     if isinstance(value, Mapping):
@@ -166,15 +162,7 @@ def decode(tree: Any, tensors: Params, restore: Restore) -> Any:
     if kind == "Classifier":
         return restore(network=network, **arguments)
     build = Swag.from_state_dict if kind == Swag.__name__ else KINDS[kind]
-    value = build(**arguments)
-    return _with_own_layer(value) if isinstance(value, Calibrated) else value
-
-
-def _with_own_layer(value: Calibrated) -> Calibrated:
-    """Put the last layer of the file into a network that was built without its weights."""
-    if changed_tensor(value) is None:
-        return value
-    return replace(value, predictor=value.predictor.at(value.predictor.posterior.mean))
+    return build(**arguments)
 
 
 def count_networks(tree: Any) -> int:

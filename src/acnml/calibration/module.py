@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from acnml.atypicality import Atypicality
-from acnml.calibrate.calibrator import Calibrator
-from acnml.calibrate.rules import RULES, spread
+from acnml.calibration.calibrator import Calibrator
+from acnml.calibration.rules import RULES, spread
 from acnml.classifier import Classifier, without_autocast
 from acnml.features import Folding, Place, joined
 

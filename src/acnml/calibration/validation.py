@@ -12,9 +12,9 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._util.callers import callers_level
-from acnml.calibrate.rules import RULES, spread
-from acnml.calibrate.search import largest_at_price
-from acnml.calibrate.table import CalibrationRow
+from acnml.calibration.rules import RULES, spread
+from acnml.calibration.search import largest_at_price
+from acnml.calibration.table import CalibrationRow
 
 # Fewer data than this say too little about an NLL to choose anything by it.
 LEAST_DATA = 50

@@ -21,9 +21,9 @@ from acnml._util.batches import as_tensor
 from acnml._util.callers import callers_level
 from acnml._util.threads import one_thread
 from acnml.atypicality import Atypicality, Moments
-from acnml.calibrate.rules import RULES, RuleName, spread
-from acnml.calibrate.search import LARGEST, least_nll_temperature
-from acnml.calibrate.table import (
+from acnml.calibration.rules import RULES, RuleName, spread
+from acnml.calibration.search import LARGEST, least_nll_temperature
+from acnml.calibration.table import (
     EQUAL_PRICE,
     NETWORK,
     TEMPERATURE,
@@ -31,7 +31,7 @@ from acnml.calibrate.table import (
     as_html,
     as_text,
 )
-from acnml.calibrate.validation import Validation, require_usable, row
+from acnml.calibration.validation import Validation, require_usable, row
 
 # Quantiles of the validation data that are kept for abstaining: 0.1 % apart.
 QUANTILES = 1001
@@ -73,7 +73,7 @@ class Calibrator:
 
     Attributes:
         atypicality: m(x), from the features.
-        rule: "acnml", "closed-form" or "density-temperature", see `acnml.calibrate.rules`.
+        rule: "acnml", "closed-form" or "density-temperature", see `acnml.calibration.rules`.
         temperature: T, by which the logits are divided.
         alpha: α, the weight of the score.
         price: that was asked for, in nats.

@@ -17,10 +17,10 @@ from acnml._util.passes import each_batch, in_chunks
 from acnml._util.processes import Group, group
 from acnml._util.structure import tracking_batch_norms
 from acnml.atypicality import Moments
-from acnml.calibrate.calibrator import Answer, Calibrator, fit_calibrator
-from acnml.calibrate.module import CalibratedModule
-from acnml.calibrate.rules import RuleName
-from acnml.calibrate.table import CalibrationRow
+from acnml.calibration.calibrator import Answer, Calibrator, fit_calibrator
+from acnml.calibration.module import CalibratedModule
+from acnml.calibration.rules import RuleName
+from acnml.calibration.table import CalibrationRow
 from acnml.classifier import Classifier
 from acnml.features import PROBED, Folding, Place, Taps, find_places
 from acnml.fit.batches import checked_labels, require_classes
@@ -229,7 +229,7 @@ def calibrate(
             one.
         price: accepted increase of the validation NLL over the best temperature, in nats. A higher
             price gives less confident predictions. Most users need no other setting.
-        rule: "acnml" or "closed-form", see `acnml.calibrate.rules`.
+        rule: "acnml" or "closed-form", see `acnml.calibration.rules`.
         places: where features are taken; by default at places that are found in the network.
         temperature: of the network; by default that of least validation NLL.
         on_error: what the result does about inputs without an answer, such as NaN: "raise" an
