@@ -311,8 +311,9 @@ def _most_likely(main: Tensor, within: Tensor, held_out: Tensor, count: int) -> 
             var = (1 - rho) * own + rho * own.mean()
             loss = float((var.log() + seen.mean(0) / var).sum()) + left * math.log(var_beside) + left
             trained = float((own / var).sum()) + (count - float(own.sum())) / var_beside * (left > 0)
-            overfit = (float((seen.mean(0) / var).sum()) + left) / trained
+            found = float((seen.mean(0) / var).sum()) + beside / var_beside * (left > 0)
             rest = 1 / var_beside if left else 0.0
-            models.append(_Gaussian(turn.T @ main[-rank:], var, rest, rho, loss, overfit))
+            directions = turn.T @ main[-rank:]
+            models.append(_Gaussian(directions, var, rest, rho, loss, found / trained))
         rank //= 2
     return min(models, key=lambda model: model.loss)

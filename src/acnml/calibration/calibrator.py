@@ -43,7 +43,7 @@ TIE = 1e-5
 CHUNK = 4096
 
 # Held-out data may be this much less typical than the training data before a warning.
-OVERFIT = 2.0
+OVERFIT = 3.0
 
 # Mean total variation below which two methods give the same answers for practical purposes.
 SAME_ANSWERS = 0.005
