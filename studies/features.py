@@ -15,6 +15,10 @@ from studies.store import Stage, Store
 
 BLOCK, BATCH = 1000, 100  # images per artefact part, and per pass
 
+# The prior precision of a last layer's posterior, as a share of the curvature's mean eigenvalue: so
+# small that the data decide.
+RELATIVE_PRIOR = 1e-2
+
 
 def features(name: str, weights: Weights, images: Labelled, store: Store) -> Labelled:
     """Return the inputs (n, d) of the last layer, with the labels.

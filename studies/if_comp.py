@@ -32,13 +32,12 @@ from acnml import (
     last_linear,
     metrics,
 )
-from acnml.calibration import RELATIVE_PRIOR
 from acnml.tuning.temperature import least_nll_temperature
 from studies.corruptions import CORRUPTIONS, Cifar10C
 from studies.data import Labelled, cifar10, shuffled
 from studies.engine.report import Section, ShortReport
 from studies.engine.tables import Table, select
-from studies.features import features
+from studies.features import RELATIVE_PRIOR, features
 from studies.models.weights import Weights
 from studies.search import Search
 from studies.store import Store
@@ -233,8 +232,8 @@ def write_pages(study: IfCompStudy, rows: Sequence[Scored], out: Path, command: 
         f"{len(study.corruptions)} corruptions with {study.test} test images each. "
         f"Knobs are chosen on {study.held_out} clean images, at a price of {study.price:g} nats "
         f"over the best temperature; posterior and leverage are fitted on {study.train_images} "
-        "training images. All methods act on the last layer, ACNML and IF-COMP with EK-FAC and "
-        "without typicality. The authors of IF-COMP use all weights of a ResNet-18."
+        "training images. All methods act on the last layer, ACNML and IF-COMP with an EK-FAC "
+        "posterior. The authors of IF-COMP use all weights of a ResNet-18."
     )
     worst = max(study.severities)
     finding = " ".join(verdict(rows, network, worst) for network in study.networks)

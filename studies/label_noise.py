@@ -171,7 +171,7 @@ def scores(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few held-out data
         calibrated = calibrate(network, data, [tuple(held_out)], price=price, progress=False)
-    regret = calibrated.regret(x)
+    answer = calibrated(x)
     if_comp = fit_if_comp(classifier, data, progress=False)
     pnml = fit_pnml(classifier, data, progress=False)
     return {
@@ -180,9 +180,9 @@ def scores(
         EL2N: (log_probs.exp() - targets).norm(dim=1),
         GRAND: norms.gather(1, own).squeeze(1).sqrt(),
         SELF: if_comp.influence(x).gather(1, own).squeeze(1),
-        REGRET: regret,
-        ACNML: calibrated.complexity(x, labels),
-        LOSS_REGRET: loss + regret,
+        REGRET: answer.regret,
+        ACNML: -answer.log_probs.gather(1, own).squeeze(1),
+        LOSS_REGRET: loss + answer.regret,
         IF_COMP: if_comp.mislabel_score(x, labels),
         PNML: pnml.complexity(x, labels),
     }
@@ -287,7 +287,7 @@ def write_pages(study: LabelNoiseStudy, rows: Sequence[Found], out: Path, comman
         f"Networks are trained on {study.train} noisy labels for {study.epochs} epochs. All scores "
         "are of the network at the end of training; EL2N and GraNd are often averaged over "
         "networks early in training instead. GraNd and self-influence are of all weights. "
-        "Temperature and α of ACNML (last layer) are chosen on "
+        "Temperature and α of ACNML (`calibrate`) are chosen on "
         f"{study.held_out} held-out labels with the same noise, at a price of {study.price:g} "
         "nats. IF-COMP has T = 1 and c = 1."
     )

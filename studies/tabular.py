@@ -167,7 +167,7 @@ def predictions(
 def of_equal_price(acnml: AcnmlClassifier, inputs: Any) -> Any:
     """Return the classifier's probabilities at the temperature that costs as much as ACNML."""
     log_probs = np.log(np.maximum(acnml.estimator_.predict_proba(inputs), 1e-300))
-    scaled = log_probs / acnml.calibrated_.temperature_of_equal_price
+    scaled = log_probs / acnml.calibrated_.calibrator.temperature_of_equal_price
     return torch.softmax(torch.from_numpy(scaled), dim=1).numpy()
 
 

@@ -224,8 +224,11 @@ def compared(
     """
     with warnings.catch_warnings():  # its warnings are also in the table that the demo shows
         warnings.simplefilter("ignore", UserWarning)
-        calibrated = acnml.calibrate(network, digits.train, digits.validation, progress=False)
-    best, equal = calibrated.temperature, calibrated.temperature_of_equal_price
+        calibrated = acnml.calibrate(
+            network, digits.train, digits.validation, price=PRICE, progress=False
+        )
+    best = calibrated.temperature
+    equal = calibrated.calibrator.temperature_of_equal_price
 
     def tempered(temperature: float) -> LogProbs:
         def log_probs(images: Tensor) -> Tensor:
@@ -235,14 +238,14 @@ def compared(
         return log_probs
 
     bma = averaged(study, network, best, digits.train, seed)
-    limit = nll(tempered(best), digits.validation) + calibrated.price
+    limit = nll(tempered(best), digits.validation) + PRICE
     scale = Search(lambda scale: nll(bma(scale), digits.validation), limit).largest(limit)
     methods: dict[str, LogProbs] = {
         NETWORK: tempered(1.0),
         BEST: tempered(best),
         EQUAL: tempered(equal),
         BMA: bma(scale),
-        ACNML: calibrated,
+        ACNML: calibrated.log_probs,
     }
     return methods, Chosen(best, equal, scale, calibrated.alpha, str(calibrated))
 
@@ -252,12 +255,8 @@ def averaged(
 ) -> Callable[[float], LogProbs]:
     """Return BMA with a Laplace posterior of the last layer, as a function of its scale."""
     classifier = acnml.Classifier(network).tempered(temperature)
-    posterior = acnml.fit_kfac_laplace(
-        classifier,
-        data,
-        prior_precision=PRIOR_PRECISION,
-        parameters=[network[-1]],
-        progress=False,
+    posterior = acnml.fit_laplace(
+        classifier, data, layers="last", prior_precision=PRIOR_PRECISION, progress=False
     )
     return lambda scale: acnml.Bma(classifier, posterior.scaled(scale), study.samples, seed)
 

@@ -9,11 +9,11 @@ import torch
 
 from studies.engine.tables import mean, select
 from studies.evidence.measures import Interval, Scored, is_missing
-from studies.evidence.methods import ACNML, DENSITY, EQUAL, PLAIN, TEMPERATURE
+from studies.evidence.methods import ACNML, DENSITY, EQUAL, PLAIN, TEMPERATURE, WEIGHED
 from studies.evidence.study import Evidence
 from studies.evidence.subjects import CLEAN
 
-RIVALS = (EQUAL, DENSITY, ACNML)
+RIVALS = (EQUAL, DENSITY, ACNML, WEIGHED)
 
 
 class Comparison(NamedTuple):

@@ -5,18 +5,23 @@ own best temperature. Larger values are more cautious. The knob is chosen on hel
 largest value within a price over T, or the value of least NLL.
 
 - `EQUAL`: softmax(z / (T (1 + knob))), the temperature of equal price.
-- `DENSITY`, `NEIGHBOURS`: the temperature T (1 + knob · s²), with the Mahalanobis distance or the
-  distance to the k-th nearest neighbour. At its own choice, T is tuned together with the knob.
+- `DENSITY`, `DENSITY_M`, `NEIGHBOURS`: the temperature T (1 + knob · s²), with the Mahalanobis
+  distance s from all data, that from the nearest class m, or the distance to the k-th nearest
+  neighbour.
+- `ISOTROPIC`: ACNML for logits with the covariance knob · m(x)^p · I. The power 2 is the default of
+  `calibrate`.
 - `GLM`: the probit approximation of a linearised Laplace predictive, with covariance knob · Σ.
 - `BMA`: the mean prediction of weights that are drawn from the posterior with covariance knob · Σ.
-- `ACNML`: last-layer ACNML with α = knob. `UNIT_PRIOR` has a prior precision of 1.
+- `ACNML`: ACNML with a Kronecker posterior of the last layer and α = knob. `UNIT_PRIOR` has a prior
+  precision of 1.
 - `WEIGHED`: α(x) = knob · s(x). `SQUARED`: α(x) = knob · s(x)².
 - `EXTENDED`: the head is extended by the features of s(x), with mean weights 0: the kernel is
   V(x) + (d²(x)/n) G⁻¹ with the squared Mahalanobis distance d² and n training data.
 - `BOTH`: `DENSITY` for half of the price, then `WEIGHED` for the rest.
 - `LEVERAGE`: predictive NML of a linear head under squared loss (Bibas, Feder & Hassner 2021). It
   has a closed form, p_y / (p_y + p_y^h (1 - p_y)) with h = l / (1 + l) and the leverage l. For an
-  unlikely label it is p_y^(1/(1+l)): a temperature 1 + l. Here l = knob · s(x)².
+  unlikely label it is p_y^(1/(1+l)): a temperature 1 + l. Here l = knob · s(x)². `CLOSED_FORM`
+  has l = knob · m(x)², as `calibrate` with this rule.
 - `IF_COMP`: log p_y + knob · (e_y - p)ᵀV(e_y - p), the first-order estimate for the tempered last
   layer (Ng, Grosse & Ghassemi 2024 take all weights). A large knob is not cautious.
 - `PNML`: the same closed form as `LEVERAGE` with l = knob · aᵀ(XᵀX)⁻¹a, the leverage of the last
@@ -40,17 +45,18 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._algebra.kernels import Kernel
+from acnml.calibration.rules import closed_form, density_temperature
 from acnml.head.solve import Precision, solve_head
-from acnml.predictors.density_tempered import density_tempered
 from acnml.predictors.ensemble import log_mean
-from acnml.predictors.pnml import genie_log_probs
+from acnml.solve.isotropic import solve_isotropic
 from acnml.solvers.influence import influence_of
-from acnml.tuning.density import slope_of_least_nll
 from studies.evidence.views import View
 from studies.search import Search
 
 PLAIN, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"
 DENSITY, NEIGHBOURS = "density temperature", "density temperature, k-NN"
+DENSITY_M, CLOSED_FORM = "density temperature, m²", "closed-form NML, m²"
+ISOTROPIC = {power: f"ACNML, V = αm{mark}·I" for power, mark in {1: "", 2: "²", 3: "³"}.items()}
 GLM, BMA, ACNML, UNIT_PRIOR = "GLM-Laplace", "BMA", "ACNML", "ACNML, prior precision 1"
 WEIGHED, SQUARED, EXTENDED = "ACNML · s", "ACNML · s²", "ACNML, extended head"
 BOTH, LEVERAGE = "both", "leverage NML"
@@ -63,6 +69,7 @@ WHOLE = "ACNML, all weights"
 POST_HOC: tuple[str, ...] = (
     *(PLAIN, TEMPERATURE, EQUAL, DENSITY, NEIGHBOURS, GLM, BMA),
     *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE, IF_COMP, PNML),
+    *(*ISOTROPIC.values(), CLOSED_FORM, DENSITY_M),
 )
 SEVERAL = (ENSEMBLE, ENSEMBLE_ACNML, ENSEMBLE_WEIGHED)
 METHODS: tuple[str, ...] = (*POST_HOC, DROPOUT, *SEVERAL, WHOLE)
@@ -74,7 +81,7 @@ MANY_CLASSES = tuple(
 )
 WITH_REGRET = (
     *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE, IF_COMP, PNML),
-    *(ENSEMBLE_ACNML, ENSEMBLE_WEIGHED, WHOLE),
+    *(*ISOTROPIC.values(), CLOSED_FORM, ENSEMBLE_ACNML, ENSEMBLE_WEIGHED, WHOLE),
 )
 OWN_CHOICE = 0.0  # stands for a price where the knob of least NLL is taken
 
@@ -104,11 +111,6 @@ def probit(view: View, knob: float) -> Tensor:
     """Return softmax(z / √(1 + π/8 diag V))."""
     var = knob * view.kernel.diagonal()
     return torch.log_softmax(view.logits / (1 + math.pi / 8 * var).sqrt(), -1)
-
-
-def tempered(view: View, score: Tensor, knob: float) -> Tensor:
-    """Return the density temperature's log-probabilities."""
-    return density_tempered(view.logits, score, 1.0, knob)
 
 
 def untempered(view: View, temperature: float) -> Tensor:
@@ -156,6 +158,11 @@ def weighed(view: View, knob: float) -> Tensor:
     return solved(view.logits, view.kernel.scaled(knob * view.score))
 
 
+def isotropic(power: int) -> Family:
+    """Return ACNML with V = knob · m^power · I."""
+    return lambda view, knob: solve_isotropic(view.logits, knob * view.by_class**power)
+
+
 def whole(view: View, knob: float) -> Tensor:
     """Return the log-likelihoods of ACNML over all weights."""
     assert view.whole is not None
@@ -164,8 +171,9 @@ def whole(view: View, knob: float) -> Tensor:
 
 FAMILIES: Mapping[str, Family] = {
     EQUAL: lambda v, knob: torch.log_softmax(v.logits / (1 + knob), -1),
-    DENSITY: lambda v, knob: tempered(v, v.score, knob),
-    NEIGHBOURS: lambda v, knob: tempered(v, v.neighbours, knob),
+    DENSITY: lambda v, knob: density_temperature(v.logits, knob * v.score**2),
+    DENSITY_M: lambda v, knob: density_temperature(v.logits, knob * v.by_class**2),
+    NEIGHBOURS: lambda v, knob: density_temperature(v.logits, knob * v.neighbours**2),
     GLM: probit,
     BMA: averaged,
     ACNML: acnml,
@@ -173,9 +181,11 @@ FAMILIES: Mapping[str, Family] = {
     WEIGHED: weighed,
     SQUARED: lambda v, knob: solved(v.logits, v.kernel.scaled(knob * v.score**2)),
     EXTENDED: lambda v, knob: solved(v.logits, v.extended.scaled(knob)),
-    LEVERAGE: lambda v, knob: genie_log_probs(v.logits, knob * v.score**2),
+    LEVERAGE: lambda v, knob: closed_form(v.logits, knob * v.score**2),
+    CLOSED_FORM: lambda v, knob: closed_form(v.logits, knob * v.by_class**2),
+    **{name: isotropic(power) for power, name in ISOTROPIC.items()},
     IF_COMP: lambda v, knob: torch.stack(influence_of(v.logits, v.kernel.scaled(knob))).sum(0),
-    PNML: lambda v, knob: genie_log_probs(v.logits, knob * v.leverage),
+    PNML: lambda v, knob: closed_form(v.logits, knob * v.leverage),
     DROPOUT: lambda v, knob: warmer(v.dropout, knob),
     ENSEMBLE: lambda v, knob: warmer(v.ensemble, knob),
     ENSEMBLE_ACNML: mean_of_members(acnml),
@@ -229,8 +239,6 @@ def choose(
     knobs = {price: search.largest(best + price) for price in prices}
     is_plain = method not in (DROPOUT, ENSEMBLE)
     found = [Chosen(method, price, knob, family, is_plain) for price, knob in knobs.items()]
-    if method in (DENSITY, NEIGHBOURS):
-        return [*found, _tuned_together(method, held_out)]
     return [*found, Chosen(method, OWN_CHOICE, search.least(best), family, is_plain)]
 
 
@@ -249,17 +257,3 @@ def _both(price: float, best: float, held_out: View) -> Chosen:
     search = searched(family, held_out, best + price)
     knob = search.least(best) if price == OWN_CHOICE else search.largest(best + price)
     return Chosen(BOTH, price, knob, family)
-
-
-def _tuned_together(method: str, held_out: View) -> Chosen:
-    """Return the density temperature with T and c of least NLL."""
-
-    def score(view: View) -> Tensor:
-        return view.score if method == DENSITY else view.neighbours
-
-    temperature, slope = slope_of_least_nll(held_out.logits, score(held_out), held_out.labels)
-
-    def family(view: View, knob: float) -> Tensor:
-        return density_tempered(view.logits, score(view), temperature, slope)
-
-    return Chosen(method, OWN_CHOICE, slope, family, plain_at_zero=False)

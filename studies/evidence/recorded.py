@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from acnml import Classifier, last_linear
-from acnml.typicality.places import Taps, find_places
+from acnml.features import Taps, find_places
 from studies.engine.study import checksum
 from studies.evidence.subjects import Subject
 from studies.store import Stage, Store
@@ -49,7 +49,8 @@ def recorded(subject: Subject, part: str, store: Store) -> Recorded:
 
         taps = Taps(classifier.hooked({name: keep}), places)
         logits = taps.classifier.logits(subject.prepare(data.inputs[rows]))
-        return {"inputs": kept[0], "logits": logits.clone(), "taps": taps.features().clone()}
+        features = taps.features(len(logits))
+        return {"inputs": kept[0], "logits": logits.clone(), "taps": features.clone()}
 
     found = store.predict(stage, len(data.labels), BLOCK, compute).load()
     return Recorded(found["inputs"], found["logits"], found["taps"], data.labels)

@@ -22,11 +22,12 @@ from studies.evidence.comparisons import (
 from studies.evidence.measures import Scored, is_missing
 from studies.evidence.methods import (
     ACNML,
+    CLOSED_FORM,
     DENSITY,
     ENSEMBLE,
     ENSEMBLE_ACNML,
     EQUAL,
-    LEVERAGE,
+    ISOTROPIC,
     OWN_CHOICE,
     WEIGHED,
     WITH_REGRET,
@@ -49,13 +50,15 @@ DRAWN = {
     EQUAL: "#8a9099",
     DENSITY: "#d95f02",
     ACNML: "#1f77b4",
-    WEIGHED: "#08306b",
+    WEIGHED: "#6a3d9a",
+    ISOTROPIC[2]: "#08306b",
+    CLOSED_FORM: "#e7298a",
     ENSEMBLE: "#66a61e",
     ENSEMBLE_ACNML: "#1b7837",
 }
-# The rule α · s(x) was found on data of the first kind. Data of the second had no part in it.
+# The scores were found on data of the first kind. Data of the second had no part in it.
 FAMILIES: Mapping[str, Sequence[str]] = {
-    "in which typicality was found": (DIGITS, *GIVEN, OWN),
+    "in which the scores were found": (DIGITS, *GIVEN, OWN),
     "fresh": (LETTERS, TEXT, TABLES),
 }
 SCORES = ("ece", "nll", "brier", "aurc", "accuracy")
@@ -171,7 +174,7 @@ def verdict(study: EvidenceStudy, found: Sequence[Comparison]) -> str:
     )
     price = study.prices[len(study.prices) // 2]
     parts = []
-    for method in (ACNML, WEIGHED, DENSITY, LEVERAGE):
+    for method in (WEIGHED, ISOTROPIC[2], CLOSED_FORM, DENSITY):
         counts = []
         for score in ("ece", "nll"):
             own = select(found, rival=EQUAL, price=price, method=method, score=score)
@@ -261,7 +264,7 @@ def write_pages(study: EvidenceStudy, evidence: Evidence, out: Path, command: st
         Section("Prices", about(study), [figures(study, evidence.rows)], []),
         *(
             Section(f"Against “{rival}”", [], [], [rivals_table(found, rival, price)])
-            for rival in (EQUAL, DENSITY)
+            for rival in (EQUAL, DENSITY, WEIGHED)
         ),
         Section("Cases", [], [], [cases_table(counted)]),
         Section("Detection", [], [], [detection_table(study, evidence.rows)]),

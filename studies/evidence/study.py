@@ -28,7 +28,7 @@ from studies.evidence.views import View, Views
 from studies.store import Content, Stage, Store
 
 # Raise it when the methods change: predictions are computed again, recorded features are not.
-VERSION = 3
+VERSION = 4
 
 # (network, seed, shift, price, method, score) -> its values in all resamples (R,).
 Key: TypeAlias = tuple[str, int, str, float, str, str]

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from acnml import (
     Acnml,
+    Atypicality,
     Classifier,
     McDropout,
+    Moments,
     Pnml,
     Posterior,
     fit_curvature,
@@ -25,18 +27,15 @@ from acnml import (
     last_linear,
 )
 from acnml._algebra.kernels import SpectralKernel
-from acnml.calibration import RELATIVE_PRIOR
 from acnml.fit import KroneckerCurvature
 from acnml.head.features import only_linear
 from acnml.predictors.ensemble import log_mean
 from acnml.tuning.temperature import least_nll_temperature
-from acnml.typicality import NearestNeighbours, Reader, Typicality
-from acnml.typicality.mahalanobis import Moments
-from acnml.typicality.neighbours import neighbours_of
 from studies.engine.study import checksum
 from studies.evidence.recorded import Recorded, recorded
 from studies.evidence.settings import EvidenceStudy
 from studies.evidence.subjects import HELD_OUT, TRAIN, Subject
+from studies.features import RELATIVE_PRIOR
 from studies.store import Stage, Store
 
 BLOCK = 50  # inputs whose weights are all solved for at once
@@ -53,8 +52,9 @@ class View:
         kernel: V / T², the covariance of the tempered logits.
         unit_kernel: the same with a prior precision of 1.
         extended: the same of a head that is extended by the features of s.
-        score: s (N,).
-        neighbours: s by nearest neighbours (N,).
+        score: s (N,), the distance of the features from the mean of all training data.
+        by_class: m (N,), the distance from the nearest class, as in `calibrate`.
+        neighbours: the distance from the k-th nearest training input (N,).
         leverage: of the last layer's input, for pNML (N,).
         labels: (N,).
         samples: of Bayesian model averages.
@@ -69,6 +69,7 @@ class View:
     unit_kernel: SpectralKernel
     extended: SpectralKernel
     score: Tensor
+    by_class: Tensor
     neighbours: Tensor
     leverage: Tensor
     labels: Tensor
@@ -81,21 +82,48 @@ class View:
 
 @final
 @dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The squared distance to the k-th nearest training input, in standardised features."""
+
+    mean: Tensor
+    scale: Tensor  # 1 / deviation; 0 for constant features
+    kept: Tensor  # standardised training features (n, p)
+    k: int
+    typical: float = 1.0  # the mean on held-out data
+
+    @staticmethod
+    def of(train: Tensor, held_out: Tensor, k: int) -> Neighbours:
+        """Keep all training features (n, p)."""
+        mean, deviation = train.mean(0), train.std(0, correction=0)
+        scale = torch.where(deviation > 1e-5, 1 / deviation, 0.0)
+        found = Neighbours(mean, scale, (train - mean) * scale, k)
+        return replace(found, typical=float(found(held_out).mean()))
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return the score (B,), 1 on average on held-out data."""
+        points = ((features - self.mean) * self.scale).split(512)
+        nearest = [torch.cdist(some, self.kept).kthvalue(self.k).values for some in points]
+        return torch.cat(nearest).double().square() / self.typical
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class Fitted:
     """A network's posteriors and densities."""
 
     layer: nn.Linear
     temperature: float
     curvature: KroneckerCurvature
-    typicality: Typicality
-    neighbours: NearestNeighbours
+    overall: Atypicality
+    by_class: Atypicality
+    neighbours: Neighbours
     pnml: Pnml
     count: int  # training data
     samples: int
 
     @staticmethod
     def of(network: nn.Module, train: Recorded, held_out: Recorded, study: EvidenceStudy) -> Fitted:
-        """Fit everything on the training data; only the temperature sees labels."""
+        """Fit everything on the training data, and the temperature on held-out data."""
         layer = last_linear(network)
         temperature = least_nll_temperature(
             torch.log_softmax(held_out.logits.double(), -1), held_out.labels
@@ -103,20 +131,13 @@ class Fitted:
         tempered = Classifier(layer).tempered(temperature)
         curvature = fit_curvature(tempered, [(train.inputs, train.labels)], progress=False)
         assert isinstance(curvature, KroneckerCurvature)
-        classifier, moments = Classifier(network), Moments()
-        reader = Reader.of((), train.taps[:1000])
-        for batch in train.taps.split(1000):
-            moments.add(reader.read(batch))
-        known = reader.read(held_out.taps)
-        typicality = Typicality.of_moments(classifier, reader, moments, known)
-        kept = reader.read(train.taps)
-        neighbours = neighbours_of(classifier, reader, moments, kept, known, study.neighbours)
         return Fitted(
             layer=layer,
             temperature=temperature,
             curvature=curvature,
-            typicality=typicality,
-            neighbours=neighbours,
+            overall=_atypicality(train, held_out, 1),
+            by_class=_atypicality(train, held_out, train.logits.shape[1]),
+            neighbours=Neighbours.of(train.taps, held_out.taps, study.neighbours),
             pnml=fit_pnml(Classifier(layer), [train.inputs], progress=False),
             count=len(train.labels),
             samples=study.samples,
@@ -124,7 +145,7 @@ class Fitted:
 
     @cached_property
     def posteriors(self) -> tuple[Posterior, Posterior]:
-        """With the default prior of `calibrate`, and with a prior precision of 1."""
+        """With a prior that leaves the decision to the data, and with a precision of 1."""
         default = RELATIVE_PRIOR * self.curvature.mean_eigenvalue()
         return self.curvature.posterior(default), self.curvature.posterior(1.0)
 
@@ -135,8 +156,7 @@ class Fitted:
         inputs = nn.functional.pad(data.inputs, (0, 1), value=1.0)
         kernels = [p.output_kernel(site.layer, inputs).double() for p in self.posteriors]
         kernel, unit = (each for each in kernels if isinstance(each, SpectralKernel))
-        read = self.typicality.reader.read(data.taps)
-        score = self.typicality.score(read).double()
+        score = self.overall(data.taps).double()
         square = self.temperature**-2
         return View(
             logits=data.logits.double() / self.temperature,
@@ -144,7 +164,8 @@ class Fitted:
             unit_kernel=unit.scaled(square),
             extended=self._extended(kernel, score).scaled(square),
             score=score,
-            neighbours=self.neighbours.score(read).double(),
+            by_class=self.by_class(data.taps).double(),
+            neighbours=self.neighbours(data.taps),
             leverage=self.pnml.leverage(data.inputs).double(),
             labels=data.labels,
             samples=self.samples,
@@ -157,9 +178,16 @@ class Fitted:
         """
         G = self.curvature.factors[0].gradients.double() / math.sqrt(self.count)
         values = (kernel.basis.T @ G @ kernel.basis).diagonal()
-        leverage = score * self.typicality.typical / self.count
+        leverage = score * self.overall.typical / self.count
         added = leverage.unsqueeze(1) / (values + RELATIVE_PRIOR * values.mean())
         return SpectralKernel(kernel.basis, kernel.var + added)
+
+
+def _atypicality(train: Recorded, held_out: Recorded, classes: int) -> Atypicality:
+    """Fit a score by class; a single class stands for all of them."""
+    moments = Moments(classes)
+    moments.add(train.taps, train.labels % classes)
+    return Atypicality.fit(moments, held_out.taps, held_out.labels % classes)
 
 
 @final
