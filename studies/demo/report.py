@@ -40,9 +40,10 @@ MEANING = {
     "are drawn from the Laplace posterior of the tempered network. Its covariance is scaled to "
     "cost {price:g} nats as well.",
     ACNML: "what acnml.calibrate returns. It asks for each of the ten labels how probable the "
-    "network could make this label without losing its fit to the training data. If several labels "
-    "can be explained well, none of them gets a high probability. The weight alpha is the largest "
-    "that costs {price:g} nats.",
+    "network could make this label without losing its fit to the training data. The less a digit’s "
+    "features resemble those of the training digits, the more the network may change for it. If "
+    "several labels can be explained well, none of them gets a high probability. The weight alpha "
+    "is the largest that costs {price:g} nats.",
 }
 SCORES = {
     "price": "NLL on upright validation digits, above that of the best temperature, in nats.",
@@ -55,7 +56,7 @@ SETTINGS = {
     "temperature": "best temperature",
     "equal_temperature": "temperature of equal price",
     "bma_scale": "scale of BMA’s covariance",
-    "alpha": "alpha",
+    "alpha": "alpha, the variance of logits for a typical digit",
 }
 
 
@@ -216,7 +217,7 @@ def limits(findings: Findings) -> list[str]:
         f"The price is measured on {study.validation_images:,} digits and is therefore uncertain; "
         "what acnml.calibrate prints gives its standard error.",
         "The demo itself was designed with rotated digits in sight: seven networks and several "
-        "prior precisions were tried on seeds 0 to 4.",
+        "prior precisions of BMA’s posterior were tried on seeds 0 to 4.",
         "These are small networks and tiny images: a demonstration, not a benchmark. "
         f"`python -m studies demo --seed {study.seed + study.networks}` trains other networks on "
         "other splits.",

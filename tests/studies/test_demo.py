@@ -100,7 +100,7 @@ def test_scores_are_those_of_the_predictors_that_calibrate_makes(findings):
     calibrated = acnml.calibrate(network, digits.train, digits.validation)
     assert run.chosen.table == str(calibrated)
     assert run.chosen.alpha == calibrated.alpha
-    assert calibrated.price == PRICE  # which is in the names of the methods
+    assert calibrated.calibrator.price == PRICE  # which is in the names of the methods
 
     def tempered(temperature):
         return acnml.Map(acnml.Classifier(network).tempered(temperature))
@@ -108,8 +108,8 @@ def test_scores_are_those_of_the_predictors_that_calibrate_makes(findings):
     expected = {
         NETWORK: acnml.Map(acnml.Classifier(network)),
         BEST: tempered(calibrated.temperature),
-        EQUAL: tempered(calibrated.temperature_of_equal_price),
-        ACNML: calibrated,
+        EQUAL: tempered(calibrated.calibrator.temperature_of_equal_price),
+        ACNML: calibrated.log_probs,
     }
     x, labels = rotate(digits.test.inputs, 60), digits.test.labels
     for method, predictor in expected.items():
