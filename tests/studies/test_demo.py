@@ -91,6 +91,7 @@ def test_every_method_is_measured_at_every_angle(findings):
     assert len({example.label for example in findings.examples}) == len(findings.examples) == 3
 
 
+@pytest.mark.filterwarnings("ignore:The price of")  # few digits say little about it
 def test_scores_are_those_of_the_predictors_that_calibrate_makes(findings):
     """The study of the second network, written out."""
     study, run = findings.study, findings.runs[1]

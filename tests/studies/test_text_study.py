@@ -80,7 +80,7 @@ def test_a_second_run_makes_nothing(finished):
 def test_every_score_is_measured(finished):
     out, _ = finished
     found = rows(out / "detection.csv")
-    per_task = 2 * (3 + 6) + 1 + 6  # two scores of nine methods, the energy, six regrets
+    per_task = 2 * (3 + 6) + 2 + 1 + 6  # two scores of nine methods, distances, energy, regrets
     assert len(found) == 2 * per_task
     assert {row["fold"] for row in found} == {"", "banking, credit cards"}
     (energy,) = (row for row in found if row["score"] == "energy" and row["fold"] == "")
@@ -92,7 +92,7 @@ def test_every_score_is_measured(finished):
     text = (out / "results.md").read_text()
     assert "Domains left out" in text
     assert "ACNML, +0.05 | regret" in text
-    assert "ACNML · s, +0.05 | regret" in text
+    assert "closed-form NML, +0.05 | regret" in text
 
 
 def test_scores_are_those_of_the_stored_predictions(finished):
