@@ -22,8 +22,6 @@ SETTINGS = {
     """,
     "does-it-help.md": "0.5",
     "howto/conformal.md": "0.90",
-    "howto/index.md": "0.02 0.10",
-    "howto/many-classes.md": "0.001",
     "howto/playground.md": "20.19 22.12",
     "howto/set-the-price.md": "0.0100 0.0040",
     "howto/wrong-labels.md": "0.02",
