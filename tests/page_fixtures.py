@@ -41,9 +41,10 @@ def small_model() -> Names:
 def readme() -> Iterator[Names]:
     names = small_model()
     yield names
-    assert names["probs"].shape == (5, 3)
-    assert names["regret"].shape == names["unsure"].shape == (5,)
-    assert torch.equal(names["calibrated"].probs(names["x"]), names["probs"])  # loaded again
+    answer = names["answer"]
+    assert answer.probs.shape == (5, 3)
+    assert answer.label.shape == answer.regret.shape == answer.abstain.shape == (5,)
+    assert torch.equal(names["calibrated"].probs(names["x"]), answer.probs)  # loaded again
 
 
 @fixture("howto/transformers.md", "transformers", "peft", "datasets")
@@ -92,13 +93,11 @@ def laplace_torch() -> Iterator[Names]:
     assert names["probs"].shape == (5, 3)
 
 
-@fixture("explanation/typicality.md")
-def typicality() -> Iterator[Names]:
-    import acnml
-
-    names: dict[str, Any] = {"acnml": acnml, **small_model()}
+@fixture("explanation/atypicality.md")
+def atypicality() -> Iterator[Names]:
+    names = small_model()
     yield names
-    assert names["scores"].shape == (5,)
+    assert names["scores"].shape == names["unknown"].shape == (5,)
 
 
 @fixture("explanation/nml-family.md")
@@ -129,25 +128,17 @@ def wrong_labels() -> Iterator[Names]:
 @fixture("howto/choose-a-posterior.md")
 @fixture("howto/write-your-own.md")
 @fixture("howto/reproduce-the-paper.md")
+@fixture("explanation/last-layer.md")
 def your_model() -> Iterator[Names]:
     yield small_model()
 
 
-@fixture("howto/many-classes.md")
-def many_classes() -> Iterator[Names]:
-    x = normal(900, 20, seed=0).float()
-    model = torch.nn.Linear(20, 150)
-    with torch.no_grad():
-        labels = (3 * model(x)).softmax(-1).multinomial(1).flatten()
-    names: dict[str, Any] = {
-        "model": model,
-        "train_loader": x[:300],
-        "validation_loader": (x[300:], labels[300:]),
-        "x": x[:5],
-    }
+@fixture("howto/arrays.md", "sklearn", "onnx", "onnxruntime")
+def arrays() -> Iterator[Names]:
+    names: Names = {}
     yield names
-    assert names["probs"].shape == (5, 150)
-    assert names["difference"] < 0.01
+    assert names["accuracy"] > 0.9
+    assert names["strange"].abstain.mean() > 2 * names["answer"].abstain.mean()
 
 
 @fixture("howto/deploy.md", "onnx", "onnxruntime", "onnxscript")
