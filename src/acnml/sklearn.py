@@ -301,10 +301,11 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             by: what decides, "confidence" or "regret".
         """
         check_is_fitted(self)
+        logits = self._fitted.logits(X)
         # An estimator that knows names decides itself: a `ColumnTransformer` finds columns by name.
         if not hasattr(self.estimator_, "feature_names_in_"):
             validate_data(self, X, reset=False, skip_check_array=True)
-        found = self.calibrator_(self._fitted.logits(X), self._fitted.features(X), share, by)
+        found = self.calibrator_(logits, self._fitted.features(X), share, by)
         return found._replace(label=self.classes_[found.label])
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -388,19 +389,19 @@ class _Fitted:
     def features(self, X: Any) -> NDArray[np.float64]:
         """Return the features (n, q) of the score."""
         found = self.featurise(X)
-        if np.ndim(found) == 2 and found.shape[1] > WIDEST:
+        checked = check_array(found, accept_sparse="csr", dtype=np.float64, ensure_all_finite=False)
+        if checked.shape[1] > WIDEST:
             raise ValueError(
-                f"the score takes at most {WIDEST} features, and there are {found.shape[1]}: pass "
-                "features=TruncatedSVD(100), or another transformer that reduces them"
+                f"the score takes at most {WIDEST} features, and there are {checked.shape[1]}: "
+                "pass features=TruncatedSVD(100), or another transformer that reduces them"
             )
-        dense = found.toarray() if sparse.issparse(found) else found
-        checked = check_array(dense, dtype=np.float64, ensure_all_finite=False)
+        checked = checked.toarray() if sparse.issparse(checked) else checked
         if not np.isfinite(checked).all():
             raise ValueError(
                 "features are NaN or infinite: impute them, also for a classifier that takes them, "
                 "e.g. by features=SimpleImputer()"
             )
-        return checked  # type: ignore[no-any-return]
+        return np.require(checked, requirements=["WRITEABLE"])  # as torch needs it
 
     def require_classes(self, classes: NDArray[Any]) -> None:
         """Raise an error unless the classifier has these: a frozen one has its own."""

@@ -72,6 +72,11 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
     with needed_by("acnml.transformers", "acnml[transformers]"):
         from transformers import DataCollatorWithPadding
 
+    if not hasattr(dataset, "column_names"):
+        raise TypeError(
+            f"expected a datasets.Dataset, got a {type(dataset).__name__}: make one with "
+            "datasets.Dataset.from_list(rows), or pass batches to acnml.calibrate yourself"
+        )
     if "input_ids" not in dataset.column_names:
         raise ValueError(
             f"the dataset has the columns {dataset.column_names} and no 'input_ids'; tokenise it "
@@ -207,7 +212,8 @@ class TextClassifier:
 
         Returns:
             For `top_k=1` a list of dicts {"label", "score", "regret"}, one for each text. Otherwise
-            a list of such lists, or for a single text one such list.
+            a list of such lists, or for a single text one such list. A text without an answer
+            (after `calibrate(..., on_error="flag")`) has the label None, and NaN.
         """
         if top_k is not None:
             top_k = checks.require_integer(top_k, "top_k", least=1)
@@ -235,10 +241,11 @@ class TextClassifier:
             max_length=self.max_length,
             return_tensors="pt",
         )
-        solved = self.calibrated.solve(encoded)
-        classes = solved.log_probs.shape[-1]
-        scores, order = solved.log_probs.exp().topk(min(top_k or classes, classes))
-        rows = zip(scores.tolist(), order.tolist(), solved.regret.tolist(), strict=True)
+        found = self.calibrated(encoded)
+        classes = found.probs.shape[-1]
+        scores, order = found.probs.topk(min(top_k or classes, classes))
+        order = order.where(~scores.isnan(), -1)
+        rows = zip(scores.tolist(), order.tolist(), found.regret.tolist(), strict=True)
         return [
             [
                 {"label": self._label(index), "score": score, "regret": regret}
@@ -251,7 +258,9 @@ class TextClassifier:
     def _config(self) -> Any:
         return getattr(self.calibrated.classifier.model, "config", None)
 
-    def _label(self, index: int) -> str:
+    def _label(self, index: int) -> str | None:
+        if index < 0:
+            return None
         names = getattr(self._config, "id2label", None) or {}
         return str(names.get(index, f"LABEL_{index}"))
 
