@@ -76,7 +76,6 @@ def expected_failures(estimator) -> dict[str, str]:
         AcnmlClassifier(
             make_pipeline(StandardScaler(), LogisticRegression()), cv=0.4, random_state=0
         ),
-        AcnmlClassifier(GaussianNB(), cv=2),
     ],
     expected_failed_checks=expected_failures,
 )

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, final
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -405,14 +404,12 @@ def from_pretrained(
             f"{path} is missing: write it with acnml.transformers.save_pretrained"
         )
     network = _load_model(Path(folder), options) if model is None else model
-    with safe_open(path, framework="pt") as file:
-        covered = {key.partition("/mean/")[2] for key in file.keys() if "/mean/" in key}  # noqa: SIM118
-    if (
-        not isinstance(network, LastToken)
-        and not covered <= dict(network.named_parameters()).keys()
-    ):
-        network = LastToken(network)
-    loaded = load(path, Classifier(network), weights=weights)
+    try:
+        loaded = load(path, Classifier(network), weights=weights)
+    except StorageError:
+        if isinstance(network, LastToken) or not LastToken._has_score(network):
+            raise
+        loaded = load(path, Classifier(LastToken(network)), weights=weights)  # as it was saved
     if not isinstance(loaded, Calibrated):
         raise StorageError(f"{path} holds a {type(loaded).__name__}: use acnml.load")
     return loaded
@@ -449,4 +446,4 @@ def _with_unused_heads(calibrated: Calibrated) -> Calibrated:
     """
     tensors = calibrated.classifier.tensors
     unused = {name: tensor for name, tensor in tensors.items() if ".original_module." in name}
-    return replace(calibrated, predictor=calibrated.predictor.at(unused))
+    return replace(calibrated, classifier=calibrated.classifier.at(unused))
