@@ -156,7 +156,7 @@ def test_the_network_is_calibrated_at_the_end(kind, tmp_path):
     assert callback.calibrated.alpha == pytest.approx(expected.alpha, rel=1e-4)
     x = normal(5, 4).float()
     again = acnml.load(tmp_path / "calibrated.safetensors", acnml.Classifier(network))
-    assert torch.equal(again(x), callback.calibrated(x))
+    assert torch.equal(again.log_probs(x), callback.calibrated.log_probs(x))
 
 
 def test_loaders_and_the_network_can_be_given(tmp_path):
@@ -181,12 +181,12 @@ class Stream(IterableDataset):
 def test_data_without_a_length_or_a_truth_value_can_be_given():
     network, (_, validation) = Network(), loaders()
     x = normal(200, 4).float()
-    settings = {"temperature": 1.0, "typicality": False, "progress": False}
+    settings = {"temperature": 1.0, "progress": False}
     stream = DataLoader(Stream(), batch_size=100)
     callback = Calibrate(train_loader=x, validation_loader=stream, **settings)
     callback.on_fit_end(SimpleNamespace(), network)
     expected = acnml.calibrate(network, x, validation, **settings)
-    assert torch.equal(callback.calibrated(x), expected(x))
+    assert torch.equal(callback.calibrated.log_probs(x), expected.log_probs(x))
 
 
 def test_mistakes(tmp_path):
@@ -217,7 +217,6 @@ class Counted(Network):
     [
         ({}, 0, r"no validation data .* pass Calibrate\(validation_loader=\.\.\.\)"),
         ({}, 2, r"exactly one loader for validation_loader"),
-        ({"layer": "nope"}, 1, "no layer 'nope'"),
         ({"path": "nowhere/calibrated.safetensors"}, 1, "nowhere/calibrated.safetensors"),
     ],
 )
@@ -235,5 +234,5 @@ def test_what_would_fail_after_training_is_refused_before_it(
 
 @pytest.mark.parametrize("option", ["prize", "model", "val_loader"])
 def test_options_that_calibrate_does_not_have_are_refused_before_training(option):
-    with pytest.raises(TypeError, match=f"no option '{option}'; .*: layer, curvature, "):
+    with pytest.raises(TypeError, match=f"no option '{option}'; .*: rule, places, "):
         Calibrate(temperature=1.0, **{option: 0.02})

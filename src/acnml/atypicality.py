@@ -20,6 +20,7 @@ held-out data are as typical as the training data are.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
@@ -183,7 +184,11 @@ class Atypicality:
 
     @staticmethod
     def fit(
-        moments: Moments, features: Tensor, labels: Tensor, rank: int = MOST_RANK
+        moments: Moments,
+        features: Tensor,
+        labels: Tensor,
+        rank: int = MOST_RANK,
+        shrinkages: Sequence[float] = SHRINKAGES,
     ) -> Atypicality:
         """Fit to the moments of the training data, and to held-out features (N, q) and classes (N,).
 
@@ -192,6 +197,7 @@ class Atypicality:
             features: of held-out data. They decide the shrinkage and the unit of the score.
             labels: their classes.
             rank: directions of features to keep at most.
+            shrinkages: values of ρ to choose from.
         """
         within = moments.covariance_within
         size = moments.covariance.diagonal().clamp(min=0).sqrt() + moments.mean.abs()
@@ -204,7 +210,7 @@ class Atypicality:
         offsets = (moments.class_means - moments.mean) * scale
         wide = (features.detach().double().cpu() - moments.mean) * scale - offsets[labels.cpu()]
         main = _main_directions(moments.covariance * units, min(rank, count))
-        model = _most_likely(main, main @ (within * units) @ main.T, wide, count)
+        model = _most_likely(main, main @ (within * units) @ main.T, wide, count, shrinkages)
         found = Atypicality(
             mean=moments.mean.float(),
             scale=scale.float(),
@@ -239,8 +245,8 @@ class Atypicality:
         overall = along.square().sum(-1) - removed + beside
         return Distances(self._from_classes(along).amin(-1) + beside, overall)
 
-    def to(self, device: torch.device | str) -> Atypicality:
-        """Return the same score with its tensors on a device."""
+    def to(self, device: torch.device | str | torch.dtype) -> Atypicality:
+        """Return the same score with its tensors on a device, or in a precision."""
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors)
 
@@ -290,7 +296,9 @@ class _Gaussian(NamedTuple):
     overfit: float
 
 
-def _most_likely(main: Tensor, within: Tensor, held_out: Tensor, count: int) -> _Gaussian:
+def _most_likely(
+    main: Tensor, within: Tensor, held_out: Tensor, count: int, shrinkages: Sequence[float]
+) -> _Gaussian:
     """Choose how many directions to keep, and ρ, by the likelihood of held-out data.
 
     Args:
@@ -298,6 +306,7 @@ def _most_likely(main: Tensor, within: Tensor, held_out: Tensor, count: int) -> 
         within: the covariance within the classes along them (r, r).
         held_out: differences of held-out features from the means of their classes (N, q).
         count: the number of features that vary.
+        shrinkages: values of ρ to choose from.
     """
     coordinates, length = held_out @ main.T, held_out.square().sum(-1)
     models, rank = list[_Gaussian](), len(main)
@@ -307,7 +316,7 @@ def _most_likely(main: Tensor, within: Tensor, held_out: Tensor, count: int) -> 
         left, beside = count - rank, float((length - seen.sum(-1)).mean())
         # Directions without variance, as of features that repeat others, show rounding only.
         var_beside = max(beside / left, LEAST_VARIANCE) if left else 1.0
-        for rho in SHRINKAGES:
+        for rho in shrinkages:
             var = (1 - rho) * own + rho * own.mean()
             loss = float((var.log() + seen.mean(0) / var).sum()) + left * math.log(var_beside) + left
             trained = float((own / var).sum()) + (count - float(own.sum())) / var_beside * (left > 0)

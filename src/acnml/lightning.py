@@ -137,10 +137,6 @@ class Calibrate(Callback):
                 "the trainer has no validation data to choose alpha on: give it a validation "
                 "loader and a validation_step, or pass Calibrate(validation_loader=...)"
             )
-        layer, modules = self.options.get("layer"), dict(self._model(pl_module).named_modules())
-        if isinstance(layer, str) and layer not in modules:
-            linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-            raise ValueError(f"the network has no layer {layer!r}; its Linear layers are {linear}")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse several loaders before training."""

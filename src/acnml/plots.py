@@ -2,7 +2,7 @@
 
     from acnml import plots
 
-    plots.reliability(calibrated(x), labels, label="ACNML")
+    plots.reliability(calibrated.log_probs(x), labels, label="ACNML")
     plots.regret(calibrated.regret(x), calibrated.regret(x_shifted))
 
 Without an `ax`, a function makes a figure of its own with pyplot, which notebooks show. To draw
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._util.extras import needed_by
-from acnml.calibration import Calibrated
+from acnml.calibration import Calibrated, Calibrator
 
 with needed_by("acnml.plots", "acnml[plots]"):
     import matplotlib as mpl
@@ -196,13 +196,13 @@ def regret(
     return ax
 
 
-def price_frontier(calibrated: Calibrated, *, ax: Axes | None = None) -> Axes:
-    """Draw how much confidence each price takes away on validation data, from `calibrate`'s table.
+def price_frontier(calibrated: Calibrated | Calibrator, *, ax: Axes | None = None) -> Axes:
+    """Draw the confidence of every method on validation data against its NLL.
 
-    The horizontal axis is the NLL over that of the best temperature. The chosen price is marked.
+    The horizontal axis is the NLL over that of the best temperature. The price is marked.
 
     Args:
-        calibrated: the result of `acnml.calibrate`.
+        calibrated: the result of `acnml.calibrate` or `acnml.fit_calibrator`.
         ax: axes to draw on.
 
     >>> import matplotlib
@@ -212,32 +212,20 @@ def price_frontier(calibrated: Calibrated, *, ax: Axes | None = None) -> Axes:
     >>> import acnml
     >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
     >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
-    >>> model = torch.nn.Linear(4, 2)  # stands for a trained network
-    >>> model.weight.data = torch.tensor([[-3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
-    >>> calibrated = acnml.calibrate(model, x[:1000], (x[1000:], labels[1000:]), price=0.05)
-    >>> axes = plots.price_frontier(calibrated)
+    >>> logits = 3 * x[:, :1] * torch.tensor([-1.0, 1.0])  # of a classifier that is too sure
+    >>> train, validation = (x[:1000], labels[:1000]), (logits[1000:], x[1000:], labels[1000:])
+    >>> axes = plots.price_frontier(acnml.fit_calibrator(train, validation, price=0.05))
     """
+    own = calibrated.calibrator if isinstance(calibrated, Calibrated) else calibrated
     ax = _axes(ax)
-    rows = calibrated.table
-    best = next(row.nll for row in rows if row.method == "temperature")
-    plain = [row for row in rows if row.alpha is None and row.method != "network"]
-    # α = 1 is in the table as a warning; it is far to the right of every price.
-    priced = [row for row in rows if row.alpha is not None and row.method != "ACNML, alpha = 1"]
-    start = next(row for row in plain if row.method == "temperature")
-    for name, own, colour in (("temperature", plain, ORANGE), ("ACNML", [start, *priced], BLUE)):
-        costs = [row.nll - best for row in own]
-        ax.plot(costs, [row.confidence for row in own], "o-", color=colour, label=name)
-    network = next(row for row in rows if row.method == "network")
-    if network.nll - best <= 4 * calibrated.price:
-        ax.plot(network.nll - best, network.confidence, "s", color=INK, label="network")
-    ax.axvline(calibrated.price, color=FAINT, linestyle=DASHES, linewidth=1)
-    ax.annotate(
-        f" price {calibrated.price:g}",
-        (calibrated.price, 1),
-        xycoords=("data", "axes fraction"),
-        va="top",
-        color=FAINT,
-    )
+    best = next(row.nll for row in own.table if row.method == "temperature")
+    for row in own.table:
+        mark = "o" if row.alpha is None else "D"
+        colour = INK if row.method == "network" else _next_colour(ax)
+        ax.plot(row.nll - best, row.confidence, mark, color=colour, label=row.method)
+    ax.axvline(own.price, color=FAINT, linestyle=DASHES, linewidth=1)
+    place = {"xycoords": ("data", "axes fraction"), "va": "top", "color": FAINT}
+    ax.annotate(f" price {own.price:g}", (own.price, 1), **place)
     ax.set(xlabel="NLL over the best temperature (nats)", ylabel="mean confidence")
     _title(ax, "Caution and its price")
     _legend(ax, "best")

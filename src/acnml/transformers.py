@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, final
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -72,6 +71,11 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
     with needed_by("acnml.transformers", "acnml[transformers]"):
         from transformers import DataCollatorWithPadding
 
+    if not hasattr(dataset, "column_names"):
+        raise TypeError(
+            f"expected a datasets.Dataset, got a {type(dataset).__name__}: make one with "
+            "datasets.Dataset.from_list(rows), or pass batches to acnml.calibrate yourself"
+        )
     if "input_ids" not in dataset.column_names:
         raise ValueError(
             f"the dataset has the columns {dataset.column_names} and no 'input_ids'; tokenise it "
@@ -207,7 +211,8 @@ class TextClassifier:
 
         Returns:
             For `top_k=1` a list of dicts {"label", "score", "regret"}, one for each text. Otherwise
-            a list of such lists, or for a single text one such list.
+            a list of such lists, or for a single text one such list. A text without an answer
+            (after `calibrate(..., on_error="flag")`) has the label None, and NaN.
         """
         if top_k is not None:
             top_k = checks.require_integer(top_k, "top_k", least=1)
@@ -235,10 +240,11 @@ class TextClassifier:
             max_length=self.max_length,
             return_tensors="pt",
         )
-        solved = self.calibrated.solve(encoded)
-        classes = solved.log_probs.shape[-1]
-        scores, order = solved.log_probs.exp().topk(min(top_k or classes, classes))
-        rows = zip(scores.tolist(), order.tolist(), solved.regret.tolist(), strict=True)
+        found = self.calibrated(encoded)
+        classes = found.probs.shape[-1]
+        scores, order = found.probs.topk(min(top_k or classes, classes))
+        order = order.where(~scores.isnan(), -1)
+        rows = zip(scores.tolist(), order.tolist(), found.regret.tolist(), strict=True)
         return [
             [
                 {"label": self._label(index), "score": score, "regret": regret}
@@ -251,7 +257,9 @@ class TextClassifier:
     def _config(self) -> Any:
         return getattr(self.calibrated.classifier.model, "config", None)
 
-    def _label(self, index: int) -> str:
+    def _label(self, index: int) -> str | None:
+        if index < 0:
+            return None
         names = getattr(self._config, "id2label", None) or {}
         return str(names.get(index, f"LABEL_{index}"))
 
@@ -396,14 +404,12 @@ def from_pretrained(
             f"{path} is missing: write it with acnml.transformers.save_pretrained"
         )
     network = _load_model(Path(folder), options) if model is None else model
-    with safe_open(path, framework="pt") as file:
-        covered = {key.partition("/mean/")[2] for key in file.keys() if "/mean/" in key}  # noqa: SIM118
-    if (
-        not isinstance(network, LastToken)
-        and not covered <= dict(network.named_parameters()).keys()
-    ):
-        network = LastToken(network)
-    loaded = load(path, Classifier(network), weights=weights)
+    try:
+        loaded = load(path, Classifier(network), weights=weights)
+    except StorageError:
+        if isinstance(network, LastToken) or not LastToken._has_score(network):
+            raise
+        loaded = load(path, Classifier(LastToken(network)), weights=weights)  # as it was saved
     if not isinstance(loaded, Calibrated):
         raise StorageError(f"{path} holds a {type(loaded).__name__}: use acnml.load")
     return loaded
@@ -440,4 +446,4 @@ def _with_unused_heads(calibrated: Calibrated) -> Calibrated:
     """
     tensors = calibrated.classifier.tensors
     unused = {name: tensor for name, tensor in tensors.items() if ".original_module." in name}
-    return replace(calibrated, predictor=calibrated.predictor.at(unused))
+    return replace(calibrated, classifier=calibrated.classifier.at(unused))

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acnml import metrics
 from acnml._util import checks
 from acnml._util.batches import as_tensor
 from acnml._util.callers import callers_level
@@ -169,8 +168,8 @@ class Calibrator:
         """The plain temperature that costs as much on the validation data."""
         return next(row.temperature for row in self.table if row.method == EQUAL_PRICE)
 
-    def to(self, device: torch.device | str) -> Calibrator:
-        """Return the same calibrator for tensors on a device."""
+    def to(self, device: torch.device | str | torch.dtype) -> Calibrator:
+        """Return the same calibrator for tensors on a device, or in a precision."""
         return replace(self, atypicality=self.atypicality.to(device))
 
     def _explained(self, logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,7 +205,7 @@ class Calibrator:
 
 
 def fit_calibrator(
-    train: tuple[Any, Any] | Moments,
+    train: tuple[Any, Any] | Moments | Atypicality,
     validation: tuple[Any, Any, Any],
     *,
     price: float = 0.01,
@@ -218,9 +217,10 @@ def fit_calibrator(
 
     Args:
         train: features (N, q) and classes (N,) of the training data, or their `Moments`, which can
-            be summed over parts of the data.
+            be summed over parts of the data, or an `Atypicality` that was fitted to them.
         validation: logits (N, K), features (N, q) and classes (N,) of data like the training data
-            that the classifier was not trained on.
+            that the classifier was not trained on. With an `Atypicality`, scores m (N,) can stand
+            for the features: those of a cross-validation, each from the data of other folds.
         price: accepted increase of the validation NLL over the best temperature, in nats. A higher
             price gives less confident predictions.
         rule: "acnml" or "closed-form"; "density-temperature" is a baseline without a regret.
@@ -243,14 +243,22 @@ def fit_calibrator(
         raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
     logits, features, labels = _tensors(*validation)
     require_usable(logits, labels, temperature is not None)
-    moments = train if isinstance(train, Moments) else _moments(*_tensors(*train), logits.shape[1])
-    score = Atypicality.fit(moments, features, labels)
+    score = _atypicality(train, features, labels, logits.shape[1])
     chosen = least_nll_temperature(logits, labels) if temperature is None else temperature
     checks.require_positive(chosen, "temperature")
     with one_thread():
         wide = torch.promote_types(logits.dtype, torch.float32)
-        data = Validation(logits.to(wide) / chosen, score(features), labels)
+        scores = features if features.ndim == 1 else score(features)
+        data = Validation(logits.to(wide) / chosen, scores, labels)
         return _chosen(score, data, chosen, price, rule, on_error)
+
+
+def _atypicality(train: Any, features: Tensor, labels: Tensor, classes: int) -> Atypicality:
+    """Return the score from training data, in any form, and from validation data."""
+    if isinstance(train, Atypicality):
+        return train
+    moments = train if isinstance(train, Moments) else _moments(*_tensors(*train), classes)
+    return Atypicality.fit(moments, features, labels)
 
 
 def _moments(features: Tensor, labels: Tensor, classes: int) -> Moments:
