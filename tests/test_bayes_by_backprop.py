@@ -12,7 +12,7 @@ from torch.distributions import Normal, kl_divergence
 from acnml import Classifier, fit_bayes_by_backprop
 from acnml._engine.layers import AFFINE, SCALING, find_sites
 from acnml._util.batches import take
-from acnml.fitting.bayes_by_backprop import _MeanField, local_reparameterised, reparameterised
+from acnml.fit.bayes_by_backprop import _MeanField, local_reparameterised, reparameterised
 from cases import MODELS, Case, diagonal, normal
 
 X, Y = normal(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])

@@ -21,8 +21,8 @@ from acnml import (
     ekfac_curvature,
     kronecker_curvature,
 )
-from acnml.fitting import laplace
-from acnml.fitting.curvature import EigenFactors, EkfacCurvature
+from acnml.fit import laplace
+from acnml.fit.curvature import EigenFactors, EkfacCurvature
 from acnml.posteriors import EigenBlock
 from cases import MODELS, affine_layers, normal
 from dense import covariance

@@ -24,7 +24,7 @@ from acnml import (
     kronecker_curvature,
 )
 from acnml._util.batches import as_arguments, size, take
-from acnml.fitting import KroneckerCurvature
+from acnml.fit import KroneckerCurvature
 from cases import MODELS, Case, affine_layers, normal
 from dense import covariance, vector
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 import acnml
 from acnml import Classifier, EmpiricalFisher, ExactFisher, MonteCarloFisher
 from acnml._util.params import flatten
-from acnml.fitting import laplace
+from acnml.fit import laplace
 from cases import MODELS, affine_layers, normal
 from dense import vector
 from test_calibrate import joined, problem

@@ -9,7 +9,7 @@ import torch
 from acnml import Gradient, Linearised
 from acnml._util import memory
 from acnml._util.memory import free_bytes
-from acnml.fitting.refitting import Refit
+from acnml.fit.refitting import Refit
 
 WITH_MEMORY = [Gradient, Linearised, Refit]
 CPU = torch.device("cpu")

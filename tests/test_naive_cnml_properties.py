@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from acnml import Classifier, NaiveCnml, NaiveCnmlMax, Refit
 from acnml._util.batches import map_inputs
-from acnml.fitting.refitting import refit_each
+from acnml.fit.refitting import refit_each
 from cases import MODELS, normal
 from refitting import QUERIES, X, Y, regression
 

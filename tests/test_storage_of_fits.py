@@ -20,7 +20,7 @@ from acnml import (
     ekfac_curvature,
     kronecker_curvature,
 )
-from acnml.fitting import Factors
+from acnml.fit import Factors
 from cases import MODELS, normal, small_network
 from stored import rewrite
 

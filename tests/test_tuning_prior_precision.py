@@ -9,7 +9,7 @@ import torch
 from scipy import optimize
 
 from acnml import Bma, Classifier, diagonal_curvature, full_curvature, kronecker_curvature, tuning
-from acnml.fitting import DiagonalCurvature
+from acnml.fit import DiagonalCurvature
 from cases import MODELS, normal
 from dense import vector
 

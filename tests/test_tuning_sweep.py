@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from acnml import Classifier, Map, metrics, tuning
-from acnml.fitting import DiagonalCurvature
+from acnml.fit import DiagonalCurvature
 from acnml.tuning import Scores
 from cases import normal
 from tunable import FOUR, Scaled, fake_acnml, identity

@@ -28,7 +28,7 @@ from acnml import (
     tuning,
 )
 from acnml._algebra.dual import Affine
-from acnml.fitting.curvature import Factors, KroneckerCurvature
+from acnml.fit.curvature import Factors, KroneckerCurvature
 from acnml.predictors.density_tempered import density_tempered
 from acnml.tuning.density import slope_of_least_nll
 from acnml.tuning.temperature import least_nll_temperature

@@ -32,7 +32,7 @@ from acnml._util.selection import last_linear
 from acnml.calibration import Calibrated, CalibrationRow, Score, calibrate, calibrate_folds
 from acnml.classifier import Classifier
 from acnml.export import Exported, export_onnx
-from acnml.fitting import (
+from acnml.fit import (
     BayesByBackprop,
     Curvature,
     DiagonalCurvature,
@@ -56,7 +56,7 @@ from acnml.fitting import (
     full_curvature,
     kronecker_curvature,
 )
-from acnml.fitting.refitting import Refit
+from acnml.fit.refitting import Refit
 from acnml.laplace_torch import from_laplace, to_laplace
 from acnml.posteriors import (
     Diagonal,

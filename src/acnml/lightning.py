@@ -21,7 +21,7 @@ from acnml._util.extras import needed_by
 from acnml._util.files import require_target
 from acnml._util.selection import Parameters
 from acnml.calibration import Calibrated, calibrate
-from acnml.fitting import Swag
+from acnml.fit import Swag
 from acnml.storage import save
 
 with needed_by("acnml.lightning", "acnml[lightning]"):

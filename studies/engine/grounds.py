@@ -13,7 +13,7 @@ from torch import Tensor
 
 import acnml
 from acnml import Classifier, Posterior, Swag, last_linear
-from acnml.fitting.curvature import Factors, KroneckerCurvature
+from acnml.fit.curvature import Factors, KroneckerCurvature
 from studies.data import Labelled
 from studies.engine.method import TAU, Method
 from studies.engine.workshop import Workshop

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from acnml import Acnml, Refit, tuning
-from acnml.fitting.refitting import refit_each
+from acnml.fit.refitting import refit_each
 from studies.engine.grounds import Batches, MeanField
 from studies.engine.method import ACNML, ALPHA, BMA, MAP, PAPER_STEPS, SCALE, Method
 from studies.engine.predict import Predictions

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 import acnml
-from acnml.fitting.curvature import Curvature
+from acnml.fit.curvature import Curvature
 from studies.files import writing
 
 EXACT = 2**53  # up to here every integer is exactly a float

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from acnml import Classifier, Swag, batch_norm_statistics
 from acnml._util.seeding import seeded
-from acnml.fitting.batches import require_classes
+from acnml.fit.batches import require_classes
 from studies.data import Labelled
 from studies.store import Artefact, Content, Stage, Store, Work
 from studies.store.work import mixed

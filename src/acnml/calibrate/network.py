@@ -23,7 +23,7 @@ from acnml.calibrate.rules import RuleName
 from acnml.calibrate.table import CalibrationRow
 from acnml.classifier import Classifier
 from acnml.features import PROBED, Folding, Place, Taps, find_places
-from acnml.fitting.batches import checked_labels, require_classes
+from acnml.fit.batches import checked_labels, require_classes
 
 By = Literal["confidence", "regret"]
 

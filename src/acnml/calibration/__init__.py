@@ -25,7 +25,7 @@ from acnml.calibration._search import Search
 from acnml.calibration._validation import LEAST_DATA, ValidationData
 from acnml.calibration.result import Calibrated, CalibrationRow, Score
 from acnml.classifier import Classifier
-from acnml.fitting import Curvature, kronecker_curvature
+from acnml.fit import Curvature, kronecker_curvature
 from acnml.typicality import Place
 
 __all__ = [

@@ -15,7 +15,7 @@ from acnml._util.processes import group
 from acnml._util.selection import last_linear, parameter_names
 from acnml.calibration._validation import Outputs, ValidationData
 from acnml.classifier import Classifier
-from acnml.fitting import Curvature
+from acnml.fit import Curvature
 from acnml.head.features import (
     Features,
     all_features,

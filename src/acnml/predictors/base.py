@@ -11,7 +11,7 @@ from torch import Tensor
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml.classifier import Classifier, require_classifier
-from acnml.fitting.batches import checked_labels, require_classes
+from acnml.fit.batches import checked_labels, require_classes
 from acnml.posteriors import Posterior
 
 

@@ -16,7 +16,7 @@ from acnml._util.params import Params
 from acnml._util.passes import in_chunks
 from acnml._util.progress import track
 from acnml.classifier import Classifier
-from acnml.fitting.batch_norm import batch_norm_statistics
+from acnml.fit.batch_norm import batch_norm_statistics
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.predictors.ensemble import log_mean

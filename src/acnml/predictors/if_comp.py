@@ -15,8 +15,8 @@ from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.passes import in_chunks
 from acnml._util.selection import Parameters
 from acnml.classifier import Classifier, require_classifier
-from acnml.fitting import Fisher, MonteCarloFisher, ekfac_curvature
-from acnml.fitting.batches import checked_labels, require_classes
+from acnml.fit import Fisher, MonteCarloFisher, ekfac_curvature
+from acnml.fit.batches import checked_labels, require_classes
 from acnml.posteriors import Posterior
 from acnml.predictors.acnml import Acnml, NmlPredictor
 from acnml.solvers import Influence

@@ -14,7 +14,7 @@ from acnml._util.batches import Inputs, arrays_for_arrays, as_inputs, has_arrays
 from acnml._util.params import count
 from acnml._util.selection import Parameters, parameter_names
 from acnml.classifier import Classifier, require_classifier
-from acnml.fitting.refitting import Refit, Refitted, refit_each
+from acnml.fit.refitting import Refit, Refitted, refit_each
 from acnml.predictors.acnml import NmlPredictor
 
 

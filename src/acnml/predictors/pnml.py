@@ -15,7 +15,7 @@ from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.passes import in_chunks
 from acnml._util.selection import Parameters, last_linear, parameter_names
 from acnml.classifier import Classifier, require_classifier
-from acnml.fitting.batches import over_batches
+from acnml.fit.batches import over_batches
 from acnml.head.features import Features, features, only_linear
 from acnml.predictors.acnml import NmlPredictor
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from acnml._util.params import Params
 from acnml.classifier import Classifier, require_classifier
-from acnml.fitting import Swag
+from acnml.fit import Swag
 from acnml.predictors import Predictor
 from acnml.storage import disk, sampled
 from acnml.storage.disk import CHECKSUM, FORMAT_VERSION, HEADER, StorageError

@@ -19,7 +19,7 @@ from acnml._util.params import Params
 from acnml.calibration import Calibrated, CalibrationRow
 from acnml.calibration.result import changed_tensor
 from acnml.classifier import Classifier
-from acnml.fitting import (
+from acnml.fit import (
     Curvature,
     DiagonalCurvature,
     EigenFactors,

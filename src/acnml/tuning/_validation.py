@@ -13,7 +13,7 @@ from acnml._engine.layers import Site
 from acnml._util.batches import NO_LABELS, Inputs, as_loader, split_labels
 from acnml._util.passes import each_batch
 from acnml.classifier import Classifier, log_softmax
-from acnml.fitting.batches import require_classes
+from acnml.fit.batches import require_classes
 from acnml.head.features import Features, all_features
 from acnml.predictors import Acnml, Ensemble, Map, Modes, Predictor
 from acnml.predictors.ensemble import log_mean

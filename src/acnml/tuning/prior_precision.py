@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from acnml.fitting import Curvature
+from acnml.fit import Curvature
 from acnml.tuning._search import golden_section
 from acnml.tuning.choice import Choice, table_text
 from acnml.tuning.sweep import MakePredictor, Scores, increasing, least_nll, sweep

@@ -1,8 +1,8 @@
 """Fit posteriors to a classifier and its training data: Laplace, SWAG, Bayes by Backprop."""
 
-from acnml.fitting.batch_norm import batch_norm_statistics
-from acnml.fitting.bayes_by_backprop import BayesByBackprop, fit_bayes_by_backprop
-from acnml.fitting.curvature import (
+from acnml.fit.batch_norm import batch_norm_statistics
+from acnml.fit.bayes_by_backprop import BayesByBackprop, fit_bayes_by_backprop
+from acnml.fit.curvature import (
     Curvature,
     DiagonalCurvature,
     EigenFactors,
@@ -11,8 +11,8 @@ from acnml.fitting.curvature import (
     FullCurvature,
     KroneckerCurvature,
 )
-from acnml.fitting.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
-from acnml.fitting.laplace import (
+from acnml.fit.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
+from acnml.fit.laplace import (
     diagonal_curvature,
     ekfac_curvature,
     fit_diagonal_laplace,
@@ -22,7 +22,7 @@ from acnml.fitting.laplace import (
     full_curvature,
     kronecker_curvature,
 )
-from acnml.fitting.swag import Swag, collect_swag, fit_swag
+from acnml.fit.swag import Swag, collect_swag, fit_swag
 
 __all__ = [
     "BayesByBackprop",

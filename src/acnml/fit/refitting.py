@@ -35,7 +35,7 @@ from acnml._util.progress import track
 from acnml._util.seeding import seeded
 from acnml._util.selection import Parameters, parameter_names
 from acnml.classifier import Classifier
-from acnml.fitting.batches import over_batches, require_classes
+from acnml.fit.batches import over_batches, require_classes
 
 # Memory of a row. Weight-sized tensors: the weights, the velocity, the gradients of the data loss
 # and of the query loss, and their sum. Activation-sized tensors: those saved by autograd, their

@@ -33,8 +33,8 @@ from acnml._util.batches import Inputs
 from acnml._util.params import Params, count, flatten, widened
 from acnml._util.selection import Parameters, last_linear, parameter_names
 from acnml.classifier import Classifier, require_classifier
-from acnml.fitting.batches import over_batches, require_classes
-from acnml.fitting.curvature import (
+from acnml.fit.batches import over_batches, require_classes
+from acnml.fit.curvature import (
     DiagonalCurvature,
     EigenFactors,
     EkfacCurvature,
@@ -42,7 +42,7 @@ from acnml.fitting.curvature import (
     FullCurvature,
     KroneckerCurvature,
 )
-from acnml.fitting.fisher import ExactFisher, Fisher, MonteCarloFisher
+from acnml.fit.fisher import ExactFisher, Fisher, MonteCarloFisher
 from acnml.head.features import Features, features, only_linear
 from acnml.posteriors import Diagonal, Full, Kronecker
 from acnml.typicality.density import Watch

@@ -26,7 +26,7 @@ from acnml._util.params import Params, normal_like, widened, zip_with
 from acnml._util.passes import batch_sizes
 from acnml._util.selection import Parameters, listed, parameter_names
 from acnml.classifier import Classifier, Hook, require_classifier
-from acnml.fitting.batches import checked_labels, cross_entropy, once, over_batches
+from acnml.fit.batches import checked_labels, cross_entropy, once, over_batches
 from acnml.posteriors import Diagonal
 
 # Initial standard deviation as a fraction of the prior's. It is small so that the noise does not

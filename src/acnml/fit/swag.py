@@ -20,7 +20,7 @@ from acnml._util.seeding import seeded
 from acnml._util.selection import Parameters, listed, parameter_names
 from acnml._util.structure import tracking_batch_norms, unwrapped
 from acnml.classifier import Classifier, require_classifier
-from acnml.fitting.batches import cross_entropy, over_batches
+from acnml.fit.batches import cross_entropy, over_batches
 from acnml.posteriors import Diagonal, LowRank
 
 MOMENTUM = 0.9
