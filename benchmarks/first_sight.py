@@ -52,7 +52,7 @@ def networks() -> dict[str, tuple[nn.Module, Tensor]]:
 def predictors(network: nn.Module, x: Tensor) -> dict[str, Predictor]:
     """Return predictors of a network; those of all layers only where they take seconds."""
     classifier = Classifier(network)
-    last = acnml.fit_kfac_laplace(
+    last = acnml.fit_laplace(
         classifier,
         [x],
         prior_precision=1.0,
@@ -64,7 +64,7 @@ def predictors(network: nn.Module, x: Tensor) -> dict[str, Predictor]:
         "Acnml, last layer": Acnml(classifier, last, alpha=0.1),
     }
     if sum(parameter.numel() for parameter in network.parameters()) < 10_000:
-        q = acnml.fit_kfac_laplace(classifier, [x], prior_precision=1.0, progress=False)
+        q = acnml.fit_laplace(classifier, [x], prior_precision=1.0, progress=False)
         found["Acnml, all layers"] = Acnml(classifier, q, alpha=0.1, on_unsolved="ignore")
     return found
 

@@ -62,7 +62,7 @@ def predictions(
 ) -> list[Row]:
     """Measure predictions, in forward passes of the same batch."""
     classifier = Classifier(network)
-    posterior = acnml.fit_kfac_laplace(
+    posterior = acnml.fit_laplace(
         classifier, [inputs[:256]], parameters=[acnml.last_linear(network)], progress=False
     )
     predict = Acnml(classifier, posterior, alpha=ALPHA)
@@ -149,7 +149,7 @@ def heads() -> list[Row]:
         rows.append(_row(f"{case}, α = {NARROW}", _milliseconds(narrow, x), "ms", ""))
     with seeded(0):
         layer, x = nn.Linear(512, 1000), torch.randn(64, 512)
-    posterior = acnml.fit_kfac_laplace(Classifier(layer), [x], progress=False)
+    posterior = acnml.fit_laplace(Classifier(layer), [x], progress=False)
     predict = Acnml(Classifier(layer), posterior, alpha=1.0)
     value = _milliseconds(predict, x[:4])
     return [*rows, _row("random head, 1000 classes, every label matters", value, "ms", "≤ 50")]
@@ -174,7 +174,7 @@ def _trained_head(classes: int, size: int = 256) -> tuple[Acnml, Tensor]:
         y = torch.randint(classes, (200,))
         test = functional.relu(centres[y] + 1.5 * torch.randn(200, size))
     classifier = Classifier(layer.requires_grad_(False))
-    posterior = acnml.fit_kfac_laplace(classifier, list(x.split(1000)), progress=False)
+    posterior = acnml.fit_laplace(classifier, list(x.split(1000)), progress=False)
     return Acnml(classifier, posterior, alpha=ALPHA), test
 
 
@@ -183,7 +183,7 @@ def exported(network: nn.Module, images: Tensor) -> list[Row]:
     import onnxruntime
 
     classifier = Classifier(network)
-    posterior = acnml.fit_kfac_laplace(
+    posterior = acnml.fit_laplace(
         classifier, [images[:256]], parameters=[acnml.last_linear(network)], progress=False
     )
     rows = []

@@ -111,7 +111,7 @@ def measure(network: str, solver: str, kind: str, megabytes: str) -> float:
     else:
         covered = [last_linear(model)] if kind == LAST_LAYER else None
         data = [(x[:64], torch.zeros(len(x[:64]), dtype=torch.long))]
-        q = fit_kfac_laplace(
+        q = fit_laplace(
             classifier, data, prior_precision=1.0, parameters=covered, progress=False
         )
     _solve(classifier, q, replace(SOLVERS[solver], memory=1), x[:2])

@@ -59,7 +59,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model, x, labels, queries = trained()
     classifier = Classifier(model)
-    posterior = fit_kfac_laplace(classifier, [(x, labels)], prior_precision=1.0, progress=False)
+    posterior = fit_laplace(classifier, [(x, labels)], prior_precision=1.0, progress=False)
     rows: list[dict[str, object]] = []
     costs: list[dict[str, object]] = []
     for alpha in ALPHAS:

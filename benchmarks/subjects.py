@@ -75,7 +75,7 @@ def perceptron() -> Subject:
         ),
         "Kronecker": curvature.posterior(30.0, FactorBlock.damped),
         "Kronecker, eigenbasis": curvature.posterior(30.0),
-        "last layer": acnml.fit_kfac_laplace(
+        "last layer": acnml.fit_laplace(
             classifier, some, prior_precision=30.0, parameters=head, progress=False
         ),
     }
@@ -141,7 +141,7 @@ def _convolutional(
     posteriors = {
         "diagonal": _narrow(classifier),
         "Kronecker": curvature.posterior(1e5, FactorBlock.damped),
-        "last layer": acnml.fit_kfac_laplace(
+        "last layer": acnml.fit_laplace(
             classifier, some, prior_precision=30.0, parameters=last, progress=False
         ),
     }

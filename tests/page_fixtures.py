@@ -170,4 +170,4 @@ def file_format() -> Iterator[Names]:
     import acnml
 
     model = torch.nn.Linear(4, 3)
-    yield {"posterior": acnml.fit_kfac_laplace(acnml.Classifier(model), normal(50, 4).float())}
+    yield {"posterior": acnml.fit_laplace(acnml.Classifier(model), normal(50, 4).float())}

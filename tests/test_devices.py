@@ -162,7 +162,7 @@ def test_a_module_is_on_the_device_of_its_network(device, tmp_path):
     case = CASES["mlp"]
     model, x = case.model(), case.x(4)
     layer = acnml.last_linear(model)
-    q = acnml.fit_kfac_laplace(Classifier(model), [x], parameters=[layer])
+    q = acnml.fit_laplace(Classifier(model), [x], parameters=[layer])
     predict = Acnml(Classifier(model.to(device)).tempered(1.5), q, alpha=0.1)
     module = predict.as_module()
     assert {tensor.device.type for tensor in module.state_dict().values()} == {device}

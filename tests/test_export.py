@@ -112,7 +112,7 @@ class Reads(nn.Module):
 def head_predictor(model, x, **settings):
     classifier = Classifier(model).tempered(1.4)
     last = acnml.last_linear(model)
-    posterior = acnml.fit_kfac_laplace(classifier, x, parameters=[last])
+    posterior = acnml.fit_laplace(classifier, x, parameters=[last])
     return Acnml(classifier, posterior, alpha=0.3, **settings)
 
 
@@ -419,7 +419,7 @@ def test_outputs_that_are_objects(get_logits):
 
     model = Output()
     classifier = Classifier(model, get_logits)
-    posterior = acnml.fit_kfac_laplace(classifier, [(normal(20, 4), torch.arange(20) % 3)])
+    posterior = acnml.fit_laplace(classifier, [(normal(20, 4), torch.arange(20) % 3)])
     predict = Acnml(classifier, posterior, alpha=0.2)
     x = normal(5, 4, seed=4)
     torch.testing.assert_close(predict.as_module()(x)[0], predict(x), rtol=0, atol=1e-5)

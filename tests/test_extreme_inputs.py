@@ -34,7 +34,7 @@ def unit_variances() -> Acnml:
 def laplace() -> Acnml:
     classifier = unit_variances().classifier
     data = [normal(20, 2).float()]
-    return Acnml(classifier, acnml.fit_kfac_laplace(classifier, data, progress=False))
+    return Acnml(classifier, acnml.fit_laplace(classifier, data, progress=False))
 
 
 def calibrated() -> Acnml:

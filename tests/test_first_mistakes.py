@@ -18,7 +18,7 @@ DATA = [(X, Y)]
 @pytest.mark.parametrize(
     "use",
     [
-        lambda model, _: acnml.fit_kfac_laplace(model, DATA),
+        lambda model, _: acnml.fit_laplace(model, DATA),
         lambda model, _: acnml.fit_diagonal_laplace(model, DATA),
         lambda model, _: acnml.fit_bayes_by_backprop(model, DATA),
         lambda model, _: acnml.fit_swag(model, DATA),
@@ -81,7 +81,7 @@ def covered(model: nn.Module, parameters) -> list[list[str]]:
     for _ in range(2):  # an iterator must serve twice
         swag.update(model)
     naive = acnml.NaiveCnml(classifier, DATA, Refit(1), parameters())
-    kfac = acnml.fit_kfac_laplace(classifier, DATA, parameters=parameters())
+    kfac = acnml.fit_laplace(classifier, DATA, parameters=parameters())
     return [list(swag.mean), list(naive.parameters), list(kfac.mean)]
 
 
@@ -104,7 +104,7 @@ def test_parameters_may_be_chosen_as_for_an_optimiser():
 @pytest.mark.parametrize(
     "use",
     [
-        lambda model, chosen: acnml.fit_kfac_laplace(Classifier(model), DATA, parameters=chosen),
+        lambda model, chosen: acnml.fit_laplace(Classifier(model), DATA, parameters=chosen),
         lambda _, chosen: Swag(parameters=chosen),
     ],
 )
@@ -117,13 +117,13 @@ def test_other_choices_of_parameters_are_refused(use, parameters, message):
 def test_parameters_of_another_model_are_refused():
     other = MLP.model()[2].weight
     with pytest.raises(ValueError, match="no parameters of the given Parameter: pass a part of"):
-        acnml.fit_kfac_laplace(Classifier(MLP.model()), DATA, parameters=[other])
+        acnml.fit_laplace(Classifier(MLP.model()), DATA, parameters=[other])
 
 
 def test_a_dataset_is_not_a_loader():
     data = torch.utils.data.TensorDataset(X, Y)
     with pytest.raises(TypeError, match=r"TensorDataset yields single examples: pass DataLoader\("):
-        acnml.fit_kfac_laplace(Classifier(MLP.model()), data)
+        acnml.fit_laplace(Classifier(MLP.model()), data)
 
 
 def test_one_hot_labels_are_explained():
@@ -146,7 +146,7 @@ def test_labels_of_another_kind_are_explained(labels, message):
 
 def test_a_loader_that_yields_more_than_pairs_is_explained():
     with pytest.raises(ValueError, match=r"batch 0: .* in a tuple .* but the last are inputs"):
-        acnml.fit_kfac_laplace(Classifier(MLP.model()), [(X, Y, torch.arange(6))])
+        acnml.fit_laplace(Classifier(MLP.model()), [(X, Y, torch.arange(6))])
 
 
 @pytest.mark.parametrize("value", [Classifier(MLP.model()), acnml.Gradient(), {"a": X}])

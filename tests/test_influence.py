@@ -174,7 +174,7 @@ def test_a_last_layer_needs_only_its_features(classes):
 def test_typicality_scales_it():
     model, train, validation, test = problem()
     classifier, (x, _) = Classifier(model), joined(test)
-    posterior = acnml.fit_kfac_laplace(classifier, train, parameters=[acnml.last_linear(model)])
+    posterior = acnml.fit_laplace(classifier, train, parameters=[acnml.last_linear(model)])
     typicality = acnml.fit_typicality(classifier, train, validation)
     predict = Acnml(classifier, posterior, Influence(), 0.01, "ignore", typicality=typicality)
     plain = Map(classifier)(x)

@@ -66,7 +66,7 @@ ENTRIES = {
     "features": lambda c, x: _acnml(c).features(x),
     **{f"solve {s}": lambda c, x, s=s: _acnml(c, s).solve(x) for s in SOLVERS},
     **{s: lambda c, x, s=s: SOLVERS[s](c, diagonal(c.model), x) for s in SOLVERS},
-    "kfac": lambda c, x: acnml.fit_kfac_laplace(c, [(x, Y)]),
+    "kfac": lambda c, x: acnml.fit_laplace(c, [(x, Y)]),
     "diagonal": lambda c, x: acnml.fit_diagonal_laplace(c, [(x, Y)]),
     "full": lambda c, x: acnml.fit_full_laplace(c, [(x, Y)]),
     "swag": lambda c, x: acnml.fit_swag(c, [(x, Y)], epochs=2),
@@ -109,7 +109,7 @@ def test_tensors_in_tuples_and_mappings_are_named():
 
 def test_labels_of_other_kinds_get_a_sentence():
     with pytest.raises(TypeError, match="batch 0: the tensor of labels is sparse"):
-        acnml.fit_kfac_laplace(Classifier(MLP.model()), [(X, Y.to_sparse())])
+        acnml.fit_laplace(Classifier(MLP.model()), [(X, Y.to_sparse())])
 
 
 def test_a_model_without_values_is_refused():
@@ -161,7 +161,7 @@ ALL_LAYERS = MLP.model()
         lambda c, q: acnml.fit_swag(c, DATA, epochs=TWO, rank=TWO, seed=TWO),
         lambda c, q: acnml.Swag(rank=np.int32(3)),
         lambda c, q: acnml.fit_bayes_by_backprop(c, DATA, epochs=TWO, seed=TWO),
-        lambda c, q: acnml.fit_kfac_laplace(c, DATA, fisher=acnml.MonteCarloFisher(TWO, TWO)),
+        lambda c, q: acnml.fit_laplace(c, DATA, fisher=acnml.MonteCarloFisher(TWO, TWO)),
         lambda c, q: acnml.Bma(c, q, samples=TWO, seed=TWO)(X),
         lambda c, q: acnml.Glm(c, q, acnml.LogitSampling(TWO, TWO))(X),
         lambda c, q: Acnml(c, q, acnml.Reference(TWO, 0.3, np.int64(8)), alpha=np.float32(0.1))(X),

@@ -177,7 +177,7 @@ def test_posteriors_add_the_prior():
     classifier, data = Classifier(case.model()), labelled(case, 6, 3)
     kron = kronecker_curvature(classifier, data)
     precision = torch.linalg.inv(
-        covariance(acnml.fit_kfac_laplace(classifier, data, prior_precision=0.7))
+        covariance(acnml.fit_laplace(classifier, data, prior_precision=0.7))
     )
     eye = torch.eye(len(precision)).double()
     torch.testing.assert_close(precision, dense(kron) + 0.7 * eye, rtol=1e-8, atol=1e-8)
@@ -205,10 +205,10 @@ def test_covers_what_is_asked_for():
     case = MODELS[2]
     model = case.model()
     classifier, data = Classifier(model), labelled(case, 4, 2)
-    assert list(acnml.fit_kfac_laplace(classifier, data).mean) == [
+    assert list(acnml.fit_laplace(classifier, data).mean) == [
         *("stem.weight", "stem.bias", "grouped.weight", "grouped.bias", "head.weight", "head.bias")
     ]
-    last = acnml.fit_kfac_laplace(classifier, data, parameters=[acnml.last_linear(model)])
+    last = acnml.fit_laplace(classifier, data, parameters=[acnml.last_linear(model)])
     assert list(last.mean) == ["head.weight", "head.bias"]
     mixed = acnml.fit_diagonal_laplace(classifier, data, parameters=["head.weight", model.norm])
     assert list(mixed.mean) == ["norm.weight", "norm.bias", "head.weight"]

@@ -66,7 +66,7 @@ def test_kfac_refuses_norm_layers_by_name():
     with pytest.raises(
         ValueError, match=r"layer 'norm' \(BatchNorm2d\).*KFAC covers Linear and Conv2d"
     ):
-        acnml.fit_kfac_laplace(
+        acnml.fit_laplace(
             Classifier(case.model()),
             [(case.x(2), Y[:2])],
             prior_precision=1,
@@ -88,7 +88,7 @@ def test_kfac_says_what_it_covers_where_a_model_has_none_of_it(build):
     classifier, data = Classifier(build()), [(X, Y)]
     message = "KFAC covers Linear and Conv2d layers .* Sequential has none; use fit_swag"
     with pytest.raises(ValueError, match=message):
-        acnml.fit_kfac_laplace(classifier, data)
+        acnml.fit_laplace(classifier, data)
     posterior = acnml.fit_swag(classifier, data, epochs=2)  # the way out is one
     assert acnml.Bma(classifier, posterior)(X).shape == (4, 3)
 
@@ -112,10 +112,10 @@ class Tied(nn.Module):
 
 def test_kfac_leaves_tied_layers_out_unless_told():
     model = Tied()
-    covered = acnml.fit_kfac_laplace(Classifier(model), [(X, Y)]).mean
+    covered = acnml.fit_laplace(Classifier(model), [(X, Y)]).mean
     assert list(covered) == ["body.weight", "body.bias"]
     with pytest.raises(ValueError, match=r"are the same parameter; .*leave it out"):
-        acnml.fit_kfac_laplace(Classifier(model), [(X, Y)], parameters=[model.head])
+        acnml.fit_laplace(Classifier(model), [(X, Y)], parameters=[model.head])
 
 
 class Untracked(nn.Module):
@@ -148,7 +148,7 @@ def test_refuses_layers_that_no_gradient_reaches(fit, names, message):
 
 def test_empirical_fisher_needs_labels():
     with pytest.raises(ValueError, match="EmpiricalFisher needs labels"):
-        acnml.fit_kfac_laplace(Classifier(nn.Linear(4, 3)), [X], fisher=EmpiricalFisher())
+        acnml.fit_laplace(Classifier(nn.Linear(4, 3)), [X], fisher=EmpiricalFisher())
 
 
 @pytest.mark.parametrize("coupling", [1.0, 1.0 + 1e-6])

@@ -182,7 +182,7 @@ def test_every_posterior_fits_into_a_full_one():
     model = mlp()
     classifier = Classifier(model)
     data = [(X, LABELS)]
-    kron = acnml.fit_kfac_laplace(classifier, data, prior_precision=0.5)
+    kron = acnml.fit_laplace(classifier, data, prior_precision=0.5)
     la = fitted(model, subset_of_weights="all", hessian_structure="full")
     before = la.H.clone()
     require_same_prediction(acnml.to_laplace(kron, la), model, kron)
@@ -217,7 +217,7 @@ def test_what_cannot_be_converted():
     with pytest.raises(ValueError, match="acnml is for classification"):
         acnml.from_laplace(laplace.Laplace(model, "regression"))
     la = fitted(model, subset_of_weights="all", hessian_structure="kron")
-    joint = acnml.fit_kfac_laplace(Classifier(model), [(X, LABELS)])
+    joint = acnml.fit_laplace(Classifier(model), [(X, LABELS)])
     with pytest.raises(TypeError, match=r"weight and the bias of a layer independent.*'0\.weight'"):
         acnml.to_laplace(joint, la)
     own = acnml.from_laplace(la)

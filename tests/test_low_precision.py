@@ -90,7 +90,7 @@ def test_kfac_adds_little_to_the_errors_of_the_model_itself(
     def predicted(way: Way) -> tuple[torch.Tensor, torch.Tensor]:
         classifier = Classifier(rounded(model, torch.bfloat16).to(way.dtype))
         with way.context():
-            fitted = acnml.fit_kfac_laplace(
+            fitted = acnml.fit_laplace(
                 classifier, [(x, y)], prior_precision=prior_precision, parameters=parameters
             )
         # Half precision has too few digits for small residuals.

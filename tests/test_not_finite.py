@@ -82,7 +82,7 @@ def small(model: nn.Module) -> Diagonal:
         lambda c, x: Acnml(c, small(c.model), Gradient())(x),
         lambda c, x: Acnml(c, small(c.model), Reference())(x),
         lambda c, x: acnml.NaiveCnml(c, [(x.abs(), Y)])(x),
-        lambda c, x: acnml.fit_kfac_laplace(c, [(x, Y)]),
+        lambda c, x: acnml.fit_laplace(c, [(x, Y)]),
         lambda c, x: acnml.fit_diagonal_laplace(c, [(x, Y)]),
         lambda c, x: acnml.fit_bayes_by_backprop(c, [(x, Y)], epochs=1),
         lambda c, x: acnml.fit_swag(c, [(x, Y)], epochs=2),

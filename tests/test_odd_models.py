@@ -123,13 +123,13 @@ def test_gradient_is_the_reference(build, size, name):
 @pytest.mark.parametrize("build", [each for each in ODD if each is not SecondHead])
 def test_kfac_covers_odd_models(build):
     model = build().double()
-    posterior = acnml.fit_kfac_laplace(Classifier(model), [(X, torch.tensor([0, 1, 2]))])
+    posterior = acnml.fit_laplace(Classifier(model), [(X, torch.tensor([0, 1, 2]))])
     assert list(posterior.mean) == [name for name, _ in model.named_parameters()]
 
 
 def test_kfac_refuses_a_layer_that_no_gradient_reaches():
     with pytest.raises(ValueError, match=r"layer 'trunk' runs under torch.no_grad\(\)"):
-        acnml.fit_kfac_laplace(Classifier(SecondHead().double()), [(X, torch.tensor([0, 1, 2]))])
+        acnml.fit_laplace(Classifier(SecondHead().double()), [(X, torch.tensor([0, 1, 2]))])
 
 
 class Reused(nn.Module):
@@ -155,7 +155,7 @@ def test_a_shared_weight_is_left_out_of_kfac_by_default():
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     model[2].weight = model[0].weight
     loader = [(normal(3, 4), torch.tensor([0, 1, 2]))]
-    posterior = acnml.fit_kfac_laplace(Classifier(model.double()), loader)
+    posterior = acnml.fit_laplace(Classifier(model.double()), loader)
     assert list(posterior.mean) == ["4.weight", "4.bias"]
 
 
@@ -181,7 +181,7 @@ def test_subclasses_that_compute_something_else_are_refused_whatever_the_input()
 def test_layers_that_are_not_called_are_left_out_of_kfac():
     model = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
     whole = nn.Sequential(model, nn.Flatten(), nn.Linear(24, 3)).double()
-    posterior = acnml.fit_kfac_laplace(Classifier(whole), [(X, torch.tensor([0, 1, 2]))])
+    posterior = acnml.fit_laplace(Classifier(whole), [(X, torch.tensor([0, 1, 2]))])
     layers = {name.rpartition(".")[0] for name in posterior.mean}
     assert layers == {"0.linear1", "0.linear2", "2"}
     expected = Reference(2, 0.3, rows_at_once=1)(Classifier(whole), posterior, X).log_lik
@@ -204,7 +204,7 @@ class Checkpointed(nn.Module):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda c: acnml.fit_kfac_laplace(c, [(X, torch.tensor([0, 1, 2]))]),
+        lambda c: acnml.fit_laplace(c, [(X, torch.tensor([0, 1, 2]))]),
         lambda c: Acnml(c, diagonal(c.model))(X),
         lambda c: Acnml(c, diagonal(c.model), Reference())(X),
         lambda c: Acnml(c, diagonal(c.model, ["head.weight"]), Reference(rows_at_once=1))(X),
@@ -231,12 +231,12 @@ def test_nested_tensors_are_refused():
     padding[1, 4:] = True
     data = [({"x": X, "padding": padding}, torch.tensor([0, 1, 2]))]
     with pytest.raises(ValueError, match="with enable_nested_tensor=False"):
-        acnml.fit_kfac_laplace(Classifier(Padded(nested=True).double()), data)
-    posterior = acnml.fit_kfac_laplace(Classifier(Padded(nested=False).double()), data)
+        acnml.fit_laplace(Classifier(Padded(nested=True).double()), data)
+    posterior = acnml.fit_laplace(Classifier(Padded(nested=False).double()), data)
     assert "body.layers.0.linear1.weight" in posterior.mean
 
 
 def test_reparametrised_weights_are_left_out_of_kfac():
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 3))
-    posterior = acnml.fit_kfac_laplace(Classifier(model), [(normal(3, 4), torch.tensor([0, 1, 2]))])
+    posterior = acnml.fit_laplace(Classifier(model), [(normal(3, 4), torch.tensor([0, 1, 2]))])
     assert list(posterior.mean) == ["1.weight", "1.bias"]

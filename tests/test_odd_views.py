@@ -67,7 +67,7 @@ def test_works_in_any_gradient_mode(mode):
         torch.testing.assert_close(Acnml(classifier, diagonal(model))(x), expected)
         Bma(classifier, diagonal(model))(x)
         acnml.Glm(classifier, diagonal(model))(x)
-        acnml.fit_kfac_laplace(classifier, [(x, y)])
+        acnml.fit_laplace(classifier, [(x, y)])
         acnml.fit_bayes_by_backprop(classifier, [(x, y)], epochs=1)
         acnml.fit_swag(classifier, [(x, y)], epochs=2)
 
@@ -177,7 +177,7 @@ def test_factors_in_half_precision_can_be_sampled():
 @pytest.mark.parametrize("parameters", ["weight", nn.Linear(4, 3)])
 def test_parameters_must_be_a_list(parameters):
     with pytest.raises(TypeError, match="parameters must be a list"):
-        acnml.fit_kfac_laplace(Classifier(nn.Linear(4, 3)), [], parameters=parameters)
+        acnml.fit_laplace(Classifier(nn.Linear(4, 3)), [], parameters=parameters)
 
 
 def test_a_solver_must_be_a_value():

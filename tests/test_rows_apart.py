@@ -92,8 +92,8 @@ def posterior_of(model: nn.Module, names=("head.weight", "head.bias")):
 
 
 USES = {
-    "kfac": lambda c: acnml.fit_kfac_laplace(c, DATA, parameters=[c.model.head]),
-    "kfac of two layers": lambda c: acnml.fit_kfac_laplace(
+    "kfac": lambda c: acnml.fit_laplace(c, DATA, parameters=[c.model.head]),
+    "kfac of two layers": lambda c: acnml.fit_laplace(
         c, DATA, parameters=[c.model.body, c.model.head]
     ),
     "diagonal": lambda c: acnml.fit_diagonal_laplace(c, DATA, parameters=[c.model.head]),
@@ -358,7 +358,7 @@ def test_ordinary_models_are_accepted(name, dtype):
             pytest.skip("overflows")
         Map(classifier)(x)
         data = [(x, torch.zeros(40, dtype=torch.long))]
-        acnml.fit_kfac_laplace(classifier, data, parameters=[acnml.last_linear(model)])
+        acnml.fit_laplace(classifier, data, parameters=[acnml.last_linear(model)])
         assert classifier.findings.apart  # it was checked
 
 
@@ -368,7 +368,7 @@ def test_ordinary_models_are_accepted_under_autocast():
         model = build()
         with torch.autocast("cpu", torch.bfloat16):
             classifier = Classifier(model)
-            acnml.fit_kfac_laplace(classifier, [inputs(40)])
+            acnml.fit_laplace(classifier, [inputs(40)])
         assert classifier.findings.apart
 
 

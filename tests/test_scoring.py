@@ -716,7 +716,7 @@ def _ensemble(member):
 def test_rows_that_a_member_flags_are_rejected(wrap):
     model = torch.nn.Linear(4, 3)
     classifier, x = acnml.Classifier(model), torch.ones(6, 4)
-    posterior = acnml.fit_kfac_laplace(classifier, torch.randn(50, 4))
+    posterior = acnml.fit_laplace(classifier, torch.randn(50, 4))
     x[2] = 3e38
     flagging = acnml.Acnml(classifier, posterior, alpha=0.1, on_error="flag")
     scored = Scorer(wrap(flagging), Answers())({"x": x.numpy()})

@@ -266,7 +266,7 @@ def test_the_fallback_solves_many_more_labels_of_a_trained_relu_network():
             nn.functional.cross_entropy(model(x), labels).backward()
             optimiser.step()
         queries = centres[:2] + torch.randn(2, 20)
-    posterior = acnml.fit_kfac_laplace(
+    posterior = acnml.fit_laplace(
         Classifier(model), [(x, labels)], prior_precision=1.0, progress=False
     )
     predict = Acnml(Classifier(model), posterior, alpha=1.0, on_unsolved="ignore")

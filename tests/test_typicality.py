@@ -216,7 +216,7 @@ def test_a_module_that_does_not_reach_a_place_has_no_features():
     model, x = Branching().double(), normal(100, 4)
     classifier = Classifier(model)
     typicality = fit_typicality(classifier, x, x, places=[Place("h")])
-    posterior = acnml.fit_kfac_laplace(classifier, x, parameters=[model.head])
+    posterior = acnml.fit_laplace(classifier, x, parameters=[model.head])
     module = Acnml(classifier, posterior, alpha=0.1, typicality=typicality).as_module()
     module(x)
     with pytest.raises(ValueError, match="the network did not run output of 'h'"):
@@ -631,7 +631,7 @@ def test_a_file_needs_no_last_layer_and_takes_a_tempered_network(weighed, tmp_pa
 def test_refusals(fitted, weighed):
     typicality, model, train, validation, _ = fitted
     classifier = Classifier(model)
-    posterior = acnml.fit_kfac_laplace(classifier, train, parameters=[model.head])
+    posterior = acnml.fit_laplace(classifier, train, parameters=[model.head])
     other = Classifier(copy.deepcopy(nn.Sequential(model.body, nn.Tanh(), model.head)))
     with pytest.raises(ValueError, match="fitted on another model"):
         acnml.DensityTempered(other, typicality)
@@ -853,7 +853,7 @@ def test_a_perfectly_typical_input_stays_at_the_mean():
         classifier = Classifier(nn.Linear(2, 3).double())
     x = torch.cat([normal(50, 2), -normal(50, 2)])  # with a mean of zero
     typicality = acnml.fit_typicality(classifier, x, normal(50, 2, seed=1))
-    posterior, centre = acnml.fit_kfac_laplace(classifier, x), torch.zeros(1, 2).double()
+    posterior, centre = acnml.fit_laplace(classifier, x), torch.zeros(1, 2).double()
     expected = acnml.Map(classifier)(centre)
     for solver in (acnml.Linearised(), acnml.Gradient(), acnml.Reference(5, 0.1)):
         found = acnml.Acnml(classifier, posterior, solver, typicality=typicality)(centre)

@@ -48,7 +48,7 @@ def unit_posterior(model: nn.Module) -> Diagonal:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda c, x: acnml.fit_kfac_laplace(c, [x]),
+        lambda c, x: acnml.fit_laplace(c, [x]),
         lambda c, x: acnml.fit_diagonal_laplace(c, [x]),
         lambda c, x: acnml.fit_diagonal_laplace(c, [x], parameters=[c.model.head]),
         lambda c, x: Linearised()(c, unit_posterior(c.model), x),
@@ -150,7 +150,7 @@ class MaskedUse(nn.Module):
 
 def test_a_use_that_no_value_shows_yet_is_noticed():
     with pytest.raises(ValueError, match=r"uses 'head.weight' without calling layer 'head'"):
-        acnml.fit_kfac_laplace(Classifier(MaskedUse().double()), [(X, Y)])
+        acnml.fit_laplace(Classifier(MaskedUse().double()), [(X, Y)])
 
 
 def test_a_forward_of_an_instance_survives_a_run():
@@ -221,7 +221,7 @@ def test_a_softmax_at_the_end_is_noticed(dtype, classes):
     for use in (
         lambda c: acnml.Map(c)(X),
         lambda c: acnml.Map(c.tempered(2.0))(X),
-        lambda c: acnml.fit_kfac_laplace(c, data),
+        lambda c: acnml.fit_laplace(c, data),
         lambda c: acnml.fit_swag(c, data, epochs=2),
         lambda c: acnml.tuning.temperature_by_nll(acnml.Map(c), data),
     ):
@@ -360,7 +360,7 @@ def test_plain_tensors_with_gradients_are_constants():
     classifier = Classifier(model)
     expected = model(X).log_softmax(-1).detach()
     torch.testing.assert_close(acnml.Map(classifier)(X), expected)
-    posterior = acnml.fit_kfac_laplace(classifier, [X], parameters=[model.head])
+    posterior = acnml.fit_laplace(classifier, [X], parameters=[model.head])
     narrow = acnml.Acnml(classifier, posterior, alpha=1e-9)
     torch.testing.assert_close(narrow(X), expected, rtol=0, atol=1e-6)
     assert model.scale.requires_grad

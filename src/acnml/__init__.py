@@ -23,10 +23,7 @@ return arrays for arrays and tensors for tensors. Floating point inputs are conv
 type.
 """
 
-import warnings
-from typing import TYPE_CHECKING
-
-from acnml import conformal, metrics, tuning
+from acnml import conformal, fit, metrics, tuning
 from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
 from acnml.calibration import Calibrated, CalibrationRow, Score, calibrate, calibrate_folds
@@ -34,27 +31,12 @@ from acnml.classifier import Classifier
 from acnml.export import Exported, export_onnx
 from acnml.fit import (
     BayesByBackprop,
-    Curvature,
-    DiagonalCurvature,
-    EkfacCurvature,
-    EmpiricalFisher,
-    ExactFisher,
-    FullCurvature,
-    KroneckerCurvature,
-    MonteCarloFisher,
     Swag,
     batch_norm_statistics,
-    collect_swag,
-    diagonal_curvature,
-    ekfac_curvature,
     fit_bayes_by_backprop,
-    fit_diagonal_laplace,
-    fit_ekfac_laplace,
-    fit_full_laplace,
-    fit_kfac_laplace,
+    fit_curvature,
+    fit_laplace,
     fit_swag,
-    full_curvature,
-    kronecker_curvature,
 )
 from acnml.fit.refitting import Refit
 from acnml.laplace_torch import from_laplace, to_laplace
@@ -115,33 +97,25 @@ __all__ = [
     "Calibrated",
     "CalibrationRow",
     "Classifier",
-    "Curvature",
     "Density",
     "DensityTempered",
     "Diagonal",
-    "DiagonalCurvature",
     "EigenBlock",
-    "EkfacCurvature",
-    "EmpiricalFisher",
     "Ensemble",
-    "ExactFisher",
     "Exported",
     "FactorBlock",
     "Full",
-    "FullCurvature",
     "Glm",
     "Gradient",
     "IfComp",
     "Influence",
     "Kronecker",
-    "KroneckerCurvature",
     "Linearised",
     "LogitSampling",
     "LowRank",
     "Map",
     "McDropout",
     "Modes",
-    "MonteCarloFisher",
     "NaiveCnml",
     "NaiveCnmlMax",
     "NearestNeighbours",
@@ -164,24 +138,18 @@ __all__ = [
     "batch_norm_statistics",
     "calibrate",
     "calibrate_folds",
-    "collect_swag",
     "conformal",
-    "diagonal_curvature",
-    "ekfac_curvature",
     "export_onnx",
+    "fit",
     "fit_bayes_by_backprop",
-    "fit_diagonal_laplace",
-    "fit_ekfac_laplace",
-    "fit_full_laplace",
+    "fit_curvature",
     "fit_if_comp",
-    "fit_kfac_laplace",
+    "fit_laplace",
     "fit_neighbours",
     "fit_pnml",
     "fit_swag",
     "fit_typicality",
     "from_laplace",
-    "full_curvature",
-    "kronecker_curvature",
     "last_linear",
     "load",
     "metrics",
@@ -190,14 +158,3 @@ __all__ = [
     "tuning",
 ]
 __version__ = "0.2.0.dev0"
-
-
-if not TYPE_CHECKING:  # type checkers should still see that a name is unknown
-
-    def __getattr__(name: str) -> object:
-        """Return what an old name now stands for."""
-        if name == "fit_laplace_diagonal":
-            text = "acnml.fit_laplace_diagonal is now called acnml.fit_diagonal_laplace"
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
-            return fit_diagonal_laplace
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

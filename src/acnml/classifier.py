@@ -513,6 +513,11 @@ def strays(logits: Tensor, leaves: Params) -> list[str]:
     return [name for name, grad in zip(leaves, grads, strict=True) if grad is not None]
 
 
+def as_classifier(model: nn.Module | Classifier) -> Classifier:
+    """Return a classifier as it is, and a view of a module."""
+    return model if isinstance(model, Classifier) else Classifier(model)
+
+
 def require_classifier(value: object) -> None:
     """Raise an error if the value is not a Classifier, for example an unwrapped model."""
     if not isinstance(value, Classifier):

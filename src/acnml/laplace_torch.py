@@ -98,7 +98,7 @@ def to_laplace(posterior: Posterior, la: ParametricLaplace) -> Any:
     ...     la = Laplace(model, "classification", hessian_structure="full")
     ...     la.fit(loader)
     >>> classifier = acnml.Classifier(model)
-    >>> posterior = acnml.fit_full_laplace(classifier, torch.randn(30, 4), parameters=[model[2]])
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(30, 4), structure="full")
     >>> acnml.to_laplace(posterior, la)(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """

@@ -19,7 +19,7 @@ from torch import nn
 from acnml._util import checks
 from acnml._util.extras import needed_by
 from acnml._util.files import require_target
-from acnml._util.selection import Parameters
+from acnml._util.selection import Layers
 from acnml.calibration import Calibrated, calibrate
 from acnml.fit import Swag
 from acnml.storage import save
@@ -48,7 +48,7 @@ class CollectSwag(Callback):
     Args:
         start_epoch: the first epoch to collect, counted from 0 as `trainer.current_epoch`.
         rank: number of deviations to store.
-        parameters: parameters, their names or submodules to cover; by default all.
+        layers: layers, parameters or their names to cover; by default all.
 
     >>> from acnml.lightning import CollectSwag
     >>> callback = CollectSwag(start_epoch=10)  # Trainer(callbacks=[callback]), then callback.swag
@@ -56,9 +56,9 @@ class CollectSwag(Callback):
     0
     """
 
-    def __init__(self, start_epoch: int = 0, rank: int = 20, parameters: Parameters = None) -> None:
+    def __init__(self, start_epoch: int = 0, rank: int = 20, layers: Layers = None) -> None:
         self.start_epoch = checks.require_integer(start_epoch, "start_epoch", least=0)
-        self.swag = Swag(rank, parameters)
+        self.swag = Swag(rank, layers)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the weights of this epoch."""

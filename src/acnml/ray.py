@@ -280,7 +280,7 @@ def fit(
 
     Args:
         shards: descriptions of parts of the data that do not overlap, for example paths of files.
-        fit_one: returns, for example, `kronecker_curvature(classifier, loader_of(shard))`.
+        fit_one: returns, for example, `fit_curvature(classifier, loader_of(shard))`.
         threads: of torch in every task, which are the CPUs that it reserves.
         address: of a running cluster, see `Cluster`.
 
@@ -289,7 +289,7 @@ def fit(
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> def fit_one(seed):
     ...     x = torch.randn(100, 4, generator=torch.Generator().manual_seed(seed))
-    ...     return acnml.kronecker_curvature(classifier, x)
+    ...     return acnml.fit_curvature(classifier, x)
     >>> fit([0, 1, 2], fit_one).data  # doctest: +SKIP
     300
     """

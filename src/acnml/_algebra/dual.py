@@ -32,7 +32,7 @@ class Affine:
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> posterior.blocks[0].layer
     Affine(weight='weight', bias='bias', groups=1)
     """

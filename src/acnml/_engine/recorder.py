@@ -164,10 +164,10 @@ def require_tracked(tape: Tape) -> None:
         if not any(one.is_tracked for one in passages):
             raise ValueError(
                 f"layer {site.name!r} runs under torch.no_grad() in the model's forward, so that "
-                "no gradient reaches it; leave it out of `parameters`"
+                "no gradient reaches it; leave it out of `layers`"
             )
     if not tape.logits.requires_grad:
-        raise ValueError("the model's logits use none of `parameters`; name some that they use")
+        raise ValueError("the model's logits use none of `layers`; name some that they use")
 
 
 def require_batch_first(site: Site, received: Tensor, batch: int) -> None:

@@ -1,46 +1,32 @@
-"""Select the parameters that a posterior covers, by name, by parameter or by submodule."""
+"""Select the parameters that a posterior covers, by layer, by parameter or by name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 
 from acnml._util import checks
 
-# Any mix of a model's parameters, their names and submodules; None selects all parameters.
-Parameters: TypeAlias = Iterable[str | nn.Module | nn.Parameter] | None
+# A layer, a parameter, or the name of one.
+Layer: TypeAlias = str | nn.Module | nn.Parameter
+# One or several of them; "last" is the last Linear layer, and None all that a fit can cover.
+Layers: TypeAlias = Layer | Iterable[Layer] | None
 
 
-def parameter_names(model: nn.Module, parameters: Parameters) -> list[str]:
+def parameter_names(model: nn.Module, layers: Layers) -> list[str]:
     """Return the names of the selected parameters, in the model's order."""
     known = [name for name, _ in model.named_parameters()]
-    items = listed(parameters)
-    if items is None:
+    if layers is None:
         return known
-    chosen: set[str] = set()
-    for item in items:
-        chosen |= {item} if isinstance(item, str) else _names_in(model, item)
+    if isinstance(layers, str) and layers == "last":
+        layers = last_linear(model)
+    each = [layers] if isinstance(layers, Layer) else layers
+    chosen = {name for layer in each for name in _names_in(model, layer)}
     if not chosen:
-        raise ValueError("parameters is empty: name at least one parameter or module")
-    checks.require_known(chosen, known)
+        raise ValueError("layers is empty: name at least one layer or parameter")
     return [name for name in known if name in chosen]
-
-
-def listed(parameters: Parameters) -> list[str | nn.Module | nn.Parameter] | None:
-    """Check a selection and return it as a list, because an iterator can be used only once."""
-    if parameters is None:
-        return None
-    if isinstance(parameters, (str, nn.Module, Tensor)):
-        raise TypeError("parameters must be a list, e.g. [model.fc] or ['fc.weight']")
-    checks.require_iterable(parameters, "a list of parameters")
-    items = list(parameters)
-    for item in items:
-        if not isinstance(item, (str, nn.Module, nn.Parameter)):
-            kind = type(item).__name__
-            raise TypeError(f"parameters must be names, submodules or parameters, got a {kind}")
-    return items
 
 
 def last_linear(model: nn.Module) -> nn.Linear:
@@ -53,18 +39,23 @@ def last_linear(model: nn.Module) -> nn.Linear:
     if not layers:
         raise ValueError(
             f"{type(model).__name__} has no nn.Linear layer: use a posterior over other layers, "
-            "for example acnml.Acnml(classifier, acnml.fit_kfac_laplace(classifier, loader))"
+            "for example acnml.Acnml(classifier, acnml.fit_laplace(classifier, loader))"
         )
     return layers[-1]
 
 
-def _names_in(model: nn.Module, part: nn.Module | nn.Parameter) -> set[str]:
-    """Return the names in the model of a submodule's parameters, or of one parameter."""
-    own = {id(each) for each in (part.parameters() if isinstance(part, nn.Module) else [part])}
-    names = {name for name, parameter in model.named_parameters() if id(parameter) in own}
+def _names_in(model: nn.Module, layer: Layer) -> set[str]:
+    """Return the names in the model of a layer's parameters, or of one parameter."""
+    named = dict(model.named_parameters())
+    if isinstance(layer, str):
+        names = {name for name in named if name == layer or name.startswith(f"{layer}.")}
+        checks.require_known([] if names else [layer], named)
+        return names
+    own = {id(each) for each in (layer.parameters() if isinstance(layer, nn.Module) else [layer])}
+    names = {name for name, parameter in named.items() if id(parameter) in own}
     if not names:
         raise ValueError(
-            f"the model has no parameters of the given {type(part).__name__}: "
-            "pass a part of the same model object that was passed to Classifier"
+            f"the model has no parameters of the given {type(layer).__name__}: pass a part of the "
+            "same model object, or its name"
         )
     return names

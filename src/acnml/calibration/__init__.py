@@ -13,7 +13,7 @@ Everything but the two passes happens in logit space, on the features of the val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from torch import nn
@@ -25,7 +25,7 @@ from acnml.calibration._search import Search
 from acnml.calibration._validation import LEAST_DATA, ValidationData
 from acnml.calibration.result import Calibrated, CalibrationRow, Score
 from acnml.classifier import Classifier
-from acnml.fit import Curvature, kronecker_curvature
+from acnml.fit import Structure
 from acnml.typicality import Place
 
 __all__ = [
@@ -46,7 +46,7 @@ def calibrate(
     *,
     price: float = 0.01,
     layer: nn.Module | str | None = None,
-    curvature: Callable[..., Curvature] = kronecker_curvature,
+    curvature: Structure = "kron",
     prior_precision: float | None = None,
     typicality: bool | Sequence[Place] = True,
     temperature: float | None = None,
@@ -67,8 +67,7 @@ def calibrate(
         price: accepted increase of the validation NLL over the best temperature, in nats. A higher
             price gives less confident predictions.
         layer: the last Linear layer, or its name; by default the one that is registered last.
-        curvature: `kronecker_curvature`, `ekfac_curvature`, `diagonal_curvature` or
-            `full_curvature`.
+        curvature: "kron", "ekfac", "diag" or "full", see `acnml.fit_curvature`.
         prior_precision: of the Gaussian prior of the last layer's weights. The default is a
             hundredth of the mean eigenvalue of the curvature.
         typicality: weigh every query by how atypical the input's features are, α(x) = α s(x); see
@@ -123,7 +122,7 @@ def calibrate_folds(
     *,
     price: float = 0.01,
     layer: str | None = None,
-    curvature: Callable[..., Curvature] = kronecker_curvature,
+    curvature: Structure = "kron",
     prior_precision: float | None = None,
     temperature: float | None = None,
     on_error: Literal["raise", "flag"] = "raise",
@@ -143,8 +142,7 @@ def calibrate_folds(
         folds: for every fold its network, the data that it was trained on, and the validation data.
         price: see `calibrate`, also for all following arguments.
         layer: the name of the last Linear layer; by default the one that is registered last.
-        curvature: `kronecker_curvature`, `ekfac_curvature`, `diagonal_curvature` or
-            `full_curvature`.
+        curvature: "kron", "ekfac", "diag" or "full", see `acnml.fit_curvature`.
         prior_precision: of the Gaussian prior of the last layer's weights.
         temperature: of the networks; by default that of least validation NLL.
         on_error: what the result does about inputs without an answer.

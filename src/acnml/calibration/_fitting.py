@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 
@@ -15,7 +15,7 @@ from acnml._util.processes import group
 from acnml._util.selection import last_linear, parameter_names
 from acnml.calibration._validation import Outputs, ValidationData
 from acnml.classifier import Classifier
-from acnml.fit import Curvature
+from acnml.fit import Structure, fit_curvature
 from acnml.head.features import (
     Features,
     all_features,
@@ -56,7 +56,7 @@ class Recipe:
     """How a posterior is fitted."""
 
     layer: nn.Module | str | None
-    curvature: Callable[..., Curvature]
+    curvature: Structure
     prior_precision: float | None
     places: bool | tuple[Place, ...]  # of typicality; False for none
     progress: bool | None
@@ -67,10 +67,9 @@ class Recipe:
         # All of this would be found out later too, after the network has run over the data.
         if self.on_error not in get_args(OnError):
             raise ValueError(f"on_error must be one of {get_args(OnError)}, got {self.on_error!r}")
-        if not callable(self.curvature):
-            raise TypeError(
-                "curvature must be a function such as acnml.kronecker_curvature, got "
-                f"{self.curvature!r}"
+        if self.curvature not in get_args(Structure):
+            raise ValueError(
+                f"curvature must be one of {get_args(Structure)}, got {self.curvature!r}"
             )
         if self.prior_precision is not None:
             checks.require_positive(self.prior_precision, "prior_precision")
@@ -133,7 +132,14 @@ class Recipe:
         if self.distributed:
             _require_same_weights(tempered, network.names)
             options["distributed"] = True
-        fitted = self.curvature(tempered, loader, network.names, progress=self.progress, **options)
+        fitted = fit_curvature(
+            tempered,
+            loader,
+            structure=self.curvature,
+            layers=network.names,
+            progress=self.progress,
+            **options,
+        )
         if self.distributed and watch is not None:
             moments = moments.over_processes(group(True))
         precision = self.prior_precision

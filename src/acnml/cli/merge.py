@@ -49,7 +49,7 @@ def _loaded(path: Path) -> Any:
     import acnml
 
     value = acnml.load(path)
-    if not isinstance(value, (acnml.Curvature, acnml.Swag)):
+    if not isinstance(value, (acnml.fit.Curvature, acnml.Swag)):
         kind = type(value).__name__
         raise TypeError(f"{path} holds a {kind}; only curvatures and SWAG states add up")
     return value

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from acnml._util.batches import Inputs, WholeData, as_loader, split_labels, take
+from acnml._util.batches import WholeData, as_loader, split_labels, take
 from acnml._util.params import Params
 from acnml._util.passes import each_batch, in_chunks
 from acnml._util.structure import tracking_batch_norms
-from acnml.classifier import Classifier, require_classifier
+from acnml.classifier import Classifier, as_classifier
 
 
 @torch.no_grad()
 def batch_norm_statistics(
-    classifier: Classifier, loader: Iterable[Any], tensors: Params | None = None
+    model: nn.Module | Classifier, loader: Iterable[Any], tensors: Params | None = None
 ) -> Params:
     """Compute the running means and variances in one pass over the loader, by name.
 
@@ -32,7 +32,7 @@ def batch_norm_statistics(
     `classifier.at(statistics)`. It is empty for a model without batch norm.
 
     Args:
-        classifier: the model.
+        model: the network.
         loader: the training data; labels are ignored.
         tensors: weights to use in place of the model's own, e.g. the mean of a `Swag`.
 
@@ -44,7 +44,7 @@ def batch_norm_statistics(
     >>> bool(statistics["0.running_mean"].mean() > 1)
     True
     """
-    require_classifier(classifier)
+    classifier = as_classifier(model)
     module = classifier.copy_module(tensors)
     layers = tracking_batch_norms(module)
     if not layers:
@@ -55,10 +55,15 @@ def batch_norm_statistics(
         layer.train()
 
     def run(batch: Any) -> None:
-        _run(classifier, module, split_labels(batch)[0])
+        classifier.logits_of(module, classifier.prepare(split_labels(batch)[0]))
 
     each_batch(_spread(classifier, loader), run, "batch norm", progress=False)
-    return _statistics(layers)
+    return {
+        f"{name}.{buffer}" if name else buffer: tensor
+        for name, layer in layers.items()
+        for buffer, tensor in layer.named_buffers(recurse=False)
+        if buffer != "num_batches_tracked"
+    }
 
 
 @final
@@ -82,18 +87,6 @@ class _Weighting:
         layer.momentum = values / self._seen
 
 
-def _run(classifier: Classifier, module: nn.Module, x: Inputs) -> None:
-    try:
-        classifier.logits_of(module, classifier.prepare(x))
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise ValueError(
-            f"{error}: a single row has no variance; use DataLoader(..., drop_last=True), or "
-            "another batch size"
-        ) from error
-
-
 def _spread(classifier: Classifier, loader: Iterable[Any]) -> Iterable[Any]:
     """Return batches of almost equal size from all over the data, if they are in memory."""
     data = as_loader(loader)
@@ -103,12 +96,3 @@ def _spread(classifier: Classifier, loader: Iterable[Any]) -> Iterable[Any]:
     for _ in in_chunks(data.inputs, classifier.prepare):
         pass
     return ((take(data.inputs, slice(start, None, len(data))),) for start in range(len(data)))
-
-
-def _statistics(layers: dict[str, _BatchNorm]) -> Params:
-    return {
-        f"{name}.{buffer}" if name else buffer: tensor
-        for name, layer in layers.items()
-        for buffer, tensor in layer.named_buffers(recurse=False)
-        if buffer != "num_batches_tracked"
-    }

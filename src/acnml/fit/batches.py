@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import checks
-from acnml._util.batches import NO_LABELS, Inputs, require_plain, size, split_labels
+from acnml._util.batches import NO_LABELS, Inputs, size, split_labels
 from acnml._util.passes import each_batch
 from acnml.classifier import Classifier
 
@@ -37,12 +37,6 @@ def over_batches(
 
     each_batch(loader, use, description, progress)
     return sum(sizes)
-
-
-def once(check: Callable[[Inputs], None]) -> Callable[[Inputs], None]:
-    """Return a check that runs on the first batch only."""
-    waiting = [check]
-    return lambda x: waiting.pop()(x) if waiting else None
 
 
 def cross_entropy(logits: Tensor, labels: Tensor | None) -> Tensor:
@@ -73,16 +67,11 @@ def require_classes(labels: Tensor, logits: Tensor) -> None:
 
 def checked_labels(labels: Any, x: Inputs) -> Tensor:
     """Check labels and return them as int64 (B,)."""
-    if not isinstance(labels, Tensor):
+    kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(
-            f"labels must be a tensor of integers, got {type(labels).__name__}: pass a tensor or "
-            "an array of class indices"
-        )
-    require_plain(labels, "the tensor of labels")
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise TypeError(
-            f"labels must be a tensor of integers, got {labels.dtype}: if they are class indices, "
-            "use labels.long()"
+            f"labels must be a tensor of integers, got {kind}: pass class indices, for example "
+            "labels.long()"
         )
     if labels.shape != (size(x),):
         raise ValueError(

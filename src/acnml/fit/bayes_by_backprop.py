@@ -24,63 +24,61 @@ from acnml._util import checks
 from acnml._util.batches import Inputs, as_inputs, as_tensor, require_loader, take
 from acnml._util.params import Params, normal_like, widened, zip_with
 from acnml._util.passes import batch_sizes
-from acnml._util.selection import Parameters, listed, parameter_names
-from acnml.classifier import Classifier, Hook, require_classifier
-from acnml.fit.batches import checked_labels, cross_entropy, once, over_batches
+from acnml._util.selection import Layers, parameter_names
+from acnml.classifier import Classifier, Hook, as_classifier
+from acnml.fit.batches import checked_labels, cross_entropy, over_batches
 from acnml.posteriors import Diagonal
 
 # Initial standard deviation as a fraction of the prior's. It is small so that the noise does not
 # hide the trained weights in the first steps.
 INITIAL_STD = 0.1
 
+# Names and prefixes in a state dict. The prefix comes first because names may contain "/".
+MEAN, LOG_VAR, STEPS, GENERATOR = "mean/", "log_var/", "steps", "generator"
+MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's names
+
 
 def fit_bayes_by_backprop(
-    classifier: Classifier,
+    model: nn.Module | Classifier,
     loader: Iterable[Any],
     *,
     epochs: int = 20,
     prior_std: float = 0.1,
     learning_rate: float = 1e-3,
-    seed: int = 0,
-    parameters: Parameters = None,
-    progress: bool | None = None,
     variance_learning_rate: float | None = None,
+    seed: int = 0,
+    layers: Layers = None,
+    progress: bool | None = None,
 ) -> Diagonal:
-    """Train a mean-field posterior by Adam, starting at the classifier's weights.
+    """Train a mean-field posterior by Adam, starting at the model's weights.
 
     Adam changes the logarithm of a variance by about the learning rate per step, and the variances
     start at a hundredth of the prior's. They may still be growing at the end of a short fit. To
     check this, compare `posterior.var` after different numbers of epochs. A larger
     `variance_learning_rate` makes them converge faster.
 
-    The network runs in eval mode: dropout is off and batch norm uses its stored statistics. Weights
-    that the posterior does not cover do not change. To interrupt and resume training, or to write
-    your own loop, use `BayesByBackprop`.
+    Weights that the posterior does not cover do not change. To interrupt and resume training, or to
+    write your own loop, use `BayesByBackprop`.
 
     Args:
-        classifier: the model, trained or freshly initialised.
+        model: the network, trained or freshly initialised.
         loader: the training data, with labels. One extra pass counts the examples.
         epochs: number of passes over the data.
-        prior_std: σ₀ of the prior N(0, σ₀² I); the ACNML paper uses 0.1.
+        prior_std: see `BayesByBackprop`, also for the following arguments.
         learning_rate: learning rate of Adam.
+        variance_learning_rate: learning rate of Adam for the log-variances.
         seed: random seed of the noise.
-        parameters: parameters, their names or submodules to cover; by default the whole model.
+        layers: layers, parameters or their names to cover; by default the whole model.
         progress: whether to show a progress bar; by default only in a terminal.
-        variance_learning_rate: learning rate of Adam for the log-variances; by default the same as
-            `learning_rate`.
 
     >>> import acnml, torch
     >>> data = [(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(5)]
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> acnml.fit_bayes_by_backprop(classifier, data, epochs=2)
+    >>> acnml.fit_bayes_by_backprop(torch.nn.Linear(4, 3), data, epochs=2)
     Diagonal(15 parameters: weight … bias)
     """
     require_loader(loader, "Bayes by Backprop")
     epochs = checks.require_integer(epochs, "epochs", least=1)
-    # Check all settings before the pass over the data that counts the examples.
-    parameters = listed(parameters)
-    _covered_sites(classifier, parameters)
-    _require_settings(prior_std, learning_rate, variance_learning_rate)
+    classifier = as_classifier(model)
     trainer = BayesByBackprop(
         classifier,
         sum(batch_sizes(loader)),
@@ -88,7 +86,7 @@ def fit_bayes_by_backprop(
         learning_rate,
         variance_learning_rate,
         seed,
-        parameters,
+        layers,
     )
     with torch.inference_mode(False):
         for epoch in range(epochs):
@@ -105,10 +103,11 @@ class BayesByBackprop:
     store the state of training and resume it. A resumed run is bitwise equal to an uninterrupted
     one if it gets the same settings and the same batches.
 
-    The network runs in eval mode, and the user's model does not change.
+    The network runs in eval mode: dropout is off and batch norm uses its stored statistics. The
+    user's model does not change.
 
     Args:
-        classifier: the model, trained or freshly initialised. Its weights are the initial μ.
+        model: the network, trained or freshly initialised. Its weights are the initial μ.
         data: the number n of training examples, which determines the weight of the prior.
         prior_std: σ₀ of the prior N(0, σ₀² I); the ACNML paper uses 0.1.
         learning_rate: learning rate of Adam for μ. With 0, μ stays at the model's weights and only
@@ -116,10 +115,10 @@ class BayesByBackprop:
         variance_learning_rate: learning rate of Adam for log s; by default the same as
             `learning_rate`.
         seed: random seed of the noise.
-        parameters: parameters, their names or submodules to cover; by default the whole model.
+        layers: layers, parameters or their names to cover; by default the whole model.
 
     >>> x, labels = torch.randn(8, 4), torch.arange(8) % 3
-    >>> trainer = BayesByBackprop(Classifier(nn.Linear(4, 3)), data=8)
+    >>> trainer = BayesByBackprop(nn.Linear(4, 3), data=8)
     >>> for _ in range(5):
     ...     trainer.step(x, labels)
     >>> trainer.steps
@@ -134,31 +133,36 @@ class BayesByBackprop:
     @torch.inference_mode(False)
     def __init__(
         self,
-        classifier: Classifier,
+        model: nn.Module | Classifier,
         data: int,
         prior_std: float = 0.1,
         learning_rate: float = 1e-3,
         variance_learning_rate: float | None = None,
         seed: int = 0,
-        parameters: Parameters = None,
+        layers: Layers = None,
     ) -> None:
-        sites = _covered_sites(classifier, parameters)
-        checks.require_positive(data, "data, the number of training examples,")
-        _require_settings(prior_std, learning_rate, variance_learning_rate)
-        variance_rate = learning_rate if variance_learning_rate is None else variance_learning_rate
-        # Use the order of the model's parameters, which may differ from that of the sites.
-        covered = {name for site in sites for name in site.layer.names}
-        names = [name for name in classifier.parameters if name in covered]
+        self._classifier = classifier = as_classifier(model)
+        names = parameter_names(classifier.model, layers)
+        self._sites = find_sites(classifier.model, names, AFFINE + SCALING, OTHER_WAYS)
+        self._is_tracked = False  # whether gradients were found to reach the layers
+        self._data = checks.require_positive(data, "data, the number of training examples,")
+        variance = checks.require_positive(prior_std, "prior_std") ** 2
+        self._precision = 1 / (variance * data)  # of the prior, per example
         mean = widened(classifier.copy_parameters(names))
-        self._classifier, self._sites = classifier, sites
-        self._field = _MeanField(mean, prior_std, data, learning_rate, variance_rate)
+        log_var = 2 * math.log(INITIAL_STD * prior_std)
+        self._mean = {name: tensor.requires_grad_() for name, tensor in mean.items()}
+        self._log_var = {
+            name: torch.full_like(tensor, log_var, requires_grad=True)
+            for name, tensor in mean.items()
+        }
+        variance_rate = learning_rate if variance_learning_rate is None else variance_learning_rate
+        groups = [
+            {"params": list(self._mean.values()), "lr": learning_rate},
+            {"params": list(self._log_var.values()), "lr": variance_rate},
+        ]
+        self._optimizer = torch.optim.Adam(groups, fused=True)
         self._generator = torch.Generator().manual_seed(checks.require_integer(seed, "seed"))
-        self._check_once = once(lambda x: _require_tracked(classifier, sites, x))
-
-    @property
-    def steps(self) -> int:
-        """The number of steps taken so far, including those before resuming."""
-        return self._field.steps
+        self.steps = 0  # taken so far, including those before resuming
 
     @torch.inference_mode(False)
     def step(self, x: Inputs, labels: Tensor) -> None:
@@ -167,10 +171,40 @@ class BayesByBackprop:
         with torch.enable_grad():
             self._step(x, checked_labels(as_tensor(labels, "labels"), x))
 
+    def _step(self, x: Inputs, labels: Tensor | None) -> None:
+        """Take one step on inputs and labels that are already checked."""
+        classifier, sites = self._classifier, self._sites
+        if classifier.findings.is_due(self._mean, x):
+            require_understood(classifier, sites, x)
+        if not self._is_tracked:
+            require_tracked(record(classifier, sites, take(x, slice(0, 1))))
+            self._is_tracked = True
+        with torch.no_grad():
+            var = {name: log_var.exp().requires_grad_() for name, log_var in self._log_var.items()}
+        logits = local_reparameterised(classifier, sites, self._mean, var, x, self._generator)
+        self._descend(cross_entropy(logits, labels), var)
+
+    def _descend(self, loss: Tensor, var: Params) -> None:
+        """Take a step on the objective, given its likelihood term `loss`.
+
+        KL = ½ Σ (s + μ²)/σ₀² - log s + const has the gradients μ/σ₀² with respect to μ and
+        ½(s/σ₀² - 1) with respect to log s. This takes fewer passes over the weights than autograd.
+        """
+        leaves = [*self._mean.values(), *var.values()]
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            for name, by_mean, by_var in zip(var, grads, grads[len(var) :], strict=False):
+                self._mean[name].grad = by_mean.add_(self._mean[name], alpha=self._precision)
+                by_log_var = by_var.add_(self._precision / 2).mul_(var[name])
+                self._log_var[name].grad = by_log_var.sub_(1 / (2 * self._data))
+        self._optimizer.step()
+        self.steps += 1
+
     @torch.inference_mode(False)
     def posterior(self) -> Diagonal:
         """Return the current N(μ, diag(s)); further steps do not change it."""
-        return self._field.posterior()
+        mean = {name: tensor.detach().clone() for name, tensor in self._mean.items()}
+        return Diagonal(mean, {name: t.detach().exp() for name, t in self._log_var.items()})
 
     def state_dict(self) -> Params:
         """Return a copy of the state of training, as a flat dict of tensors.
@@ -178,56 +212,34 @@ class BayesByBackprop:
         It contains μ, log s, Adam's moments of both, the number of steps and the state of the noise
         generator. It does not contain the arguments of the constructor.
         """
-        return {**self._field.state_dict(), GENERATOR: self._generator.get_state()}
+        state: Params = {STEPS: torch.tensor(self.steps, device="cpu")}
+        for name, leaf in self._leaves().items():
+            adam = self._optimizer.state.get(leaf, {})
+            state[name] = leaf.detach().clone()
+            for moment in MOMENTS:  # zero before the first step
+                state[f"{moment}/{name}"] = adam.get(moment, torch.zeros_like(leaf)).clone()
+        return {**state, GENERATOR: self._generator.get_state()}
 
     @torch.inference_mode(False)
+    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a state that `state_dict` returned for the same model and parameters."""
+        """Continue from a state that `state_dict` returned for the same model and layers."""
         own = self.state_dict()
         checks.require_same_names(state, own, "the state", "this trainer's state")
-        for name, tensor in own.items():
-            given = state[name]
-            if (given.shape, given.dtype) != (tensor.shape, tensor.dtype):
-                raise ValueError(
-                    f"{name!r} of the state has shape {tuple(given.shape)} and type {given.dtype}, "
-                    f"but this trainer needs {tuple(tensor.shape)} and {tensor.dtype}; load a "
-                    "state of the same model in the same precision"
-                )
+        checks.require_fits(dict(state), own)
         self._generator.set_state(state[GENERATOR].cpu())
-        self._field.load_state_dict(state)
+        self.steps = int(state[STEPS])
+        for name, leaf in self._leaves().items():
+            leaf.copy_(state[name])
+            # Adam counts the steps of each tensor, as a float on the tensor's device.
+            step = torch.tensor(float(self.steps), dtype=torch.float32, device=leaf.device)
+            moments = {m: state[f"{m}/{name}"].to(leaf, copy=True) for m in MOMENTS}
+            self._optimizer.state[leaf] = {"step": step, **moments}
 
-    def _step(self, x: Inputs, labels: Tensor | None) -> None:
-        """Take one step on inputs and labels that are already checked."""
-        if self._classifier.findings.is_due(self._field.mean, x):
-            require_understood(self._classifier, self._sites, x)
-        self._check_once(x)
-        field, var = self._field, self._field.variances()
-        logits = local_reparameterised(
-            self._classifier, self._sites, field.mean, var, x, self._generator
-        )
-        field.step(cross_entropy(logits, labels), var)
-
-
-def _covered_sites(classifier: Classifier, parameters: Parameters) -> list[Site]:
-    """Return the modules whose parameters are trained, or raise an error if one is unsupported."""
-    require_classifier(classifier)
-    names = parameter_names(classifier.model, parameters)
-    return find_sites(classifier.model, names, AFFINE + SCALING, OTHER_WAYS)
-
-
-def _require_settings(
-    prior_std: float, learning_rate: float, variance_learning_rate: float | None
-) -> None:
-    checks.require_positive(prior_std, "prior_std")
-    rates = {"learning_rate": learning_rate, "variance_learning_rate": variance_learning_rate}
-    for name, rate in rates.items():
-        if rate is not None and not 0 <= rate < math.inf:
-            raise ValueError(f"{name} must be finite and not negative, got {rate}")
-
-
-def _require_tracked(classifier: Classifier, sites: list[Site], x: Inputs) -> None:
-    """Raise an error if no gradient reaches a layer."""
-    require_tracked(record(classifier, sites, take(x, slice(0, 1))))
+    def _leaves(self) -> Params:
+        """Return the tensors that Adam trains, by their names in the state dict."""
+        means = {f"{MEAN}{name}": tensor for name, tensor in self._mean.items()}
+        return {**means, **{f"{LOG_VAR}{name}": t for name, t in self._log_var.items()}}
 
 
 def local_reparameterised(
@@ -275,91 +287,3 @@ def _noisy(site: Site, var: Params, generator: torch.Generator) -> Hook:
         return torch.addcmul(output, std, normal_like(output.detach(), 1, generator)[0])
 
     return hook
-
-
-# Names and prefixes in a state dict. The prefix comes first because names may contain "/".
-MEAN, LOG_VAR, STEPS, GENERATOR = "mean/", "log_var/", "steps", "generator"
-MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's names
-
-
-@final
-class _MeanField:
-    """μ and log s, trained by Adam, with an explicit gradient of the KL divergence.
-
-    KL = ½ Σ (s + μ²)/σ₀² - log s + const has the gradients μ/σ₀² with respect to μ and
-    ½(s/σ₀² - 1) with respect to log s. This takes fewer passes over the weights than autograd.
-    """
-
-    def __init__(
-        self,
-        mean: Params,
-        prior_std: float,
-        data: int,
-        learning_rate: float,
-        variance_learning_rate: float,
-    ) -> None:
-        self.mean = {name: tensor.requires_grad_() for name, tensor in mean.items()}
-        initial = 2 * math.log(INITIAL_STD * prior_std)
-        self.log_var = {n: torch.full_like(t, initial, requires_grad=True) for n, t in mean.items()}
-        self.prior_precision_per_datum, self.data = 1 / (prior_std**2 * data), data
-        self.steps = 0
-        groups = [
-            {"params": list(self.mean.values()), "lr": learning_rate},
-            {"params": list(self.log_var.values()), "lr": variance_learning_rate},
-        ]
-        self.optimizer = torch.optim.Adam(groups, fused=True)
-
-    @torch.no_grad()
-    def variances(self) -> Params:
-        """Return s as leaf tensors that require gradients."""
-        return {name: log_var.exp().requires_grad_() for name, log_var in self.log_var.items()}
-
-    def step(self, loss: Tensor, var: Params) -> None:
-        """Take a step on the objective, given its likelihood term `loss`."""
-        leaves = [*self.mean.values(), *var.values()]
-        grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        by_mean, by_var = grads[: len(var)], grads[len(var) :]
-        for name, mean_grad, var_grad in zip(var, by_mean, by_var, strict=True):
-            self._add_divergence(name, mean_grad, var_grad, var[name])
-        self.optimizer.step()
-        self.steps += 1
-
-    @torch.no_grad()
-    def _add_divergence(self, name: str, mean_grad: Tensor, var_grad: Tensor, var: Tensor) -> None:
-        precision = self.prior_precision_per_datum
-        self.mean[name].grad = mean_grad.add_(self.mean[name], alpha=precision)
-        by_log_var = var_grad.add_(precision / 2).mul_(var)
-        self.log_var[name].grad = by_log_var.sub_(1 / (2 * self.data))
-
-    def posterior(self) -> Diagonal:
-        """Return a copy of N(μ, diag(s))."""
-        mean = {name: tensor.detach().clone() for name, tensor in self.mean.items()}
-        return Diagonal(
-            mean, {name: log_var.detach().exp() for name, log_var in self.log_var.items()}
-        )
-
-    def state_dict(self) -> Params:
-        """Return copies of μ, log s, Adam's moments and the number of steps."""
-        state: Params = {STEPS: torch.tensor(self.steps, device="cpu")}
-        for prefix, leaf in self._leaves().items():
-            adam = self.optimizer.state.get(leaf, {})
-            state[prefix] = leaf.detach().clone()
-            for moment in MOMENTS:  # zero before the first step
-                state[f"{moment}/{prefix}"] = adam.get(moment, torch.zeros_like(leaf)).clone()
-        return state
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a state whose names, shapes and types are already checked."""
-        self.steps = int(state[STEPS])
-        for prefix, leaf in self._leaves().items():
-            leaf.copy_(state[prefix])
-            # Adam counts the steps of each tensor, as a float on the tensor's device.
-            step = torch.tensor(float(self.steps), dtype=torch.float32, device=leaf.device)
-            moments = {m: state[f"{m}/{prefix}"].to(leaf.device, copy=True) for m in MOMENTS}
-            self.optimizer.state[leaf] = {"step": step, **moments}
-
-    def _leaves(self) -> dict[str, Tensor]:
-        """Return the tensors that Adam trains, by their names in the state dict."""
-        means = {f"{MEAN}{name}": tensor for name, tensor in self.mean.items()}
-        return {**means, **{f"{LOG_VAR}{name}": t for name, t in self.log_var.items()}}

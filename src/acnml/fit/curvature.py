@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from acnml._algebra.dual import Affine
 from acnml._util import checks
 from acnml._util.params import Params, add, count, flatten
-from acnml.posteriors import Block, Diagonal, EigenBlock, Full, Kronecker, Posterior
+from acnml.posteriors import Block, Diagonal, EigenBlock, FactorBlock, Full, Kronecker, Posterior
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,16 +36,7 @@ ROUNDING = 64
 
 
 class Curvature(ABC):
-    """An approximation H of -∇² log p(D|θ), summed over the data D, at the trained weights θ̂.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> curvature = acnml.kronecker_curvature(classifier, torch.randn(100, 4))
-    >>> curvature.posterior(prior_precision=1.0)
-    Kronecker(15 parameters: weight … bias)
-    >>> curvature.eigenvalues().shape
-    torch.Size([15])
-    """
+    """An approximation H of -∇² log p(D|θ), summed over the data D, at the trained weights θ̂."""
 
     mean: Params
 
@@ -57,17 +48,9 @@ class Curvature(ABC):
     def eigenvalues(self) -> Tensor:
         """Return all eigenvalues of H, one per parameter."""
 
-    @abstractmethod
     def trace(self) -> float:
         """Return the trace of H, the sum of its eigenvalues."""
-
-    @abstractmethod
-    def __add__(self, other: Self) -> Self:
-        """Return the curvature of two disjoint parts of the data together, at the same weights.
-
-        Both must be fitted with the same classifier: the same weights, which is checked, and the
-        same temperature, which a curvature does not know.
-        """
+        return float(self.eigenvalues().double().sum())
 
     @final
     def mean_eigenvalue(self) -> float:
@@ -86,6 +69,34 @@ class Curvature(ABC):
         log_det = (eigenvalues + tau).log().sum() - len(theta) * math.log(tau)
         return -0.5 * float(tau * (theta @ theta) + log_det)
 
+    @final
+    def __add__(self, other: Self) -> Self:
+        """Return the curvature of two disjoint parts of the data together.
+
+        Both must be fitted with the same classifier: the same weights, which is checked, and the
+        same temperature, which a curvature does not know.
+        """
+        if type(self) is not type(other):
+            kinds = type(self).__name__, type(other).__name__
+            raise TypeError(f"a {kinds[0]} and a {kinds[1]} cannot be added: use one structure")
+        checks.require_same_names(other.mean, self.mean, "the second curvature", "the first")
+        require_same_weights(other.mean, self.mean, "the second curvature")
+        return self._plus(other)
+
+    @abstractmethod
+    def _plus(self, other: Self) -> Self:
+        """Return the sum with a curvature at the same weights."""
+
+
+def require_same_weights(given: Params, own: Params, what: str) -> None:
+    """Raise an error if a curvature was fitted at other weights; their types may differ."""
+    for name, tensor in given.items():
+        if not torch.equal(own[name].to(tensor), tensor):
+            raise ValueError(
+                f"{what} was fitted at other weights, first in {name!r}: fit it again with this "
+                "network"
+            )
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -95,26 +106,13 @@ class DiagonalCurvature(Curvature):
     Args:
         mean: θ̂, the trained weights.
         diagonal: the diagonal of H, with the same names and shapes.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> curvature = acnml.diagonal_curvature(classifier, torch.randn(100, 4))
-    >>> curvature.posterior(prior_precision=1.0)
-    Diagonal(15 parameters: weight … bias)
     """
 
     mean: Params
     diagonal: Params
 
     def __post_init__(self) -> None:
-        checks.require_mean(self.mean)
-        checks.require_same_names(self.diagonal, self.mean, "diagonal", "mean")
-        for name, tensor in self.diagonal.items():
-            if tensor.shape != self.mean[name].shape:
-                raise ValueError(
-                    f"diagonal of {name!r} has shape {tuple(tensor.shape)}, "
-                    f"but its mean has shape {tuple(self.mean[name].shape)}: they must be equal"
-                )
+        Diagonal(self.mean, self.diagonal)  # refuses what does not fit together
 
     def posterior(self, prior_precision: float) -> Diagonal:
         """Return N(θ̂, diag(1 / (h + τ)))."""
@@ -125,13 +123,7 @@ class DiagonalCurvature(Curvature):
         """Return the diagonal."""
         return flatten(self.diagonal, self.mean)
 
-    def trace(self) -> float:
-        """Return the sum of the diagonal."""
-        return float(self.eigenvalues().double().sum())
-
-    def __add__(self, other: DiagonalCurvature) -> DiagonalCurvature:
-        """Return the curvature of two parts of the data together: h₁ + h₂."""
-        _require_addable(self, other)
+    def _plus(self, other: DiagonalCurvature) -> DiagonalCurvature:
         return DiagonalCurvature(self.mean, add(self.diagonal, other.diagonal))
 
 
@@ -144,12 +136,6 @@ class FullCurvature(Curvature):
         mean: θ̂, the trained weights.
         hessian: H (P, P). Rows and columns follow the order of the parameters in `mean`, each
             flattened.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> curvature = acnml.full_curvature(classifier, torch.randn(100, 4))
-    >>> curvature.hessian.shape
-    torch.Size([15, 15])
     """
 
     mean: Params
@@ -162,52 +148,35 @@ class FullCurvature(Curvature):
     def posterior(self, prior_precision: float) -> Full:
         """Return N(θ̂, (H + τI)⁻¹)."""
         tau = checks.require_positive(prior_precision, "prior_precision")
-        self._require_digits(tau)
-        eye = torch.eye(len(self.hessian), dtype=torch.float64, device=self.hessian.device)
-        factor, failed = torch.linalg.cholesky_ex(self.hessian.double() + tau * eye)
-        if bool(failed):
-            least, largest = float(self._spectrum[0]), float(self._spectrum[-1])
-            rounding = len(self.hessian) * torch.finfo(torch.float64).eps * largest
-            raise ValueError(
-                f"a prior precision of {tau:.2g} is lost in rounding: the eigenvalues of the "
-                f"curvature range from {least:.2g} to {largest:.2g}. Raise prior_precision above "
-                f"{1.1 * (max(-least, 0.0) + rounding):.2g}"
-            )
-        cov = torch.cholesky_inverse(factor)
-        return Full(self.mean, ((cov + cov.T) / 2).to(self.hessian.dtype))
-
-    def _require_digits(self, tau: float) -> None:
-        """Refuse a prior so weak that the precision of Σ cannot tell the data from it.
-
-        The data say nothing about a change that moves all logits of an input alike, so its variance
-        is 1/τ. It cancels in the differences of logits, whose variances are as small as 1/λ_max.
-        """
-        dtype = self.hessian.dtype
-        largest = float(torch.linalg.matrix_norm(self.hessian.double()))  # at least λ_max
-        least = ROUNDING * torch.finfo(dtype).eps * largest
-        if dtype != torch.float64 and tau < least:
+        dtype, wide = self.hessian.dtype, self.hessian.double()
+        # The data say nothing about a change that moves all logits of an input alike, so that its
+        # variance is 1/τ. It cancels in the differences of logits, with variances down to 1/λ_max:
+        # rounding must leave digits of both.
+        least = ROUNDING * torch.finfo(dtype).eps * float(torch.linalg.matrix_norm(wide))
+        if tau < least:
             raise ValueError(
                 f"a prior precision of {tau:.2g} is too small for {dtype}: the variances that "
                 f"matter would be lost in rounding. Raise prior_precision above {least:.2g}, or "
                 "convert the model to double precision by model.double()"
             )
+        eye = torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
+        cov = torch.cholesky_inverse(torch.linalg.cholesky(wide + tau * eye))
+        return Full(self.mean, ((cov + cov.T) / 2).to(dtype))
 
     def eigenvalues(self) -> Tensor:
         """Return the eigenvalues of H."""
-        return self._spectrum.clamp(min=0)
+        return self._spectrum
 
     @cached_property
     def _spectrum(self) -> Tensor:
-        """The eigenvalues as they are computed, once: rounding may make some negative."""
-        return torch.linalg.eigvalsh(self.hessian.double())
+        """The eigenvalues, computed once for any number of priors."""
+        return _spectrum_of(self.hessian)
 
     def trace(self) -> float:
         """Return the sum of the diagonal."""
         return float(self.hessian.double().trace())
 
-    def __add__(self, other: FullCurvature) -> FullCurvature:
-        """Return the curvature of two parts of the data together: H₁ + H₂."""
-        _require_addable(self, other)
+    def _plus(self, other: FullCurvature) -> FullCurvature:
         return FullCurvature(self.mean, self.hessian + other.hessian)
 
 
@@ -233,47 +202,26 @@ class KroneckerCurvature(Curvature):
         mean: θ̂, the trained weights.
         factors: one `Factors` for every layer. Together they must name exactly the parameters in
             `mean`.
-        data: the number n of training examples; needed to add curvatures up.
+        data: the number n of training examples.
         positions: the number of input vectors a of every layer, n times the positions of an
-            example; needed to add curvatures up.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> curvature = acnml.kronecker_curvature(classifier, torch.randn(100, 4))
-    >>> [tuple(factor.shape) for factor in curvature.factors[0][1:]]
-    [(5, 5), (3, 3)]
+            example.
     """
 
     mean: Params
     factors: tuple[Factors, ...]
-    data: int | None = None
-    positions: tuple[int, ...] = ()
+    data: int
+    positions: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        checks.require_mean(self.mean)
-        names = [name for factors in self.factors for name in factors.layer.names]
-        checks.require_same_names(names, self.mean, "the factors", "mean")
-        if self.data is not None and len(self.positions) != len(self.factors):
-            raise ValueError(
-                f"there are {len(self.positions)} numbers of positions for {len(self.factors)} "
-                "layers: give one for every layer"
-            )
-        for layer, inputs, gradients in self.factors:
-            *groups, out_size, in_size = layer.join(self.mean, self.mean).shape
-            expected = (*groups, in_size, in_size), (*groups, out_size, out_size)
-            if (inputs.shape, gradients.shape) != expected:
-                raise ValueError(
-                    f"the factors of {layer.weight!r} have shapes {tuple(inputs.shape)} and "
-                    f"{tuple(gradients.shape)}, but its parameters need {expected[0]} and "
-                    f"{expected[1]}"
-                )
+        blocks = (FactorBlock(*factors) for factors in self.factors)
+        Kronecker(self.mean, tuple(blocks))  # refuses what does not fit together
 
     def posterior(
         self, prior_precision: float, make_block: MakeBlock = EigenBlock.from_factors
     ) -> Kronecker:
         """Return N(θ̂, (H + τI)⁻¹).
 
-        Pass `make_block=FactorBlock.damped` for the factor-damped approximation.
+        Pass `make_block=FactorBlock.damped` for the factor-damped form of Ritter et al. (2018).
         """
         blocks = (make_block(*factors, prior_precision) for factors in self.factors)
         return Kronecker(self.mean, tuple(blocks))
@@ -289,74 +237,39 @@ class KroneckerCurvature(Curvature):
 
     def trace(self) -> float:
         """Return the sum over layers and groups of tr(A) tr(G)."""
-        return sum(
-            float((_trace(factors.inputs) * _trace(factors.gradients)).sum())
-            for factors in self.factors
-        )
+        return sum(float((_trace(f.inputs) * _trace(f.gradients)).sum()) for f in self.factors)
 
-    def __add__(self, other: KroneckerCurvature) -> KroneckerCurvature:
-        """Return the curvature of two parts of the data together.
+    def _plus(self, other: KroneckerCurvature) -> KroneckerCurvature:
+        """Return what a fit on all data would have returned, which is not A₁ ⊗ G₁ + A₂ ⊗ G₂.
 
         The sums behind the factors add up: Σ aaᵀ = A N/√n over N positions, and Σ δδᵀ = √n G. So
 
             A = √n/N (A₁ N₁/√n₁ + A₂ N₂/√n₂)  and  G = (√n₁ G₁ + √n₂ G₂)/√n
 
-        with n = n₁ + n₂ and N = N₁ + N₂. This is not A₁ ⊗ G₁ + A₂ ⊗ G₂, but what a fit on all data
-        would have returned.
+        with n = n₁ + n₂ and N = N₁ + N₂.
         """
-        _require_addable(self, other)
-        if self.data is None or other.data is None:
-            raise ValueError(
-                "a curvature does not know how many data it was fitted on, so it cannot be added "
-                "to another; fit it again with kronecker_curvature"
-            )
-        if [f.layer for f in self.factors] != [f.layer for f in other.factors]:
-            raise ValueError("the curvatures have different layers: fit both in the same way")
         data = self.data + other.data
+        root, own_root, other_root = (math.sqrt(n) for n in (data, self.data, other.data))
         positions = tuple(a + b for a, b in zip(self.positions, other.positions, strict=True))
         factors = []
         for index, (layer, A, G) in enumerate(self.factors):
             _, other_A, other_G = other.factors[index]
-            own_share = self.positions[index] / math.sqrt(self.data)
-            other_share = other.positions[index] / math.sqrt(other.data)
+            own_share = self.positions[index] / own_root
+            other_share = other.positions[index] / other_root
             inputs = A.double() * own_share + other_A.double() * other_share
-            inputs = inputs * (math.sqrt(data) / max(positions[index], 1))
-            gradients = G.double() * math.sqrt(self.data) + other_G.double() * math.sqrt(other.data)
-            gradients = gradients / math.sqrt(data)
+            inputs = inputs * (root / max(positions[index], 1))
+            gradients = (G.double() * own_root + other_G.double() * other_root) / root
             factors.append(Factors(layer, inputs.to(A.dtype), gradients.to(G.dtype)))
         return KroneckerCurvature(self.mean, tuple(factors), data, positions)
 
 
-def _require_addable(first: Curvature, second: Curvature) -> None:
-    """Raise an error unless two curvatures are of one kind, and at the same weights."""
-    if type(first) is not type(second):
-        kinds = type(first).__name__, type(second).__name__
-        raise TypeError(f"a {kinds[0]} and a {kinds[1]} cannot be added: fit both in the same way")
-    checks.require_same_names(second.mean, first.mean, "the second curvature", "the first")
-    for name, tensor in first.mean.items():
-        if not torch.equal(tensor, second.mean[name]):
-            raise ValueError(
-                f"the curvatures are at different weights, first in {name!r}: only those of one "
-                "trained network add up"
-            )
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class EigenFactors:
-    """A layer's H ≈ U diag(s) Uᵀ with U = U_A ⊗ U_G.
-
-    Args:
-        layer: the layer.
-        input_basis: U_A ([groups,] in, in), orthogonal.
-        output_basis: U_G ([groups,] out, out), orthogonal.
-        values: s ([groups,] out, in), the eigenvalues.
-    """
+class EigenFactors(NamedTuple):
+    """A layer's H ≈ U diag(s) Uᵀ with U = U_A ⊗ U_G."""
 
     layer: Affine
-    input_basis: Tensor
-    output_basis: Tensor
-    values: Tensor
+    input_basis: Tensor  # U_A ([groups,] in, in), orthogonal
+    output_basis: Tensor  # U_G ([groups,] out, out), orthogonal
+    values: Tensor  # s ([groups,] out, in), the eigenvalues
 
 
 @final
@@ -378,12 +291,6 @@ class EkfacCurvature(Curvature):
         mean: θ̂, the trained weights.
         factors: one `EigenFactors` for every layer. Together they must name exactly the parameters
             in `mean`.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> curvature = acnml.ekfac_curvature(classifier, torch.randn(100, 4))
-    >>> curvature.posterior(prior_precision=1.0)
-    Kronecker(15 parameters: weight … bias)
     """
 
     mean: Params
@@ -402,31 +309,24 @@ class EkfacCurvature(Curvature):
         return Kronecker(self.mean, tuple(blocks))
 
     def eigenvalues(self) -> Tensor:
-        """Return s of all layers."""
+        """Return s of all layers, whose sum is the exact trace of H."""
         return torch.cat([factors.values.flatten() for factors in self.factors])
 
-    def trace(self) -> float:
-        """Return the sum of s, which is the exact trace of H."""
-        return float(self.eigenvalues().double().sum())
-
-    def __add__(self, other: EkfacCurvature) -> EkfacCurvature:
-        """Return the curvature of two parts of the data together: s₁ + s₂, in the same basis."""
-        _require_addable(self, other)
+    def _plus(self, other: EkfacCurvature) -> EkfacCurvature:
         factors = []
         for own, its in zip(self.factors, other.factors, strict=True):
             bases = (own.input_basis, its.input_basis), (own.output_basis, its.output_basis)
-            if own.layer != its.layer or not all(torch.equal(*pair) for pair in bases):
+            if not all(torch.equal(*pair) for pair in bases):
                 raise ValueError(
-                    f"the curvatures have different bases, first for {own.layer.weight!r}, and "
-                    "only those in one basis add up; fit the parts with the same `basis`, the "
-                    "KroneckerCurvature of all data"
+                    f"the curvatures have different bases, first for {own.layer.weight!r}: fit the "
+                    "parts with the same `basis`, the curvature of all data with structure='kron'"
                 )
-            factors.append(replace(own, values=own.values + its.values))
+            factors.append(own._replace(values=own.values + its.values))
         return EkfacCurvature(self.mean, tuple(factors))
 
 
 def _spectrum_of(factor: Tensor) -> Tensor:
-    """Return the eigenvalues ([groups,] n) of a Kronecker factor, which has none below zero."""
+    """Return the eigenvalues ([groups,] n) of a matrix that has none below zero."""
     return torch.linalg.eigvalsh(factor.double()).clamp(min=0)
 
 

@@ -4,52 +4,61 @@ The precision of the posterior is the curvature of the training loss at the trai
 over all data, plus the precision τ of the prior N(0, I/τ). A fit takes one pass over the training
 data, EK-FAC two. The network runs in eval mode, as in prediction.
 
+A structure decides what is summed up: `_Squares` for "diag" and "ekfac", `_Factors` for "kron",
+`_Outers` for "full". Each adds a batch in one of two ways. If the posterior covers the last layer
+alone, its inputs and the logits are enough. Otherwise there is a recorded forward pass (`Tape`),
+and backward passes pull gradients back to the outputs of every layer.
+
 In the code, θ̂ are the trained weights, a are the inputs of a layer, and δ are gradients at its
-outputs. A `Site` is a layer whose parameters the posterior covers, and a `Tape` is a recorded
-forward pass of the network.
+outputs. A `Site` is a layer whose parameters the posterior covers.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, TypeAlias, final, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from acnml._engine.gradients import (
-    joined_deltas,
-    joined_inputs,
-    summed_scaling_gradients,
-)
+from acnml._algebra.dual import Affine
+from acnml._engine.gradients import joined_deltas, joined_inputs, summed_scaling_gradients
 from acnml._engine.layers import AFFINE, OTHER_WAYS, SCALING, Site, find_sites, is_plain, names_of
 from acnml._engine.recorder import Tape, record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks, processes
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, count, flatten, widened
-from acnml._util.selection import Parameters, last_linear, parameter_names
-from acnml.classifier import Classifier, require_classifier
+from acnml._util.selection import Layers, parameter_names
+from acnml.classifier import Classifier, as_classifier, without_autocast
 from acnml.fit.batches import over_batches, require_classes
 from acnml.fit.curvature import (
+    Curvature,
     DiagonalCurvature,
     EigenFactors,
     EkfacCurvature,
     Factors,
     FullCurvature,
     KroneckerCurvature,
+    require_same_weights,
 )
-from acnml.fit.fisher import ExactFisher, Fisher, MonteCarloFisher
-from acnml.head.features import Features, features, only_linear
-from acnml.posteriors import Diagonal, Full, Kronecker
+from acnml.fit.fisher import ExactFisher, Fisher, Outputs
+from acnml.head.features import features, only_linear
+from acnml.posteriors import Posterior
 from acnml.typicality.density import Watch
+
+Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]
 
 # The results of backward passes: gradients of a batch at the outputs of every layer. There is one
 # mapping for each vector that the Fisher estimator yields.
 PullBacks: TypeAlias = Iterator[Mapping[Site, list[Tensor]]]
+
+# Eigenvectors (U_A, U_G) of the factors of every layer.
+Bases: TypeAlias = Mapping[Affine, tuple[Tensor, Tensor]]
 
 # Maximum size of a chunk of per-example weight gradients, in numbers.
 SQUARED_AT_ONCE = 2**24
@@ -57,486 +66,247 @@ SQUARED_AT_ONCE = 2**24
 EXACT = ExactFisher()
 
 
-def fit_diagonal_laplace(
-    classifier: Classifier,
-    loader: Iterable[Any],
+def fit_laplace(
+    model: nn.Module | Classifier,
+    data: Iterable[Any],
     *,
+    structure: Structure = "kron",
+    layers: Layers = None,
     prior_precision: float = 1.0,
-    parameters: Parameters = None,
     fisher: Fisher = EXACT,
     progress: bool | None = None,
-) -> Diagonal:
-    """Return N(θ̂, diag(h + τ)⁻¹), where h is the diagonal of the curvature summed over the data.
+) -> Posterior:
+    """Return the Laplace posterior N(θ̂, (H + τI)⁻¹), with the curvature H summed over the data.
 
-    For models in half precision or under autocast, see the note in `fit_kfac_laplace`.
+    To choose τ, or to fit parts of the data one by one, use `fit_curvature`:
+    `fit_laplace(...)` is `fit_curvature(...).posterior(prior_precision)`.
 
     Args:
-        classifier: the trained model.
-        loader: the training data, complete and without augmentation.
+        model: the trained network. Give a `Classifier` to set a temperature or `get_logits`.
+        data: the training data, complete and without augmentation: a loader, `X` or `(X, y)`.
+        structure: what H is approximated by, see `fit_curvature`.
+        layers: what the posterior covers, see `fit_curvature`.
         prior_precision: τ of the Gaussian prior N(0, I/τ).
-        parameters: parameters, their names or submodules to cover; by default the whole model.
-        fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
+        fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`, all in
+            `acnml.fit`.
         progress: whether to show a progress bar; by default only in a terminal.
 
     >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> acnml.fit_diagonal_laplace(classifier, torch.randn(100, 4), prior_precision=0.1)
-    Diagonal(15 parameters: weight … bias)
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3)), torch.eye(4)
+    >>> acnml.fit_laplace(model, x, prior_precision=0.1)
+    Kronecker(43 parameters: 0.weight … 1.bias)
+    >>> acnml.fit_laplace(model, x, structure="diag", layers="last")
+    Diagonal(18 parameters: 1.weight … 1.bias)
+    >>> sampled = acnml.fit.MonteCarloFisher(samples=2)
+    >>> acnml.fit_laplace(model, x, structure="full", fisher=sampled)
+    Full(18 parameters: 1.weight … 1.bias)
     """
-    curvature = diagonal_curvature(classifier, loader, parameters, fisher, progress)
-    return curvature.posterior(prior_precision)
-
-
-def fit_kfac_laplace(
-    classifier: Classifier,
-    loader: Iterable[Any],
-    *,
-    prior_precision: float = 1.0,
-    parameters: Parameters = None,
-    fisher: Fisher = EXACT,
-    progress: bool | None = None,
-) -> Kronecker:
-    """Return N(θ̂, (H + τI)⁻¹) with a Kronecker-factored H for every Linear and Conv2d layer.
-
-    The posterior is stored in at least single precision, but activations and gradients have the
-    precision of the model. In half precision or under autocast they have two or three significant
-    digits. If the posterior covers all layers and τ is small, this is not accurate enough. Then use
-    `model.float()` without autocast, both to fit and to predict.
-
-    For the factor-damped form of Ritter et al. (2018), use
-    `kronecker_curvature(...).posterior(prior_precision, FactorBlock.damped)`.
-
-    Args:
-        classifier: the trained model.
-        loader: the training data, complete and without augmentation.
-        prior_precision: τ of the Gaussian prior N(0, I/τ).
-        parameters: parameters, their names or submodules to cover. The default is all Linear and
-            Conv2d layers, except those whose weight is reparametrised (`weight_norm`) or shared
-            with another module, such as a head that is tied to an embedding.
-        fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
-        progress: whether to show a progress bar; by default only in a terminal.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> acnml.fit_kfac_laplace(classifier, torch.randn(100, 4), prior_precision=0.1)
-    Kronecker(15 parameters: weight … bias)
-    """
-    curvature = kronecker_curvature(classifier, loader, parameters, fisher, progress)
-    return curvature.posterior(prior_precision)
-
-
-def fit_ekfac_laplace(
-    classifier: Classifier,
-    loader: Iterable[Any],
-    *,
-    prior_precision: float = 1.0,
-    parameters: Parameters = None,
-    fisher: Fisher = EXACT,
-    progress: bool | None = None,
-) -> Kronecker:
-    """Return N(θ̂, (H + τI)⁻¹) with H = U diag(s) Uᵀ for every Linear and Conv2d layer.
-
-    U is the eigenbasis of KFAC, and s are refitted eigenvalues; see `EkfacCurvature`. The posterior
-    has the form and the cost of the one from `fit_kfac_laplace`, but every layer's H is closer to
-    the exact one. The fit takes two passes over the data. Arguments are those of
-    `fit_kfac_laplace`.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> acnml.fit_ekfac_laplace(classifier, torch.randn(100, 4), prior_precision=0.1)
-    Kronecker(15 parameters: weight … bias)
-    """
-    curvature = ekfac_curvature(classifier, loader, parameters, fisher, progress)
-    return curvature.posterior(prior_precision)
-
-
-def fit_full_laplace(
-    classifier: Classifier,
-    loader: Iterable[Any],
-    *,
-    prior_precision: float = 1.0,
-    parameters: Parameters = None,
-    fisher: Fisher = EXACT,
-    progress: bool | None = None,
-) -> Full:
-    """Return N(θ̂, (H + τI)⁻¹) with a dense H for the last layer; see `full_curvature`.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> acnml.fit_full_laplace(classifier, torch.randn(100, 4), prior_precision=0.1)
-    Full(15 parameters: weight … bias)
-    """
-    curvature = full_curvature(classifier, loader, parameters, fisher, progress)
+    curvature = fit_curvature(
+        model, data, structure=structure, layers=layers, fisher=fisher, progress=progress
+    )
     return curvature.posterior(prior_precision)
 
 
 @torch.inference_mode(False)
-def diagonal_curvature(
-    classifier: Classifier,
-    loader: Iterable[Any],
-    parameters: Parameters = None,
+def fit_curvature(
+    model: nn.Module | Classifier,
+    data: Iterable[Any],
+    *,
+    structure: Structure = "kron",
+    layers: Layers = None,
     fisher: Fisher = EXACT,
-    progress: bool | None = None,
-    watch: Watch | None = None,
-    distributed: bool = False,
-) -> DiagonalCurvature:
-    """Sum the squared gradients of every parameter over the data; see `fit_diagonal_laplace`.
-
-    `watch` sees features from other places of the network in the same pass; for a last layer only.
-    `distributed` adds up the sums of all processes of `torch.distributed`, each of which passes its
-    own part of the data.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> curvature = acnml.diagonal_curvature(classifier, torch.randn(100, 4))
-    >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # the data are read only once
-    [Diagonal(15 parameters: weight … bias), Diagonal(15 parameters: weight … bias)]
-    """
-    require_classifier(classifier)
-    together = processes.group(distributed)
-    names = parameter_names(classifier.model, parameters)
-    sites = find_sites(classifier.model, names, AFFINE + SCALING, OTHER_WAYS)
-    mean = widened(classifier.copy_parameters(names))
-    sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in mean.items()}
-
-    def add_last_layer(batch: LastLayerBatch) -> None:
-        matrix = batch.draw_squares().T @ batch.inputs**2
-        for name, square in sites[0].layer.split(matrix, mean).items():
-            sums[name] += square
-
-    def add_tape(tape: Tape, pull_backs: PullBacks) -> None:
-        affine = {site: passed for site, passed in tape.passages.items() if site.is_affine}
-        inputs = {site: _wide(joined_inputs(site, passed)) for site, passed in affine.items()}
-        for pulled in pull_backs:
-            for site, deltas in pulled.items():
-                if site in inputs:
-                    joined = _wide(joined_deltas(site, deltas))
-                    squares = site.layer.split(_squared(inputs[site], joined), mean)
-                else:
-                    passages = [p._replace(received=_wide(p.received)) for p in tape.passages[site]]
-                    grads = summed_scaling_gradients(site, passages, [_wide(d) for d in deltas])
-                    squares = {name: (grad**2).sum(0) for name, grad in grads.items()}
-                for name, square in squares.items():
-                    sums[name] += square
-
-    run = _Run(classifier, sites, fisher, together.rank, progress, watch)
-    _over_data(run, loader, add_tape, add_last_layer)
-    together.add_up(sums.values())
-    return DiagonalCurvature(mean, {name: sums[name].to(mean[name].dtype) for name in names})
-
-
-@torch.inference_mode(False)
-def kronecker_curvature(
-    classifier: Classifier,
-    loader: Iterable[Any],
-    parameters: Parameters = None,
-    fisher: Fisher = EXACT,
-    progress: bool | None = None,
-    watch: Watch | None = None,
-    distributed: bool = False,
-) -> KroneckerCurvature:
-    """Sum the two factors of every layer over the data; see `fit_kfac_laplace`.
-
-    `watch` sees features from other places of the network in the same pass; for a last layer only.
-    `distributed` adds up the sums of all processes of `torch.distributed`, each of which passes its
-    own part of the data.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> curvature = acnml.kronecker_curvature(classifier, torch.randn(100, 4))
-    >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # the data are read only once
-    [Kronecker(15 parameters: weight … bias), Kronecker(15 parameters: weight … bias)]
-    """
-    require_classifier(classifier)
-    together = processes.group(distributed)
-    chosen = _affine_names(classifier) if parameters is None else parameters
-    names = parameter_names(classifier.model, chosen)
-    way_out = f"KFAC covers Linear and Conv2d: {OTHER_WAYS}"
-    sites = find_sites(classifier.model, names, AFFINE, way_out)
-    mean = widened(classifier.copy_parameters(names))
-    sums = {site: _FactorSums(site, mean) for site in sites}
-
-    def add_last_layer(batch: LastLayerBatch) -> None:
-        sums[sites[0]].add_inputs(batch.inputs.unsqueeze(1))
-        sums[sites[0]].gradients += batch.draw_sum()
-
-    def add_tape(tape: Tape, pull_backs: PullBacks) -> None:
-        for site, passed in tape.passages.items():
-            sums[site].add_inputs(_wide(joined_inputs(site, passed)))
-        for pulled in pull_backs:
-            for site, deltas in pulled.items():
-                sums[site].add_gradients(_wide(joined_deltas(site, deltas)))
-
-    run = _Run(classifier, sites, fisher, together.rank, progress, watch)
-    data = together.total(_over_data(run, loader, add_tape, add_last_layer))
-    for one in sums.values():
-        together.add_up([one.inputs, one.gradients])
-        one.positions = together.total(one.positions)
-    factors = tuple(sums[site].factors(data) for site in sites)
-    return KroneckerCurvature(mean, factors, data, tuple(sums[s].positions for s in sites))
-
-
-@torch.inference_mode(False)
-def ekfac_curvature(
-    classifier: Classifier,
-    loader: Iterable[Any],
-    parameters: Parameters = None,
-    fisher: Fisher = EXACT,
-    progress: bool | None = None,
-    watch: Watch | None = None,
-    distributed: bool = False,
     basis: KroneckerCurvature | None = None,
-) -> EkfacCurvature:
-    """Return KFAC's eigenbasis, with eigenvalues refitted in a second pass; see `EkfacCurvature`.
+    distributed: bool = False,
+    progress: bool | None = None,
+    watch: Watch | None = None,
+) -> Curvature:
+    """Sum the curvature H of the training loss over the data; `posterior` adds a prior.
 
-    The gradient of an example is a sum over positions, such as the pixels of a convolution, and is
-    squared after this sum. A last layer needs no backward pass. With `MonteCarloFisher` and data in
-    a fixed order, both passes draw the same labels.
+    Structures, and what they cover by default:
 
-    The loader is iterated twice. `watch` sees features from other places of the network in the
-    first pass; for a last layer only. `distributed` adds up the sums of all processes of
-    `torch.distributed`, each of which passes its own part of the data.
+    - `"diag"`: the diagonal of H; all Linear, Conv2d and normalisation layers.
+    - `"kron"`: KFAC, a Kronecker product for every layer (`KroneckerCurvature`); all Linear and
+      Conv2d layers, except those whose weight is reparametrised (`weight_norm`) or shared with
+      another module, such as a head that is tied to an embedding.
+    - `"ekfac"`: the eigenvectors of `"kron"` with eigenvalues refitted in a second pass over the
+      data (`EkfacCurvature`). Every layer's H is closer to the exact one.
+    - `"full"`: all of H, for the last Linear layer alone. Memory and time grow with the square of
+      the number of parameters.
 
-    With a `basis`, the curvature of all data or of some, there is no first pass. It must be of the
-    same network, and its parameters are covered, so `parameters` is left out. Curvatures of
-    disjoint parts of the data add up if they have the same basis.
+    Fits of the last layer need no backward passes, whatever the structure.
+
+    The sums are in double precision and the result in at least single precision, but activations
+    and gradients have the precision of the model. In half precision or under autocast they have two
+    or three significant digits. If the posterior covers all layers and τ is small, this is not
+    accurate enough. Then use `model.float()` without autocast, both to fit and to predict.
+
+    Args:
+        model: see `fit_laplace`, also for `data`, `fisher` and `progress`.
+        data: the training data.
+        structure: "diag", "kron", "ekfac" or "full".
+        layers: layers, parameters, their names or a list of these; "last" for the last Linear
+            layer.
+        fisher: the estimator of the curvature at the logits.
+        basis: for "ekfac", a curvature of the same network with structure "kron", of all data or of
+            some. There is then no first pass, and its layers are covered. Curvatures of disjoint
+            parts of the data add up if they have the same basis.
+        distributed: whether to add up the sums of all processes of `torch.distributed`, each of
+            which passes its own part of the data.
+        progress: whether to show a progress bar.
+        watch: sees features from other places of the network in the first pass, for a fit of the
+            last layer.
 
     >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> curvature = acnml.ekfac_curvature(classifier, torch.randn(100, 4))
+    >>> model, x = torch.nn.Linear(4, 3), torch.randn(100, 4)
+    >>> curvature = acnml.fit_curvature(model, x)
     >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # without another pass over the data
     [Kronecker(15 parameters: weight … bias), Kronecker(15 parameters: weight … bias)]
+    >>> both = acnml.fit_curvature(model, x[:30]) + acnml.fit_curvature(model, x[30:])
+    >>> abs(both.log_evidence(1.0) - curvature.log_evidence(1.0)) < 1e-3
+    True
     """
-    require_classifier(classifier)
-    together = processes.group(distributed)
-    if basis is None:
-        kfac = kronecker_curvature(
-            classifier, loader, parameters, fisher, progress, watch, distributed
+    if structure not in get_args(Structure):
+        raise ValueError(f"structure must be one of {get_args(Structure)}, got {structure!r}")
+    if basis is not None and (structure != "ekfac" or layers is not None):
+        raise ValueError('`basis` is for structure="ekfac" and has its layers: leave out `layers`')
+    classifier, together = as_classifier(model), processes.group(distributed)
+    if structure == "ekfac" and basis is None:
+        first = fit_curvature(
+            classifier,
+            data,
+            layers=layers,
+            fisher=fisher,
+            distributed=distributed,
+            progress=progress,
+            watch=watch,
         )
-    else:
-        _require_basis(basis, classifier, parameters, watch)
-        kfac = basis
-    mean = widened(classifier.copy_parameters(kfac.mean))
-    like = next(iter(mean.values()))  # a given basis may be of another device or type
-
-    def shared(factor: Tensor) -> Tensor:
-        return together.share(_basis(factor).to(like))
-
-    bases = {f.layer: (shared(f.inputs), shared(f.gradients)) for f in kfac.factors}
-    sites = find_sites(classifier.model, mean, AFFINE, OTHER_WAYS)
-    sums = {site: torch.zeros_like(_matrix(site, mean), dtype=torch.float64) for site in sites}
-
-    def add_last_layer(batch: LastLayerBatch) -> None:
-        (site,) = sites
-        U_A, U_G = bases[site.layer]
-        sums[site] += batch.draw_squares_in(U_G).T @ (batch.inputs @ U_A) ** 2
-
-    def add_tape(tape: Tape, pull_backs: PullBacks) -> None:
-        inputs = {
-            site: _wide(joined_inputs(site, passed)) @ bases[site.layer][0]
-            for site, passed in tape.passages.items()
-        }
-        for pulled in pull_backs:
-            for site, deltas in pulled.items():
-                rotated = _wide(joined_deltas(site, deltas)) @ bases[site.layer][1]
-                sums[site] += _squared(inputs[site], rotated)
-
-    run = _Run(classifier, sites, fisher, together.rank, progress, None)
-    _over_data(run, loader, add_tape, add_last_layer)
-    together.add_up(sums.values())
-    factors = (
-        EigenFactors(site.layer, *bases[site.layer], sums[site].to(_matrix(site, mean).dtype))
-        for site in sites
-    )
-    return EkfacCurvature(mean, tuple(factors))
-
-
-def _require_basis(
-    basis: KroneckerCurvature, classifier: Classifier, parameters: Parameters, watch: Watch | None
-) -> None:
-    """Raise an error if a basis is not of this network, or if another argument contradicts it."""
-    if not isinstance(basis, KroneckerCurvature):
-        kind = type(basis).__name__
-        raise TypeError(f"basis must be from kronecker_curvature, got a {kind}")
-    if watch is not None:
-        raise ValueError("with a `basis` there is no first pass to watch: leave out one of them")
-    if parameters is not None:
-        raise ValueError(
-            "with a `basis`, the parameters of the basis are covered: leave out `parameters`"
-        )
-    own = classifier.parameters
-    checks.require_fits(basis.mean, own)
-    for name, tensor in basis.mean.items():
-        if not torch.equal(own[name].to(tensor), tensor):
-            raise ValueError(
-                f"the basis was fitted at other weights, first in {name!r}: fit it again with "
-                "kronecker_curvature and this classifier"
-            )
-
-
-@torch.inference_mode(False)
-def full_curvature(
-    classifier: Classifier,
-    loader: Iterable[Any],
-    parameters: Parameters = None,
-    fisher: Fisher = EXACT,
-    progress: bool | None = None,
-    watch: Watch | None = None,
-    distributed: bool = False,
-) -> FullCurvature:
-    """Sum the full curvature of the last layer over the data.
-
-    For one input it is H ⊗ aaᵀ, with the layer's input a, the Hessian H = (diag(p) - ppᵀ) / T² at
-    the layer's outputs and the classifier's temperature T. Memory and time grow with the square of
-    the number of parameters.
-
-    Args:
-        classifier: the trained model.
-        loader: the training data, complete and without augmentation.
-        parameters: the last layer; by default `[acnml.last_linear(model)]`.
-        fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`.
-        progress: whether to show a progress bar; by default only in a terminal.
-        watch: sees features from other places of the network in the same pass.
-        distributed: add up the sums of all processes of `torch.distributed`, each of which passes
-            its own part of the data.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> curvature = acnml.full_curvature(classifier, torch.randn(100, 4))
-    >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # the data are read only once
-    [Full(15 parameters: weight … bias), Full(15 parameters: weight … bias)]
-    """
-    require_classifier(classifier)
-    together = processes.group(distributed)
-    chosen = [last_linear(classifier.model)] if parameters is None else parameters
-    names = parameter_names(classifier.model, chosen)
-    remedy = "full_curvature covers a last Linear layer alone: name it in `parameters`"
-    sites = find_sites(classifier.model, names, AFFINE, remedy)
+        assert isinstance(first, KroneckerCurvature)
+        basis, watch = first, None
+    names = list(basis.mean) if basis is not None else _covered(classifier, structure, layers)
     mean = widened(classifier.copy_parameters(names))
-    total = torch.zeros(count(mean), count(mean), dtype=torch.float64, device=classifier.device)
-
-    def add_last_layer(batch: LastLayerBatch) -> None:
-        out_size, in_size = sites[0].layer.join(mean, mean).shape
-        blocks = _summed_blocks(batch.draw_hessians(), batch.inputs)
-        square = blocks.reshape(out_size * in_size, out_size, in_size)
-        columns = flatten(sites[0].layer.split(square, mean), mean).T
-        rows = flatten(sites[0].layer.split(columns.unflatten(1, (out_size, in_size)), mean), mean)
-        total.add_(rows)
-
-    def add_tape(tape: Tape, pull_backs: PullBacks) -> None:
-        raise ValueError(f"the logits are not the outputs of {sites[0].name!r} alone; {remedy}")
-
-    run = _Run(classifier, sites, fisher, together.rank, progress, watch)
-    _over_data(run, loader, add_tape, add_last_layer)
-    together.add_up([total])
-    dtype = next(iter(mean.values())).dtype
-    return FullCurvature(mean, ((total + total.T) / 2).to(dtype))
+    kinds = AFFINE + SCALING if structure == "diag" else AFFINE
+    covers = "Linear and Conv2d" if structure != "diag" else "Linear, Conv2d and normalisation"
+    way_out = f'structure="{structure}" covers {covers} layers: {OTHER_WAYS}'
+    sites = find_sites(classifier.model, names, kinds, way_out)
+    sums: _Sums
+    if basis is not None:
+        checks.require_fits(basis.mean, mean)
+        require_same_weights(basis.mean, mean, "the basis")
+        sums = _Squares(sites, mean, _shared_bases(basis, mean, together))
+    else:
+        sums = {"diag": _Squares, "kron": _Factors, "full": _Outers}[structure](sites, mean)
+    examples = _over_data(classifier, data, sums, fisher, together.rank, progress, watch)
+    together.add_up(sums.tensors())
+    return sums.curvature(together.total(examples))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class LastLayerBatch:
-    """The inputs and outputs of the last layer for a batch, with the curvature at its outputs.
+def _covered(classifier: Classifier, structure: Structure, layers: Layers) -> list[str]:
+    """Return the names of the parameters that a fit covers."""
+    if layers is None and structure == "full":
+        layers = "last"
+    elif layers is None and structure != "diag":
+        layers = _affine_names(classifier.model)
+    return parameter_names(classifier.model, layers)
 
-    Every call of a method draws labels anew if the Fisher samples them, and advances the generator.
+
+def _affine_names(model: nn.Module) -> list[str]:
+    """Return the names of the parameters of all plain Linear and Conv2d layers.
+
+    Layers with a reparametrised weight or a weight that is shared with another module are excluded.
     """
-
-    inputs: Tensor  # a (B, d [+ 1]); ends with a 1 for a layer with bias
-    probs: Tensor  # (B, K), at the classifier's temperature, in double precision
-    labels: Tensor | None
-    temperature: float
-    fisher: Fisher
-    generator: torch.Generator
-
-    def draw_sum(self) -> Tensor:
-        """Return the curvature at the layer's outputs, summed over the batch: (K, K) in float64."""
-        summed = self.fisher.summed(self.probs, self.labels, self.generator)
-        return summed / self.temperature**2
-
-    def draw_squares(self) -> Tensor:
-        """Return the diagonal of the curvature at the layer's outputs: (B, K)."""
-        squares = self.fisher.squares(self.probs, self.labels, self.generator)
-        return (squares / self.temperature**2).to(self.inputs.dtype)
-
-    def draw_squares_in(self, basis: Tensor) -> Tensor:
-        """Return the diagonal of the curvature at the layer's outputs, in another basis: (B, K)."""
-        squares = self.fisher.squares_in(basis, self.probs, self.labels, self.generator)
-        return (squares / self.temperature**2).to(self.inputs.dtype)
-
-    def draw_hessians(self) -> Tensor:
-        """Return the curvature at the layer's outputs for every input: (B, K, K)."""
-        hessians = self.fisher.hessians(self.probs, self.labels, self.generator)
-        return (hessians / self.temperature**2).to(self.inputs.dtype)
+    names: list[str] = []
+    everywhere = model.named_parameters(remove_duplicate=False)
+    owners = Counter(id(parameter) for _, parameter in everywhere)
+    for prefix, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        is_affine = isinstance(module, AFFINE) and is_plain(module) and "weight" in own
+        if is_affine and all(owners[id(parameter)] == 1 for parameter in own.values()):
+            names += [f"{prefix}.{key}" if prefix else key for key in own]
+    if not names:
+        raise ValueError(
+            f"{type(model).__name__} has no Linear or Conv2d layer whose weight is a plain, "
+            "unshared parameter; use acnml.fit_swag, which covers any parameters, or "
+            'structure="diag" for normalisation layers'
+        )
+    return names
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """What a pass over the data needs, whatever it sums up."""
+# One pass over the data --------------------------------------------------------------------------
 
-    classifier: Classifier
-    sites: list[Site]
-    fisher: Fisher
-    rank: int  # of the process; sampled labels must not be the same in all processes
-    progress: bool | None
-    watch: Watch | None
+
+class _Sums(ABC):
+    """What a structure adds up over the data, in double precision."""
+
+    def __init__(self, sites: Sequence[Site], mean: Params) -> None:
+        self.sites, self.mean = sites, mean
+
+    @abstractmethod
+    def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
+        """Add a batch, if the only site is the last layer.
+
+        Its inputs a (B, d [+ 1]) end with a 1 for a layer with bias. Its outputs are the logits.
+        """
+
+    @abstractmethod
+    def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
+        """Add a batch for any sites."""
+
+    @abstractmethod
+    def tensors(self) -> Iterable[Tensor]:
+        """Return all sums, for several processes to add up in place."""
+
+    @abstractmethod
+    def curvature(self, data: int) -> Curvature:
+        """Return the result, for so many training examples."""
 
 
 def _over_data(
-    run: _Run,
-    loader: Iterable[Any],
-    add_tape: Callable[[Tape, PullBacks], None],
-    add_last_layer: Callable[[LastLayerBatch], None],
+    classifier: Classifier,
+    data: Iterable[Any],
+    sums: _Sums,
+    fisher: Fisher,
+    rank: int,
+    progress: bool | None,
+    watch: Watch | None,
 ) -> int:
-    """Call one of two functions for every batch; return the number of examples.
+    """Add every batch to the sums; return the number of examples.
 
-    If `sites` is only the last layer, one forward pass is enough, and `add_last_layer` is called.
-    Otherwise `add_tape` is called with a recorded forward pass and an iterator of backward passes.
-    The model may run under autocast, but the sums do not.
+    The model may run under autocast, but the sums do not. The rank of the process is part of the
+    seed, because sampled labels must not be the same in all processes.
     """
-    classifier, sites, fisher, watch = run.classifier, run.sites, run.fisher, run.watch
-    if not isinstance(fisher, Fisher):
-        raise TypeError(f"fisher must be one such as ExactFisher(), got {fisher!r}")
-    seed = fisher.seed if isinstance(fisher, MonteCarloFisher) else 0
-    generator = torch.Generator().manual_seed(seed + run.rank)
-    names = names_of(sites)
+    generator = torch.Generator().manual_seed(getattr(fisher, "seed", 0) + rank)
+    names = names_of(sums.sites)
     layer = only_linear(classifier, names)
 
-    def step_last_layer(found: Features, labels: Tensor | None) -> None:
-        if labels is not None:
-            require_classes(labels, found.logits)
-        with torch.autocast(found.logits.device.type, enabled=False):
-            probs, inputs = found.logits.double().softmax(-1), _wide(found.inputs)
-            temperature = classifier.temperature
-            add_last_layer(LastLayerBatch(inputs, probs, labels, temperature, fisher, generator))
-
-    def step_tape(x: Inputs, labels: Tensor | None) -> None:
-        tape = record(classifier, sites, x)
-        require_tracked(tape)
-        logits = tape.logits
-        checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
+    def outputs(logits: Tensor, labels: Tensor | None) -> Outputs:
         if labels is not None:
             require_classes(labels, logits)
-        with torch.autocast(logits.device.type, enabled=False):
-            probs = logits.detach().double().softmax(-1)
-            cotangents = fisher.cotangents(probs, labels, generator)
-            add_tape(tape, (tape.pulled_back(cotangent) for cotangent in cotangents))
+        return Outputs(logits.double().softmax(-1), labels, generator, classifier.temperature)
 
     def step(x: Inputs, labels: Tensor | None) -> None:
-        if layer is None and classifier.findings.is_due(names, x):
-            require_understood(classifier, sites, x)
         observer = None if watch is None else watch.observer
         found = None if layer is None else features(classifier, layer, x, observer=observer)
-        if found is not None:
-            step_last_layer(found, labels)
-        elif watch is None:
-            step_tape(x, labels)
-        else:
-            raise ValueError("only the fit of a last layer can be watched; leave out `watch`")
-        if watch is not None and found is not None and found.observed is not None:
+        if found is None:
+            return step_all_layers(x, labels)
+        with without_autocast(found.logits):
+            sums.add_last_layer(_wide(found.inputs), outputs(found.logits, labels), fisher)
+        if watch is not None and found.observed is not None:
             watch.tell(found.observed)
 
-    return over_batches(classifier, loader, step, "curvature", run.progress)
+    def step_all_layers(x: Inputs, labels: Tensor | None) -> None:
+        if watch is not None:
+            raise ValueError("only the fit of a last layer can be watched; leave out `watch`")
+        if layer is None and classifier.findings.is_due(names, x):
+            require_understood(classifier, sums.sites, x)
+        tape = record(classifier, sums.sites, x)
+        require_tracked(tape)
+        logits = tape.logits.detach()
+        checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
+        with without_autocast(logits):
+            vectors = fisher.vectors(outputs(logits, labels))
+            sums.add_tape(tape, (tape.pulled_back(s) for s in vectors))
+
+    return over_batches(classifier, data, step, "curvature", progress)
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -544,20 +314,78 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _summed_blocks(hessians: Tensor, inputs: Tensor) -> Tensor:
-    """Return Σ H ⊗ aaᵀ over a batch, (K, d, K, d), for H (B, K, K) and a (B, d).
+# Squares: "diag" and "ekfac" ---------------------------------------------------------------------
 
-    H is symmetric, so the blocks of the class pairs c ≤ c' are enough. They are computed for one
-    class c at a time: all at once, the weighted inputs H_cc' a would be K²Bd numbers.
+
+@final
+class _Squares(_Sums):
+    """Squared gradients of every parameter, for affine layers in a basis U_A ⊗ U_G or as they are.
+
+    The gradient of an example is a sum over positions, such as the pixels of a convolution, and is
+    squared after this sum.
     """
-    (_, classes, _), size = hessians.shape, inputs.shape[1]
-    blocks = inputs.new_empty(classes, size, classes, size)
-    for c in range(classes):
-        weighted = hessians[:, c, c:, None] * inputs.unsqueeze(1)  # (B, K - c, d)
-        block = (weighted.flatten(1).T @ inputs).unflatten(0, (-1, size))
-        blocks[c:, :, c] = block
-        blocks[c, :, c:] = block.transpose(0, 1)
-    return blocks
+
+    def __init__(self, sites: Sequence[Site], mean: Params, bases: Bases | None = None) -> None:
+        super().__init__(sites, mean)
+        self.bases = bases
+        self.squares = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in mean.items()}
+
+    def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
+        (site,) = self.sites
+        U_A, U_G = self._basis(site)
+        squares = (fisher.squares(outputs, U_G) / outputs.temperature**2).to(inputs.dtype)
+        self._add(site, squares.T @ _rotated(inputs, U_A) ** 2)
+
+    def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
+        affine = {site: passed for site, passed in tape.passages.items() if site.is_affine}
+        inputs = {
+            site: _rotated(_wide(joined_inputs(site, passed)), self._basis(site)[0])
+            for site, passed in affine.items()
+        }
+        for pulled in pull_backs:
+            for site, deltas in pulled.items():
+                if site in inputs:
+                    joined = _rotated(_wide(joined_deltas(site, deltas)), self._basis(site)[1])
+                    self._add(site, _squared(inputs[site], joined))
+                else:
+                    passages = [p._replace(received=_wide(p.received)) for p in tape.passages[site]]
+                    grads = summed_scaling_gradients(site, passages, [_wide(d) for d in deltas])
+                    for name, grad in grads.items():
+                        self.squares[name] += (grad**2).sum(0)
+
+    def tensors(self) -> Iterable[Tensor]:
+        return self.squares.values()
+
+    def curvature(self, data: int) -> Curvature:
+        squares = {name: self.squares[name].to(tensor.dtype) for name, tensor in self.mean.items()}
+        if self.bases is None:
+            return DiagonalCurvature(self.mean, squares)
+        layers = (site.layer for site in self.sites)
+        factors = (EigenFactors(a, *self.bases[a], a.join(squares, self.mean)) for a in layers)
+        return EkfacCurvature(self.mean, tuple(factors))
+
+    def _basis(self, site: Site) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        return (None, None) if self.bases is None else self.bases[site.layer]
+
+    def _add(self, site: Site, matrix: Tensor) -> None:
+        """Add squares of an affine layer, ([groups,] out, in)."""
+        for name, square in site.layer.split(matrix, self.mean).items():
+            self.squares[name] += square
+
+
+def _shared_bases(basis: KroneckerCurvature, mean: Params, together: processes.Group) -> Bases:
+    """Return the eigenvectors of the factors of every layer, the same in all processes."""
+    like = next(iter(mean.values()))  # a given basis may be of another device or type
+
+    def eigenvectors(factor: Tensor) -> Tensor:
+        found = torch.linalg.eigh(factor.double())[1].to(factor.dtype).contiguous()
+        return together.share(found.to(like))
+
+    return {f.layer: (eigenvectors(f.inputs), eigenvectors(f.gradients)) for f in basis.factors}
+
+
+def _rotated(vectors: Tensor, basis: Tensor | None) -> Tensor:
+    return vectors if basis is None else vectors @ basis
 
 
 def _squared(inputs: Tensor, deltas: Tensor) -> Tensor:
@@ -574,41 +402,51 @@ def _squared(inputs: Tensor, deltas: Tensor) -> Tensor:
     return torch.stack([((d.mT @ a) ** 2).sum(0) for d, a in parts]).sum(0)
 
 
-def _matrix(site: Site, params: Params) -> Tensor:
-    """Return [W b] of an affine layer, ([groups,] out, in)."""
-    return site.layer.join(params, params)
-
-
-def _basis(matrix: Tensor) -> Tensor:
-    """Return the eigenvectors of a symmetric matrix, or of one for each group."""
-    return torch.linalg.eigh(matrix.double())[1].to(matrix.dtype).contiguous()
+# Factors: "kron" ---------------------------------------------------------------------------------
 
 
 @final
-class _FactorSums:
-    """Running sums of one layer's aaᵀ and δδᵀ, in double precision."""
+class _Factors(_Sums):
+    """The sums of aaᵀ and of δδᵀ of every layer, over examples and positions."""
 
-    def __init__(self, site: Site, mean: Params) -> None:
-        matrix = site.layer.join(mean, mean)
-        *groups, out_size, in_size = matrix.shape
-        self.layer, self.dtype = site.layer, matrix.dtype
-        self.inputs = matrix.new_zeros(*groups, in_size, in_size, dtype=torch.float64)
-        self.gradients = matrix.new_zeros(*groups, out_size, out_size, dtype=torch.float64)
-        self.positions = 0
+    def __init__(self, sites: Sequence[Site], mean: Params) -> None:
+        super().__init__(sites, mean)
+        self.inputs, self.gradients = dict[Site, Tensor](), dict[Site, Tensor]()
+        for site in sites:
+            *groups, out_size, in_size = (matrix := site.layer.join(mean, mean)).shape
+            zeros = partial(matrix.new_zeros, dtype=torch.float64)
+            self.inputs[site] = zeros(*groups, in_size, in_size)
+            self.gradients[site] = zeros(*groups, out_size, out_size)
+        self.positions = torch.zeros(len(sites), dtype=torch.int64, device="cpu")
 
-    def add_inputs(self, inputs: Tensor) -> None:
-        self.inputs += _second_moment(inputs)
-        self.positions += inputs.shape[0] * inputs.shape[-2]
+    def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
+        (site,) = self.sites
+        self._add_inputs(site, inputs.unsqueeze(1))
+        self.gradients[site] += fisher.summed(outputs) / outputs.temperature**2
 
-    def add_gradients(self, grads: Tensor) -> None:
-        self.gradients += _second_moment(grads)
+    def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
+        for site, passed in tape.passages.items():
+            self._add_inputs(site, _wide(joined_inputs(site, passed)))
+        for pulled in pull_backs:
+            for site, deltas in pulled.items():
+                self.gradients[site] += _second_moment(_wide(joined_deltas(site, deltas)))
 
-    def factors(self, data: int) -> Factors:
+    def _add_inputs(self, site: Site, inputs: Tensor) -> None:
+        self.inputs[site] += _second_moment(inputs)
+        self.positions[self.sites.index(site)] += inputs.shape[0] * inputs.shape[-2]
+
+    def tensors(self) -> Iterable[Tensor]:
+        return [*self.inputs.values(), *self.gradients.values(), self.positions]
+
+    def curvature(self, data: int) -> Curvature:
         """Return A and G as `KroneckerCurvature` defines them."""
-        A = self.inputs / max(self.positions, 1) * math.sqrt(data)
-        return Factors(
-            self.layer, A.to(self.dtype), (self.gradients / math.sqrt(data)).to(self.dtype)
-        )
+        positions, factors = tuple(self.positions.tolist()), []
+        for site, n in zip(self.sites, positions, strict=True):
+            A = self.inputs[site] / max(n, 1) * math.sqrt(data)
+            G = self.gradients[site] / math.sqrt(data)
+            dtype = self.mean[site.layer.weight].dtype
+            factors.append(Factors(site.layer, A.to(dtype), G.to(dtype)))
+        return KroneckerCurvature(self.mean, tuple(factors), data, positions)
 
 
 def _second_moment(vectors: Tensor) -> Tensor:
@@ -617,23 +455,54 @@ def _second_moment(vectors: Tensor) -> Tensor:
     return rows.mT @ rows
 
 
-def _affine_names(classifier: Classifier) -> list[str]:
-    """Return the names of the parameters of all plain Linear and Conv2d layers.
+# Outer products: "full" --------------------------------------------------------------------------
 
-    Layers with a reparametrised weight or a weight that is shared with another module are excluded.
-    """
-    model, names = classifier.model, set()
-    everywhere = model.named_parameters(remove_duplicate=False)
-    owners = Counter(id(parameter) for _, parameter in everywhere)
-    for prefix, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        is_affine = isinstance(module, AFFINE) and is_plain(module) and "weight" in own
-        if is_affine and all(owners[id(parameter)] == 1 for parameter in own.values()):
-            names |= {f"{prefix}.{key}" if prefix else key for key in own}
-    if not names:
+
+@final
+class _Outers(_Sums):
+    """The sum of H ⊗ aaᵀ over inputs a of the last layer, with the Hessian H at its outputs."""
+
+    def __init__(self, sites: Sequence[Site], mean: Params) -> None:
+        super().__init__(sites, mean)
+        like = next(iter(mean.values()))
+        self.total = like.new_zeros(count(mean), count(mean), dtype=torch.float64)
+
+    def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
+        hessians = fisher.hessians(outputs) / outputs.temperature**2
+        blocks = _summed_blocks(hessians.to(inputs.dtype), inputs)
+        matrix = blocks.shape[:2]  # of the layer: rows and columns in the order of [W b]
+        columns = self._in_order(blocks.flatten(0, 1)).T
+        self.total += self._in_order(columns.unflatten(1, matrix))
+
+    def _in_order(self, matrices: Tensor) -> Tensor:
+        """Flatten matrices [W b] (n, out, in) to (n, P), in the order of the mean."""
+        return flatten(self.sites[0].layer.split(matrices, self.mean), self.mean)
+
+    def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
         raise ValueError(
-            "KFAC covers Linear and Conv2d layers whose weight is a plain, unshared parameter, "
-            f"but {type(model).__name__} has none; use fit_swag, which covers any parameters, or "
-            "fit_diagonal_laplace for normalisation layers"
+            f'the logits are not the outputs of {self.sites[0].name!r} alone; structure="full" '
+            "covers the last Linear layer alone: name it in `layers`"
         )
-    return [name for name in classifier.parameters if name in names]
+
+    def tensors(self) -> Iterable[Tensor]:
+        return [self.total]
+
+    def curvature(self, data: int) -> Curvature:
+        dtype = next(iter(self.mean.values())).dtype
+        return FullCurvature(self.mean, ((self.total + self.total.T) / 2).to(dtype))
+
+
+def _summed_blocks(hessians: Tensor, inputs: Tensor) -> Tensor:
+    """Return Σ H ⊗ aaᵀ over a batch, (K, d, K, d), for H (B, K, K) and a (B, d).
+
+    H is symmetric, so the blocks of the class pairs c ≤ c' are enough. They are computed for one
+    class c at a time: all at once, the weighted inputs H_cc' a would be K²Bd numbers.
+    """
+    (_, classes, _), size = hessians.shape, inputs.shape[1]
+    blocks = inputs.new_empty(classes, size, classes, size)
+    for c in range(classes):
+        weighted = hessians[:, c, c:, None] * inputs.unsqueeze(1)  # (B, K - c, d)
+        block = (weighted.flatten(1).T @ inputs).unflatten(0, (-1, size))
+        blocks[c:, :, c] = block
+        blocks[c, :, c:] = block.transpose(0, 1)
+    return blocks

@@ -15,7 +15,6 @@ for all of these rows.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, final
@@ -30,10 +29,10 @@ from acnml._util import batches, checks
 from acnml._util.batches import NO_LABELS, Inputs
 from acnml._util.memory import budget, require_memory
 from acnml._util.params import Params, map_tensors, zip_with
-from acnml._util.passes import batch_sizes
+from acnml._util.passes import batch_sizes, in_chunks
 from acnml._util.progress import track
 from acnml._util.seeding import seeded
-from acnml._util.selection import Parameters, parameter_names
+from acnml._util.selection import Layers, parameter_names
 from acnml.classifier import Classifier
 from acnml.fit.batches import over_batches, require_classes
 
@@ -83,12 +82,6 @@ class Refit:
         checks.settle_integers(self, epochs=1, seed=None)
         checks.require_positive(self.learning_rate, "learning_rate")
         require_memory(self.memory)
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum}")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ValueError(
-                f"weight_decay must be finite and not negative, got {self.weight_decay}"
-            )
 
 
 class Refitted(NamedTuple):
@@ -104,7 +97,7 @@ def refit_each(
     loader: Iterable[Any],
     x: Inputs,
     refit: Refit,
-    parameters: Parameters = None,
+    layers: Layers = None,
     progress: bool | None = None,
 ) -> Iterator[Refitted]:
     """Yield the fine-tuned log-likelihoods (K,) of each input in turn.
@@ -117,15 +110,18 @@ def refit_each(
         loader: the training data, with labels. One extra pass counts the examples.
         x: the queries, without labels.
         refit: the settings of the fine-tuning.
-        parameters: parameters, their names or submodules to train; by default the whole model.
+        layers: layers, parameters or their names to train; by default the whole model.
         progress: whether to show progress bars; by default only in a terminal.
     """
     batches.require_loader(loader, "fine-tuning")
     queries = classifier.prepare(x)
     if classifier.findings.is_due((), queries):
         require_apart(classifier, queries)
-    log_probs = _finite_log_probs(classifier, queries)
-    names = parameter_names(classifier.model, parameters)
+    with torch.no_grad():
+        log_probs = torch.cat([*in_chunks(queries, classifier.log_probs)])
+    remedy = "check the model and these inputs"
+    checks.require_finite(log_probs, "the model's log-probabilities are", remedy)
+    names = parameter_names(classifier.model, layers)
     with seeded(refit.seed):
         training = _Training(classifier, loader, names, refit, batch_sizes(loader), progress)
     labels = torch.arange(log_probs.shape[1], device=log_probs.device)
@@ -133,13 +129,6 @@ def refit_each(
     blocks = list(batches.chunks(queries, max(1, rows // len(labels))))
     each = (training.run(block, labels, rows) for block in track(blocks, "queries", progress))
     return (Refitted(*one) for block in each for one in zip(*block, strict=True))
-
-
-@torch.no_grad()
-def _finite_log_probs(classifier: Classifier, queries: Inputs) -> Tensor:
-    log_probs = torch.cat([classifier.log_probs(block) for block in batches.chunks(queries)])
-    remedy = "check the model and these inputs"
-    return checks.require_finite(log_probs, "the model's log-probabilities are", remedy)
 
 
 @final
@@ -157,11 +146,11 @@ class _Training:
     @torch.inference_mode(False)
     def rows_at_once(self, one: Inputs, labels: Tensor) -> int:
         """Return how many rows fit into memory, or 1 if `vmap` does not support the model."""
-        start = self._start()
+        start = self.classifier.copy_parameters(self.names)
         if not self.classifier.gradient(one, start):
             raise ValueError(
                 f"the model's logits use none of the parameters {self.names}; "
-                "name parameters that the forward pass uses"
+                "name layers that the forward pass uses"
             )
         weights = sum(tensor.nbytes for tensor in start.values())
         activations = max(self.batch_sizes) * _activation_bytes(self.classifier, start, one)
@@ -173,37 +162,35 @@ class _Training:
     @torch.no_grad()
     def run(self, queries: Inputs, labels: Tensor, rows: int) -> Refitted:
         """Train all labels of the queries, at most `rows` rows together; return (Q, K) tensors."""
-        kind = _ManyRows if rows > 1 else _OneRow
-        parts = [self._train(kind(self._start(), queries, some)) for some in labels.split(rows)]
+        parts = [self._train(self._rows(queries, some, rows > 1)) for some in labels.split(rows)]
         return Refitted(*(torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)))
 
-    def _start(self) -> Params:
-        return self.classifier.copy_parameters(self.names)
+    def _rows(self, queries: Inputs, labels: Tensor, together: bool) -> _Rows:
+        lead = (batches.size(queries), len(labels))
+        start = self.classifier.copy_parameters(self.names)
+        theta = {name: t.expand(*lead, *t.shape).clone() for name, t in start.items()}
+        return _Rows(theta, zip_with(torch.zeros_like, theta), queries, labels, together)
 
     def _train(self, rows: _Rows) -> Refitted:
         """Train (Q, L) rows and return their log-likelihoods."""
-        before_steps: list[Tensor] = []
-        with seeded(self.refit.seed):
-            for epoch in range(self.refit.epochs):
-                before_steps = self._epoch(rows, f"epoch {epoch + 1}/{self.refit.epochs}")
-        last = rows.evaluate(self._log_lik)
-        checks.require_finite(last, "log-likelihoods are", "lower the learning rate")
-        return Refitted(last, torch.stack([*before_steps[1:], last]).amax(0))
-
-    def _epoch(self, rows: _Rows, description: str) -> list[Tensor]:
-        """Train for one epoch and return the log-likelihoods (Q, L) before every step."""
-        seen: list[Tensor] = []
+        before_steps: list[Tensor] = []  # (Q, L) of the current epoch
 
         def step(x: Inputs, y: Tensor | None) -> None:
             gradient, (loss, log_lik) = rows.evaluate(self._gradient(x, y))
             if not torch.isfinite(loss).all():
                 remedy = "lower the learning rate, or check the model on this batch"
                 raise ValueError(f"the loss is NaN or infinite: {remedy}")
-            seen.append(log_lik)
+            before_steps.append(log_lik)
             rows.descend(gradient, self.refit)
 
-        over_batches(self.classifier, self.loader, step, description, self.progress)
-        return seen
+        with seeded(self.refit.seed):
+            for epoch in range(self.refit.epochs):
+                before_steps.clear()
+                description = f"epoch {epoch + 1}/{self.refit.epochs}"
+                over_batches(self.classifier, self.loader, step, description, self.progress)
+        last = rows.evaluate(self._log_lik)
+        checks.require_finite(last, "log-likelihoods are", "lower the learning rate")
+        return Refitted(last, torch.stack([*before_steps[1:], last]).amax(0))
 
     def _gradient(self, x: Inputs, y: Tensor | None) -> RowFunction:
         """Return a function that gives (gradient, (loss, log p_θ(label|query))) on this batch.
@@ -233,7 +220,7 @@ class _Training:
     @torch.no_grad()
     def _can_vectorise(self, one: Inputs, labels: Tensor) -> bool:
         """Return whether `vmap` works for this model, by a trial with the query as the data."""
-        rows = _ManyRows(self._start(), one, labels)
+        rows = self._rows(one, labels, together=True)
         try:
             rows.evaluate(self._gradient(one, labels[:1]))
             rows.evaluate(self._log_lik)  # some models run different code without gradients
@@ -242,46 +229,31 @@ class _Training:
         return True
 
 
-class _Rows(ABC):
+class _Rows(NamedTuple):
     """Rows in training: labels (L,) of queries (Q, ...), each pair with its own weights."""
 
-    def __init__(self, start: Params, queries: Inputs, labels: Tensor) -> None:
-        rows = (batches.size(queries), len(labels))
-        self.theta = {name: t.expand(*rows, *t.shape).clone() for name, t in start.items()}
-        self.velocity = zip_with(torch.zeros_like, self.theta)
-        self.queries, self.labels = queries, labels
+    theta: Params  # (Q, L, *shape)
+    velocity: Params
+    queries: Inputs
+    labels: Tensor
+    together: bool  # whether rows are evaluated by `vmap`; otherwise there is a single one
 
-    @abstractmethod
     def evaluate(self, function: RowFunction) -> Any:
         """Evaluate the function for all rows; each result tensor gets the leading shape (Q, L)."""
+        if self.together:
+            over_labels = vmap(function, in_dims=(0, None, 0))
+            over_queries = vmap(over_labels, in_dims=(0, 0, None))
+            return over_queries(self.theta, self.queries, self.labels)
+        theta = {name: tensor[0, 0] for name, tensor in self.theta.items()}
+        result = function(theta, batches.take(self.queries, 0), self.labels[0])
+        return map_tensors(result, lambda tensor: tensor[None, None])
 
-    @final
     def descend(self, gradient: Params, refit: Refit) -> None:
         """Take a step of SGD in place, with the update rule of `torch.optim.SGD`."""
         for name, point in self.theta.items():
             velocity = self.velocity[name].mul_(refit.momentum).add_(gradient[name])
             velocity.add_(point, alpha=refit.weight_decay)
             point.sub_(velocity, alpha=refit.learning_rate)
-
-
-@final
-class _ManyRows(_Rows):
-    """Rows that are evaluated together by `vmap`; the inner `vmap` is over labels."""
-
-    def evaluate(self, function: RowFunction) -> Any:
-        over_labels = vmap(function, in_dims=(0, None, 0))
-        over_queries = vmap(over_labels, in_dims=(0, 0, None))
-        return over_queries(self.theta, self.queries, self.labels)
-
-
-@final
-class _OneRow(_Rows):
-    """One label of one query, without `vmap`."""
-
-    def evaluate(self, function: RowFunction) -> Any:
-        theta = {name: tensor[0, 0] for name, tensor in self.theta.items()}
-        result = function(theta, batches.take(self.queries, 0), self.labels[0])
-        return map_tensors(result, lambda tensor: tensor[None, None])
 
 
 def _activation_bytes(classifier: Classifier, params: Params, one: Inputs) -> int:

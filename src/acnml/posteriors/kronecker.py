@@ -253,7 +253,7 @@ class Kronecker(Posterior):
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> posterior
     Kronecker(15 parameters: weight … bias)
     >>> posterior.sample(7, torch.Generator().manual_seed(0))["weight"].shape

@@ -96,7 +96,7 @@ class Acnml(NmlPredictor):
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> predict = acnml.Acnml(classifier, posterior, alpha=0.1)
     >>> predict(torch.randn(5, 4)).shape
     torch.Size([5, 3])
@@ -194,7 +194,7 @@ class Acnml(NmlPredictor):
         if layer is None or not isinstance(self.solver, Linearised):
             raise ValueError(
                 "only ACNML with a posterior over the last Linear layer, solved by Linearised, can "
-                "become a module; fit it with parameters=[acnml.last_linear(model)], or use "
+                'become a module; fit it with layers="last", or use '
                 "acnml.calibrate"
             )
         return network_module(

@@ -40,7 +40,7 @@ class Bma(Predictor):
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> acnml.Bma(classifier, posterior, samples=10)(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """

@@ -37,7 +37,7 @@ class Probit:
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> acnml.Glm(classifier, posterior, acnml.Probit())(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """
@@ -61,7 +61,7 @@ class LogitSampling:
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> acnml.Glm(classifier, posterior, acnml.LogitSampling(samples=50))(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """
@@ -98,7 +98,7 @@ class Glm(Predictor):
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> acnml.Glm(classifier, posterior)(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """

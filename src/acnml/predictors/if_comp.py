@@ -13,9 +13,9 @@ from torch import Tensor
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.passes import in_chunks
-from acnml._util.selection import Parameters
+from acnml._util.selection import Layers
 from acnml.classifier import Classifier, require_classifier
-from acnml.fit import Fisher, MonteCarloFisher, ekfac_curvature
+from acnml.fit import Fisher, MonteCarloFisher, fit_curvature
 from acnml.fit.batches import checked_labels, require_classes
 from acnml.posteriors import Posterior
 from acnml.predictors.acnml import Acnml, NmlPredictor
@@ -48,7 +48,7 @@ class IfComp(NmlPredictor):
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> x = torch.randn(100, 4)
-    >>> posterior = acnml.fit_ekfac_laplace(classifier, x)
+    >>> posterior = acnml.fit_laplace(classifier, x, structure="ekfac")
     >>> acnml.IfComp(classifier, posterior, c=0.01)(x[:5]).shape
     torch.Size([5, 3])
     """
@@ -120,7 +120,7 @@ def fit_if_comp(
     temperature: float = 1.0,
     c: float = 1.0,
     damping: float | None = None,
-    parameters: Parameters = None,
+    layers: Layers = None,
     fisher: Fisher | None = None,
     progress: bool | None = None,
 ) -> IfComp:
@@ -134,8 +134,8 @@ def fit_if_comp(
         c: the weight of the self-influence.
         damping: λ, added to the Fisher matrix summed over the data. The default is a hundredth of
             its mean eigenvalue.
-        parameters: parameters, their names or submodules to cover. The default is all Linear and
-            Conv2d layers; `[acnml.last_linear(model)]` is much faster.
+        layers: see `fit_curvature`. The default is all Linear and Conv2d layers; "last" is much
+            faster.
         fisher: by default `MonteCarloFisher()`, one sampled label for every example.
         progress: whether to show a progress bar; by default only in a terminal.
 
@@ -148,7 +148,9 @@ def fit_if_comp(
     require_classifier(classifier)
     tempered = classifier.tempered(temperature)
     chosen = MonteCarloFisher() if fisher is None else fisher
-    curvature = ekfac_curvature(tempered, loader, parameters, chosen, progress)
+    curvature = fit_curvature(
+        tempered, loader, structure="ekfac", layers=layers, fisher=chosen, progress=progress
+    )
     added = RELATIVE_DAMPING * curvature.mean_eigenvalue() if damping is None else damping
     return IfComp(tempered, curvature.posterior(added), c)
 

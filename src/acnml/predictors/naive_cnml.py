@@ -12,7 +12,7 @@ from torch import Tensor
 
 from acnml._util.batches import Inputs, arrays_for_arrays, as_inputs, has_arrays_only
 from acnml._util.params import count
-from acnml._util.selection import Parameters, parameter_names
+from acnml._util.selection import Layers, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.refitting import Refit, Refitted, refit_each
 from acnml.predictors.acnml import NmlPredictor
@@ -25,13 +25,13 @@ class _Refitting(NmlPredictor):
     classifier: Classifier
     loader: Iterable[Any]
     refit: Refit = field(default_factory=Refit)
-    parameters: Parameters = None
+    layers: Layers = None
     progress: bool | None = None
 
     def __post_init__(self) -> None:
         require_classifier(self.classifier)
-        names = tuple(parameter_names(self.classifier.model, self.parameters))
-        object.__setattr__(self, "parameters", names)
+        names = tuple(parameter_names(self.classifier.model, self.layers))
+        object.__setattr__(self, "layers", names)
 
     @arrays_for_arrays
     def log_lik(self, x: Inputs) -> Tensor:
@@ -52,7 +52,7 @@ class _Refitting(NmlPredictor):
         """
         own = as_inputs(x)
         refits = refit_each(
-            self.classifier, self.loader, own, self.refit, self.parameters, self.progress
+            self.classifier, self.loader, own, self.refit, self.layers, self.progress
         )
         found = map(self._log_lik, refits)
         arrays: Iterator[Any] = (each.cpu().numpy() for each in found)
@@ -64,7 +64,7 @@ class _Refitting(NmlPredictor):
         """Select the log-likelihoods (K,) of this predictor."""
 
     def __repr__(self) -> str:
-        names = parameter_names(self.classifier.model, self.parameters)
+        names = parameter_names(self.classifier.model, self.layers)
         size = count(self.classifier.copy_parameters(names))
         span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         trained = f"{size:,} parameters: {span}"
@@ -87,8 +87,7 @@ class NaiveCnml(_Refitting):
             Its order should come from torch's global random state, which is the default of
             `DataLoader`. Every input is then trained on the same batches.
         refit: settings of the fine-tuning by SGD with momentum; see `Refit`.
-        parameters: parameters, their names or submodules to train, e.g. `[last_linear(model)]`; by
-            default the whole model.
+        layers: layers, parameters or their names to train, e.g. "last"; by default the whole model.
         progress: whether to show progress bars; by default only in a terminal.
 
     >>> from acnml import Classifier, NaiveCnml, Refit

@@ -13,7 +13,7 @@ from acnml._engine.layers import Site
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.passes import in_chunks
-from acnml._util.selection import Parameters, last_linear, parameter_names
+from acnml._util.selection import Layers, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.batches import over_batches
 from acnml.head.features import Features, features, only_linear
@@ -112,7 +112,7 @@ def fit_pnml(
     *,
     ridge: float | None = None,
     c: float = 1.0,
-    parameters: Parameters = None,
+    layers: Layers = "last",
     progress: bool | None = None,
 ) -> Pnml:
     """Sum aaᵀ over the training data and return a `Pnml` predictor. Labels are not needed.
@@ -123,7 +123,7 @@ def fit_pnml(
         ridge: λ. The default is a millionth of the mean diagonal of XᵀX: the paper has the
             pseudo-inverse of XᵀX, the limit λ → 0. Choose a larger one if features hardly vary.
         c: a weight of the leverage.
-        parameters: the last layer; by default `[acnml.last_linear(model)]`.
+        layers: the last layer, or its name.
         progress: whether to show a progress bar; by default only in a terminal.
 
     >>> import acnml, torch
@@ -133,8 +133,7 @@ def fit_pnml(
     torch.Size([5, 3])
     """
     require_classifier(classifier)
-    chosen = [last_linear(classifier.model)] if parameters is None else parameters
-    site = _site(classifier, parameter_names(classifier.model, chosen))
+    site = _site(classifier, parameter_names(classifier.model, layers))
     sums: list[Tensor] = []
 
     def step(x: Inputs, labels: Tensor | None) -> None:
@@ -187,6 +186,6 @@ def _features(classifier: Classifier, site: Site, x: Inputs) -> Features:
     if found is None:
         raise ValueError(
             f"the logits are not the outputs of {site.name!r} alone: name the last layer in "
-            "`parameters`"
+            "`layers`"
         )
     return found

@@ -43,7 +43,7 @@ class Solution(NamedTuple):
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> solution = acnml.Acnml(classifier, posterior).solve(torch.randn(5, 4))
     >>> solution.log_probs.shape, solution.regret.shape, bool(solution.solved.all())
     (torch.Size([5, 3]), torch.Size([5]), True)
@@ -76,7 +76,7 @@ class UnsolvedError(RowsError):
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> rough = acnml.Gradient(steps=1, step_size=0.01)
     >>> predict = acnml.Acnml(classifier, posterior.scaled(100.0), rough, on_unsolved="raise")
     >>> try:
@@ -93,7 +93,7 @@ class UnsolvedWarning(UserWarning):
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> import warnings
     >>> rough = acnml.Gradient(steps=1, step_size=0.01)
     >>> with warnings.catch_warnings(record=True) as caught:
@@ -112,7 +112,7 @@ class Solver(Protocol):
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> solver: acnml.Solver = acnml.Linearised()
     >>> solver.log_lik(classifier, posterior, torch.randn(5, 4)).shape
     torch.Size([5, 3])

@@ -36,7 +36,7 @@ class Gradient:
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> predict = acnml.Acnml(classifier, posterior, acnml.Gradient(steps=10))
     >>> predict(torch.randn(5, 4)).shape
     torch.Size([5, 3])

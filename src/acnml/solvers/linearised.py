@@ -82,7 +82,7 @@ class Linearised:
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> solution = acnml.Linearised()(classifier, posterior, torch.randn(5, 4))
     >>> bool(solution.solved.all())
     True

@@ -58,7 +58,7 @@ def save(value: Standalone | Predictor | Density, path: str | os.PathLike[str]) 
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = pathlib.Path(folder) / "posterior.safetensors"
@@ -114,7 +114,7 @@ def load(
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_kfac_laplace(classifier, torch.randn(100, 4))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> predict = acnml.Acnml(classifier, posterior, alpha=0.1)
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

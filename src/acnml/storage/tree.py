@@ -127,7 +127,7 @@ def fields(value: Any) -> dict[str, Any]:
     """Return the arguments from which a stored value is constructed."""
     if isinstance(value, Swag):
         return {"state": value.state_dict()}
-    if isinstance(value, Factors):
+    if isinstance(value, (Factors, EigenFactors)):
         return value._asdict()
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
 

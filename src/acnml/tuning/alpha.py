@@ -112,7 +112,7 @@ def largest_harmless_alpha(
     >>> model = torch.nn.Linear(4, 3)
     >>> model.weight.data = torch.eye(3, 4)
     >>> classifier = acnml.Classifier(model)
-    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> posterior = acnml.fit_laplace(classifier, x[:250])
     >>> validation = [(x[250:], labels[250:])]
     >>> predict = acnml.Acnml(classifier, posterior)
     >>> choice = acnml.tuning.largest_harmless_alpha(predict, validation, alphas=(0.01, 0.1, 1.0))
@@ -158,7 +158,7 @@ def alpha_by_nll(
     >>> model = torch.nn.Linear(4, 3)
     >>> model.weight.data = torch.eye(3, 4)
     >>> classifier = acnml.Classifier(model)
-    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> posterior = acnml.fit_laplace(classifier, x[:250])
     >>> validation = [(x[250:], labels[250:])]
     >>> predict = acnml.Acnml(classifier, posterior)
     >>> choice = acnml.tuning.alpha_by_nll(predict, validation, alphas=(0.01, 0.1, 1.0))
@@ -198,7 +198,7 @@ def alpha_matching_cnml(
     >>> model = torch.nn.Linear(4, 3)
     >>> model.weight.data = torch.eye(3, 4)
     >>> classifier = acnml.Classifier(model)
-    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> posterior = acnml.fit_laplace(classifier, x[:250])
     >>> validation = [(x[250:], labels[250:])]
     >>> predict = acnml.Acnml(classifier, posterior)
     >>> exact = acnml.Linearised().log_lik(classifier, posterior.scaled(0.1), x[:20])

@@ -107,7 +107,7 @@ def within_price(
     >>> model = torch.nn.Linear(4, 3)
     >>> model.weight.data = torch.eye(3, 4)
     >>> classifier = acnml.Classifier(model)
-    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> posterior = acnml.fit_laplace(classifier, x[:250])
     >>> validation = [(x[250:], labels[250:])]
     >>> choice = acnml.tuning.within_price(
     ...     lambda alpha: acnml.Acnml(classifier, posterior, alpha=alpha),

@@ -40,7 +40,7 @@ def prior_precision_by_evidence(
     finds it.
 
     Args:
-        curvature: e.g. from `diagonal_curvature` or `kronecker_curvature`.
+        curvature: from `fit_curvature`.
         grid: values of τ. The maximum must lie between the smallest and the largest.
 
     >>> import acnml, torch
@@ -49,7 +49,7 @@ def prior_precision_by_evidence(
     >>> model = torch.nn.Linear(4, 3)
     >>> model.weight.data = torch.eye(3, 4)
     >>> classifier = acnml.Classifier(model)
-    >>> curvature = acnml.kronecker_curvature(classifier, x)
+    >>> curvature = acnml.fit_curvature(classifier, x)
     >>> choice = acnml.tuning.prior_precision_by_evidence(curvature)
     >>> posterior = curvature.posterior(choice.value)
     """
@@ -91,7 +91,7 @@ def prior_precision_by_nll(
     >>> model = torch.nn.Linear(4, 3)
     >>> model.weight.data = torch.eye(3, 4)
     >>> classifier = acnml.Classifier(model)
-    >>> curvature = acnml.kronecker_curvature(classifier, x[:250])
+    >>> curvature = acnml.fit_curvature(classifier, x[:250])
     >>> choice = acnml.tuning.prior_precision_by_nll(
     ...     lambda tau: acnml.Glm(classifier, curvature.posterior(tau)),
     ...     grid=(0.1, 1.0, 10.0),

@@ -57,7 +57,7 @@ def sweep(
     >>> model = torch.nn.Linear(4, 3)
     >>> model.weight.data = torch.eye(3, 4)
     >>> classifier = acnml.Classifier(model)
-    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> posterior = acnml.fit_laplace(classifier, x[:250])
     >>> validation = [(x[250:], labels[250:])]
     >>> make = lambda alpha: acnml.Acnml(classifier, posterior, alpha=alpha)
     >>> [row.value for row in acnml.tuning.sweep(make, (0.01, 0.1), validation)]

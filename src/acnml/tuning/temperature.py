@@ -42,7 +42,7 @@ def temperature_by_nll(
     >>> model = torch.nn.Linear(4, 3)
     >>> model.weight.data = torch.eye(3, 4)
     >>> classifier = acnml.Classifier(model)
-    >>> posterior = acnml.fit_kfac_laplace(classifier, x[:250])
+    >>> posterior = acnml.fit_laplace(classifier, x[:250])
     >>> validation = [(x[250:], labels[250:])]
     >>> choice = acnml.tuning.temperature_by_nll(acnml.Map(classifier), validation)
     >>> tempered = classifier.tempered(choice.value)

@@ -95,7 +95,7 @@ def test_the_tempered_head_is_fitted_to_the_tempered_likelihood(finished, tiny, 
     )
     head = [acnml.last_linear(classifier.model)]
     batch = [(makers.prepared(methods.SWA, data.train.inputs), data.train.labels)]
-    expected = acnml.fit_kfac_laplace(
+    expected = acnml.fit_laplace(
         classifier, batch, prior_precision=ready.value, parameters=head, progress=False
     )
     inputs = makers.prepared(methods.SWA, data.test.inputs[:5])
