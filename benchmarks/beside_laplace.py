@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import acnml
 from acnml import Classifier, Diagonal, Kronecker, Posterior
 from acnml._util.seeding import seeded
+from acnml.fit import Structure
 from benchmarks.recording import RESULTS, record
 from benchmarks.timing import fastest, peak
 from studies.models import MODELS
@@ -59,9 +60,9 @@ class Subject:
         return DataLoader(TensorDataset(*self.data), batch_size=32)
 
     @property
-    def parameters(self) -> list[nn.Module] | None:
+    def layers(self) -> str | None:
         """What a posterior covers, as fits of acnml name it."""
-        return [acnml.last_linear(self.network)] if self.last_layer else None
+        return "last" if self.last_layer else None
 
 
 # Networks ----------------------------------------------------------------------------------------
@@ -163,20 +164,19 @@ def theirs(subject: Subject, structure: str) -> Any:
     return la
 
 
-def ours(subject: Subject, structure: str) -> Posterior:
+def ours(subject: Subject, structure: Structure) -> Posterior:
     """Fit with acnml."""
-    fit = {"diag": acnml.fit_diagonal_laplace, "kron": acnml.fit_kfac_laplace}[structure]
-    classifier = Classifier(subject.network)
-    return fit(
-        classifier,
+    return acnml.fit_laplace(
+        Classifier(subject.network),
         subject.loader,
+        structure=structure,
+        layers=subject.layers,
         prior_precision=PRIOR,
-        parameters=subject.parameters,
         progress=False,
     )
 
 
-def compared(subject: Subject, structure: str) -> Iterator[Row]:
+def compared(subject: Subject, structure: Structure) -> Iterator[Row]:
     """Yield a row for each library: seconds of a fit, milliseconds of a prediction, megabytes."""
     common = {"network": subject.name, "structure": structure}
     posterior, la, error = ours(subject, structure), None, ""

@@ -56,7 +56,7 @@ def predictors(network: nn.Module, x: Tensor) -> dict[str, Predictor]:
         classifier,
         [x],
         prior_precision=1.0,
-        parameters=[acnml.last_linear(network)],
+        layers="last",
         progress=False,
     )
     found: dict[str, Predictor] = {

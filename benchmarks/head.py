@@ -62,9 +62,7 @@ def predictions(
 ) -> list[Row]:
     """Measure predictions, in forward passes of the same batch."""
     classifier = Classifier(network)
-    posterior = acnml.fit_laplace(
-        classifier, [inputs[:256]], parameters=[acnml.last_linear(network)], progress=False
-    )
+    posterior = acnml.fit_laplace(classifier, [inputs[:256]], layers="last", progress=False)
     predict = Acnml(classifier, posterior, alpha=ALPHA)
     rows = []
     for size, target in targets.items():
@@ -101,7 +99,7 @@ def fits() -> list[Row]:
             layer: nn.Linear = layer,
             data: list[Tensor] = data,
         ) -> None:
-            acnml.kronecker_curvature(classifier, data, [layer], progress=False)
+            acnml.fit_curvature(classifier, data, layers=[layer], progress=False)
 
         times = fastest({"forward": forward, "fit": fit}, 5)
         value = times["fit"] / times["forward"]
@@ -127,9 +125,7 @@ def choice(network: nn.Module, images: Tensor) -> Row:
             acnml.calibrate(network, train, validation, progress=False)
 
     def fit() -> None:
-        acnml.kronecker_curvature(
-            Classifier(network), train, [acnml.last_linear(network)], progress=False
-        )
+        acnml.fit_curvature(Classifier(network), train, layers="last", progress=False)
 
     times = fastest({"forward": forward, "choose": choose, "fit": fit}, 6)
     value = (times["choose"] - times["fit"]) / times["forward"]
@@ -183,9 +179,7 @@ def exported(network: nn.Module, images: Tensor) -> list[Row]:
     import onnxruntime
 
     classifier = Classifier(network)
-    posterior = acnml.fit_laplace(
-        classifier, [images[:256]], parameters=[acnml.last_linear(network)], progress=False
-    )
+    posterior = acnml.fit_laplace(classifier, [images[:256]], layers="last", progress=False)
     rows = []
     with TemporaryDirectory() as folder:
         whole, plain = Path(folder) / "acnml.onnx", Path(folder) / "network.onnx"

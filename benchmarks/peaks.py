@@ -24,8 +24,7 @@ from acnml import (
     Gradient,
     Linearised,
     Posterior,
-    fit_kfac_laplace,
-    last_linear,
+    fit_laplace,
 )
 from benchmarks.recording import MEASUREMENTS, record
 from benchmarks.timing import peak as peak_of
@@ -109,11 +108,9 @@ def measure(network: str, solver: str, kind: str, megabytes: str) -> float:
     if kind == "diagonal":
         q = Diagonal(mean, {name: torch.full_like(tensor, 1e-3) for name, tensor in mean.items()})
     else:
-        covered = [last_linear(model)] if kind == LAST_LAYER else None
+        covered = "last" if kind == LAST_LAYER else None
         data = [(x[:64], torch.zeros(len(x[:64]), dtype=torch.long))]
-        q = fit_laplace(
-            classifier, data, prior_precision=1.0, parameters=covered, progress=False
-        )
+        q = fit_laplace(classifier, data, prior_precision=1.0, layers=covered, progress=False)
     _solve(classifier, q, replace(SOLVERS[solver], memory=1), x[:2])
     solver_within = replace(SOLVERS[solver], memory=memory)
     return peak_of(lambda: _solve(classifier, q, solver_within, x)) / 1e6

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml import Acnml, Classifier, Linearised, fit_kfac_laplace
+from acnml import Acnml, Classifier, Linearised, fit_laplace
 from acnml._util.seeding import seeded
 from benchmarks.recording import MEASUREMENTS, record
 

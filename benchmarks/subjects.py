@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import acnml
 from acnml import Classifier, Diagonal, FactorBlock, Posterior
 from acnml._util.seeding import seeded
+from acnml.fit import KroneckerCurvature
 from studies.data import cifar10, digits
 from studies.data.catalogue import MNIST
 from studies.data.folder import data_folder, locate
@@ -67,16 +68,16 @@ def perceptron() -> Subject:
     images, labels = _digits()
     _train(network, images, labels)
     classifier, some = Classifier(network), [(images[:5000], labels[:5000])]
-    curvature = acnml.kronecker_curvature(classifier, some, progress=False)
-    head = [acnml.last_linear(network)]
+    curvature = acnml.fit_curvature(classifier, some, progress=False)
+    assert isinstance(curvature, KroneckerCurvature)
     posteriors = {
-        "diagonal": acnml.fit_diagonal_laplace(
-            classifier, some, prior_precision=300.0, progress=False
+        "diagonal": acnml.fit_laplace(
+            classifier, some, structure="diag", prior_precision=300.0, progress=False
         ),
         "Kronecker": curvature.posterior(30.0, FactorBlock.damped),
         "Kronecker, eigenbasis": curvature.posterior(30.0),
         "last layer": acnml.fit_laplace(
-            classifier, some, prior_precision=30.0, parameters=head, progress=False
+            classifier, some, prior_precision=30.0, layers="last", progress=False
         ),
     }
     solvers = {
@@ -136,13 +137,13 @@ def _convolutional(
 ) -> Subject:
     classifier, (images, labels) = Classifier(network), data
     some = [(images[:64], labels[:64])]
-    curvature = acnml.kronecker_curvature(classifier, some, progress=False)
-    last = [acnml.last_linear(network)]
+    curvature = acnml.fit_curvature(classifier, some, progress=False)
+    assert isinstance(curvature, KroneckerCurvature)
     posteriors = {
         "diagonal": _narrow(classifier),
         "Kronecker": curvature.posterior(1e5, FactorBlock.damped),
         "last layer": acnml.fit_laplace(
-            classifier, some, prior_precision=30.0, parameters=last, progress=False
+            classifier, some, prior_precision=30.0, layers="last", progress=False
         ),
     }
     solvers = {

@@ -14,10 +14,8 @@ def main(hidden: int = 400, epochs: int = 15, queries: int = 200) -> None:
     classifier = acnml.Classifier(model)
     with timed("SWAG"):
         # The initial learning rate of the training, so that SGD leaves the minimum.
-        posterior = acnml.fit_swag(
-            classifier, data.train, epochs=epochs, learning_rate=0.3, rank=20
-        )
-    compare(classifier, posterior, data, queries)
+        swag = acnml.fit_swag(classifier, data.train, epochs=epochs, learning_rate=0.3, rank=20)
+    compare(classifier, swag.low_rank(), data, queries)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from acnml import (
     IfComp,
     Modes,
     UnsolvedWarning,
-    ekfac_curvature,
+    fit_curvature,
     fit_pnml,
     last_linear,
 )
@@ -159,7 +159,9 @@ def _ekfac(rng: random.Random, net: Network) -> tuple[str, Run]:
     precision = 10 ** rng.uniform(-3, 3)
 
     def run() -> Outcome:
-        curvature = ekfac_curvature(Classifier(net.model), _data(net), names, progress=False)
+        curvature = fit_curvature(
+            net.model, _data(net), structure="ekfac", layers=names, progress=False
+        )
         model, inputs = in_double(net)
         mean = {name: dict(model.named_parameters())[name].detach() for name in names}
         trace = 0.0

@@ -18,7 +18,7 @@ from acnml import (
     Kronecker,
     LowRank,
     Posterior,
-    fit_ekfac_laplace,
+    fit_laplace,
 )
 from acnml._util.batches import size
 from acnml._util.params import Params
@@ -76,8 +76,8 @@ def _ekfac(net: Network, names: list[str], precision: float) -> Posterior:
     """Fit a posterior to the inputs of a network, in double precision."""
     model, inputs = in_double(net)
     data = [(inputs, torch.zeros(size(inputs), dtype=torch.long))]
-    return fit_ekfac_laplace(
-        Classifier(model), data, prior_precision=precision, parameters=names, progress=False
+    return fit_laplace(
+        model, data, structure="ekfac", layers=names, prior_precision=precision, progress=False
     )
 
 

@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,11 @@ def _of_network(build: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _fitted(fit: Callable[..., Any]) -> Callable[..., Any]:
+def _fitted(
+    fit: Callable[..., Any], network: str = "classifier", loader: str = "loader"
+) -> Callable[..., Any]:
     data = [(_x(), torch.tensor([0, 1, 2]))]
-    return lambda **settings: fit(
-        **{"classifier": Classifier(_model()), "loader": data, **settings}
-    )
+    return lambda **settings: fit(**{network: Classifier(_model()), loader: data, **settings})
 
 
 def _saved(**settings: Any) -> None:
@@ -164,25 +165,20 @@ CALLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
         ["mean", "var", "directions"],
     ),
     "Full": (_posterior_of(Full, {"mean": _MEAN, "cov": torch.eye(2)}), ["mean", "cov"]),
-    "fit_kfac_laplace": (
-        _fitted(acnml.fit_kfac_laplace),
-        ["classifier", "loader", "prior_precision", "parameters"],
-    ),
-    "fit_diagonal_laplace": (
-        _fitted(acnml.fit_diagonal_laplace),
-        ["classifier", "loader", "prior_precision", "parameters"],
-    ),
-    "fit_ekfac_laplace": (
-        _fitted(acnml.fit_ekfac_laplace),
-        ["classifier", "loader", "prior_precision", "parameters"],
-    ),
+    **{
+        f"fit_laplace {structure}": (
+            _fitted(partial(acnml.fit_laplace, structure=structure), "model", "data"),
+            ["model", "data", "prior_precision", "layers"],
+        )
+        for structure in ("kron", "diag", "ekfac", "full")
+    },
     "fit_if_comp": (
         _fitted(acnml.fit_if_comp),
-        ["classifier", "loader", "temperature", "c", "damping", "parameters", "fisher"],
+        ["classifier", "loader", "temperature", "c", "damping", "layers", "fisher"],
     ),
     "fit_pnml": (
         _fitted(acnml.fit_pnml),
-        ["classifier", "loader", "ridge", "c", "parameters"],
+        ["classifier", "loader", "ridge", "c", "layers"],
     ),
     "IfComp": (
         lambda **s: IfComp(**{**_network_and_posterior(), **s})(_x()),

@@ -27,7 +27,7 @@ from acnml import (
     Map,
     Predictor,
     UnsolvedError,
-    ekfac_curvature,
+    fit_curvature,
     fit_pnml,
     last_linear,
     metrics,
@@ -121,7 +121,7 @@ def predictors(
     temperature = least_nll_temperature(log_probs, held_out.labels)
     best = plain.tempered(temperature)
     reference = metrics.nll(Map(best)(held_out.inputs), held_out.labels)
-    curvature = ekfac_curvature(best, [tuple(train)], progress=False)
+    curvature = fit_curvature(best, [tuple(train)], structure="ekfac", progress=False)
     posterior = curvature.posterior(RELATIVE_PRIOR * curvature.mean_eigenvalue())
     acnml, if_comp = Acnml(best, posterior), IfComp(best, posterior)
     pnml = fit_pnml(best, [tuple(train)], progress=False)

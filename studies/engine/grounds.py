@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -241,9 +241,10 @@ class KfacLaplace(Ground):
         def make(_: Work) -> Content:
             classifier = workshop.classifier(self.network, weights).tempered(likelihood)
             batches = Batches(data, workshop, self.network)
-            found = acnml.kronecker_curvature(
-                classifier, batches, self.cover(classifier), progress=False
+            found = acnml.fit_curvature(
+                classifier, batches, layers=self.cover(classifier), progress=False
             )
+            assert isinstance(found, KroneckerCurvature)
             return Content.of_saved(rescaled(found, len(whole.labels) / len(data.labels)))
 
         return weights, workshop.make(stage, make)
@@ -288,4 +289,4 @@ def rescaled(curvature: KroneckerCurvature, factor: float) -> KroneckerCurvature
     """Return the curvature of `factor` times the data: A and G each take its square root."""
     root = math.sqrt(factor)
     scaled = (Factors(f.layer, root * f.inputs, root * f.gradients) for f in curvature.factors)
-    return KroneckerCurvature(curvature.mean, tuple(scaled))
+    return replace(curvature, factors=tuple(scaled))

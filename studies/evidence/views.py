@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from acnml import (
     Acnml,
     Classifier,
-    KroneckerCurvature,
     McDropout,
     Pnml,
     Posterior,
+    fit_curvature,
     fit_pnml,
-    kronecker_curvature,
     last_linear,
 )
 from acnml._algebra.kernels import SpectralKernel
 from acnml.calibration import RELATIVE_PRIOR
+from acnml.fit import KroneckerCurvature
 from acnml.head.features import only_linear
 from acnml.predictors.ensemble import log_mean
 from acnml.tuning.temperature import least_nll_temperature
@@ -101,7 +101,8 @@ class Fitted:
             torch.log_softmax(held_out.logits.double(), -1), held_out.labels
         )
         tempered = Classifier(layer).tempered(temperature)
-        curvature = kronecker_curvature(tempered, [(train.inputs, train.labels)], progress=False)
+        curvature = fit_curvature(tempered, [(train.inputs, train.labels)], progress=False)
+        assert isinstance(curvature, KroneckerCurvature)
         classifier, moments = Classifier(network), Moments()
         reader = Reader.of((), train.taps[:1000])
         for batch in train.taps.split(1000):
@@ -229,7 +230,7 @@ class Views:
         tempered = Classifier(own.trained).tempered(self.temperature)
         batches = zip(data.inputs.split(500), data.labels.split(500), strict=True)
         loader = [(own.prepare(x), y) for x, y in batches]
-        curvature = kronecker_curvature(tempered, loader, progress=False)
+        curvature = fit_curvature(tempered, loader, progress=False)
         return tempered, curvature.posterior(WEIGHT_DECAY * len(data.labels))
 
     def _whole(self, part: str, alpha: float) -> Tensor:

@@ -14,7 +14,6 @@ from acnml import (
     Acnml,
     Classifier,
     Diagonal,
-    ExactFisher,
     Full,
     Glm,
     Gradient,
@@ -25,14 +24,11 @@ from acnml import (
     Predictor,
     Solver,
     UnsolvedError,
-    fit_diagonal_laplace,
-    fit_ekfac_laplace,
-    fit_full_laplace,
     fit_if_comp,
-    fit_kfac_laplace,
+    fit_laplace,
     fit_pnml,
-    last_linear,
 )
+from acnml.fit import ExactFisher, Structure
 from acnml.tuning.temperature import least_nll_temperature
 from studies.fidelity.problems import Trained
 
@@ -41,6 +37,12 @@ STEPS, LINEARISED, SOLVED = "ACNML, 10 steps", "ACNML, linearised", "ACNML, solv
 INFLUENCE, IF_COMP, PNML, GLM = "influence", "IF-COMP", "pNML", "GLM"
 FULL, EKFAC, KFAC, DIAGONAL = "full", "EK-FAC", "KFAC", "diagonal"
 LAST = "last layer, "
+STRUCTURES: Mapping[str, Structure] = {
+    FULL: "full",
+    EKFAC: "ekfac",
+    KFAC: "kron",
+    DIAGONAL: "diag",
+}
 
 # The paper's steps for KFAC posteriors; the maximum of the linear model; and the maximum itself.
 SOLVERS: Mapping[str, Solver] = {
@@ -84,18 +86,21 @@ class Methods:
     def posteriors(self) -> Mapping[str, Posterior]:
         """Laplace posteriors over all weights, and over the last layer of a network."""
         data, tau = [tuple(self.own.train)], self.own.problem.prior_precision
-        fits = {EKFAC: fit_ekfac_laplace, KFAC: fit_kfac_laplace, DIAGONAL: fit_diagonal_laplace}
         mean = self.classifier.copy_parameters([n for n, _ in self.own.network.named_parameters()])
         cov = torch.cholesky_inverse(torch.linalg.cholesky(self.own.curvature))
         found: dict[str, Posterior] = {FULL: Full(mean, (cov + cov.T) / 2)}
-        for name, fit in fits.items():
-            found[name] = fit(self.classifier, data, prior_precision=tau)
+        for name in (EKFAC, KFAC, DIAGONAL):
+            found[name] = fit_laplace(
+                self.classifier, data, structure=STRUCTURES[name], prior_precision=tau
+            )
         if not isinstance(self.own.network, nn.Linear):
-            head = [last_linear(self.own.network)]
-            last = {FULL: fit_full_laplace, EKFAC: fit_ekfac_laplace, KFAC: fit_kfac_laplace}
-            for name, fit in last.items():
-                found[LAST + name] = fit(
-                    self.classifier, data, prior_precision=tau, parameters=head
+            for name in (FULL, EKFAC, KFAC):
+                found[LAST + name] = fit_laplace(
+                    self.classifier,
+                    data,
+                    structure=STRUCTURES[name],
+                    layers="last",
+                    prior_precision=tau,
                 )
         assert isinstance(found[DIAGONAL], Diagonal)
         return found
