@@ -13,14 +13,7 @@ from torch import distributed, nn
 
 import acnml
 from cases import normal, small_network
-from test_merging import tensors
-
-FITS = (
-    acnml.diagonal_curvature,
-    acnml.kronecker_curvature,
-    acnml.ekfac_curvature,
-    acnml.full_curvature,
-)
+from fits import STRUCTURES, tensors
 
 
 def main() -> None:
@@ -32,10 +25,9 @@ def main() -> None:
     train, validation = (x[:601], labels[:601]), (x[601:], labels[601:])
     own = slice(0, 128) if rank == 0 else slice(128, 601)  # of unequal size
     part = (train[0][own], train[1][own])
-    for fit in FITS:
-        names = ["2.weight", "2.bias"] if fit is acnml.full_curvature else None
-        whole = fit(acnml.Classifier(model), train, names)
-        found = fit(acnml.Classifier(model), part, names, distributed=True)
+    for structure in STRUCTURES:
+        whole = acnml.fit_curvature(model, train, structure=structure)
+        found = acnml.fit_curvature(model, part, structure=structure, distributed=True)
         for a, b in zip(tensors(found), tensors(whole), strict=True):
             torch.testing.assert_close(a.abs(), b.abs(), rtol=1e-10, atol=1e-10)
     with warnings.catch_warnings():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -113,10 +115,10 @@ def test_calibrate_takes_data_sets_of_arrays_and_returns_arrays():
 @pytest.mark.parametrize(
     "fit",
     [
-        acnml.fit_kfac_laplace,
-        acnml.fit_diagonal_laplace,
-        acnml.fit_full_laplace,
-        lambda c, data: acnml.kronecker_curvature(c, data).posterior(1.0),
+        acnml.fit_laplace,
+        partial(acnml.fit_laplace, structure="diag"),
+        partial(acnml.fit_laplace, structure="full"),
+        lambda c, data: acnml.fit_curvature(c, data).posterior(1.0),
     ],
 )
 @pytest.mark.parametrize("form", [lambda t: t, Tensor.numpy])
@@ -214,7 +216,7 @@ class TestLabelsOfADataSet:
     def test_one_hot_labels_are_not_taken_for_inputs(self):
         classifier, one_hot = Classifier(torch.nn.Linear(3, 3)), torch.eye(3)[self.Y]
         with pytest.raises(ValueError, match="y must be a vector of class indices"):
-            acnml.kronecker_curvature(classifier, (self.X, one_hot))
+            acnml.fit_curvature(classifier, (self.X, one_hot))
 
     def test_a_series(self):
         pandas = pytest.importorskip("pandas", reason="needs pandas")

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from acnml import Classifier, fit_bayes_by_backprop
+from acnml import BayesByBackprop, Classifier, fit_bayes_by_backprop
 from acnml._engine.layers import AFFINE, SCALING, find_sites
 from acnml._util.batches import take
-from acnml.fit.bayes_by_backprop import _MeanField, local_reparameterised, reparameterised
+from acnml.fit.bayes_by_backprop import local_reparameterised, reparameterised
 from cases import MODELS, Case, diagonal, normal
 
 X, Y = normal(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -20,29 +20,24 @@ PRIOR = Normal(*torch.tensor([0.0, 0.3], dtype=torch.float64))
 
 
 def test_gradients_of_the_divergence_are_those_of_autograd():
-    mean = {"a": normal(3, 2), "b": normal(4, seed=1)}
-    field = _MeanField(
-        {n: t.clone() for n, t in mean.items()},
-        prior_std=0.3,
-        data=7,
-        learning_rate=0.1,
-        variance_learning_rate=0.1,
-    )
+    trainer = BayesByBackprop(MODELS[1].model(), data=7, prior_std=0.3, learning_rate=0.1)
+    mean = {n: t.detach() for n, t in trainer._mean.items()}
     with torch.no_grad():
-        for seed, log_var in enumerate(field.log_var.values()):
+        for seed, log_var in enumerate(trainer._log_var.values()):
             log_var.add_(normal(*log_var.shape, seed=seed + 5))
+    var = {n: t.detach().exp().requires_grad_() for n, t in trainer._log_var.items()}
     leaves = {
-        n: (mean[n].clone().requires_grad_(), field.log_var[n].detach().clone().requires_grad_())
+        n: (mean[n].clone().requires_grad_(), trainer._log_var[n].detach().clone().requires_grad_())
         for n in mean
     }
     divergence = sum(
         kl_divergence(Normal(m, (v / 2).exp()), PRIOR).sum() for m, v in leaves.values()
     )
     (divergence / 7).backward()
-    field.step(torch.zeros((), requires_grad=True), field.variances())  # a loss without gradient
+    trainer._descend(torch.zeros((), requires_grad=True), var)  # a loss without gradient
     for name, (m, log_var) in leaves.items():
-        torch.testing.assert_close(field.mean[name].grad, m.grad, rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(field.log_var[name].grad, log_var.grad, rtol=1e-12, atol=1e-14)
+        found = trainer._mean[name].grad, trainer._log_var[name].grad
+        torch.testing.assert_close(found, (m.grad, log_var.grad), rtol=1e-12, atol=1e-14)
 
 
 def sites_of(model):
@@ -153,7 +148,7 @@ def test_seeded_and_without_global_random_state():
 
 def test_covers_a_subset():
     model = MODELS[1].model()
-    posterior = fit_bayes_by_backprop(Classifier(model), [(X, Y)], epochs=1, parameters=[model[2]])
+    posterior = fit_bayes_by_backprop(Classifier(model), [(X, Y)], epochs=1, layers=[model[2]])
     assert list(posterior.mean) == ["2.weight", "2.bias"]
 
 

@@ -92,7 +92,7 @@ def test_the_temperature_is_that_of_least_nll(calibrated):
 def test_the_posterior_is_that_of_the_tempered_likelihood(calibrated):
     result, model, train, _, _ = calibrated
     tempered = Classifier(model).tempered(result.temperature)
-    curvature = acnml.kronecker_curvature(tempered, train, parameters=[model.head])
+    curvature = acnml.fit_curvature(tempered, train, layers=[model.head])
     expected = curvature.posterior(1e-2 * curvature.eigenvalues().mean().item())
     found = result.predictor.posterior.blocks[0]
     torch.testing.assert_close(found.var, expected.blocks[0].var, rtol=1e-7, atol=1e-12)
@@ -170,9 +170,7 @@ def test_a_higher_price_is_more_cautious():
     assert confidences == sorted(confidences, reverse=True)
 
 
-@pytest.mark.parametrize(
-    "curvature", [acnml.kronecker_curvature, acnml.diagonal_curvature, acnml.full_curvature]
-)
+@pytest.mark.parametrize("curvature", ["kron", "diag", "ekfac", "full"])
 @pytest.mark.parametrize("classes", [2, 5])
 def test_all_curvatures_spend_the_price(curvature, classes):
     model, train, validation, _ = problem(classes)
@@ -383,7 +381,7 @@ class TestUnspentPrice:
 
     def test_accuracy_limits_alpha(self):
         model, train, (x, labels) = rare_classes()
-        options = {"curvature": acnml.full_curvature, "typicality": False}
+        options = {"curvature": "full", "typicality": False}
         result = calibrate(model, train, (x, labels), price=0.6, **options)
         spent = self.check_rival(result, model, x, labels)
         assert spent < 0.5
@@ -566,7 +564,7 @@ class TestRefusals:
             ("typicality", [], r"typicality must be True, False or a list of places .* got \[\]"),
             ("typicality", Place("body"), r"typicality must be True, False .* got Place\("),
             ("typicality", [Place("bodi")], "no module 'bodi' .* did you mean 'body'"),
-            ("curvature", "kron", r"such as acnml\.kronecker_curvature, got 'kron'"),
+            ("curvature", "kfac", "curvature must be one of .*, got 'kfac'"),
             ("prior_precision", -1, "prior_precision must be a positive, finite number, got -1"),
             ("temperature", 0, "temperature must be a positive, finite number, got 0"),
         ],

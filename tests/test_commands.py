@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow", reason="needs the extra `predict`")
 import pyarrow.parquet as pq
 
 import acnml
-from acnml import Classifier, cli, kronecker_curvature
+from acnml import Classifier, cli, fit_curvature
 from acnml._util import progress
 from cases import normal, small_network
 from scored import calibrated_files, rows, write_parquet
@@ -110,17 +110,17 @@ def test_merge(tmp_path):
     classifier = Classifier(small_network(nn.Linear(4, 3)))
     x, paths = normal(12, 4), [tmp_path / f"{i}.safetensors" for i in range(3)]
     for part, path in zip(x.split(5), paths, strict=True):
-        acnml.save(kronecker_curvature(classifier, part), path)
+        acnml.save(fit_curvature(classifier, part), path)
     code, output = run("merge", *paths, "--output", tmp_path / "all.safetensors")
     assert (code, "a KroneckerCurvature of 3 parts" in output) == (0, True)
-    found, whole = acnml.load(tmp_path / "all.safetensors"), kronecker_curvature(classifier, x)
+    found, whole = acnml.load(tmp_path / "all.safetensors"), fit_curvature(classifier, x)
     assert found.data == 12
     assert found.log_evidence(2.0) == pytest.approx(whole.log_evidence(2.0), rel=1e-12)
 
 
 def test_errors_of_merge_are_one_line(tmp_path):
     classifier, path = Classifier(small_network(nn.Linear(4, 3))), tmp_path / "a.safetensors"
-    curvature, posterior = kronecker_curvature(classifier, normal(5, 4)), tmp_path / "b.safetensors"
+    curvature, posterior = fit_curvature(classifier, normal(5, 4)), tmp_path / "b.safetensors"
     acnml.save(curvature, path)
     acnml.save(curvature.posterior(1.0), posterior)
     for files, message in (

@@ -28,12 +28,8 @@ def head_posterior(model: nn.Module, kind: str) -> acnml.Posterior:
     layer = affine_layers(model)[-1]
     module = model.get_submodule(layer.weight.rpartition(".")[0])
     data = [(normal(40, module.in_features), torch.arange(40) % module.out_features)]
-    curvature = {
-        "diagonal": acnml.diagonal_curvature,
-        "full": acnml.full_curvature,
-        "kronecker_factors": acnml.kronecker_curvature,
-        "kronecker_eigen": acnml.kronecker_curvature,
-    }[kind](Classifier(module), data)
+    structure = {"diagonal": "diag", "full": "full"}.get(kind, "kron")
+    curvature = acnml.fit_curvature(module, data, structure=structure)
     block = (acnml.FactorBlock.damped,) if kind == "kronecker_factors" else ()
     posterior = curvature.posterior(1.0, *block)
     from test_solvers import renamed
@@ -112,7 +108,7 @@ class Reads(nn.Module):
 def head_predictor(model, x, **settings):
     classifier = Classifier(model).tempered(1.4)
     last = acnml.last_linear(model)
-    posterior = acnml.fit_laplace(classifier, x, parameters=[last])
+    posterior = acnml.fit_laplace(classifier, x, layers=[last])
     return Acnml(classifier, posterior, alpha=0.3, **settings)
 
 
@@ -226,7 +222,7 @@ def test_a_module_leaves_autocast(calibrated):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("curvature", [acnml.kronecker_curvature, acnml.full_curvature])
+@pytest.mark.parametrize("curvature", ["kron", "full"])
 def test_a_predictor_leaves_autocast(curvature):
     """Features may come in half precision, but the kernel and the typicality do not."""
     model = MLP.model().float()

@@ -17,7 +17,6 @@ from acnml import (
     Influence,
     Linearised,
     Map,
-    MonteCarloFisher,
     Reference,
     UnsolvedWarning,
 )
@@ -161,7 +160,7 @@ def test_fallback_solves_what_the_estimate_does_not():
 def test_a_last_layer_needs_only_its_features(classes):
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, classes)).double()
     x, classifier = normal(5, 4), Classifier(model).tempered(1.5)
-    posterior = acnml.fit_ekfac_laplace(classifier, [x], parameters=[model[2]])
+    posterior = acnml.fit_laplace(classifier, [x], layers=[model[2]], structure="ekfac")
     predict = Acnml(classifier, posterior, Influence(), alpha=0.1)
     features = predict.features(x)
     assert features is not None
@@ -174,7 +173,7 @@ def test_a_last_layer_needs_only_its_features(classes):
 def test_typicality_scales_it():
     model, train, validation, test = problem()
     classifier, (x, _) = Classifier(model), joined(test)
-    posterior = acnml.fit_laplace(classifier, train, parameters=[acnml.last_linear(model)])
+    posterior = acnml.fit_laplace(classifier, train, layers="last")
     typicality = acnml.fit_typicality(classifier, train, validation)
     predict = Acnml(classifier, posterior, Influence(), 0.01, "ignore", typicality=typicality)
     plain = Map(classifier)(x)
@@ -241,15 +240,16 @@ def test_fit_if_comp_is_ekfac_at_the_temperature():
     data = [(normal(20, 4, seed=3), torch.arange(20) % 3)]
     found = acnml.fit_if_comp(Classifier(model), data, temperature=2.0, c=0.5, damping=0.3)
     tempered = Classifier(model).tempered(2.0)
-    fisher = MonteCarloFisher()
-    posterior = acnml.fit_ekfac_laplace(tempered, data, prior_precision=0.3, fisher=fisher)
+    fisher = acnml.fit.MonteCarloFisher()
+    options = {"structure": "ekfac", "fisher": fisher}
+    posterior = acnml.fit_laplace(tempered, data, prior_precision=0.3, **options)
     x = MLP.x(3)
     assert torch.equal(found(x), IfComp(tempered, posterior, 0.5)(x))
-    curvature = acnml.ekfac_curvature(tempered, data, fisher=fisher)
+    curvature = acnml.fit_curvature(tempered, data, **options)
     default = acnml.fit_if_comp(Classifier(model), data, temperature=2.0, c=0.5)
     expected = IfComp(tempered, curvature.posterior(0.01 * curvature.mean_eigenvalue()), 0.5)
     torch.testing.assert_close(default(x), expected(x))
-    last = acnml.fit_if_comp(Classifier(model), data, parameters=[model[2]])
+    last = acnml.fit_if_comp(Classifier(model), data, layers=[model[2]])
     assert list(last.posterior.mean) == ["2.weight", "2.bias"]
 
 

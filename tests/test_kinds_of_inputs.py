@@ -67,9 +67,9 @@ ENTRIES = {
     **{f"solve {s}": lambda c, x, s=s: _acnml(c, s).solve(x) for s in SOLVERS},
     **{s: lambda c, x, s=s: SOLVERS[s](c, diagonal(c.model), x) for s in SOLVERS},
     "kfac": lambda c, x: acnml.fit_laplace(c, [(x, Y)]),
-    "diagonal": lambda c, x: acnml.fit_diagonal_laplace(c, [(x, Y)]),
-    "full": lambda c, x: acnml.fit_full_laplace(c, [(x, Y)]),
-    "swag": lambda c, x: acnml.fit_swag(c, [(x, Y)], epochs=2),
+    "diagonal": lambda c, x: acnml.fit_laplace(c, [(x, Y)], structure="diag"),
+    "full": lambda c, x: acnml.fit_laplace(c, [(x, Y)], structure="full"),
+    "swag": lambda c, x: acnml.fit_swag(c, [(x, Y)], epochs=2, learning_rate=0.5),
     "bayes by backprop": lambda c, x: acnml.fit_bayes_by_backprop(c, [(x, Y)], epochs=1),
     "temperature": lambda c, x: acnml.tuning.temperature_by_nll(Map(c), [(x, Y)]),
     "alpha": lambda c, x: acnml.tuning.alpha_by_nll(_acnml(c), [(x, Y)], [0.1]),
@@ -105,11 +105,6 @@ def test_tensors_in_tuples_and_mappings_are_named():
         Map(classifier)({"mask": X.to("meta")})
     with pytest.raises(TypeError, match="inputs must be a tensor, a tuple or a mapping"):
         Map(classifier)("x")
-
-
-def test_labels_of_other_kinds_get_a_sentence():
-    with pytest.raises(TypeError, match="batch 0: the tensor of labels is sparse"):
-        acnml.fit_laplace(Classifier(MLP.model()), [(X, Y.to_sparse())])
 
 
 def test_a_model_without_values_is_refused():
@@ -158,10 +153,10 @@ ALL_LAYERS = MLP.model()
     "use",
     [
         lambda c, q: acnml.NaiveCnml(c, DATA, acnml.Refit(TWO, seed=TWO))(X[:1]),
-        lambda c, q: acnml.fit_swag(c, DATA, epochs=TWO, rank=TWO, seed=TWO),
+        lambda c, q: acnml.fit_swag(c, DATA, epochs=TWO, rank=TWO, seed=TWO, learning_rate=0.5),
         lambda c, q: acnml.Swag(rank=np.int32(3)),
         lambda c, q: acnml.fit_bayes_by_backprop(c, DATA, epochs=TWO, seed=TWO),
-        lambda c, q: acnml.fit_laplace(c, DATA, fisher=acnml.MonteCarloFisher(TWO, TWO)),
+        lambda c, q: acnml.fit_laplace(c, DATA, fisher=acnml.fit.MonteCarloFisher(TWO, TWO)),
         lambda c, q: acnml.Bma(c, q, samples=TWO, seed=TWO)(X),
         lambda c, q: acnml.Glm(c, q, acnml.LogitSampling(TWO, TWO))(X),
         lambda c, q: Acnml(c, q, acnml.Reference(TWO, 0.3, np.int64(8)), alpha=np.float32(0.1))(X),
@@ -185,7 +180,7 @@ def _dropping() -> Classifier:
         (lambda v: acnml.Refit(v), "epochs"),
         (lambda v: acnml.Gradient(steps=v), "steps"),
         (lambda v: acnml.Linearised(polish=v), "polish"),
-        (lambda v: acnml.MonteCarloFisher(seed=v), "seed"),
+        (lambda v: acnml.fit.MonteCarloFisher(seed=v), "seed"),
         (lambda v: acnml.Swag(rank=v), "rank"),
     ],
 )

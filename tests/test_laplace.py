@@ -1,246 +1,96 @@
-"""Curvature against the exact generalised Gauss-Newton matrix and an independent KFAC."""
+"""Curvatures of every structure against the exact Gauss-Newton matrix and an independent code."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import warnings
+from functools import reduce
+from operator import add
+from typing import final
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
-from torch.func import functional_call, jacrev
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import acnml
-from acnml import (
-    Classifier,
-    EmpiricalFisher,
-    ExactFisher,
-    FactorBlock,
-    Kronecker,
-    MonteCarloFisher,
-    diagonal_curvature,
-    ekfac_curvature,
-    kronecker_curvature,
-)
-from acnml._util.batches import as_arguments, size, take
-from acnml.fit import KroneckerCurvature
-from cases import MODELS, Case, affine_layers, normal
+from acnml import Classifier, FactorBlock, fit_curvature, fit_laplace
+from acnml.fit import EmpiricalFisher, ExactFisher, Factors, MonteCarloFisher, laplace
+from acnml.fit.curvature import EigenFactors, EkfacCurvature
+from acnml.fit.fisher import Outputs
+from cases import CONV, LINEAR, MLP, MODELS, Case, Sequence, affine_layers, normal, small_network
 from dense import covariance, vector
+from fits import (
+    CASES,
+    ONE_POSITION,
+    STRUCTURES,
+    assert_identical,
+    dense,
+    gauss_newton,
+    labelled,
+    tensors,
+)
+from stored import rewrite
+
+FISHERS = [ExactFisher(), MonteCarloFisher(3, seed=1), EmpiricalFisher()]
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+by_structure = pytest.mark.parametrize("structure", STRUCTURES)
+by_fisher = pytest.mark.parametrize("fisher", FISHERS, ids=lambda fisher: type(fisher).__name__)
 
 
-def one_position() -> nn.Module:
-    """Convolutions that see their whole input at once, one of them grouped."""
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 4, groups=2), nn.Tanh(), nn.Conv2d(4, 3, 1, bias=False), nn.Flatten()
-    )
+def fitted(case: Case, structure: str, *sizes: int, **options):
+    return fit_curvature(case.model(), labelled(case, *sizes), structure=structure, **options)
 
 
-ONE_POSITION = [MODELS[0], MODELS[1], Case("conv", one_position, lambda n: normal(n, 2, 4, 4))]
-ALL = [*MODELS, *ONE_POSITION[2:]]
-
-
-def labelled(case: Case, n: int, batch: int) -> list:
-    """n examples in batches, with labels 0, 1, 2 in turn."""
-    x, y = case.x(n), torch.arange(n) % 3
-    return [(take(x, slice(i, i + batch)), y[i : i + batch]) for i in range(0, n, batch)]
-
-
-def gauss_newton(model: nn.Module, x, names: list[str]) -> torch.Tensor:
-    """Σ_n Jᵀ (diag p - ppᵀ) J over the flattened named parameters."""
-    params = {n: p.detach() for n, p in model.eval().named_parameters() if n in names}
-    total = 0
-    for i in range(size(x)):
-        args, kwargs = as_arguments(take(x, slice(i, i + 1)))
-
-        def logits(named, args=args, kwargs=kwargs):
-            return functional_call(model, named, args, kwargs)[0]
-
-        J = torch.cat([j.flatten(1) for j in jacrev(logits)(params).values()], dim=1)
-        p = logits(params).softmax(-1)
-        total = total + J.T @ (torch.diag(p) - p.outer(p)) @ J
-    return total
-
-
-def dense(curvature: KroneckerCurvature) -> torch.Tensor:
-    """A ⊗ G for all layers, in the order of the flattened mean."""
-    blocks = tuple(FactorBlock(layer, A, G) for layer, A, G in curvature.factors)
-    return covariance(Kronecker(curvature.mean, blocks))
-
-
-def diagonal_blocks(matrix: torch.Tensor, curvature: KroneckerCurvature) -> torch.Tensor:
+def blocks(matrix: torch.Tensor, curvature) -> torch.Tensor:
     """Set entries between parameters of different layers or groups to zero."""
-    blocks = tuple(
-        FactorBlock(layer, torch.ones_like(A), torch.ones_like(G))
-        for layer, A, G in curvature.factors
-    )
-    return matrix * covariance(Kronecker(curvature.mean, blocks))
+    ones = [
+        FactorBlock(f.layer, torch.ones_like(f.inputs), torch.ones_like(f.gradients))
+        for f in curvature.factors
+    ]
+    return matrix * covariance(acnml.Kronecker(curvature.mean, tuple(ones)))
 
 
-@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
-@pytest.mark.parametrize("batch", [2, 7])
-def test_diagonal_is_the_exact_one(case, batch):
-    model = case.model()
-    curvature = diagonal_curvature(Classifier(model), labelled(case, 7, batch))
-    expected = gauss_newton(model, case.x(7), list(curvature.mean)).diagonal()
-    torch.testing.assert_close(vector(curvature.diagonal), expected, rtol=1e-10, atol=1e-12)
+# Against the exact matrix ------------------------------------------------------------------------
 
 
+@by_case
+@pytest.mark.parametrize("sizes", [(2, 2, 2, 1), (7,)], ids=str)
+def test_the_diagonal_is_the_exact_one(case, sizes):
+    curvature = fitted(case, "diag", *sizes)
+    expected = gauss_newton(case.model(), case.x(7), curvature.mean).diagonal()
+    torch.testing.assert_close(vector(curvature.diagonal), expected, **TIGHT)
+
+
+@pytest.mark.parametrize("structure", ["kron", "ekfac"])
 @pytest.mark.parametrize("case", ONE_POSITION, ids=lambda case: case.name)
-@pytest.mark.parametrize("copies", [1, 5])
-def test_kfac_is_exact_for_one_datum(case, copies):
+def test_kfac_is_exact_for_one_datum(case, structure):
     """If all inputs are equal, the expectation of the product is the product of expectations."""
-    model, x = case.model(), case.x(1)
-    data = [(torch.cat([x] * copies), torch.zeros(copies, dtype=int))]
-    curvature = kronecker_curvature(Classifier(model), data)
-    exact = diagonal_blocks(copies * gauss_newton(model, x, list(curvature.mean)), curvature)
-    torch.testing.assert_close(dense(curvature), exact, rtol=1e-10, atol=1e-12)
+    model, x = case.model(), torch.cat([case.x(1)] * 5)
+    curvature, kron = (fit_curvature(model, [x], structure=s) for s in (structure, "kron"))
+    exact = blocks(gauss_newton(model, x, kron.mean), kron)
+    torch.testing.assert_close(dense(curvature), exact, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
-def test_kfac_does_not_depend_on_the_batches(case):
-    classifier = Classifier(case.model())
-    one, other = (kronecker_curvature(classifier, labelled(case, 12, batch)) for batch in (5, 12))
-    torch.testing.assert_close(dense(one), dense(other), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("fisher", ["type-2", "empirical"])
-@pytest.mark.parametrize("case", MODELS[:4], ids=lambda case: case.name)
-def test_kfac_equals_an_independent_implementation(case, fisher):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        curvlinops = pytest.importorskip("curvlinops", reason="pip install -r tests/oracles.txt")
-    model, data = case.model().eval(), labelled(case, 6, 6)
-    layers = [layer for layer in affine_layers(model) if layer.groups == 1]  # it has no groups
-    names = [name for layer in layers for name in layer.names]
-    ours = kronecker_curvature(
-        Classifier(model), data, names, ExactFisher() if fisher == "type-2" else EmpiricalFisher()
-    )
-    operator = curvlinops.KFACLinearOperator(
-        model,
-        nn.CrossEntropyLoss(reduction="sum"),
-        [p for n, p in model.named_parameters() if n in names],
-        data,
-        fisher_type=fisher,
-        separate_weight_and_bias=False,
-        check_deterministic=False,
-    )
-    theirs = operator @ torch.eye(operator.shape[0], dtype=torch.float64)
-    torch.testing.assert_close(dense(ours), theirs, rtol=1e-9, atol=1e-10)
-
-
-def test_fisher_vectors_sum_to_the_hessian():
-    probs = normal(4, 3).softmax(-1)
-    hessian = torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
-    vectors = torch.stack(list(ExactFisher().cotangents(probs, None, torch.Generator())))
-    outer = torch.einsum("sbi,sbj->bij", vectors, vectors)
-    torch.testing.assert_close(outer, hessian, rtol=1e-12, atol=1e-12)
-
-
-def test_monte_carlo_fisher_is_unbiased():
-    """The mean of 40,000 draws is within six standard errors of the Hessian."""
-    probs, n = normal(1, 3).softmax(-1), 40_000
-    fisher = MonteCarloFisher(samples=n)
-    drawn = torch.cat(list(fisher.cotangents(probs, None, torch.Generator().manual_seed(0))))
-    outers = n * drawn.unsqueeze(-1) * drawn.unsqueeze(-2)
-    hessian = torch.diag(probs[0]) - probs[0].outer(probs[0])
-    assert ((outers.mean(0) - hessian).abs() < 6 * outers.std(0) / math.sqrt(n)).all()
-
-
-def test_monte_carlo_fisher_is_seeded():
-    case = MODELS[1]
-    classifier, data = Classifier(case.model()), labelled(case, 6, 3)
-    fits = [
-        vector(acnml.fit_diagonal_laplace(classifier, data, fisher=MonteCarloFisher(2, seed)).var)
-        for seed in (1, 1, 2)
-    ]
-    assert torch.equal(fits[0], fits[1])
-    assert not torch.equal(fits[0], fits[2])
-
-
-def test_empirical_fisher_is_the_sum_of_squared_gradients():
-    case = MODELS[3]
-    model, data = case.model(), labelled(case, 5, 2)
-    curvature = diagonal_curvature(Classifier(model), data, fisher=EmpiricalFisher())
-    expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-    for x, y in data:
-        for i in range(len(y)):
-            loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
-            grads = torch.autograd.grad(loss, list(model.parameters()))
-            for name, grad in zip(expected, grads, strict=True):
-                expected[name] += grad**2
-    torch.testing.assert_close(curvature.diagonal, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_posteriors_add_the_prior():
-    case = MODELS[1]
-    classifier, data = Classifier(case.model()), labelled(case, 6, 3)
-    kron = kronecker_curvature(classifier, data)
-    precision = torch.linalg.inv(
-        covariance(acnml.fit_laplace(classifier, data, prior_precision=0.7))
-    )
-    eye = torch.eye(len(precision)).double()
-    torch.testing.assert_close(precision, dense(kron) + 0.7 * eye, rtol=1e-8, atol=1e-8)
-    damped = kron.posterior(0.7, FactorBlock.damped).blocks[0]
-    G = kron.factors[0].gradients
-    identity = damped.output_cov @ (G + math.sqrt(0.7) * torch.eye(len(G)).double())
-    torch.testing.assert_close(identity, torch.eye(len(G)).double(), rtol=1e-10, atol=1e-10)
-    diagonal = diagonal_curvature(classifier, data)
-    var = acnml.fit_diagonal_laplace(classifier, data, prior_precision=0.7).var
-    torch.testing.assert_close(1 / vector(var), vector(diagonal.diagonal) + 0.7, rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("estimate", [diagonal_curvature, kronecker_curvature, ekfac_curvature])
-def test_log_evidence_is_the_laplace_integral(estimate):
-    """log ∫ exp(-½ dᵀHd) N(θ; 0, I/τ) dθ-style terms, from dense determinants."""
-    case, tau = MODELS[2], 0.3
-    curvature = estimate(Classifier(case.model()), labelled(case, 6, 3))
-    H = torch.linalg.inv(covariance(curvature.posterior(tau)))
-    theta = vector(curvature.mean)
-    expected = -0.5 * (tau * theta @ theta - len(theta) * math.log(tau) + torch.logdet(H))
-    assert abs(curvature.log_evidence(tau) - expected.item()) < 1e-8
-
-
-def test_covers_what_is_asked_for():
-    case = MODELS[2]
-    model = case.model()
-    classifier, data = Classifier(model), labelled(case, 4, 2)
-    assert list(acnml.fit_laplace(classifier, data).mean) == [
-        *("stem.weight", "stem.bias", "grouped.weight", "grouped.bias", "head.weight", "head.bias")
-    ]
-    last = acnml.fit_laplace(classifier, data, parameters=[acnml.last_linear(model)])
-    assert list(last.mean) == ["head.weight", "head.bias"]
-    mixed = acnml.fit_diagonal_laplace(classifier, data, parameters=["head.weight", model.norm])
-    assert list(mixed.mean) == ["norm.weight", "norm.bias", "head.weight"]
-    weight_only = kronecker_curvature(classifier, data, ["head.weight"])
-    both = kronecker_curvature(classifier, data, ["head.weight", "head.bias"])
-    torch.testing.assert_close(weight_only.factors[0].inputs, both.factors[0].inputs[:-1, :-1])
-
-
-def test_sees_the_tensors_that_the_classifier_sees():
-    case = MODELS[2]
-    model, data = case.model(), labelled(case, 4, 2)
-    moved = {"norm.running_mean": torch.ones(4).double(), "head.bias": normal(3)}
-    viewed = diagonal_curvature(Classifier(model).at(moved), data)
-    model.load_state_dict(moved, strict=False)
-    torch.testing.assert_close(
-        viewed.diagonal, diagonal_curvature(Classifier(model), data).diagonal
-    )
-
-
-def test_leaves_the_model_alone_and_survives_in_place_activations():
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)).double().train()
-    plain = nn.Sequential(model[0], nn.ReLU(), model[2])
-    data = [(normal(6, 4), torch.zeros(6, dtype=int))]
-    before = [p.clone() for p in model.parameters()]
-    in_place = diagonal_curvature(Classifier(model), data)
-    torch.testing.assert_close(
-        in_place.diagonal, diagonal_curvature(Classifier(plain), data).diagonal
-    )
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert model.training
-    assert all(p.grad is None for p in model.parameters())
-    assert not model[0]._forward_hooks
+def basis(curvature: EkfacCurvature) -> torch.Tensor:
+    """U for all layers and groups: the columns are orthogonal."""
+    total = len(curvature.eigenvalues())
+    columns = torch.zeros(total, total, dtype=torch.float64)
+    for index, unit in enumerate(torch.eye(total).double()):
+        parts = unit.split([f.values.numel() for f in curvature.factors])
+        factors = tuple(
+            f._replace(values=part.view_as(f.values))
+            for f, part in zip(curvature.factors, parts, strict=True)
+        )
+        outer = dense(EkfacCurvature(curvature.mean, factors))
+        columns[:, index] = outer[:, outer.diagonal().argmax()] / outer.diagonal().amax().sqrt()
+    return columns
 
 
 class Shared(nn.Module):
@@ -254,37 +104,525 @@ class Shared(nn.Module):
         return self.head(torch.tanh(self.body(torch.tanh(self.body(x)))))
 
 
-def test_a_layer_that_is_passed_twice_counts_both():
-    model = Shared().double()
-    curvature = diagonal_curvature(Classifier(model), [(normal(3, 4), torch.zeros(3, dtype=int))])
-    exact = gauss_newton(model, normal(3, 4), list(curvature.mean)).diagonal()
-    torch.testing.assert_close(vector(curvature.diagonal), exact, rtol=1e-10, atol=1e-12)
+SHARED = Case("a layer that is passed twice", Shared, lambda n: normal(n, 4))
+
+
+@pytest.mark.parametrize("case", [*CASES, SHARED], ids=lambda case: case.name)
+def test_eigenvalues_are_the_exact_diagonal_in_the_eigenbasis_of_kfac(case):
+    """For convolutions and sequences too, where a gradient is a sum over positions."""
+    curvature = fitted(case, "ekfac", 3, 4)
+    U, H = basis(curvature), gauss_newton(case.model(), case.x(7), curvature.mean)
+    torch.testing.assert_close(U.T @ U, torch.eye(len(U)).double(), rtol=0, atol=1e-9)
+    expected = (U.T @ H @ U).diagonal()
+    torch.testing.assert_close(curvature.eigenvalues(), expected, rtol=1e-8, atol=1e-10)
+    assert curvature.trace() == pytest.approx(H.trace().item(), rel=1e-9)
+    if case is SHARED:
+        diagonal = fitted(case, "diag", 3, 4).diagonal
+        torch.testing.assert_close(vector(diagonal), H.diagonal(), **TIGHT)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(st.integers(0, 1000), st.integers(1, 6), st.sampled_from(CASES))
+def test_ekfac_is_never_farther_from_the_curvature_than_kfac(seed, n, case):
+    """In the Frobenius norm of every layer's block; equal only if KFAC is exact."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = case.build().double()
+    kron, ekfac = (fit_curvature(model, labelled(case, n), structure=s) for s in ("kron", "ekfac"))
+    H = blocks(gauss_newton(model, case.x(n), kron.mean), kron)
+    ours, theirs = ((dense(c) - H).norm().item() for c in (ekfac, kron))
+    assert ours <= theirs * (1 + 1e-9) + 1e-9
+    if n > 1:
+        assert ours < theirs
+
+
+def test_ekfac_is_exact_for_two_classes_and_orthogonal_inputs_where_kfac_is_not():
+    """Σ h_n vvᵀ ⊗ a_n a_nᵀ with v = (1, -1) is diagonal in a basis of the inputs, for any h_n."""
+    model = nn.Linear(3, 2, bias=False).double()
+    x = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    exact = gauss_newton(model, x, ["weight"])
+    ekfac, kron = (dense(fit_curvature(model, [x], structure=s)) for s in ("ekfac", "kron"))
+    torch.testing.assert_close(ekfac, exact, rtol=1e-10, atol=1e-10)
+    assert (kron - exact).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_the_full_curvature_is_the_hessian_of_the_loss(case):
+    """The softmax loss is convex in a last layer, and its Hessian needs no approximation."""
+    classifier, data = Classifier(case.model()).tempered(1.3), labelled(case, 5, 7)
+    curvature = fit_curvature(classifier, data, structure="full")
+    mean = curvature.mean
+
+    def loss(flat):
+        pieces = flat.split([t.numel() for t in mean.values()])
+        named = {n: p.view(t.shape) for (n, t), p in zip(mean.items(), pieces, strict=True)}
+        return sum(
+            nn.functional.cross_entropy(classifier.logits(x, named), y, reduction="sum")
+            for x, y in data
+        )
+
+    hessian = torch.autograd.functional.hessian(loss, vector(mean))
+    torch.testing.assert_close(curvature.hessian, hessian, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("structure", ["kron", "ekfac"])
+@pytest.mark.parametrize("fisher", ["type-2", "empirical"])
+@pytest.mark.parametrize("case", MODELS[:4], ids=lambda case: case.name)
+def test_equals_an_independent_implementation(case, fisher, structure):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        curvlinops = pytest.importorskip("curvlinops", reason="pip install -r tests/oracles.txt")
+    model, data = case.model().eval(), labelled(case, 6)
+    layers = [layer for layer in affine_layers(model) if layer.groups == 1]  # it has no groups
+    names = [name for layer in layers for name in layer.names]
+    chosen = ExactFisher() if fisher == "type-2" else EmpiricalFisher()
+    ours = fit_curvature(model, data, structure=structure, layers=names, fisher=chosen)
+    kinds = {"kron": curvlinops.KFACLinearOperator, "ekfac": curvlinops.EKFACLinearOperator}
+    operator = kinds[structure](
+        model,
+        nn.CrossEntropyLoss(reduction="sum"),
+        [p for n, p in model.named_parameters() if n in names],
+        data,
+        fisher_type=fisher,
+        separate_weight_and_bias=False,
+        check_deterministic=False,
+    )
+    theirs = operator @ torch.eye(operator.shape[0], dtype=torch.float64)
+    torch.testing.assert_close(dense(ours), theirs, rtol=1e-7, atol=1e-8)
+
+
+# The last layer ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def backward_passes(monkeypatch):
+    """Disable the closed form of the last layer in fits."""
+
+    def use():
+        monkeypatch.setattr(laplace, "only_linear", lambda *_: None)
+
+    return use
+
+
+@by_fisher
+@pytest.mark.parametrize("structure", ["diag", "kron", "ekfac"])
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_the_closed_form_of_a_last_layer_is_the_general_way(
+    case, structure, fisher, backward_passes
+):
+    classifier, data = Classifier(case.model()).tempered(1.7), labelled(case, 5, 7)
+    options = {"structure": structure, "layers": "last", "fisher": fisher}
+    fast = fit_curvature(classifier, data, **options)
+    backward_passes()
+    slow = fit_curvature(classifier, data, **options)
+    torch.testing.assert_close(dense(fast), dense(slow), rtol=1e-8, atol=1e-9)
+
+
+@by_fisher
+def test_the_full_curvature_is_the_sum_over_the_vectors_of_the_fisher(fisher):
+    model, x, labels = nn.Linear(4, 5, bias=False).double(), normal(9, 4), torch.arange(9) % 5
+    classifier = Classifier(model).tempered(1.3)
+    found = fit_curvature(classifier, [(x, labels)], structure="full", fisher=fisher)
+    generator = torch.Generator().manual_seed(getattr(fisher, "seed", 0))
+    outputs = Outputs(classifier.log_probs(x).detach().exp(), labels, generator)
+    expected = torch.zeros(20, 20).double()
+    for s in fisher.vectors(outputs):
+        grads = torch.einsum("bc,bi->bci", s, x).flatten(1) / 1.3
+        expected += grads.T @ grads
+    torch.testing.assert_close(found.hessian, expected, rtol=1e-11, atol=1e-12)
+
+
+def confident(dtype: torch.dtype) -> tuple[Classifier, torch.Tensor]:
+    """A network and inputs of which it is sure: 1 - p is about 4e-7."""
+    model = nn.Linear(4, 3).to(dtype)
+    with torch.no_grad():
+        model.weight.copy_(16 * torch.eye(3, 4))
+        model.bias.zero_()
+    x = torch.eye(4)[torch.arange(60) % 3] + 0.05 * normal(60, 4).float()
+    return Classifier(model), x.to(dtype)
+
+
+@by_structure
+@pytest.mark.parametrize("fisher", [ExactFisher(), EmpiricalFisher()], ids=["exact", "empirical"])
+@pytest.mark.parametrize("way", ["closed form", "backward passes"])
+def test_confident_networks_lose_no_digits_in_single_precision(
+    structure, fisher, way, backward_passes
+):
+    if way == "backward passes":
+        if structure == "full":
+            pytest.skip("it has only the closed form")
+        backward_passes()
+    labels = torch.arange(60) % 3
+    single, double = (
+        fit_curvature(classifier, [(x, labels)], structure=structure, fisher=fisher)
+        for classifier, x in map(confident, (torch.float32, torch.float64))
+    )
+    assert 0 < double.trace() < 1e-3
+    assert single.trace() == pytest.approx(double.trace(), rel=1e-5, abs=0)
+
+
+def test_a_thousand_classes_take_one_forward_pass_a_batch():
+    """There are no backward passes and no loop over classes: the layer is called once."""
+    model, calls = nn.Linear(8, 1000), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    classifier = Classifier(model)
+    x = normal(32, 8).float()
+    fit_curvature(classifier, [x, x])  # the first batches are also checked
+    before = len(calls)
+    curvature = fit_curvature(classifier, [x] * 10)
+    assert len(calls) - before <= 10 + 3
+    probs = classifier.log_probs(x).detach().exp()
+    expected = torch.diag(probs.sum(0)) - probs.T @ probs
+    found = curvature.factors[0].gradients * (320**0.5) / 10
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@final
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.size = max(self.size, leaf.numel())
+        return result
+
+
+def test_the_full_curvature_weighs_inputs_for_one_class_at_a_time():
+    """No tensor has a number for every pair of classes, input and feature."""
+    classes, size, batch = 10, 3, 200
+    classifier, x = Classifier(nn.Linear(size - 1, classes)), normal(batch, size - 1).float()
+    fit_curvature(classifier, [x], structure="full")  # the model is checked
+    with Largest() as largest:
+        fit_curvature(classifier, [x], structure="full")
+    assert largest.size <= batch * classes * max(classes, size)
+
+
+# Priors, sums, files -----------------------------------------------------------------------------
+
+
+@by_structure
+@by_case
+def test_a_posterior_adds_the_prior(case, structure):
+    if case is ONE_POSITION[2] and structure == "full":
+        pytest.skip("it has no Linear layer")
+    curvature, tau = fitted(case, structure, 6), 0.3
+    H, theta = dense(curvature), vector(curvature.mean)
+    eye = torch.eye(len(H)).double()
+    precision = torch.linalg.inv(covariance(curvature.posterior(tau)))
+    torch.testing.assert_close(precision, H + tau * eye, rtol=1e-8, atol=1e-8)
+    log_det = torch.logdet(precision) - len(H) * math.log(tau)
+    expected = -0.5 * (tau * theta @ theta + log_det).item()
+    assert curvature.log_evidence(tau) == pytest.approx(expected, abs=1e-7)
+    values = curvature.eigenvalues().sort().values
+    torch.testing.assert_close(values, torch.linalg.eigvalsh(H), rtol=1e-8, atol=1e-8)
+    assert curvature.trace() == pytest.approx(values.sum().item(), rel=1e-8)
+    assert curvature.mean_eigenvalue() == pytest.approx(values.mean().item(), rel=1e-8)
+    posterior = fit_laplace(
+        case.model(), labelled(case, 6), structure=structure, prior_precision=tau
+    )
+    assert_identical(posterior, curvature.posterior(tau))
+
+
+def test_kfac_can_be_damped_by_factors():
+    curvature = fitted(MLP, "kron", 6)
+    damped, G = curvature.posterior(0.7, FactorBlock.damped).blocks[0], curvature.factors[0][2]
+    identity = damped.output_cov @ (G + math.sqrt(0.7) * torch.eye(len(G)).double())
+    torch.testing.assert_close(identity, torch.eye(len(G)).double(), rtol=1e-10, atol=1e-10)
+
+
+@by_structure
+@pytest.mark.parametrize("fisher", [ExactFisher(), EmpiricalFisher()], ids=["exact", "empirical"])
+@by_case
+def test_curvatures_of_parts_add_up(case, structure, fisher, tmp_path):
+    """Also those from files. The parts are unequal, so that wrong weights show."""
+    if case is ONE_POSITION[2] and structure == "full":
+        pytest.skip("it has no Linear layer")
+    classifier, data = Classifier(case.model()).tempered(1.7), labelled(case, 1, 4, 7)
+    options = {"structure": structure, "fisher": fisher}
+    if structure == "ekfac":
+        kron = [fit_curvature(classifier, [part], fisher=fisher) for part in data]
+        options["basis"] = reduce(add, kron)
+    whole = fit_curvature(classifier, data, **options)
+    parts = [fit_curvature(classifier, [part], **options) for part in data]
+    for total in (reduce(add, parts), parts[2] + (parts[1] + parts[0])):
+        for a, b in zip(tensors(total), tensors(whole), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    loaded = []
+    for index, part in enumerate(parts):
+        acnml.save(part, tmp_path / f"{index}.safetensors")
+        loaded.append(acnml.load(tmp_path / f"{index}.safetensors"))
+    assert_identical(reduce(add, loaded), reduce(add, parts))
+    assert_identical(loaded[2].posterior(0.3), parts[2].posterior(0.3))
+    if structure == "ekfac":  # bases of equal matrices may differ in signs and order
+        own = fit_curvature(classifier, data, structure="ekfac", fisher=fisher)
+        assert whole.log_evidence(0.3) == pytest.approx(own.log_evidence(0.3), rel=1e-9)
+        with pytest.raises(ValueError, match="different bases, first for"):
+            parts[2] + fit_curvature(classifier, data[:1], structure="ekfac", fisher=fisher)
+
+
+def test_parts_may_have_other_numbers_of_positions():
+    """A layer's mean over positions is weighted by positions, not by examples."""
+    classifier = Classifier(Case("sequence", Sequence, lambda n: normal(n, 6, 3)).model())
+    batches = [normal(2, 6, 3, seed=1), normal(5, 2, 3, seed=2)]
+    whole = fit_curvature(classifier, batches)
+    found = reduce(add, [fit_curvature(classifier, [x]) for x in batches])
+    assert whole.data == found.data == 7
+    assert whole.positions == found.positions == (2 * 6 + 5 * 2, 7)
+    for a, b in zip(tensors(found), tensors(whole), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@by_structure
+def test_single_precision_is_stored_and_adds_up_to_rounding(structure, tmp_path):
+    model, x = MLP.model().float(), normal(12, 4).float()
+    options = {"structure": structure, "layers": "last"}
+    basis = {"basis": fit_curvature(model, x, layers="last")} if structure == "ekfac" else {}
+    options |= {"layers": None, **basis} if basis else {}
+    whole = fit_curvature(model, x, **options)
+    found = reduce(add, [fit_curvature(model, [part], **options) for part in x.split(5)])
+    acnml.save(found, tmp_path / "curvature.safetensors")
+    assert_identical(acnml.load(tmp_path / "curvature.safetensors"), found)
+    for a, b in zip(tensors(found), tensors(whole), strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_other_weights_and_other_kinds_do_not_add_up():
+    model = small_network(nn.Linear(4, 3))
+    first = fit_curvature(model, [normal(5, 4)])
+    with pytest.raises(TypeError, match="a KroneckerCurvature and a DiagonalCurvature"):
+        first + fit_curvature(model, [normal(5, 4)], structure="diag")
+    with torch.no_grad():
+        model[0].bias += 1
+    other = fit_curvature(model, [normal(5, 4)])
+    with pytest.raises(ValueError, match=r"fitted at other weights, first in '0\.bias'"):
+        first + other
+    with pytest.raises(ValueError, match="names of the second curvature and the first differ"):
+        other + fit_curvature(model, [normal(5, 4)], layers=["0.weight"])
+
+
+def test_a_basis_must_be_of_the_same_network():
+    model, data = small_network(nn.Linear(4, 3)), [(normal(12, 4), torch.arange(12) % 3)]
+    basis = fit_curvature(model, data)
+    other = Classifier(model).at({n: t.detach() + 1 for n, t in model.named_parameters()})
+    with pytest.raises(ValueError, match="the basis was fitted at other weights, first in"):
+        fit_curvature(other, data, structure="ekfac", basis=basis)
+    with pytest.raises(ValueError, match=r"has shape .* but its shape in the model is"):
+        fit_curvature(small_network(nn.Linear(4, 2)), data, structure="ekfac", basis=basis)
+    for options in ({"structure": "ekfac", "layers": "last"}, {"structure": "kron"}):
+        with pytest.raises(ValueError, match="leave out `layers`"):
+            fit_curvature(model, data, basis=basis, **options)
+
+
+def test_a_basis_may_have_another_precision_than_the_network():
+    data = [(normal(12, 4), torch.arange(12) % 3)]
+    model = small_network(nn.Linear(4, 3)).float()
+    basis = fit_curvature(model, [(data[0][0].float(), data[0][1])])
+    found = fit_curvature(model.double(), data, structure="ekfac", basis=basis)
+    assert {tensor.dtype for tensor in found.mean.values()} == {torch.float64}
+    own = fit_curvature(model, data, structure="ekfac")
+    assert found.trace() == pytest.approx(own.trace(), rel=1e-5)
+
+
+def test_an_iterator_that_is_used_up_is_an_error():
+    with pytest.raises(ValueError, match="pass a loader that can be iterated again"):
+        fit_curvature(MLP.model(), iter(labelled(MLP, 2, 2)), structure="ekfac")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda value: value["factors"][0]["layer"].update(groups=1), "of shape"),
+        (lambda value: value["factors"].pop(), "the names of the blocks and mean differ"),
+        (lambda value: value["factors"][0].update(kind="Affine"), "cannot be restored"),
+        (lambda value: value.update(kind="Factors"), "holds a Factors"),
+    ],
+)
+def test_a_damaged_curvature_is_a_storage_error(change, message, tmp_path):
+    path = tmp_path / "curvature.safetensors"
+    acnml.save(fitted(CASES[-1], "kron", 6), path)
+    rewrite(path, lambda header: change(header["value"]))
+    with pytest.raises(acnml.StorageError, match=message):
+        acnml.load(path)
+
+
+def test_a_curvature_has_no_network_and_its_parts_are_no_values(tmp_path):
+    curvature, path = fitted(CONV, "kron", 6), tmp_path / "curvature.safetensors"
+    acnml.save(curvature, path)
+    with pytest.raises(acnml.StorageError, match="KroneckerCurvature, which has no network"):
+        acnml.load(path, Classifier(CONV.model()))
+    with pytest.raises(TypeError, match="Swag, densities and predictors can be stored"):
+        acnml.save(curvature.factors, path)
+    (layer,) = affine_layers(LINEAR.model())
+    mean = {"weight": normal(3, 4), "bias": normal(3)}
+    wrong = EigenFactors(layer, torch.eye(4), torch.eye(3), torch.ones(3, 4))
+    with pytest.raises(ValueError, match=r"matrix of shape \(3, 4\), but .* \(3, 5\)"):
+        EkfacCurvature(mean, (wrong,))
+
+
+def test_named_tuples_keep_their_type_when_tensors_are_mapped():
+    curvature = fitted(CONV, "kron", 6)
+    half = acnml._util.params.map_tensors(curvature, lambda tensor: tensor / 2)
+    for found, factors in zip(half.factors, curvature.factors, strict=True):
+        assert type(found) is Factors
+        assert found.layer == factors.layer
+        assert torch.equal(found.inputs, factors.inputs / 2)
+
+
+# Fisher matrices ---------------------------------------------------------------------------------
+
+
+def test_fisher_vectors_sum_to_the_hessian():
+    outputs = Outputs(normal(4, 3).softmax(-1), None, torch.Generator())
+    hessian = ExactFisher().hessians(outputs)
+    vectors = torch.stack(list(ExactFisher().vectors(outputs)))
+    outer = torch.einsum("sbi,sbj->bij", vectors, vectors)
+    torch.testing.assert_close(outer, hessian, rtol=1e-12, atol=1e-12)
+
+
+def test_monte_carlo_fisher_is_unbiased():
+    """The mean of 40,000 draws is within six standard errors of the Hessian."""
+    probs, n = normal(1, 3).softmax(-1), 40_000
+    outputs = Outputs(probs, None, torch.Generator().manual_seed(0))
+    drawn = torch.cat(list(MonteCarloFisher(samples=n).vectors(outputs)))
+    outers = n * drawn.unsqueeze(-1) * drawn.unsqueeze(-2)
+    hessian = torch.diag(probs[0]) - probs[0].outer(probs[0])
+    assert ((outers.mean(0) - hessian).abs() < 6 * outers.std(0) / math.sqrt(n)).all()
+
+
+def test_monte_carlo_fisher_is_seeded():
+    first, same, other = (
+        vector(fitted(MLP, "diag", 3, 3, fisher=MonteCarloFisher(2, seed)).diagonal)
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+def test_monte_carlo_draws_the_same_labels_in_both_passes():
+    """So for one example of a last layer, the eigenvalues are those of its factors."""
+    for fisher in FISHERS:
+        kron, ekfac = (fitted(LINEAR, s, 1, fisher=fisher) for s in ("kron", "ekfac"))
+        torch.testing.assert_close(dense(ekfac), dense(kron), rtol=1e-9, atol=1e-10)
+
+
+def test_empirical_fisher_is_the_sum_of_squared_gradients():
+    case = MODELS[3]
+    curvature = fitted(case, "diag", 2, 3, fisher=EmpiricalFisher())
+    model, ((x, y),) = case.model(), labelled(case, 5)
+    expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for i in range(len(y)):
+        loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        for name, grad in zip(expected, grads, strict=True):
+            expected[name] += grad**2
+    torch.testing.assert_close(curvature.diagonal, expected, **TIGHT)
+
+
+def test_the_summed_fisher_is_positive_however_confident_the_network_is():
+    logits = torch.diag(torch.tensor([30.0, 60.0, 90.0])).double()
+    G = ExactFisher().summed(Outputs(logits.softmax(-1), None, torch.Generator()))
+    beside = torch.tensor([[0, 1, 1], [1, 0, 0], [1, 0, 0]]).double() * math.exp(-30)
+    exact = torch.diag(beside.sum(1)) - beside  # the other two inputs add less than 1e-25
+    torch.testing.assert_close(G, exact, rtol=1e-9, atol=1e-25)
+    assert torch.linalg.eigvalsh(G)[0] > -1e-14 * G.max()
+
+
+@by_fisher
+def test_squares_in_a_basis_are_those_of_the_vectors(fisher):
+    """Confident predictions too, for which the closed form subtracts nearly equal numbers."""
+    probs = (12 * normal(6, 4)).softmax(-1)
+    U, labels = torch.linalg.qr(normal(4, 4, seed=1))[0], torch.arange(6) % 4
+
+    def outputs(dtype=torch.float64):
+        return Outputs(probs.to(dtype), labels, torch.Generator().manual_seed(3))
+
+    expected = torch.stack([(s @ U) ** 2 for s in fisher.vectors(outputs())]).sum(0)
+    torch.testing.assert_close(fisher.squares(outputs(), U), expected, rtol=1e-6, atol=1e-14)
+    single = fisher.squares(outputs(torch.float32), U.float())
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), expected, rtol=1e-3, atol=1e-7)
+
+
+# What a fit covers, and what it leaves alone -----------------------------------------------------
+
+AFFINE = ["stem.weight", "stem.bias", "grouped.weight", "grouped.bias", "head.weight", "head.bias"]
+NORM = ["norm.weight", "norm.bias"]
+
+
+@pytest.mark.parametrize(
+    ("structure", "layers", "names"),
+    [
+        ("diag", None, [*AFFINE[:2], *NORM, *AFFINE[2:]]),
+        ("kron", None, AFFINE),
+        ("ekfac", None, AFFINE),
+        ("full", None, AFFINE[4:]),
+        *((structure, "last", AFFINE[4:]) for structure in STRUCTURES),
+        ("kron", "stem", AFFINE[:2]),
+        ("kron", lambda model: model.stem, AFFINE[:2]),
+        ("kron", lambda model: model.stem.weight, AFFINE[:1]),
+        ("kron", lambda model: iter([model.head, "stem.weight"]), ["stem.weight", *AFFINE[4:]]),
+        (
+            "diag",
+            lambda model: ["head.weight", model.norm],
+            ["norm.weight", "norm.bias", AFFINE[4]],
+        ),
+    ],
+)
+def test_covers_what_is_asked_for(structure, layers, names):
+    model = CONV.model()
+    chosen = layers(model) if callable(layers) else layers
+    found = fit_laplace(model, labelled(CONV, 4), structure=structure, layers=chosen)
+    assert list(found.mean) == names
+
+
+def test_a_weight_without_its_bias_has_the_same_factors():
+    weight, both = (fitted(CONV, "kron", 4, layers=names) for names in (["head.weight"], ["head"]))
+    torch.testing.assert_close(weight.factors[0].inputs, both.factors[0].inputs[:-1, :-1])
+
+
+def test_sees_the_tensors_that_the_classifier_sees():
+    model, data = CONV.model(), labelled(CONV, 4)
+    moved = {"norm.running_mean": torch.ones(4).double(), "head.bias": normal(3)}
+    viewed = fit_curvature(Classifier(model).at(moved), data, structure="diag")
+    model.load_state_dict(moved, strict=False)
+    expected = fit_curvature(model, data, structure="diag")
+    torch.testing.assert_close(viewed.diagonal, expected.diagonal)
+
+
+def test_leaves_the_model_alone_and_survives_in_place_activations():
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)).double().train()
+    plain = nn.Sequential(model[0], nn.ReLU(), model[2])
+    data = [(normal(6, 4), torch.zeros(6, dtype=int))]
+    before = [p.clone() for p in model.parameters()]
+    in_place, expected = (fit_curvature(m, data, structure="diag") for m in (model, plain))
+    torch.testing.assert_close(in_place.diagonal, expected.diagonal)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert not model[0]._forward_hooks
 
 
 @pytest.mark.parametrize("form", [lambda x, y: [x, y], lambda x, y: {"input": x, "labels": y}])
 def test_batches_may_be_lists_or_mappings(form):
-    classifier, x, y = Classifier(nn.Linear(4, 3)), normal(4, 4), torch.tensor([0, 1, 2, 0])
-    expected = acnml.fit_diagonal_laplace(classifier, [(x, y)]).var
-    torch.testing.assert_close(acnml.fit_diagonal_laplace(classifier, [form(x, y)]).var, expected)
+    model, x, y = nn.Linear(4, 3), normal(4, 4), torch.tensor([0, 1, 2, 0])
+    found, expected = (
+        fit_laplace(model, [batch], fisher=EmpiricalFisher()) for batch in (form(x, y), (x, y))
+    )
+    assert_identical(found, expected)
 
 
-def test_the_old_name_still_works():
-    with pytest.warns(DeprecationWarning, match="is now called acnml.fit_diagonal_laplace"):
-        assert acnml.fit_laplace_diagonal is acnml.fit_diagonal_laplace
-    with pytest.raises(AttributeError, match="module 'acnml' has no attribute 'fit_everything'"):
-        acnml.fit_everything  # noqa: B018
-
-
-FITS = [getattr(acnml, name) for name in acnml.__all__ if name.startswith(("fit_", "collect_"))]
-
-
-@pytest.mark.parametrize("fit", FITS, ids=lambda fit: fit.__name__)
-def test_settings_of_fits_are_given_by_name(fit):
-    """After the classifier and its data, so that no number is taken for another one."""
-    settings = [
-        parameter
-        for parameter in inspect.signature(fit).parameters.values()
-        if parameter.name != "classifier" and not parameter.name.endswith("loader")
-    ]
-    assert settings
-    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in settings)
+@pytest.mark.parametrize("name", [name for name in acnml.__all__ if name.startswith("fit_")])
+def test_settings_of_fits_are_given_by_name(name):
+    """After the network and its data, so that no number is taken for another one."""
+    parameters = inspect.signature(getattr(acnml, name)).parameters.values()
+    data = ("classifier", "model", "data")
+    rest = [p for p in parameters if p.name not in data and not p.name.endswith("loader")]
+    assert rest
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in rest)

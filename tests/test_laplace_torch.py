@@ -187,7 +187,7 @@ def test_every_posterior_fits_into_a_full_one():
     before = la.H.clone()
     require_same_prediction(acnml.to_laplace(kron, la), model, kron)
     assert torch.equal(la.H, before)
-    diagonal = acnml.fit_diagonal_laplace(classifier, data, prior_precision=0.5)
+    diagonal = acnml.fit_laplace(classifier, data, prior_precision=0.5, structure="diag")
     require_same_prediction(acnml.to_laplace(diagonal, la), model, diagonal)
     la = fitted(model, subset_of_weights="all", hessian_structure="diag")
     require_same_prediction(acnml.to_laplace(diagonal, la), model, diagonal)
@@ -198,7 +198,7 @@ def test_our_curvature_is_theirs():
     options = {"subset_of_weights": "last_layer", "hessian_structure": "full"}
     # The default backend computes the full matrix in single precision.
     la = fitted(model, prior_precision=0.5, backend=laplace.curvature.BackPackGGN, **options)
-    ours = acnml.fit_full_laplace(Classifier(model), [(X, LABELS)], prior_precision=0.5)
+    ours = acnml.fit_laplace(model, [(X, LABELS)], structure="full", prior_precision=0.5)
     torch.testing.assert_close(acnml.from_laplace(la).cov, ours.cov, rtol=1e-9, atol=1e-12)
 
 

@@ -47,7 +47,7 @@ def setting():
 def test_a_prediction_passes_few_files(setting, covered, most):
     model, classifier, data, x = setting
     parameters = [model[2]] if covered == "last" else None
-    posterior = acnml.fit_laplace(classifier, data, parameters=parameters)
+    posterior = acnml.fit_laplace(classifier, data, layers=parameters)
     predict = acnml.Acnml(classifier, posterior, alpha=0.1)
     predict(x)  # the first call also checks the model
     files = files_passed(lambda: predict(x))

@@ -46,8 +46,8 @@ def test_factors_and_squares_are_those_of_what_the_model_computes(way):
     x, classifier = (3 * normal(500, 4)).to(way.dtype), Classifier(model)
     data = [(x, torch.zeros(500, dtype=int))]
     with way.context():
-        kronecker = acnml.kronecker_curvature(classifier, data)
-        squares = acnml.diagonal_curvature(classifier, data).diagonal
+        kronecker = acnml.fit_curvature(classifier, data)
+        squares = acnml.fit_curvature(classifier, data, structure="diag").diagonal
         logits = model(x).detach()
     p = logits.float().softmax(-1)
     cotangents = p.sqrt()[:, :, None] * (torch.eye(3) - p[:, None])
@@ -78,12 +78,10 @@ def trained() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "prior_precision", "alpha", "added"),
+    ("layers", "prior_precision", "alpha", "added"),
     [(["4.weight", "4.bias"], 0.01, 0.1, 2e-3), (None, 1.0, 0.01, 3e-4)],
 )
-def test_kfac_adds_little_to_the_errors_of_the_model_itself(
-    parameters, prior_precision, alpha, added
-):
+def test_kfac_adds_little_to_the_errors_of_the_model_itself(layers, prior_precision, alpha, added):
     model, x, y = trained()
     queries = 3 * normal(60, 4, seed=1)
 
@@ -91,7 +89,7 @@ def test_kfac_adds_little_to_the_errors_of_the_model_itself(
         classifier = Classifier(rounded(model, torch.bfloat16).to(way.dtype))
         with way.context():
             fitted = acnml.fit_laplace(
-                classifier, [(x, y)], prior_precision=prior_precision, parameters=parameters
+                classifier, [(x, y)], prior_precision=prior_precision, layers=layers
             )
         # Half precision has too few digits for small residuals.
         both = Acnml(classifier, fitted, alpha=alpha, on_unsolved="ignore"), Map(classifier)
@@ -105,13 +103,13 @@ def test_kfac_adds_little_to_the_errors_of_the_model_itself(
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-@pytest.mark.parametrize("fit", [acnml.fit_kfac_laplace, acnml.fit_diagonal_laplace])
-def test_autocast_is_no_reason_to_refuse_a_model(case, fit):
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_autocast_is_no_reason_to_refuse_a_model(case, structure):
     model = case.model()
     data = [(case.x(20), torch.arange(20) % 3)]
-    expected = fit(Classifier(model), data)
+    expected = acnml.fit_laplace(model, data, structure=structure)
     with torch.autocast("cpu", torch.bfloat16):
-        fitted = fit(Classifier(copy.deepcopy(model).float()), data)
+        fitted = acnml.fit_laplace(copy.deepcopy(model).float(), data, structure=structure)
     v = {name: normal(*tensor.shape) for name, tensor in expected.mean.items()}
     moved, exactly = fitted.to("cpu", torch.float64).cov_mv(v), expected.cov_mv(v)
     for name in v:

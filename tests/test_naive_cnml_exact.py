@@ -9,7 +9,7 @@ from scipy import optimize
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
-from acnml import Acnml, Classifier, NaiveCnml, Refit, fit_diagonal_laplace, tuning
+from acnml import Acnml, Classifier, NaiveCnml, Refit, fit_laplace, tuning
 from cases import MODELS, normal
 from refitting import QUERIES, Batches, X, Y, regression
 
@@ -94,7 +94,8 @@ def test_half_of_a_posterior_that_is_twice_too_wide_matches():
     y = (torch.rand(100, generator=torch.Generator().manual_seed(0)) < x[:, 0].sigmoid()).long()
     model = fitted(nn.Linear(1, 2, bias=False).double(), x, y)
     classifier, queries = Classifier(model), torch.tensor([[-1.0], [2.0]])
-    predictor = Acnml(classifier, fit_diagonal_laplace(classifier, [(x, y)], prior_precision=1e-6))
+    posterior = fit_laplace(classifier, [(x, y)], structure="diag", prior_precision=1e-6)
+    predictor = Acnml(classifier, posterior)
     likelihoods = NaiveCnml(classifier, [(x, y)], Refit(100, 0.3)).log_lik(queries)
     alphas = (0.25, 0.5, 1.0, 1.5, 2.0)
     choice = tuning.alpha_matching_cnml(predictor, queries, likelihoods, alphas)

@@ -36,8 +36,8 @@ PREDICTIONS = {
     "linearised": lambda c, batch: Acnml(c, diagonal(c.model), Linearised(), 1.0, "ignore")(batch),
     "glm": lambda c, batch: acnml.Glm(c, diagonal(c.model))(batch),
     "naive": lambda c, batch: acnml.NaiveCnml(c, [(batch, Y)], Refit(1))(batch),
-    "laplace": lambda c, batch: acnml.fit_diagonal_laplace(c, [(batch, Y)]).var["keys.weight"],
-    "swag": lambda c, batch: acnml.fit_swag(c, [(batch, Y)], epochs=2).mean["head.weight"],
+    "laplace": lambda c, batch: acnml.fit_curvature(c, [(batch, Y)]).factors[0].gradients,
+    "swag": lambda c, batch: acnml.fit_swag(c, [(batch, Y)], learning_rate=0.5).mean["head.weight"],
 }
 
 
@@ -83,9 +83,9 @@ def small(model: nn.Module) -> Diagonal:
         lambda c, x: Acnml(c, small(c.model), Reference())(x),
         lambda c, x: acnml.NaiveCnml(c, [(x.abs(), Y)])(x),
         lambda c, x: acnml.fit_laplace(c, [(x, Y)]),
-        lambda c, x: acnml.fit_diagonal_laplace(c, [(x, Y)]),
+        lambda c, x: acnml.fit_laplace(c, [(x, Y)], structure="diag"),
         lambda c, x: acnml.fit_bayes_by_backprop(c, [(x, Y)], epochs=1),
-        lambda c, x: acnml.fit_swag(c, [(x, Y)], epochs=2),
+        lambda c, x: acnml.fit_swag(c, [(x, Y)], epochs=2, learning_rate=0.5),
     ],
 )
 def test_errors_name_the_logits_that_are_not_finite(use, factor):
@@ -151,7 +151,7 @@ def test_errors_name_rows_of_the_batch_and_not_of_a_chunk(make):
 
 
 USES_OF_DATA = [
-    lambda c, data: acnml.fit_diagonal_laplace(c, data),
+    lambda c, data: acnml.fit_laplace(c, data, structure="diag"),
     lambda c, data: acnml.fit_typicality(c, data, data),
     lambda c, data: acnml.tuning.temperature_by_nll(Map(c), data),
 ]

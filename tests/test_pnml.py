@@ -126,9 +126,9 @@ def test_refusals():
     model = MODELS[1].model()
     classifier = Classifier(model)
     with pytest.raises(ValueError, match=r"covers a last Linear layer alone, not \['0.weight'"):
-        acnml.fit_pnml(classifier, [MLP.x()], parameters=[model])
+        acnml.fit_pnml(classifier, [MLP.x()], layers=[model])
     with pytest.raises(ValueError, match="the logits are not the outputs of '0' alone"):
-        acnml.fit_pnml(classifier, [MLP.x()], parameters=[model[0]])
+        acnml.fit_pnml(classifier, [MLP.x()], layers=[model[0]])
     with pytest.raises(ValueError, match=r"input_cov has 5 rows, but '2\.weight' has 6 inputs"):
         Pnml(classifier, ("2.weight", "2.bias"), torch.eye(5))
     with pytest.raises(ValueError, match="ridge must be a positive"):

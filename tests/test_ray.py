@@ -24,7 +24,7 @@ import pyarrow as pa
 import ray
 import torch
 
-from acnml import Classifier, diagonal_curvature, kronecker_curvature
+from acnml import fit_curvature
 from acnml.ray import Cluster, connect, fit, score
 from acnml.scoring import Job, Reading
 from acnml.scoring import score as score_files
@@ -149,15 +149,15 @@ def test_answers_for_a_dataset(files, pids):
     assert table["label"].to_pylist()[7] is None
 
 
-@pytest.mark.parametrize("fit_one", [kronecker_curvature, diagonal_curvature])
-def test_fits_of_shards_add_up(fit_one):
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_fits_of_shards_add_up(structure):
     def fitted(shard: list[int]):
-        return fit_one(Classifier(model), [data[shard]])
+        return fit_curvature(model, [data[shard]], structure=structure)
 
     torch.manual_seed(0)
     model, data = build().double(), normal(23, 6)
     shards = [list(range(start, min(start + 5, 23))) for start in range(0, 23, 5)]
-    total, whole = fit(shards, fitted), fit_one(Classifier(model), [data])
+    total, whole = fit(shards, fitted), fit_curvature(model, [data], structure=structure)
     for tau in (0.1, 10.0):
         assert total.log_evidence(tau) == pytest.approx(whole.log_evidence(tau), rel=1e-12)
     with pytest.raises(ValueError, match="there are no shards"):

@@ -92,14 +92,12 @@ def posterior_of(model: nn.Module, names=("head.weight", "head.bias")):
 
 
 USES = {
-    "kfac": lambda c: acnml.fit_laplace(c, DATA, parameters=[c.model.head]),
-    "kfac of two layers": lambda c: acnml.fit_laplace(
-        c, DATA, parameters=[c.model.body, c.model.head]
-    ),
-    "diagonal": lambda c: acnml.fit_diagonal_laplace(c, DATA, parameters=[c.model.head]),
-    "full": lambda c: acnml.fit_full_laplace(c, DATA, parameters=[c.model.head]),
+    "kfac": lambda c: acnml.fit_laplace(c, DATA, layers=[c.model.head]),
+    "kfac of two layers": lambda c: acnml.fit_laplace(c, DATA, layers=[c.model.body, c.model.head]),
+    "diagonal": lambda c: acnml.fit_laplace(c, DATA, layers=[c.model.head], structure="diag"),
+    "full": lambda c: acnml.fit_laplace(c, DATA, layers=[c.model.head], structure="full"),
     "bayes by backprop": lambda c: acnml.fit_bayes_by_backprop(
-        c, DATA, epochs=1, parameters=[c.model.head]
+        c, DATA, epochs=1, layers=[c.model.head]
     ),
     "last layer": lambda c: Acnml(c, posterior_of(c.model))(X),
     "linearised": lambda c: Linearised()(c, diagonal(c.model, ["body.weight", "head.weight"]), X),
@@ -111,7 +109,7 @@ USES_OF_LOGITS = {
     "map": lambda c: Map(c)(X),
     "bma": lambda c: Bma(c, posterior_of(c.model), samples=2)(X),
     "reference": lambda c: Reference(1)(c, posterior_of(c.model), X),
-    "swag": lambda c: acnml.fit_swag(c, DATA, epochs=2),
+    "swag": lambda c: acnml.fit_swag(c, DATA, epochs=2, learning_rate=0.5),
     "naive": lambda c: acnml.NaiveCnml(c, DATA, acnml.Refit(1))(X[:2]),
     "temperature": lambda c: acnml.tuning.temperature_by_nll(Map(c), DATA),
 }
@@ -243,11 +241,11 @@ class SequenceFirst(nn.Module):
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 5, 16])
-@pytest.mark.parametrize("fit", [acnml.fit_diagonal_laplace, acnml.fit_kfac_laplace])
-def test_sequence_first_is_refused_though_the_batch_is_as_long_as_the_sequence(fit, steps):
-    x = normal(steps, steps, 3)
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+def test_sequence_first_is_refused_though_the_batch_is_as_long_as_the_sequence(structure, steps):
+    data = [(normal(steps, steps, 3), torch.arange(steps) % 3)]
     with pytest.raises(ValueError, match=r"layer 'embed' .*its first dimension must be the batch"):
-        fit(Classifier(SequenceFirst().double()), [(x, torch.arange(steps) % 3)])
+        acnml.fit_laplace(SequenceFirst().double(), data, structure=structure)
 
 
 # Ordinary models are accepted --------------------------------------------------------------------
@@ -358,7 +356,7 @@ def test_ordinary_models_are_accepted(name, dtype):
             pytest.skip("overflows")
         Map(classifier)(x)
         data = [(x, torch.zeros(40, dtype=torch.long))]
-        acnml.fit_laplace(classifier, data, parameters=[acnml.last_linear(model)])
+        acnml.fit_laplace(classifier, data, layers="last")
         assert classifier.findings.apart  # it was checked
 
 

@@ -331,5 +331,5 @@ def test_layers_that_are_not_what_they_seem_are_refused(solver, model, message):
     with pytest.raises(ValueError, match=message):
         solver(Classifier(model), diagonal(model), normal(2, 4))
     with pytest.raises(ValueError, match=message):
-        acnml.fit_diagonal_laplace(Classifier(model), [normal(2, 4)])
+        acnml.fit_laplace(Classifier(model), [normal(2, 4)], structure="diag")
     assert Reference()(Classifier(model), diagonal(model), normal(2, 4)).log_lik.shape == (2, 3)

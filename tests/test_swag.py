@@ -1,4 +1,4 @@
-"""SWAG: moments compared with those computed from all visited weights."""
+"""SWAG: moments compared with those computed from all visited weights; merged, and stored."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import copy
 import math
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
 import acnml
-from acnml import Bma, Classifier, Swag, batch_norm_statistics, collect_swag, fit_swag
+from acnml import Bma, Classifier, Swag, batch_norm_statistics, fit_swag
 from acnml._util.params import flatten
-from cases import MODELS, normal
+from cases import MLP, MODELS, normal
 from dense import covariance, vector
+from fits import assert_identical
 
 X, Y = normal(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
 
@@ -68,23 +70,25 @@ def test_variance_does_not_cancel():
 
 def test_covers_a_subset_and_half_precision_is_widened():
     model = MODELS[1].model().to(torch.bfloat16)
-    swag = Swag(parameters=[model[2]])
+    swag = Swag(layers=[model[2]])
     swag.update(model)
     swag.update(model)
     assert list(swag.mean) == ["2.weight", "2.bias"]
     assert swag.mean["2.bias"].dtype == torch.float32
 
 
-# Of tests that are about something else; see test_stale_batch_norm_statistics_are_warned_of.
-fits_batch_norm = pytest.mark.filterwarnings("ignore:the stored statistics of batch norm")
+# Of tests that are about something else.
+no_warnings = pytest.mark.filterwarnings(
+    "ignore:the stored statistics of batch norm", "ignore:the weights that SWAG has collected"
+)
 
 
-@fits_batch_norm
+@no_warnings
 def test_collect_is_plain_sgd():
     """The same weights as a hand-written loop visits, batch norm and order included."""
     case = MODELS[2]
     model, data = case.model(), [(case.x(6), Y)] * 2
-    swag = collect_swag(Classifier(model), data, epochs=3, learning_rate=0.05)
+    swag = fit_swag(model, data, epochs=3, learning_rate=0.05)
     trained, visited_weights = copy.deepcopy(model).train(), []
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.05, momentum=0.9)
     for _ in range(3):
@@ -97,15 +101,17 @@ def test_collect_is_plain_sgd():
     torch.testing.assert_close(flatten(swag.mean, swag.mean), expected, rtol=1e-11, atol=1e-12)
 
 
-@fits_batch_norm
+@no_warnings
 def test_leaves_the_model_and_the_global_random_state_alone():
     model = nn.Sequential(
         nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 3)
     ).double()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    fits = [fit_swag(Classifier(model), [(X, Y)], epochs=3, seed=seed) for seed in (1, 1, 2)]
-    assert torch.equal(vector(fits[0].var), vector(fits[1].var))
-    assert not torch.equal(vector(fits[0].var), vector(fits[2].var))
+    first, same, other = (
+        vector(fit_swag(model, [(X, Y)], epochs=3, seed=seed).diagonal().var) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert torch.equal(state, torch.get_rng_state())
@@ -113,20 +119,18 @@ def test_leaves_the_model_and_the_global_random_state_alone():
 
 def test_only_the_covered_parameters_are_trained():
     model = MODELS[1].model()
-    fitted = fit_swag(
-        Classifier(model), [(X, Y)], epochs=3, learning_rate=0.1, parameters=[model[2]]
-    )
+    fitted = fit_swag(model, [(X, Y)], epochs=3, learning_rate=0.5, layers="last")
     assert set(fitted.mean) == {"2.weight", "2.bias"}
     # With the body frozen the head's problem is convex, and SGD only goes down from where it was.
     assert not torch.equal(fitted.mean["2.weight"], model[2].weight)
 
 
-@fits_batch_norm
+@no_warnings
 def test_predicts_with_refreshed_batch_norm():
     case = MODELS[2]
     model, data = case.model(), [(case.x(6), Y)]
     classifier = Classifier(model)
-    posterior = fit_swag(classifier, data, epochs=3)
+    posterior = fit_swag(classifier, data, epochs=3).low_rank()
     swa = classifier.at(
         {**posterior.mean, **batch_norm_statistics(classifier, data, posterior.mean)}
     )
@@ -140,11 +144,32 @@ def normed() -> nn.Module:
     return nn.Sequential(*body).double()
 
 
-@pytest.mark.parametrize("fit", [fit_swag, collect_swag])
-def test_stale_batch_norm_statistics_are_warned_of(fit):
+def test_stale_batch_norm_statistics_are_warned_of():
     with pytest.warns(UserWarning, match="batch norm, first of layer '1', do not fit") as warned:
-        fit(Classifier(normed()), [(X, Y)], epochs=2)
+        fit_swag(normed(), [(X, Y)], epochs=2, learning_rate=0.5)
     assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_a_spread_without_effect_is_warned_of():
+    """With the remedy of the message, the average over the posterior differs from the mean."""
+    x, model = normal(200, 4), MLP.model()
+    y = x[:, :3].argmax(1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(200):  # until SGD moves by its noise alone
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    data = list(zip(x.split(20), y.split(20), strict=True))
+
+    def effect(swag: Swag) -> float:
+        average = Bma(Classifier(model), swag.low_rank(), samples=50)(x)
+        at_mean = acnml.Map(Classifier(model).at(swag.mean))(x)
+        return (average.exp() - at_mean.exp()).abs().sum(1).mean().item() / 2
+
+    with pytest.warns(UserWarning, match=r"only 0\.\d+ % of their size.*Raise learning_rate=0.01"):
+        without = effect(fit_swag(model, data, epochs=3))
+    assert effect(fit_swag(model, data, learning_rate=0.5)) > 10 * without
+    assert without < 0.001
 
 
 def test_the_way_that_the_warning_names_fits_the_weights():
@@ -152,7 +177,7 @@ def test_the_way_that_the_warning_names_fits_the_weights():
     model, loader = normed(), [(X, Y)]
     classifier = Classifier(model)
     with pytest.warns(UserWarning, match="do not fit") as warned:
-        posterior = fit_swag(classifier, loader, epochs=3, learning_rate=0.5)
+        posterior = fit_swag(classifier, loader, epochs=3, learning_rate=0.5).low_rank()
     advice = str(warned[0].message).split("recompute them: ")[1].split("; ")
     names = {"acnml": acnml, "classifier": classifier, "loader": loader, "mean": posterior.mean}
     exec("\n".join(advice), names)
@@ -167,8 +192,8 @@ def test_the_way_that_the_warning_names_fits_the_weights():
 
 def test_batch_norm_before_all_that_is_trained_is_left_as_it_is():
     model = normed()
-    collect_swag(Classifier(model), [(X, Y)], epochs=2, parameters=[model[3]])  # no warning
-    collect_swag(Classifier(model), [(X, Y)], epochs=2, parameters=[model[1], model[3]])
+    for layers in ([model[3]], [model[1], model[3]]):  # no warning
+        fit_swag(model, [(X, Y)], epochs=2, learning_rate=0.5, layers=layers)
 
 
 def test_an_interrupted_fit_leaves_the_model_unchanged():
@@ -209,3 +234,89 @@ def test_refuses_to_switch_models_between_updates():
     swag.update(nn.Linear(4, 3))
     with pytest.raises(ValueError, match="'weight' has shape"):
         swag.update(nn.Linear(5, 3))
+
+
+# Merging -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "second"), [(2, 9), (5, 5), (9, 1)])
+def test_moments_of_two_runs_add_up(first, second):
+    model = MLP.model()
+    weights = 3 * visited(model, first + second) + 1
+    whole = collected(model, weights, Swag())
+    merged = collected(model, weights[:first], Swag()) + collected(model, weights[first:], Swag())
+    assert merged.updates == whole.updates
+    for name, expected in whole.diagonal().var.items():
+        torch.testing.assert_close(merged.mean[name], whole.mean[name], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(merged.diagonal().var[name], expected, rtol=1e-11, atol=1e-12)
+
+
+def test_a_merged_swag_has_the_latest_deviations_of_both_about_the_common_mean():
+    model = MLP.model()
+    runs = [collected(model, visited(model, 7) + 10 * run, Swag(rank=4)) for run in (0, 1)]
+    merged = runs[0] + runs[1]
+    kept = [d["2.bias"] + merged.mean["2.bias"] for d in merged._deviations]
+    expected = [
+        run._deviations[index]["2.bias"] + run.mean["2.bias"] for index in (-2, -1) for run in runs
+    ]
+    torch.testing.assert_close(torch.stack(kept), torch.stack(expected), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="the ranks are 4 and 5"):
+        runs[0] + collected(model, visited(model, 3), Swag(rank=5))
+    with pytest.raises(ValueError, match="names of the second Swag and the first differ"):
+        runs[0] + Swag(4)
+
+
+# Storage -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("interrupted_after", [1, 3, 5])
+def test_a_stored_swag_continues_with_the_same_bits(interrupted_after, dtype, tmp_path):
+    """Before, at and after the number of updates that fills its deviations."""
+    model, path = MODELS[2].model().to(dtype), tmp_path / "swag.safetensors"
+    weights = visited(model, 7).to(dtype)
+    unbroken = collected(model, weights, Swag(rank=3))
+    acnml.save(collected(model, weights[:interrupted_after], Swag(rank=3)), path)
+    resumed = collected(model, weights[interrupted_after:], acnml.load(path))
+    assert resumed.updates == 7
+    assert_identical(resumed.diagonal(), unbroken.diagonal())
+    assert_identical(resumed.low_rank(), unbroken.low_rank())
+
+
+def test_a_state_dict_is_a_snapshot_that_safetensors_stores(tmp_path):
+    model = MLP.model()
+    swag = collected(model, visited(model, 3), Swag(rank=2))
+    state, expected = swag.state_dict(), swag.low_rank()
+    safetensors.torch.save_file(state, tmp_path / "swag.safetensors")
+    in_memory = Swag.from_state_dict(state)
+    collected(model, visited(model, 2), swag)
+    for tensor in state.values():  # neither of the restored ones depends on it
+        tensor.zero_()
+    restored = Swag(rank=2)
+    restored.load_state_dict(safetensors.torch.load_file(tmp_path / "swag.safetensors"))
+    assert_identical(restored.low_rank(), expected)
+    assert_identical(in_memory.low_rank(), expected)
+
+
+def test_a_restored_swag_covers_the_same_parameters(tmp_path):
+    model, path = MLP.model(), tmp_path / "swag.safetensors"
+    swag = Swag(layers="last")
+    swag.update(model)
+    acnml.save(swag, path)
+    loaded = acnml.load(path)
+    loaded.update(model)
+    assert list(loaded.mean) == ["2.weight", "2.bias"]
+
+
+def test_states_without_updates_and_of_another_rank(tmp_path):
+    model, empty = MLP.model(), Swag(rank=2)
+    with pytest.raises(ValueError, match="store it after the first update"):
+        acnml.save(empty, tmp_path / "swag.safetensors")
+    used = collected(model, visited(model, 3), Swag(rank=2))
+    with pytest.raises(ValueError, match=r"Swag\(rank=4\), but this is Swag\(rank=2"):
+        used.load_state_dict(Swag(rank=4).state_dict())
+    used.load_state_dict(empty.state_dict())
+    assert (used.updates, used.mean) == (0, {})
+    weights = visited(model, 5)
+    expected = collected(model, weights, Swag(rank=2))
+    assert_identical(collected(model, weights, used).low_rank(), expected.low_rank())

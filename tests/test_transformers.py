@@ -186,12 +186,12 @@ def test_a_text_is_as_typical_alone_as_in_a_padded_batch(tokenizer):
 def test_batches_of_a_dataset_are_a_loader(tokenizer):
     model = bert()
     data = dataset(model, tokenizer, 12, 0)
-    ours = acnml.kronecker_curvature(
-        acnml.Classifier(model), loader(data, model, tokenizer, 5), [acnml.last_linear(model)]
+    ours = acnml.fit_curvature(
+        acnml.Classifier(model), loader(data, model, tokenizer, 5), layers="last"
     )
     fixed = data.map(lambda row: tokenizer(row["text"], padding="max_length"), batched=True)
     batches = list(fixed.remove_columns("text").with_format("torch").iter(batch_size=4))
-    other = acnml.kronecker_curvature(acnml.Classifier(model), batches, [acnml.last_linear(model)])
+    other = acnml.fit_curvature(acnml.Classifier(model), batches, layers="last")
     for a, b in zip(ours.factors[0], other.factors[0], strict=True):
         if isinstance(a, torch.Tensor):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from acnml import Acnml, Classifier, Linearised, Map, kronecker_curvature, tuning
+from acnml import Acnml, Classifier, Linearised, Map, fit_curvature, tuning
 from acnml.tuning import sweep
 from cases import normal
 
@@ -44,7 +44,7 @@ def setting():
     labels[::5] = 0
     loader = [(x[i : i + 20], labels[i : i + 20]) for i in (0, 20, 40)]
     classifier = Classifier(model)
-    curvature = kronecker_curvature(classifier, loader, [model.head])
+    curvature = fit_curvature(classifier, loader, layers=[model.head])
     predictor = Acnml(classifier, curvature.posterior(1.0))
     predictor(x[:8])  # the model is checked when it is first seen
     model.calls.clear()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import optimize
 
-from acnml import Bma, Classifier, diagonal_curvature, full_curvature, kronecker_curvature, tuning
+from acnml import Bma, Classifier, fit_curvature, tuning
 from acnml.fit import DiagonalCurvature
 from cases import MODELS, normal
 from dense import vector
@@ -25,11 +25,12 @@ def test_evidence_optimum_of_an_isotropic_curvature(h):
     assert tuning.prior_precision_by_evidence(curvature).value == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("estimate", [diagonal_curvature, kronecker_curvature])
+@pytest.mark.parametrize("structure", ["diag", "kron"])
 @pytest.mark.parametrize("grid", [tuning.PRIOR_PRECISIONS, (1e3, 0.5, 1e-3)])
-def test_evidence_optimum_equals_scipys(estimate, grid):
+def test_evidence_optimum_equals_scipys(structure, grid):
     case = MODELS[2]
-    curvature = estimate(Classifier(case.model()), [(case.x(20), torch.arange(20) % 3)])
+    data = [(case.x(20), torch.arange(20) % 3)]
+    curvature = fit_curvature(case.model(), data, structure=structure)
     choice = tuning.prior_precision_by_evidence(curvature, grid)
     found = optimize.minimize_scalar(
         lambda u: -curvature.log_evidence(math.exp(u)), bounds=(-10, 10), options={"xatol": 1e-8}
@@ -42,13 +43,12 @@ def test_evidence_optimum_equals_scipys(estimate, grid):
         assert row.log_evidence == curvature.log_evidence(row.value) <= -found.fun + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("estimate", "decompositions"), [(kronecker_curvature, 2 * 2), (full_curvature, 1)]
-)
-def test_each_matrix_is_decomposed_once(estimate, decompositions, monkeypatch):
+@pytest.mark.parametrize(("structure", "decompositions"), [("kron", 2 * 2), ("full", 1)])
+def test_each_matrix_is_decomposed_once(structure, decompositions, monkeypatch):
     """Two factors of two layers, or one matrix, however many prior precisions are tried."""
     case, calls, decompose = MODELS[1], [], torch.linalg.eigvalsh
-    curvature = estimate(Classifier(case.model()), [(case.x(20), torch.arange(20) % 3)])
+    data = [(case.x(20), torch.arange(20) % 3)]
+    curvature = fit_curvature(case.model(), data, structure=structure)
     monkeypatch.setattr(torch.linalg, "eigvalsh", lambda m: calls.append(m) or decompose(m))
     tuning.prior_precision_by_evidence(curvature)
     assert len(calls) == decompositions
@@ -64,7 +64,7 @@ def test_says_so_if_the_evidence_is_largest_at_an_end(grid):
 def test_prior_precision_by_nll_is_the_minimum_of_its_sweep():
     case = MODELS[1]
     classifier, data = Classifier(case.model()), [(case.x(9), torch.arange(9) % 3)]
-    curvature = diagonal_curvature(classifier, data)
+    curvature = fit_curvature(classifier, data, structure="diag")
 
     def bma(tau: float) -> Bma:
         return Bma(classifier, curvature.posterior(tau), samples=3)

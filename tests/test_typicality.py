@@ -216,7 +216,7 @@ def test_a_module_that_does_not_reach_a_place_has_no_features():
     model, x = Branching().double(), normal(100, 4)
     classifier = Classifier(model)
     typicality = fit_typicality(classifier, x, x, places=[Place("h")])
-    posterior = acnml.fit_laplace(classifier, x, parameters=[model.head])
+    posterior = acnml.fit_laplace(classifier, x, layers=[model.head])
     module = Acnml(classifier, posterior, alpha=0.1, typicality=typicality).as_module()
     module(x)
     with pytest.raises(ValueError, match="the network did not run output of 'h'"):
@@ -461,7 +461,7 @@ def test_alpha_is_scaled_for_every_input(weighed):
 def test_posteriors_over_all_layers(fitted, solver):
     typicality, model, train, _, test = fitted
     classifier = Classifier(model)
-    posterior = acnml.fit_diagonal_laplace(classifier, train, prior_precision=10.0)
+    posterior = acnml.fit_laplace(classifier, train, prior_precision=10.0, structure="diag")
     predictor = Acnml(typicality.classifier, posterior, solver, alpha=0.1, typicality=typicality)
     x = joined(test)[0][:5]
     torch.testing.assert_close(predictor(x), one_by_one(predictor, x), rtol=0, atol=1e-9)
@@ -631,7 +631,7 @@ def test_a_file_needs_no_last_layer_and_takes_a_tempered_network(weighed, tmp_pa
 def test_refusals(fitted, weighed):
     typicality, model, train, validation, _ = fitted
     classifier = Classifier(model)
-    posterior = acnml.fit_laplace(classifier, train, parameters=[model.head])
+    posterior = acnml.fit_laplace(classifier, train, layers=[model.head])
     other = Classifier(copy.deepcopy(nn.Sequential(model.body, nn.Tanh(), model.head)))
     with pytest.raises(ValueError, match="fitted on another model"):
         acnml.DensityTempered(other, typicality)

@@ -49,8 +49,8 @@ def unit_posterior(model: nn.Module) -> Diagonal:
     "use",
     [
         lambda c, x: acnml.fit_laplace(c, [x]),
-        lambda c, x: acnml.fit_diagonal_laplace(c, [x]),
-        lambda c, x: acnml.fit_diagonal_laplace(c, [x], parameters=[c.model.head]),
+        lambda c, x: acnml.fit_laplace(c, [x], structure="diag"),
+        lambda c, x: acnml.fit_laplace(c, [x], layers=[c.model.head], structure="diag"),
         lambda c, x: Linearised()(c, unit_posterior(c.model), x),
         lambda c, x: Acnml(c, unit_posterior(c.model), Gradient(1, 0.3))(x),
     ],
@@ -83,7 +83,7 @@ def _halved(module, args, output):
 def test_every_gradient_is_compared_at_its_own_scale(factor):
     model = Hooked(factor)
     with pytest.raises(ValueError, match=r"layer 'tiny' \(Linear\) uses 'tiny.weight' differently"):
-        acnml.fit_diagonal_laplace(Classifier(model), [(X.float(), Y)])
+        acnml.fit_laplace(model, [(X.float(), Y)], structure="diag")
 
 
 class Cancelling(nn.Module):
@@ -103,7 +103,7 @@ def test_rounding_at_the_scale_of_the_terms_is_no_difference(seed):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = Cancelling()
-    acnml.fit_diagonal_laplace(Classifier(model), [(X.float(), Y)])
+    acnml.fit_laplace(model, [(X.float(), Y)], structure="diag")
 
 
 class LaterBranch(nn.Module):
@@ -133,7 +133,7 @@ def test_a_branch_that_is_taken_later_is_noticed_at_once(also, covered):
     with pytest.raises(ValueError, match=r"uses 'head.weight' without calling layer 'head'"):
         predict(X + 20)
     with pytest.raises(ValueError, match=r"batch 1: .* uses 'head.weight' without calling"):
-        acnml.fit_diagonal_laplace(classifier, [X, X + 20], parameters=names)
+        acnml.fit_laplace(classifier, [X, X + 20], layers=names, structure="diag")
 
 
 class MaskedUse(nn.Module):
@@ -191,17 +191,17 @@ class Custom(nn.Module):
         return x @ self.matrix
 
 
-@pytest.mark.parametrize("fit", [acnml.fit_diagonal_laplace, acnml.fit_kfac_laplace])
-def test_custom_layers_are_refused_with_other_ways(fit):
+@pytest.mark.parametrize("structure", ["diag", "kron"])
+def test_custom_layers_are_refused_with_other_ways(structure):
     model = nn.Sequential(Custom(), nn.Tanh(), nn.Linear(4, 3))
     classifier, data = Classifier(model), [(X.float(), Y)]
     with pytest.raises(ValueError, match=r"layer '0' \(Custom\) with parameters \['matrix'\]") as e:
-        fit(classifier, data, parameters=[model])
-    for way in ("parameters=[acnml.last_linear(model)]", "acnml.fit_swag", "acnml.Reference"):
+        acnml.fit_laplace(classifier, data, structure=structure, layers=[model])
+    for way in ('layers="last"', "acnml.fit_swag", "acnml.Reference"):
         assert way in str(e.value)
     # All of these ways are open.
-    fit(classifier, data, parameters=[acnml.last_linear(model)])
-    posterior = acnml.fit_swag(classifier, data, epochs=2)
+    acnml.fit_laplace(classifier, data, structure=structure, layers="last")
+    posterior = acnml.fit_swag(classifier, data, epochs=2, learning_rate=0.5).low_rank()
     predict = Acnml(classifier, posterior, acnml.Reference(1), alpha=0.1)
     assert predict(X).shape == (6, 3)
 
@@ -222,7 +222,7 @@ def test_a_softmax_at_the_end_is_noticed(dtype, classes):
         lambda c: acnml.Map(c)(X),
         lambda c: acnml.Map(c.tempered(2.0))(X),
         lambda c: acnml.fit_laplace(c, data),
-        lambda c: acnml.fit_swag(c, data, epochs=2),
+        lambda c: acnml.fit_swag(c, data, epochs=2, learning_rate=0.5),
         lambda c: acnml.tuning.temperature_by_nll(acnml.Map(c), data),
     ):
         with pytest.raises(ValueError, match="the model's outputs are probabilities"):
@@ -360,7 +360,7 @@ def test_plain_tensors_with_gradients_are_constants():
     classifier = Classifier(model)
     expected = model(X).log_softmax(-1).detach()
     torch.testing.assert_close(acnml.Map(classifier)(X), expected)
-    posterior = acnml.fit_laplace(classifier, [X], parameters=[model.head])
+    posterior = acnml.fit_laplace(classifier, [X], layers=[model.head])
     narrow = acnml.Acnml(classifier, posterior, alpha=1e-9)
     torch.testing.assert_close(narrow(X), expected, rtol=0, atol=1e-6)
     assert model.scale.requires_grad

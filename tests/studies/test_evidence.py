@@ -270,7 +270,7 @@ def test_all_weights_are_solved_for(finished):
     (row,) = select(evidence.rows, shift="2", price=PRICE, method=WHOLE, seed=0)
     own = subject()
     predictor = acnml.calibrate(own.build(), [own.train], [own.held_out], price=PRICE).predictor
-    curvature = acnml.kronecker_curvature(predictor.classifier, [own.train])
+    curvature = acnml.fit_curvature(predictor.classifier, [own.train])
     posterior = curvature.posterior(1e-4 * len(own.train.labels))
     solver = acnml.Acnml(predictor.classifier, posterior, alpha=row.knob, on_unsolved="ignore")
     data = own.load("2")

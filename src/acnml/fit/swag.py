@@ -115,9 +115,9 @@ def fit_swag(
 
 def _no_effect(spread: float, learning_rate: float) -> str:
     return (
-        f"the weights that SWAG has collected differ by only {spread:.2g} of their size, so that "
-        f"the posterior will hardly change a prediction. Raise learning_rate={learning_rate:g} "
-        "towards that of the training, or collect more epochs"
+        f"the weights that SWAG has collected differ by only {100 * spread:.2g} % of their size, "
+        "so that the posterior will hardly change a prediction. Raise "
+        f"learning_rate={learning_rate:g} towards that of the training, or collect more epochs"
     )
 
 

@@ -45,7 +45,7 @@ def test_curvature_survives_the_disk(finished, study, data):
     fixed = methods.ACNML_KFAC
     weights, fitted = study.grounds[methods.KFAC].artefacts(fixed, workshop)
     network = workshop.classifier(methods.NETWORK, weights)
-    expected = acnml.kronecker_curvature(network, [tuple(data.train)], progress=False)
+    expected = acnml.fit_curvature(network, [tuple(data.train)], progress=False)
     found = fitted.load_saved()
     assert [f.layer for f in found.factors] == [f.layer for f in expected.factors]
     for ours, theirs in zip(found.factors, expected.factors, strict=True):
