@@ -625,3 +625,26 @@ def test_a_calibrated_predictor_is_an_acnml_predictor(calibrated):
     posterior, typicality = result.predictor.posterior, result.typicality
     same = Acnml(result.classifier, posterior, alpha=result.alpha, typicality=typicality)
     assert torch.equal(result(x), same(x))
+
+
+def test_calibration_does_not_depend_on_the_scale_of_features():
+    """Features times c and weights divided by c are the same network, with the same answers."""
+    model, train, validation, test = problem()
+    x, _ = joined(test)
+    results = []
+    for scale in (1.0, 100.0):
+        head = nn.Linear(16, 3, bias=False).double()
+        with torch.no_grad():
+            head.weight.copy_(model.head.weight / scale)
+        network = nn.Sequential(model.body, nn.Tanh(), Scale(scale), head)
+        results.append(calibrate(network, train, validation, price=0.03).probs(x))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-3)
+
+
+class Scale(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x

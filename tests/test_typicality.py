@@ -858,3 +858,20 @@ def test_a_perfectly_typical_input_stays_at_the_mean():
     for solver in (acnml.Linearised(), acnml.Gradient(), acnml.Reference(5, 0.1)):
         found = acnml.Acnml(classifier, posterior, solver, typicality=typicality)(centre)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_moments_of_features_add_up():
+    features = normal(12, 5) * torch.tensor([1.0, 10, 100, 0.1, 1]) + 1000
+    whole, parts = Moments(), []
+    whole.add(features)
+    for part in features.split(5):
+        parts.append(Moments())
+        parts[-1].add(part)
+    found = Moments() + sum(parts[1:], parts[0])
+    assert found.count == 12
+    torch.testing.assert_close(found.mean, whole.mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.mean, features.mean(0), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.covariance, whole.covariance, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        found.covariance, features.T.cov(correction=0), rtol=1e-10, atol=1e-10
+    )
