@@ -168,17 +168,17 @@ CALLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     **{
         f"fit_laplace {structure}": (
             _fitted(partial(acnml.fit_laplace, structure=structure), "model", "data"),
-            ["model", "data", "prior_precision", "layers"],
+            ["model", "data", "prior_precision"],
         )
         for structure in ("kron", "diag", "ekfac", "full")
     },
     "fit_if_comp": (
         _fitted(acnml.fit_if_comp),
-        ["classifier", "loader", "temperature", "c", "damping", "layers", "fisher"],
+        ["classifier", "loader", "temperature", "c", "damping"],
     ),
     "fit_pnml": (
         _fitted(acnml.fit_pnml),
-        ["classifier", "loader", "ridge", "c", "layers"],
+        ["classifier", "loader", "ridge", "c"],
     ),
     "IfComp": (
         lambda **s: IfComp(**{**_network_and_posterior(), **s})(_x()),
