@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import deque
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -26,7 +27,7 @@ class Network(nn.Module):
     def __init__(self, classes: int = 3) -> None:
         super().__init__()
         self.body, self.head = nn.Linear(4, 16), nn.Linear(16, classes)
-        self._seen: list[int] = []
+        self._seen: deque[int] = deque()  # not plain data, so it is not compared by `load`
 
     def __deepcopy__(self, memo):
         with torch.random.fork_rng():

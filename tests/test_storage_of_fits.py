@@ -140,14 +140,12 @@ def test_a_damaged_curvature_is_a_storage_error(change, message, tmp_path):
         acnml.load(path)
 
 
-def test_factors_alone_are_no_stored_value(tmp_path):
-    path = tmp_path / "curvature.safetensors"
-    acnml.save(curvature_of(grouped(), "kronecker", torch.float64), path)
-    rewritten(path, lambda value: value.update(kind="Factors"))
-    with pytest.raises(StorageError):
-        acnml.load(path)
-    with pytest.raises(TypeError, match="Swag, densities and predictors can be stored"):
-        acnml.save(curvature_of(grouped(), "kronecker", torch.float64).factors, path)
+def test_parts_of_a_value_are_not_stored(tmp_path):
+    curvature = curvature_of(grouped(), "kronecker", torch.float64)
+    for part in (curvature.factors, dict(curvature.mean)):
+        with pytest.raises(TypeError, match="pass one object of this library"):
+            acnml.save(part, tmp_path / "part")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_curvatures_refuse_parts_that_do_not_fit():
