@@ -143,7 +143,7 @@ def test_a_damaged_curvature_is_a_storage_error(change, message, tmp_path):
 def test_parts_of_a_value_are_not_stored(tmp_path):
     curvature = curvature_of(grouped(), "kronecker", torch.float64)
     for part in (curvature.factors, dict(curvature.mean)):
-        with pytest.raises(TypeError, match="pass one object of this library"):
+        with pytest.raises(TypeError, match="Swag, densities and predictors can be stored"):
             acnml.save(part, tmp_path / "part")
     assert list(tmp_path.iterdir()) == []
 

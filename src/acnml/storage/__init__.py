@@ -1,10 +1,8 @@
 """Save and load posteriors, curvatures, SWAG states, densities and predictors, without pickle.
 
 Files are in the format safetensors, with a checksum over everything in them. A predictor or a
-density, such as a `Typicality`, is stored without its network. The user passes the network again to
-`load`, which compares it with a description in the file: all modules, their settings, and hashes of
-all weights. A predictor of several networks, such as an `Ensemble` or `Modes`, needs all of them
-again, in the same order.
+density is stored without its network, or networks. The user passes these again to `load`, which
+compares them with descriptions in the file: all modules, their settings, and hashes of all weights.
 """
 
 from __future__ import annotations
@@ -28,13 +26,12 @@ from acnml.storage.tree import KINDS, Encoder, decode
 from acnml.typicality import Density
 
 Network: TypeAlias = Classifier | nn.Module
+Storable: TypeAlias = Posterior | Curvature | Swag | Predictor | Density
 
 __all__ = ["CHECKSUM", "FORMAT_VERSION", "HEADER", "KINDS", "StorageError", "load", "save"]
 
 
-def save(
-    value: Posterior | Curvature | Swag | Predictor | Density, path: str | os.PathLike[str]
-) -> None:
+def save(value: Storable, path: str | os.PathLike[str]) -> None:
     """Store a posterior, a curvature, a `Swag`, or a predictor or density without its network.
 
     The write is atomic: if it fails, no partial file is left and an existing file is unchanged. A
@@ -54,13 +51,14 @@ def save(
     >>> torch.equal(again.var["w"], posterior.var["w"])
     True
     """
+    if not isinstance(value, Storable):
+        what = "only posteriors, curvatures, Swag, densities and predictors can be stored"
+        raise TypeError(f"{what}, got a {type(value).__name__}")
     if isinstance(value, Swag) and value.updates == 0:
         raise ValueError("the Swag has not collected any weights: store it after the first update")
     disk.require_target(Path(path))
     encoder = Encoder()
     tree = encoder.encode(value)
-    if not isinstance(tree, dict) or "kind" not in tree:
-        raise TypeError(f"cannot store a {type(value).__name__}: pass one object of this library")
     disk.write(Path(path), disk.Stored(tree, encoder.descriptions(), encoder.tensors))
 
 
