@@ -11,7 +11,6 @@ output is written atomically, and a Dataset contains the blocks of one attempt o
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -28,21 +27,17 @@ with needed_by("acnml.ray", "acnml[ray]"):
     import ray
     import ray.data
 
-    from acnml.scoring import Answers, Job, Reading, Scorer, ScoringError, Unit, Worker
-    from acnml.scoring.columns import Array, InputColumns
-    from acnml.scoring.output import ANSWERS, answer_fields, arrow_columns
-    from acnml.scoring.run import Part
-    from acnml.scoring.sources import SHOWN
-    from acnml.scoring.tables import input_columns, require_columns, whole
+    from acnml.scoring import Answers, Job, Reading, ScoringError
+    from acnml.scoring.columns import SHOWN, InputColumns, require_columns, require_free_names
+    from acnml.scoring.run import Worker
+    from acnml.scoring.scorer import COLUMNS, REJECT, Scorer, beside
+    from acnml.scoring.sources import Part, Unit
 
 T = TypeVar("T")
 
 # A task is repeated as often as needed if its worker is lost. Ray Data does so by itself: lost
 # actors are started again, and their tasks are given to others.
 ALWAYS = -1
-
-# The column of `score` that says why a row has no answer.
-REJECT = "reject"
 
 
 @final
@@ -126,11 +121,8 @@ class _Scoring:
         self._worker = Worker(job)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
-        rows = 0
-        for unit in batch["unit"]:
-            parts = tuple(Part(*map(int, part)) for part in unit)
-            rows += sum(self._worker.run(parts))
-        return {"rows": [rows]}
+        units = [tuple(Part(*map(int, part)) for part in unit) for unit in batch["unit"]]
+        return {"rows": [sum(self._worker.run(units))]}
 
 
 def score(
@@ -180,7 +172,7 @@ def score(
         return dataset
     return dataset.map_batches(
         _Adding,
-        fn_constructor_args=(factory, answers, reading.carry, _Shown.of(shown, reading), threads),
+        fn_constructor_args=(factory, answers, reading.carry, _inputs(shown, reading), threads),
         batch_size=batch_rows,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(size=actors),
@@ -188,38 +180,11 @@ def score(
     )
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Shown:
-    """What the first rows of a dataset show of all others.
-
-    Args:
-        found: the columns that are inputs of the model, with their shapes.
-        inputs: arrays (m, ...) by name, for the rows that can be inputs.
-    """
-
-    found: InputColumns
-    inputs: dict[str, Array]
-
-    @staticmethod
-    def of(table: pa.Table, reading: Reading) -> _Shown:
-        """Return what these rows show, or raise an error if answers cannot be added to them."""
-        carried = reading.carry or tuple(table.column_names)
-        require_columns(reading.carry, table.column_names, "carry")
-        taken = sorted({*ANSWERS, REJECT} & set(carried))
-        if taken:
-            raise ScoringError(
-                f"column {taken[0]!r} cannot be kept, because the result may have a column of "
-                "this name: rename it, or name the columns to keep by Reading(carry=...)"
-            )
-        found = input_columns(reading, table)
-        inputs, kept, reasons = _inputs(found, table)
-        if not len(kept):
-            raise ScoringError(
-                f"none of the first {len(table)} rows can be an input, the first because "
-                f"{reasons[0]}: check `columns` and `shape` of the reading"
-            )
-        return _Shown(found, inputs)
+def _inputs(first: pa.Table, reading: Reading) -> InputColumns:
+    """Return what the first rows show, or raise an error if answers cannot be added to them."""
+    require_columns(reading.carry, first.column_names, "the dataset")
+    require_free_names(reading.carry or first.column_names, [*COLUMNS, REJECT])
+    return InputColumns.found(reading, first)
 
 
 @final
@@ -231,39 +196,15 @@ class _Adding:
         factory: Callable[[], Predictor],
         answers: Answers,
         carry: tuple[str, ...],
-        shown: _Shown,
+        inputs: InputColumns,
         threads: int,
     ) -> None:
         torch.set_num_threads(threads)
-        self._scorer, self._carry, self._shown = Scorer(factory(), answers), carry, shown
+        self._scorer, self._carry, self._inputs = Scorer(factory(), answers), carry, inputs
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        inputs, kept, reasons = _inputs(self._shown.found, table)
-        scored = self._scorer(inputs)
-        reasons |= {int(kept[row]): reason for row, reason in scored.reasons.items()}
-        rows = kept[scored.kept]
-        result = table.select(list(self._carry)) if self._carry else table
-        columns = arrow_columns(self._fields, scored.columns, rows, len(table))
-        for name, column in columns.items():
-            result = result.append_column(name, column)
-        texts = [reasons.get(row) for row in range(len(table))]
-        return result.append_column(REJECT, pa.array(texts, pa.string()))
-
-    @functools.cached_property
-    def _fields(self) -> pa.Schema:
-        """The types of all answers, also for tables without an answer."""
-        first = self._scorer(self._shown.inputs)
-        if not len(first.kept):
-            raise ScoringError(
-                f"none of the first {len(first.reasons)} inputs has an answer, the first because "
-                f"{first.reasons[0]}: check the model"
-            )
-        return answer_fields(first.columns)
-
-
-def _inputs(found: InputColumns, table: pa.Table) -> tuple[dict[str, Array], Array, dict[int, str]]:
-    """Return inputs by name for the rows of a table that can be inputs, these rows, and reasons."""
-    return found.joined([column.read(whole(table, column.name)) for column in found.columns])
+        kept = table.select(list(self._carry)) if self._carry else table
+        return beside(kept, self._scorer(*self._inputs.read(table)))
 
 
 def fit(
