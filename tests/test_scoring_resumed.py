@@ -209,7 +209,7 @@ def test_a_damaged_part_is_named_before_others_are_scored(size, job):
     part = Path(job.output) / "part-00000001.parquet"
     part.write_bytes(part.read_bytes()[:size])
     with pytest.raises(
-        ScoringError, match=r"part-00000001.parquet is missing or damaged .*: remove"
+        ScoringError, match=r"part-00000001.parquet or its rejects are damaged.*: re"
     ):
         score(job, running(lambda: pytest.fail("it is too late")))
     part.unlink()
@@ -225,7 +225,7 @@ def test_parts_that_changed_places_are_noticed(job):
     content = first.read_bytes()
     second.replace(first)
     second.write_bytes(content)
-    with pytest.raises(ScoringError, match=r"part-0000000[01]\.parquet .* does not match its hash"):
+    with pytest.raises(ScoringError, match=r"part-0000000[01]\.parquet or its rejects are damaged"):
         score(job)
 
 

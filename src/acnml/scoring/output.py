@@ -17,7 +17,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,26 +137,26 @@ class Folder:
         contents = {part.name: _parquet(answers.replace_schema_metadata({COUNTS: counts}))}
         if len(rejects):
             contents[f"{REJECTS}/{part.name}"] = _parquet(rejects)
-        lines = [f"{hashlib.sha256(c).hexdigest()}  {name}\n" for name, c in contents.items()]
-        contents[f"{SUMS}/{part.name}.sha256"] = "".join(lines).encode()
+        sums = _lines({name: hashlib.sha256(c).hexdigest() for name, c in contents.items()})
+        contents[f"{SUMS}/{part.name}.sha256"] = sums
         for name in sorted(contents):  # names with an underscore come first
             files.write_file(self.path / name, contents[name])
 
     def counts(self, part: Part) -> dict[str, Any]:
         """Return the counts of a part, and check that the part is undamaged and has its rows."""
-        path, sums = self.path / part.name, self.path / SUMS / f"{part.name}.sha256"
-        try:
-            pairs = [line.split("  ", 1) for line in sums.read_text().splitlines()]
-            changed = [name for total, name in pairs if sha256(self.path / name) != total]
-            if changed or not pairs or pairs[0][1] != part.name:
-                raise ScoringError(f"{changed or path} does not match its hash in {sums}")
-            counts = json.loads(pq.read_schema(path).metadata[COUNTS])
-        except (OSError, ValueError) as error:
+        path, rejects = self.path / part.name, f"{REJECTS}/{part.name}"
+        if not path.exists():
+            raise ScoringError(f"{path} is missing: run the same command again, without --verify")
+        names = [part.name, rejects] if (self.path / rejects).exists() else [part.name]
+        sums = self.path / SUMS / f"{part.name}.sha256"
+        found = _lines({name: sha256(self.path / name) for name in names})
+        if not sums.exists() or sums.read_bytes() != found:
             raise ScoringError(
-                f"{path} is missing or damaged ({error}): remove it, and run the same command again"
-            ) from error
-        rejected = sum(counts["rejected"].values())
-        if counts["scored"] + rejected != part.rows or len(pairs) != 1 + bool(rejected):
+                f"{path} or its rejects are damaged, because their hashes differ from those in "
+                f"{sums}: remove {path.name}, and run the same command again"
+            )
+        counts = json.loads(pq.read_schema(path).metadata[COUNTS])
+        if counts["scored"] + sum(counts["rejected"].values()) != part.rows:
             raise ScoringError(f"{path} does not have the rows of its part: {AGAIN}")
         return dict(counts)
 
@@ -233,6 +233,11 @@ def _counts(answers: pa.Table, rejects: pa.Table) -> dict[str, Any]:
         "abstained": true.get("abstain", 0),
         "rejected": Counter(rejects[REJECT].to_pylist()),
     }
+
+
+def _lines(sums: Mapping[str, str | None]) -> bytes:
+    """Return hashes as `sha256sum` writes them."""
+    return "".join(f"{total}  {name}\n" for name, total in sums.items()).encode()
 
 
 def _parquet(table: pa.Table) -> bytes:
