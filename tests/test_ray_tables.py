@@ -18,6 +18,7 @@ import torch
 from acnml import Classifier, Map
 from acnml.ray import _Adding, _inputs
 from acnml.scoring import Answers, Reading, ScoringError
+from acnml.scoring.scorer import Scorer
 from cases import normal
 
 FLOATS = pa.list_(pa.float64())
@@ -35,8 +36,8 @@ def adding(reading: Reading | None = None) -> _Adding:
     reading = reading or Reading()
     first = table([None, [np.nan] * 3, *normal(4, 3, seed=1).tolist()])
     shown = _inputs(first, reading)
-    factory = lambda: Map(Classifier(torch.nn.Identity()))  # noqa: E731
-    return _Adding(factory, Answers(log_probs=True), reading.carry, shown, 1)
+    predictor = Map(Classifier(torch.nn.Identity()))
+    return _Adding(lambda: Scorer(predictor, Answers(log_probs=True)), reading.carry, shown, 1)
 
 
 GOOD = table(normal(3, 3, seed=2).tolist())

@@ -20,6 +20,7 @@ from PIL import Image
 
 import acnml
 from acnml.scoring import Answers, Job, Reading, ScoringError, score
+from acnml.scoring.columns import Read
 from acnml.scoring.inputs import open_source
 from acnml.scoring.job import is_uri
 from acnml.scoring.output import Folder
@@ -145,16 +146,6 @@ def test_reading_begins_at_row_groups(tmp_path):
                 np.testing.assert_array_equal(x, rows(40)[part.start : part.stop])
 
 
-def test_functions_in_files_are_found_from_other_folders(job, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    job = replace(job, model="network.py:build", reading=Reading(transform="crops.py:crop"))
-    elsewhere = job.at_absolute_paths()
-    assert elsewhere.model == f"{tmp_path}/network.py:build"
-    assert elsewhere.reading.transform == f"{tmp_path}/crops.py:crop"
-    importable = replace(job, model="network:build", reading=Reading()).at_absolute_paths()
-    assert (importable.model, importable.reading.transform) == ("network:build", None)
-
-
 @pytest.mark.parametrize("is_folder", [False, True])
 def test_a_uri_is_read_like_the_files_that_it_names(is_folder, job, tmp_path):
     folder = tmp_path / "all days"
@@ -166,7 +157,6 @@ def test_a_uri_is_read_like_the_files_that_it_names(is_folder, job, tmp_path):
     reading = Reading(carry=("day",) if is_folder else ())
     job = replace(job, input=str(path), reading=reading)
     by_uri = replace(job, input=path.as_uri(), output=str(tmp_path / "by uri"))
-    assert by_uri.at_absolute_paths().input == path.as_uri()
     assert score(by_uri) == score(job)
     assert contents(by_uri.output) == contents(job.output)
     assert score(replace(by_uri, input=str(path))).found == score(job).parts  # the same job
@@ -181,7 +171,7 @@ def test_what_a_uri_cannot_be(job, tmp_path):
         (f"{uri}/*.parquet", "is a pattern"),
         (f"{uri}/data.npy", "nothing else is read from a URI"),
         (uri, "and others, such as data.npy"),
-        ("nowhere://bucket/data.parquet", "cannot be read: .*Check the URI"),
+        ("nowhere://bucket/data.parquet", "cannot be read: check the URI"),
     ):
         with pytest.raises(ScoringError, match=message):
             score(replace(job, input=path))
@@ -407,12 +397,12 @@ def test_a_run_that_ends_early_leaves_complete_parts_only(ending, job):
 
 
 def failing_after(calls: int, scorer):
-    def score_block(*read):
+    def score_block(read):
         nonlocal calls
         if not calls:
             raise RuntimeError("enough")
         calls -= 1
-        return scorer(*read)
+        return scorer(read)
 
     return score_block
 
@@ -520,10 +510,10 @@ def test_memory_does_not_grow_with_a_row_group(job, tmp_path):
         worker = Worker(own)
         original = worker._scorer
 
-        def score_block(inputs, *rest):
+        def score_block(read):
             nonlocal longest
-            longest = max(longest, len(inputs["x"]))
-            return original(inputs, *rest)
+            longest = max(longest, len(read.inputs["x"]))
+            return original(read)
 
         worker._scorer = score_block
         yield from worker.run(units)
@@ -600,7 +590,7 @@ def test_rows_that_a_member_flags_are_rejected(wrap):
     posterior = acnml.fit_kfac_laplace(classifier, torch.randn(50, 4))
     x[2] = 3e38
     flagging = acnml.Acnml(classifier, posterior, alpha=0.1, on_error="flag")
-    scored = Scorer(wrap(flagging), Answers())({"x": x.numpy()})
+    scored = Scorer(wrap(flagging), Answers())(Read({"x": x.numpy()}, np.arange(6), {}))
     for row, answer in enumerate(scored.to_pylist()):
         is_flagged = row == 2
         assert (answer["label"] is None) == (answer["reject"] is not None) == is_flagged

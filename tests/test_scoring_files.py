@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 import acnml
 from acnml.cli import build_app
 from acnml.scoring import Answers, Job, Reading, ScoringError, score, verify
+from acnml.scoring.columns import Read
 from acnml.scoring.files import find_files
 from acnml.scoring.inputs import open_source
 from acnml.scoring.output import Folder
@@ -80,9 +81,9 @@ def test_every_file_is_scored_rejected_or_skipped_by_its_name(job, tmp_path):
     ]
     assert read(job)["file"].to_pylist() == expected
     assert [row["file"] for row in rejects(job)] == ["notes.txt"]
-    assert (summary.files, summary.skipped, summary.rows) == (10, 3, 10)
+    assert (summary.rows, summary.files) == (10, {"seen": 13, "read": 10, "skipped": 3})
     manifest = json.loads((Path(job.output) / "_manifest.json").read_text())
-    assert manifest["counts"]["files"] == {"seen": 13, "read": 10, "skipped": 3}
+    assert manifest["counts"]["files"] == summary.files
 
 
 def forbidden(path: Path, monkeypatch) -> None:
@@ -384,7 +385,7 @@ def test_scoring_says_what_is_unsolved_and_leaves_warnings_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         before = [*warnings.filters]
-        answers = Scorer(predictor, Answers())({"x": x.numpy()})
+        answers = Scorer(predictor, Answers())(Read({"x": x.numpy()}, np.arange(4), {}))
     assert not any(answers["solved"].to_pylist())
     assert Listening.seen
     assert all(filters == before for filters in Listening.seen)

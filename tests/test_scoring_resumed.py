@@ -145,7 +145,7 @@ def test_a_job_that_failed_before_its_first_part_leaves_the_folder_free(job, tmp
     write_parquet(Path(job.input), rows(100))
     clean = replace(job, output=str(tmp_path / "clean"))
     expected = score(clean)
-    with pytest.raises(ScoringError, match="do not fit the model"):
+    with pytest.raises(ScoringError, match="does not fit the model"):
         score(wrong_weights(job, tmp_path))
     assert score(job) == expected
     assert contents(job.output) == contents(clean.output)
@@ -302,5 +302,5 @@ def test_a_compressed_array_with_a_damaged_end_names_its_file(job, tmp_path):
     middle = len(content) // 2
     content[middle : middle + 2000] = bytes(2000)
     path.write_bytes(content)
-    with pytest.raises(ScoringError, match=f"{path} is (damaged or not a NumPy file|truncated)"):
+    with pytest.raises(ScoringError, match=f"{path} is (damaged|truncated)"):
         score(replace(job, input=str(path)))

@@ -4,9 +4,8 @@
 - `score` adds answers to a Ray Dataset.
 - `fit` fits parts of the data in parallel tasks, and adds up the results pairwise.
 
-Without an address, everything runs on a cluster that Ray starts on this machine. What a lost worker
-was computing is computed again by another one. The results do not depend on it: a part of the
-output is written atomically, and a Dataset contains the blocks of one attempt only.
+What a lost worker was computing is computed again by another one. The results do not depend on it:
+a part of the output is written atomically, and a Dataset has the blocks of one attempt only.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch
@@ -34,10 +35,6 @@ with needed_by("acnml.ray", "acnml[ray]"):
     from acnml.scoring.sources import Part, Unit
 
 T = TypeVar("T")
-
-# A task is repeated as often as needed if its worker is lost. Ray Data does so by itself: lost
-# actors are started again, and their tasks are given to others.
-ALWAYS = -1
 
 
 @final
@@ -59,8 +56,6 @@ class Cluster:
 
     >>> from acnml.ray import Cluster
     >>> engine = Cluster(actors=4, threads=2)  # for `acnml.scoring.score(job, engine)`
-    >>> engine.actors
-    4
     """
 
     address: str | None = None
@@ -69,7 +64,7 @@ class Cluster:
 
     def __call__(self, job: Job, units: Sequence[Unit]) -> Iterator[int]:
         """Score all units; yield numbers of rows as they are done."""
-        connect(self.address)
+        _connect(self.address)
         threads, gpus = self.threads or 1, int(job.device.startswith("cuda"))
         there = ray.cluster_resources()
         most = min(there.get("CPU", 1) // threads, there.get("GPU", 0) if gpus else math.inf)
@@ -80,7 +75,7 @@ class Cluster:
         )
         done = tasks.map_batches(
             _Scoring,
-            fn_constructor_args=(job.at_absolute_paths(), threads),
+            fn_constructor_args=(job, str(Path.cwd()), threads),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(actors, len(units))),
             num_cpus=threads,
@@ -97,12 +92,8 @@ class Cluster:
             raise ScoringError(f"an actor of Ray failed: {reason}") from error
 
 
-def connect(address: str | None = None) -> None:
-    """Connect to a cluster, or start one on this machine; without a dashboard and usage reports.
-
-    >>> from acnml.ray import connect
-    >>> connect()  # doctest: +SKIP
-    """
+def _connect(address: str | None = None) -> None:
+    """Connect to a cluster, or start one on this machine; without a dashboard and usage reports."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not ray.is_initialized():
         local = {} if address else {"include_dashboard": False}
@@ -116,8 +107,10 @@ def connect(address: str | None = None) -> None:
 class _Scoring:
     """Scores the units of a job in an actor."""
 
-    def __init__(self, job: Job, threads: int) -> None:
+    def __init__(self, job: Job, folder: str, threads: int) -> None:
         torch.set_num_threads(threads)
+        with suppress(OSError):  # on another machine, where paths must be absolute then
+            os.chdir(folder)
         self._worker = Worker(job)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
@@ -137,13 +130,10 @@ def score(
 ) -> ray.data.Dataset:
     """Add answers to the rows of a Ray Dataset, lazily, as all its transformations are.
 
-    The result has the columns of the dataset (or those of `reading.carry`), the answers of `Scorer`
-    and `reject`. Every row occurs once. A row without an answer has nulls, and the reason in
-    `reject`, which is null for all others. All blocks have the same columns of answers, also those
-    without a single answer.
-
-    This call reads the first 256 rows to see the shape of an input. Rows of another shape are
-    rejected. A dataset without rows is returned as it is.
+    The result has the columns of the dataset (or those of `reading.carry`), those that `acnml
+    predict` writes, and `reject`. Every row occurs once. A row without an answer has nulls, and the
+    reason in `reject`, which is null for all others. This call reads the first 256 rows to see the
+    shape of an input; rows of another shape are rejected. A dataset without rows stays as it is.
 
     Args:
         dataset: the rows.
@@ -158,8 +148,7 @@ def score(
 
     >>> import acnml, ray, torch
     >>> from acnml.ray import score
-    >>> def factory():
-    ...     return acnml.Map(acnml.Classifier(torch.nn.Identity()))  # its inputs are logits
+    >>> factory = lambda: acnml.Map(acnml.Classifier(torch.nn.Identity()))  # its inputs are logits
     >>> dataset = ray.data.from_items([{"x": [0.0, 2.0]}, {"x": [1.0, 0.0]}])  # doctest: +SKIP
     >>> scored = score(dataset, factory, actors=1)  # doctest: +SKIP
     >>> sorted(row["label"] for row in scored.iter_rows())  # doctest: +SKIP
@@ -170,9 +159,10 @@ def score(
     shown = next(iter(first), None)
     if shown is None:  # there are no rows to add answers to
         return dataset
+    inputs, scorer = _inputs(shown, reading), lambda: Scorer(factory(), answers)
     return dataset.map_batches(
         _Adding,
-        fn_constructor_args=(factory, answers, reading.carry, _inputs(shown, reading), threads),
+        fn_constructor_args=(scorer, reading.carry, inputs, threads),
         batch_size=batch_rows,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(size=actors),
@@ -192,19 +182,14 @@ class _Adding:
     """Adds answers to tables in an actor."""
 
     def __init__(
-        self,
-        factory: Callable[[], Predictor],
-        answers: Answers,
-        carry: tuple[str, ...],
-        inputs: InputColumns,
-        threads: int,
+        self, scorer: Callable[[], Scorer], carry: Sequence[str], inputs: InputColumns, threads: int
     ) -> None:
         torch.set_num_threads(threads)
-        self._scorer, self._carry, self._inputs = Scorer(factory(), answers), carry, inputs
+        self._scorer, self._carry, self._inputs = scorer(), [*carry], inputs
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        kept = table.select(list(self._carry)) if self._carry else table
-        return beside(kept, self._scorer(*self._inputs.read(table)))
+        kept = table.select(self._carry) if self._carry else table
+        return beside(kept, self._scorer(self._inputs.read(table)))
 
 
 def fit(
@@ -236,8 +221,8 @@ def fit(
     """
     if len(shards) == 0:  # an array has no truth value
         raise ValueError("there are no shards: pass at least one part of the data")
-    connect(address)
-    task = ray.remote(num_cpus=threads, max_retries=ALWAYS)
+    _connect(address)
+    task = ray.remote(num_cpus=threads, max_retries=-1)  # again whenever a worker is lost
     run, add = task(_fit_one), task(_add)
     sums = [run.remote(fit_one, shard, threads) for shard in shards]
     while len(sums) > 1:

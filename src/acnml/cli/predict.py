@@ -236,8 +236,8 @@ def run_predict(job: Job, engine: Engine | None) -> Summary:
     if summary.unsolved:
         lines.append(f"{summary.unsolved:,} rows are not solved: their answers are inaccurate.")
     lines += [f"{count:,} rows rejected: {reason}." for reason, count in summary.rejected.items()]
-    if summary.skipped:
-        lines.append(f"{summary.skipped:,} files and folders skipped: names with . or _ in front.")
+    if skipped := summary.files["skipped"]:
+        lines.append(f"{skipped:,} files and folders skipped: their names begin with . or _.")
     lines.append(f"Output: {job.output}{'' if engine else ', complete and undamaged'}")
     sys.stdout.write("\n".join(lines) + "\n")
     return summary

@@ -9,7 +9,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, NamedTuple, final
 
@@ -96,13 +96,16 @@ class ArraySource(TableSource):
 
     def _tables(self, file: int, start: int, size: int, names: list[str]) -> Iterator[pa.Table]:
         path = Path(self.files.paths[file])
-        with _damage(str(path)), ExitStack() as stack:
-            opened = {name: _open(path, name, stack) for name in names}
-            for stream, array in opened.values():
-                stream.seek(array.begins + start * array.row_bytes)
-            for first in range(start, self.lengths[file], size):
-                count = min(size, self.lengths[file] - first)
-                yield pa.table({name: _rows(*opened[name], count) for name in names})
+        try:
+            with ExitStack() as stack:
+                opened = {name: _open(path, name, stack) for name in names}
+                for stream, array in opened.values():
+                    stream.seek(array.begins + start * array.row_bytes)
+                for first in range(start, self.lengths[file], size):
+                    count = min(size, self.lengths[file] - first)
+                    yield pa.table({name: _rows(*opened[name], count) for name in names})
+        except DAMAGE as error:
+            raise ScoringError(f"{path} is damaged ({error}): save it again") from error
 
 
 def _rows(stream: IO[bytes], array: _Array, count: int) -> pa.Array:
@@ -119,9 +122,12 @@ def _described(path: Path) -> tuple[dict[str, _Array], dict[str, str]]:
     """Return the arrays of a file that can be columns, and why its other arrays cannot."""
     names = [ARRAY_NAME]
     if path.suffix.lower() == ".npz":
-        with _damage(str(path)), zipfile.ZipFile(path) as archive:
-            found = [name for name in archive.namelist() if name.endswith(".npy")]
-            names = [name.removesuffix(".npy") for name in found]
+        try:
+            with zipfile.ZipFile(path) as archive:
+                found = [name for name in archive.namelist() if name.endswith(".npy")]
+        except DAMAGE as error:
+            raise ScoringError(f"{path} is damaged or not a NumPy file: {error}") from error
+        names = [name.removesuffix(".npy") for name in found]
     arrays, others = dict[str, _Array](), dict[str, str]()
     for name in names:
         try:
@@ -150,15 +156,3 @@ def _open(path: Path, name: str, stack: ExitStack) -> tuple[IO[bytes], _Array]:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, fortran, dtype = read(stream)
     return stream, _Array(tuple(shape), dtype, fortran and len(shape) > 1, stream.tell(), size)
-
-
-@contextmanager
-def _damage(what: str) -> Iterator[None]:
-    try:
-        yield
-    except ScoringError:
-        raise
-    except DAMAGE as error:
-        raise ScoringError(
-            f"{what} is damaged or not a NumPy file ({error}): copy or save it again"
-        ) from error

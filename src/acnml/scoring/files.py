@@ -91,6 +91,7 @@ def find_files(path: str, output: str | None = None) -> Files:
 
 def _place(path: str) -> tuple[fs.FileSystem, PurePath, tuple[str, ...]]:
     """Return a file system, a file or folder on it, and a pattern of files below a folder."""
+    missing = ScoringError(f"there is no file or folder {path}: check --input")
     if is_uri(path):
         if has_magic(path.partition("?")[0]):
             raise ScoringError(f"{path} is a pattern, which only local paths may be: name a folder")
@@ -98,22 +99,18 @@ def _place(path: str) -> tuple[fs.FileSystem, PurePath, tuple[str, ...]]:
             system, name = fs.FileSystem.from_uri(path)
             kind = system.get_file_info(name).type
         except (OSError, pa.ArrowException) as error:
-            first = str(error).partition("\n")[0]
-            raise ScoringError(
-                f"{path} cannot be read: {first}. Check the URI and the credentials, or copy the "
-                "files to a local folder"
-            ) from error
+            text = f"{path} cannot be read: check the URI and the credentials"
+            raise ScoringError(f"{text} ({str(error).splitlines()[0]})") from error
         if kind == fs.FileType.NotFound:
-            raise ScoringError(f"there is no file or folder {path}: check --input")
-        is_file = kind == fs.FileType.File
-        local = isinstance(system, fs.LocalFileSystem)
-        return system, Path(name) if local else PurePosixPath(name), () if is_file else EVERYTHING
+            raise missing
+        root = Path(name) if isinstance(system, fs.LocalFileSystem) else PurePosixPath(name)
+        return system, root, () if kind == fs.FileType.File else EVERYTHING
     if Path(path).exists():
         return fs.LocalFileSystem(), Path(path), EVERYTHING if Path(path).is_dir() else ()
     parts = Path(path).parts
     fixed = [*takewhile(lambda part: not has_magic(part), parts)]
     if len(fixed) == len(parts) or not Path(*fixed).is_dir():
-        raise ScoringError(f"there is no file or folder {path}: check --input")
+        raise missing
     return fs.LocalFileSystem(), Path(*fixed), parts[len(fixed) :]
 
 

@@ -36,10 +36,6 @@ class ImageSource(Source):
         shape = reading.shape or self._first_shape()
         self._column = Column("image", shape, shape, as_float=True)
 
-    def stretch(self, file: int, row: int) -> int:
-        """Return the row itself: reading can begin with any image."""
-        return row
-
     def _files_of(self, part: Part) -> Sequence[int]:
         return range(part.start, part.stop)
 

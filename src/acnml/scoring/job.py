@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, final
 
 from acnml._util import checks
-
-PATHS = ("predictor", "weights", "input", "output")
 
 # A scheme has two letters at least, because C:/data is a path. `Path` makes one slash of two.
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -49,9 +46,8 @@ class Reading:
         image_mode: to which 8-bit images are converted, for example "RGB" or "L", see Pillow.
         image_size: (height, width) to which images are resized; by default they are not.
         transform: "package.module:function" or "file.py:function" that makes an array of an image
-            of Pillow. By default, an image is an array (channels, height, width) from 0 to 1.
-            Images with one channel of 16 or 32 bits need a transform. It receives them in their
-            own mode, because a conversion would clip them.
+            of Pillow; by default, one of shape (channels, height, width) from 0 to 1. Images with
+            16 or 32 bits per channel need one. It gets them in their own mode, not clipped.
 
     >>> from acnml.scoring import Reading
     >>> table = Reading(columns=("age", "income"), stack=True, carry=("id",))
@@ -136,20 +132,7 @@ class Job:
                     "renaming, which puts parts in their place, is not atomic on object stores"
                 )
 
-    def at_absolute_paths(self) -> Job:
-        """Return the same job for processes in other working directories."""
-        transform = self.reading.transform and _absolute(self.reading.transform)
-        reading = dataclasses.replace(self.reading, transform=transform)
-        paths: dict[str, Any] = {name: getattr(self, name) for name in PATHS}
-        paths = {n: str(Path(p).absolute()) for n, p in paths.items() if p and not is_uri(p)}
-        return dataclasses.replace(self, model=_absolute(self.model), reading=reading, **paths)
-
     def settings(self) -> dict[str, Any]:
         """Return what must be the same when a run goes on, as JSON data; not where files are."""
-        return {n: v for n, v in dataclasses.asdict(self).items() if n not in PATHS}
-
-
-def _absolute(function: str) -> str:
-    """Return "file.py:function" with the absolute path of the file; other names as they are."""
-    place, colon, name = function.rpartition(":")
-    return f"{Path(place).absolute()}{colon}{name}" if place.endswith(".py") else function
+        paths = ("predictor", "weights", "input", "output")
+        return {n: v for n, v in dataclasses.asdict(self).items() if n not in paths}

@@ -27,8 +27,11 @@ def load_predictor(job: Job) -> Predictor:
     if not isinstance(model, nn.Module):
         kind = type(built).__name__
         raise ScoringError(f"{job.model} must return an nn.Module or a Classifier, got a {kind}")
-    if job.weights is not None:
-        _load_weights(model, Path(job.weights))
+    try:
+        if job.weights is not None:
+            safetensors.torch.load_model(model, job.weights)
+    except (SafetensorError, RuntimeError) as error:
+        raise ScoringError(f"{job.weights} does not fit the model: {error}") from error
     try:
         model.to(job.device)
     except (RuntimeError, AssertionError) as error:
@@ -94,10 +97,3 @@ def _module_of_file(path: Path) -> Any:
     sys.modules[spec.name] = module  # dataclasses and pickle look modules up by name
     spec.loader.exec_module(module)
     return module
-
-
-def _load_weights(model: nn.Module, path: Path) -> None:
-    try:
-        safetensors.torch.load_model(model, path)
-    except (SafetensorError, RuntimeError) as error:
-        raise ScoringError(f"the weights in {path} do not fit the model: {error}") from error

@@ -57,13 +57,11 @@ class Summary:
         unsolved: scored rows for which the solver did not reach an optimum.
         abstained: scored rows that the predictor should not answer.
         parts: of the output.
-        files: of the input, all of whose rows are scored or rejected.
-        skipped: files and folders of the input whose names begin with a dot or an underscore.
+        files: of the input: how many were seen, read (all their rows are scored or rejected) and
+            skipped, because their names begin with a dot or an underscore.
         found: parts that were complete before this run.
 
-    >>> from acnml.scoring import Summary
-    >>> nan = {"NaN": 1}
-    >>> Summary(rows=9, scored=8, rejected=nan, unsolved=0, abstained=2, parts=1).n_rejected
+    >>> Summary(rows=9, scored=8, rejected={"": 1}, unsolved=0, abstained=2, parts=1).n_rejected
     1
     """
 
@@ -73,8 +71,7 @@ class Summary:
     unsolved: int
     abstained: int
     parts: int
-    files: int = 1
-    skipped: int = 0
+    files: dict[str, int] = field(default_factory=dict)
     found: int = field(default=0, compare=False)
 
     @property
@@ -104,12 +101,14 @@ class Folder:
             ) from error
         with _held(self.path):
             before = self._manifest()
-            if not before and not all(map(_is_draft, self.path.iterdir())):
+            # A run that ended before it wrote a manifest may have left a draft of it.
+            if not before and {*self.path.iterdir()} - {*self.path.glob(".*.tmp")}:
                 raise ScoringError(
                     f"{self.path} is not empty, and not a folder of `acnml predict`: choose another"
                 )
             different = _differences(before, identity)
-            if before and different and self._has_results():
+            results = [*self.path.glob("part-*"), *self.path.glob(f"{REJECTS}/part-*")]
+            if different and results:
                 raise ScoringError(
                     f"{self.path} has results of another job: it had other {different}. Choose "
                     "another output folder, or run with the same settings and files"
@@ -182,33 +181,20 @@ class Folder:
 
     def write_manifest(self, identity: dict[str, Any], summary: Summary | None = None) -> None:
         """Write the manifest of a run that has begun, or that is complete with these counts."""
-        content = {**identity, "status": "running"}
-        if summary is not None:
-            content = _complete(identity, summary)
+        begun = {**identity, "status": "running"}
+        content = begun if summary is None else _complete(identity, summary)
         text = json.dumps(content, indent=1, sort_keys=True) + "\n"
         files.write_file(self.path / MANIFEST, text.encode())
-
-    def _has_results(self) -> bool:
-        found = (folder.glob("part-*") for folder in (self.path, self.path / REJECTS))
-        return any(any(parts) for parts in found)
 
 
 def summary_of(counts: Sequence[dict[str, Any]], inputs: Files) -> Summary:
     """Return the sums of the counts of parts."""
-    total, rejected = Counter[str](), Counter[str]()
-    for one in counts:
-        rejected.update(one["rejected"])
-        total.update({name: n for name, n in one.items() if name != "rejected"})
-    return Summary(
-        rows=total["scored"] + rejected.total(),
-        scored=total["scored"],
-        rejected=dict(sorted(rejected.items())),
-        unsolved=total["unsolved"],
-        abstained=total["abstained"],
-        parts=len(counts),
-        files=len(inputs.paths),
-        skipped=inputs.skipped,
-    )
+    total = {n: sum(one[n] for one in counts) for n in ("scored", "unsolved", "abstained")}
+    reasons = sorted(sum((Counter(one["rejected"]) for one in counts), Counter[str]()).items())
+    read, skipped = len(inputs.paths), inputs.skipped
+    files = {"seen": read + skipped, "read": read, "skipped": skipped}
+    rows = total["scored"] + sum(count for _, count in reasons)
+    return Summary(rows, rejected=dict(reasons), parts=len(counts), files=files, **total)
 
 
 def sha256(path: str | Path | None) -> str | None:
@@ -248,10 +234,8 @@ def _parquet(table: pa.Table) -> bytes:
 
 def _complete(identity: dict[str, Any], summary: Summary) -> dict[str, Any]:
     """Return the manifest of a complete run."""
-    counts = {k: v for k, v in vars(summary).items() if k not in ("files", "skipped", "found")}
-    read, skipped = summary.files, summary.skipped
-    seen = {"seen": read + skipped, "read": read, "skipped": skipped}
-    return {**identity, "status": "complete", "counts": {**counts, "files": seen}}
+    counts = {name: value for name, value in vars(summary).items() if name != "found"}
+    return {**identity, "status": "complete", "counts": counts}
 
 
 def _differences(before: dict[str, Any], identity: dict[str, Any]) -> str:
@@ -280,8 +264,3 @@ def _held(folder: Path) -> Iterator[None]:
             except OSError:  # a disk without locks
                 pass
         yield
-
-
-def _is_draft(file: Path) -> bool:
-    """Whether a run that ended before it wrote a manifest may have left this."""
-    return file.name.startswith(".") and file.suffix == ".tmp"

@@ -120,13 +120,7 @@ def units_of(source: Source, parts: Iterable[Part]) -> list[Unit]:
 
 @final
 class Worker:
-    """Scores parts of a job: it loads the predictor once, and reads and writes while it computes.
-
-    An engine creates one in every process, as `acnml.ray.Cluster` does in its actors.
-
-    Args:
-        job: the job. Its folder must exist.
-    """
+    """Scores parts of a job whose folder is there; an engine creates one in every process."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._folder = job, Folder(Path(job.output))
@@ -150,7 +144,7 @@ class Worker:
             read = (self._source.blocks(unit, self._job.batch_rows) for unit in missing if unit)
             blocks = ahead(chain.from_iterable(read), reader)
             for part, own in groupby(blocks, lambda pair: pair[0]):
-                tables = [beside(block.keys, self._scorer(*block.read)) for _, block in own]
+                tables = [beside(block.keys, self._scorer(block.read)) for _, block in own]
                 if written is not None:
                     yield written.result()
                 written = writer.submit(self._write, part, tables)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import final
 
 import numpy as np
@@ -16,37 +15,26 @@ from acnml._util.checks import RowsError
 from acnml.calibration import Calibrated, Score
 from acnml.calibration.result import lenient_limit
 from acnml.predictors import Acnml, Predictor
-from acnml.scoring.columns import ONLY, Array
+from acnml.scoring.columns import ONLY, Array, Read
 from acnml.scoring.job import Answers
 
 # Columns of answers and their types. All tables of a job have the same, also those without rows.
 COLUMNS = {
-    "label": pa.int64(),
-    "confidence": pa.float32(),
-    "regret": pa.float32(),
-    "solved": pa.bool_(),
-    "abstain": pa.bool_(),
-    "log_probs": pa.list_(pa.float32()),
+    "label": pa.int64(),  # the likeliest class
+    "confidence": pa.float32(),  # its probability
+    "regret": pa.float32(),  # log C(x), of `Acnml` and `Calibrated` predictors
+    "solved": pa.bool_(),  # whether the solver reached an optimum for all labels, of the same
+    "abstain": pa.bool_(),  # whether the predictor should not answer, of `Calibrated` ones
+    "log_probs": pa.list_(pa.float32()),  # of all classes, if asked for
 }
 REJECT = "reject"  # why a row has no answer
 
 
 @final
 class Scorer:
-    """Answers of a predictor as columns: label, confidence and, where it has them, more.
-
-    - `label`: the likeliest class.
-    - `confidence`: its probability.
-    - `regret`: log C(x), of `Acnml` and `Calibrated` predictors.
-    - `solved`: whether the solver reached an optimum for all labels, of the same predictors.
-    - `abstain`: whether the predictor should not answer, of `Calibrated` predictors.
-    - `log_probs`: of all classes, if asked for.
+    """Answers of a predictor, as tables with those of `COLUMNS` that it has.
 
     An `Acnml` predictor that warns of unsolved labels does not warn here: the column says it.
-
-    Args:
-        predictor: any predictor.
-        answers: what is asked for.
     """
 
     def __init__(self, predictor: Predictor, answers: Answers) -> None:
@@ -61,23 +49,10 @@ class Scorer:
         has |= set() if self._limit is None else {"abstain"}
         self.schema = pa.schema([(name, kind) for name, kind in COLUMNS.items() if name in has])
 
-    def __call__(
-        self,
-        inputs: Mapping[str, Array],
-        kept: Array | None = None,
-        reasons: Mapping[int, str] = MappingProxyType({}),
-    ) -> pa.Table:
-        """Return a table of answers, with the reason in `reject` for rows without an answer.
-
-        Args:
-            inputs: a batch of inputs, by name.
-            kept: which rows of a table they are; by default all.
-            reasons: why the other rows are no inputs.
-        """
-        tensors = {name: _tensor(array) for name, array in inputs.items()}
-        size, why = len(next(iter(tensors.values()))), dict(reasons)
-        left, answers = np.arange(size), self.schema.empty_table()
-        rows = left if kept is None else kept
+    def __call__(self, read: Read) -> pa.Table:
+        """Return a row of answers for every row of a table, with the reason if there are none."""
+        tensors, why = {name: _tensor(array) for name, array in read.inputs.items()}, read.reasons
+        left, answers = np.arange(len(read.kept)), self.schema.empty_table()
         while len(left):
             try:
                 answers = self._answers({name: tensor[left] for name, tensor in tensors.items()})
@@ -86,10 +61,10 @@ class Scorer:
                 if not error.rows:
                     raise
                 bad = list(error.rows)
-                why |= dict.fromkeys(rows[left[bad]].tolist(), error.what)
+                why = why | dict.fromkeys(read.kept[left[bad]].tolist(), error.what)
                 left = np.delete(left, bad)
-        places = np.full(size + len(reasons), -1)
-        places[rows[left]] = np.arange(len(left))
+        places = np.full(len(read.kept) + len(read.reasons), -1)
+        places[read.kept[left]] = np.arange(len(left))
         texts = pa.array([why.get(row) for row in range(len(places))], pa.string())
         return answers.take(pa.array(places, mask=places < 0)).append_column(REJECT, texts)
 
@@ -121,11 +96,8 @@ def _tensor(array: Array) -> Tensor:
 
 
 def _column(values: Tensor, kind: pa.DataType) -> pa.Array:
-    if values.ndim == 1:
-        return pa.array((values.float() if values.is_floating_point() else values).cpu().numpy())
-    flat = pa.array(values.float().cpu().numpy().reshape(-1))
-    offsets = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
-    return pa.ListArray.from_arrays(offsets, flat).cast(kind)
+    array = (values.float() if values.is_floating_point() else values).cpu().numpy()
+    return pa.array(array if array.ndim == 1 else list(array), kind)
 
 
 def beside(left: pa.Table, right: pa.Table) -> pa.Table:

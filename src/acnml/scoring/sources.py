@@ -72,9 +72,9 @@ class Source(ABC):
                     self.files.require_unchanged(self._files_of(part))
                 yield part, block
 
-    @abstractmethod
     def stretch(self, file: int, row: int) -> int:
         """Return the last row up to `row` at which reading can begin without what is before it."""
+        return row
 
     @abstractmethod
     def _read(self, file: int, spans: Sequence[Span]) -> Iterator[Block]:
@@ -86,14 +86,7 @@ class Source(ABC):
 
 
 class TableSource(Source):
-    """Files of columns; names of folders such as "day=3" are columns as well.
-
-    Args:
-        files: the files.
-        reading: how rows become inputs.
-        schemas: the columns of every file.
-        lengths: the number of rows of every file.
-    """
+    """Files of columns; names of folders such as "day=3" are columns as well."""
 
     def __init__(
         self, files: Files, reading: Reading, schemas: Sequence[pa.Schema], lengths: Sequence[int]
