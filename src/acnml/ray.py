@@ -85,11 +85,9 @@ class Cluster:
             for row in done.iter_rows():
                 yield int(row["rows"])
         except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, (OSError, ValueError, TypeError)):
-                raise cause from error
-            reason = str(error).strip().splitlines()[-1]
-            raise ScoringError(f"an actor of Ray failed: {reason}") from error
+            cause = getattr(error, "cause", None)  # Ray adds lines to its message
+            lines = str(cause or error).strip().splitlines() or [type(error).__name__]
+            raise ScoringError(f"an actor of Ray failed: {lines[0 if cause else -1]}") from error
 
 
 def _connect(address: str | None = None) -> None:

@@ -130,8 +130,8 @@ class _Masks:
     def _kept(self, x: Tensor, kind: _Kind, share: float) -> Tensor:
         """Draw 1 for what is kept and 0 for what is dropped, to be multiplied with x."""
         if x.device not in self._generators:
-            generator = torch.Generator(x.device).manual_seed(self._seed)
-            self._generators[x.device] = generator
+            self._generators[x.device] = generator = torch.Generator(x.device)
+            generator.manual_seed(self._seed)
         shape = list(x.shape)
         if kind.whole_channels:
             first = 1 if x.ndim == kind.unbatched else 2
