@@ -233,10 +233,13 @@ def test_equal_inputs_are_treated_alike(dtype, score):
         assert torch.equal(result.abstains(kinds, share, score), alone)
         assert torch.equal(result.abstains(x[400:], share, score), alone[which[400:]])
         if share == 0.3 and find_spec("pyarrow"):  # which scoring needs
-            from acnml.scoring import Answers, Scorer
+            from acnml.scoring import Answers
+            from acnml.scoring.columns import Read
+            from acnml.scoring.scorer import Scorer
 
             scorer = Scorer(result, Answers(abstain_share=share, abstain_by=score.value))
-            assert scorer({"x": kinds.numpy()}).columns["abstain"].tolist() == alone.tolist()
+            read = Read({"x": kinds.numpy()}, torch.arange(12).numpy(), {})
+            assert scorer(read)["abstain"].to_pylist() == alone.tolist()
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
