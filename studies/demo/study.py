@@ -252,11 +252,11 @@ def averaged(
 ) -> Callable[[float], LogProbs]:
     """Return BMA with a Laplace posterior of the last layer, as a function of its scale."""
     classifier = acnml.Classifier(network).tempered(temperature)
-    posterior = acnml.fit_kfac_laplace(
+    posterior = acnml.fit_laplace(
         classifier,
         data,
         prior_precision=PRIOR_PRECISION,
-        parameters=[network[-1]],
+        layers=[network[-1]],
         progress=False,
     )
     return lambda scale: acnml.Bma(classifier, posterior.scaled(scale), study.samples, seed)

@@ -119,7 +119,7 @@ class Recipe:
                 f"the logits are not the outputs of the layer that owns {names}"
                 f"{change if is_changed else ';'} name the last Linear layer by `layer`, pass "
                 "acnml.transformers.LastToken(model) for a decoder with a head `score`, or use "
-                "acnml.fit_kfac_laplace and acnml.Acnml with a posterior over all layers"
+                "acnml.fit_laplace and acnml.Acnml with a posterior over all layers"
             )
         outputs = Outputs(features, labels, reader)
         return outputs.of_first_process(group(True)) if self.distributed else outputs
