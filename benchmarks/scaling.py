@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from acnml import Classifier, Diagonal, Gradient, Linearised
 from acnml._util.seeding import seeded
+from benchmarks.recording import MEASUREMENTS, record
 from benchmarks.timing import fastest
 
 ROUNDS = 4
@@ -102,6 +103,12 @@ def growths() -> list[dict[str, Any]]:
 
 
 def _measured(case: Case) -> dict[str, float]:
+    seconds = _seconds(case)
+    return {"forwards": seconds["solve"] / seconds["forward"], "predicted": case.predicted}
+
+
+def _seconds(case: Case) -> dict[str, float]:
+    """Return the seconds of a prediction and of a forward pass for the whole batch."""
     classifier = Classifier(case.network())
     mean = classifier.copy_parameters(list(classifier.parameters))
     posterior = Diagonal(mean, {n: torch.full_like(t, 1e-3) for n, t in mean.items()})
@@ -121,5 +128,19 @@ def _measured(case: Case) -> dict[str, float]:
     solve()  # a warm-up run: it allocates memory and selects kernels
     forward()
     seconds = fastest({"solve": solve, "forward": forward}, ROUNDS)
-    passes = seconds["solve"] * times / seconds["forward"]
-    return {"forwards": passes, "predicted": case.predicted}
+    return {**seconds, "forward": seconds["forward"] / times}
+
+
+def main() -> None:
+    """Measure the paper's five steps by the number of classes: `python -m benchmarks.scaling`."""
+    torch.set_num_threads(1)
+    rows = []
+    for classes in (5, 10, 20, 50, 100):
+        case = replace(CASE, classes=classes, steps=5)
+        milliseconds = 1000 * _seconds(case)["solve"] / (case.batch * classes)
+        rows.append({"classes": classes, "milliseconds_per_label": milliseconds})
+    record(MEASUREMENTS / "classes.csv", rows)
+
+
+if __name__ == "__main__":
+    main()

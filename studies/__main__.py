@@ -100,7 +100,7 @@ def register_stored(app: typer.Typer, name: str, study: Stored) -> None:
 
 
 class Short(NamedTuple):
-    """A study that takes under a minute: `studies.NAME` has `study`, `summary` and `report`."""
+    """A study that takes minutes: `studies.NAME` has `study`, `summary` and `report`."""
 
     about: str
     settings: str  # class of its settings
@@ -112,7 +112,7 @@ SHORT = {
         "DemoStudy",
     ),
     "toy": Short(
-        "Section 2: exact CNML and CNMAP on points in the plane, in under a minute.", "ToyStudy"
+        "Section 2: exact CNML and CNMAP on points in the plane, in a few minutes.", "ToyStudy"
     ),
     "theory": Short(
         "Section 3.2: errors and their bounds as the data grow from 100 to 100,000.", "TheoryStudy"

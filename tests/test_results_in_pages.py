@@ -10,6 +10,8 @@ import pytest
 
 import results
 import values
+from studies.paper_mnist.naive import MOMENTUM
+from studies.paper_mnist.settings import PRESETS
 from tables import TABLES, lowest_bold
 
 TOY = "toy/results.csv"
@@ -180,3 +182,48 @@ def test_numbers_of_a_benchmark_are_combined_from_left_to_right():
     assert results.evaluate(query) == (rows / alone["rows_per_s"],)
     more = f'{query} times 2 plus "ray/local, two threads/start"'
     assert results.evaluate(more) == (2 * rows / alone["rows_per_s"] + alone["start"],)
+
+
+def test_every_claim_of_the_paper_has_a_verdict_and_a_scale():
+    """All other rows of the tables say that they judge nothing."""
+    text = re.sub(r"<!--.*?-->", "", (results.ROOT / "docs/paper.md").read_text(encoding="utf-8"))
+    tables = [values.cells(line) for line in text.splitlines() if line.startswith("|")]
+    rows = [row for row in tables if len(row) == 5 and row[0] != "the paper"]
+    rows = [row for row in rows if not row[0].startswith("---")]
+    judged = values.verdict_cells()
+    assert [row for row in rows if row not in judged and row[-1] != "–"] == []
+    assert {row[2] for row in judged} == {"paper's", "reduced", "–"}
+    assert all((row[2] == "–") == (row[-1] == "not run") for row in judged)
+    counts = [values.verdicts(verdict)[0] for verdict in values.VERDICTS]
+    assert sum(counts) == len(judged) > 60
+    scaled = [sum(values.verdicts(v, s)[0] for v in values.VERDICTS) for s in ("paper's", "red")]
+    assert sum(scaled) + values.verdicts("not run")[0] == len(judged)
+
+
+def test_the_page_about_the_paper_can_be_read_in_five_minutes():
+    text = (results.ROOT / "docs/paper.md").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        for cell in values.cells(line) if line.startswith("|") else ():
+            found = [results.NUMBER.findall(m["numbers"]) for m in results.QUERY.finditer(cell)]
+            assert sum(map(len, found)) <= 2, cell
+    shown = re.sub(r"<!--.*?-->|!\[[^\]]*\]\([^)]*\)|\]\([^)]*\)", "", text, flags=re.S)
+    assert len(re.findall(r"\S*\w\S*", shown)) <= 2200
+
+
+def test_adaptation_and_convergence_of_naive_cnml():
+    rows = results.read("paper-mnist-small/naive-subset.csv")
+
+    def excess(method: str) -> float:
+        own = [float(r["normaliser"]) for r in rows if (r["method"], r["shift"]) == (method, "0°")]
+        return sum(own) / len(own) - 1
+
+    ratio = excess("ACNML") / excess("naive CNML")
+    assert results.evaluate("adapted 0°") == pytest.approx((ratio,))
+    # SGD with momentum on a parabola of the weight decay's curvature.
+    settings = PRESETS["small"].subset
+    decay = 1 / (settings.train_images * settings.training.prior_std**2)
+    weight, velocity = 1.0, 0.0
+    for _ in range(settings.epochs * settings.train_images // settings.batch_size):
+        velocity = MOMENTUM * velocity + decay * weight
+        weight -= settings.learning_rate * velocity
+    assert results.evaluate("flat-progress small subset") == pytest.approx((1 - weight,), abs=0.03)

@@ -6,6 +6,7 @@ Every function takes the words of a query and returns one or more numbers.
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,8 @@ from studies.cifar10_c.settings import CLEAN
 from studies.corruptions import BENCHMARK
 from studies.engine.compare import by_shift, lower, of_method
 from studies.engine.method import Method
+from studies.paper_mnist.naive import MOMENTUM
+from studies.paper_mnist.settings import PRESETS
 from studies.paper_mnist.study import AT_ONE_RATE
 from studies.rotated_mnist import methods as rotated_mnist
 
@@ -174,11 +177,6 @@ def cifar_lower(score: str, ours: str, rival: str, *severities: str) -> list[flo
     ]
 
 
-def cifar_median(score: str, method: str, *severities: str) -> list[float]:
-    """`cifar-median ece SWA 4 5`: the median over the corruptions, as in the paper's Figure 6."""
-    return [statistics.median(cifar_scores(score, method, each).values()) for each in severities]
-
-
 def cifar_run(run: str, images: str, score: str, severity: str, *methods: str) -> list[float]:
     """`cifar-run cifar10-c-vgg16 100 ece 5 SWA SWAG-D`: means over corruptions and seeds."""
     return [
@@ -256,6 +254,46 @@ def naive_whole(column: str, shift: str, *methods: str) -> list[float]:
     return naive(column, shift, *methods, file="paper-mnist-whole/naive-whole.csv")
 
 
+def adapted(*shifts: str, file: str = "paper-mnist-small/naive-subset.csv") -> list[float]:
+    """`adapted 0° random`: the mean of C(x) - 1 of ACNML in times of naive CNML's."""
+    pairs = (naive("normaliser", shift, "ACNML", "naive CNML", file=file) for shift in shifts)
+    return [(ours - 1) / (its - 1) for ours, its in pairs]
+
+
+def adapted_whole(*shifts: str) -> list[float]:
+    """`adapted-whole 0° random`: the same with all training images."""
+    return adapted(*shifts, file="paper-mnist-whole/naive-whole.csv")
+
+
+def flat_progress(preset: str, part: str) -> list[float]:
+    """`flat-progress small subset`: how far naive CNML gets where the data leave the loss flat.
+
+    There the weight decay 1 / (n σ₀²) alone acts. SGD with momentum covers a share
+    1 - exp(-rate · decay · steps) of the way, with rate = learning rate / (1 - momentum).
+    """
+    settings = getattr(PRESETS[preset], part)
+    decay = 1 / settings.training.prior_std**2  # for every image
+    steps = settings.epochs / settings.batch_size  # for every image
+    return [1 - math.exp(-settings.learning_rate / (1 - MOMENTUM) * decay * steps)]
+
+
+VERDICTS = ("holds", "direction holds", "mixed", "does not hold", "open", "not run")
+
+
+def verdict_cells() -> list[list[str]]:
+    """Return the cells of all rows of docs/paper.md that judge a claim."""
+    text = re.sub(r"<!--.*?-->", "", (ROOT / "docs/paper.md").read_text(encoding="utf-8"))
+    rows = [cells(line) for line in text.splitlines() if line.startswith("|")]
+    return [row for row in rows if row[-1].startswith(VERDICTS) and len(row) == 5]
+
+
+def verdicts(verdict: str, scale: str = "") -> list[float]:
+    """`verdicts holds "paper's"`: how many claims of the page have a verdict, at some scale."""
+    judged = [re.split(r"[:;(¹]", row[-1])[0].strip() for row in verdict_cells()]
+    scales = [row[2].startswith(scale) for row in verdict_cells()]
+    return [sum(each == verdict and at for each, at in zip(judged, scales, strict=True))]
+
+
 def report_rows(file: str, *head: str) -> list[list[str]]:
     """Return the cells of the table of a report that has these first columns."""
     lines = iter((RESULTS / file).read_text(encoding="utf-8").splitlines())
@@ -285,12 +323,6 @@ def naive_score(run: str, score: str, shift: str, *methods: str) -> list[float]:
     return [float(rows[method, shift][head.index(score)]) for method in methods]
 
 
-def alpha_distance(run: str, *alphas: str) -> list[float]:
-    """`alpha-distance paper-mnist-small 0.3 1`: the distance to naive CNML at some α."""
-    rows = dict(report_rows(f"{run}/results.md", "α", "distance to naive CNML"))
-    return [float(rows[alpha]) for alpha in alphas]
-
-
 def quoted(file: str, text: str) -> list[float]:
     """`quote toy/results.md "confidence {} / {}"`: the numbers at {} in a report.
 
@@ -307,16 +339,6 @@ def quoted(file: str, text: str) -> list[float]:
         float(number.replace(",", "")) / (100 if percent else 1)
         for number, percent in zip(numbers, percents, strict=True)
     ]
-
-
-def paper_range(network: str, column: str) -> list[float]:
-    """`paper-range VGG16 accuracy`: the least and the most in Table 2, without the ensemble."""
-    values = [
-        float(row[column])
-        for row in read("zhou-levine-2021/table-2.csv")
-        if row["network"] == network and row["method"] != "SWA-Ensemble"
-    ]
-    return [min(values), max(values)]
 
 
 def paper(network: str, method: str, *columns: str) -> list[float]:
@@ -406,18 +428,6 @@ def faster(whose: str, *networks: str) -> list[float]:
     return [epoch(network) / seconds(TIMED[network], steps) for network in networks]
 
 
-def faster_both(*networks: str) -> list[float]:
-    """`faster-both mlp`: `faster single`, then `faster batch`."""
-    return [*faster("single", *networks), *faster("batch", *networks)]
-
-
-def faster_linearised(network: str) -> list[float]:
-    """`faster-linearised mlp`: the same for the linearised solution: of one input, of a batch."""
-    single = measured("single_input.json")[network]
-    batch = epoch(network) / seconds(TIMED[network], "diagonal: linearised")
-    return [single["naive CNML, an epoch"] / single["linearised"], batch]
-
-
 def ratio(file: str, column: str, *words: str) -> list[float]:
     """`ratio measurements/serving.csv p50_ms path=/onnx over path=/network`: one row by another."""
     at = words.index("over")
@@ -463,7 +473,6 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "cifar": cifar,
     "cifar-100": cifar_few,
     "cifar-lower": cifar_lower,
-    "cifar-median": cifar_median,
     "cifar-run": cifar_run,
     "cifar-run-lower": cifar_run_lower,
     "cifar-less": cifar_less,
@@ -472,14 +481,14 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "angles": angles,
     "naive": naive,
     "naive-whole": naive_whole,
+    "adapted": adapted,
+    "adapted-whole": adapted_whole,
+    "flat-progress": flat_progress,
+    "verdicts": verdicts,
     "naive-score": naive_score,
-    "alpha-distance": alpha_distance,
     "quote": quoted,
     "paper": paper,
-    "paper-range": paper_range,
     "faster": faster,
-    "faster-both": faster_both,
-    "faster-linearised": faster_linearised,
     "gap": gap,
     "last-layer": last_layer,
     "linearising": linearising,

@@ -5,7 +5,6 @@ recipes.py    how the networks are trained
 methods.py    methods, how they look in figures, and what they cost
 study.py      data, networks, posteriors, order of the work, claims
 report.py     the sections of the report
-redraw.py     box plots of finished results, from their metrics.csv
 """
 
 from studies.cifar10_c.settings import PRESETS

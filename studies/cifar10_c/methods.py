@@ -204,7 +204,7 @@ def passes_per_image(method: Method, settings: Cifar10CStudy) -> float:
 # Looks -----------------------------------------------------------------------------------------
 
 WINE, OLIVE, BROWN, FOREST = "#882255", "#999933", "#8c6d46", "#117733"
-TEAL = "#44aa99"
+TEAL, INDIGO = "#44aa99", "#332288"
 LOOKS: Mapping[Method, Look] = {
     MAP_SGD: Look("SGD", GREY, "x"),
     MAP_SWA: Look("SWA", ORANGE, "o"),
@@ -214,7 +214,7 @@ LOOKS: Mapping[Method, Look] = {
     TEMPERED_MATCHED: Look("SWA-Temp at the price of ACNML-SWAGD", TEAL, "1"),
     SWA_ENSEMBLE: Look("SWA-Ensemble", OLIVE, "X"),
     SWA_DROPOUT: Look("SWA-Dropout", BROWN, "p"),
-    GLM_HEAD: Look("GLM, last layer", SKY, "s"),
+    GLM_HEAD: Look("GLM, last layer", BROWN, "h"),
     BMA_SWAG_D: Look("SWAG-D", PINK, "s"),
     BMA_SWAG: Look("SWAG", WINE, "P"),
     BMA_KFAC: Look("KFAC-Laplace", VIOLET, "<"),
@@ -226,10 +226,10 @@ LOOKS: Mapping[Method, Look] = {
     ACNML_SWAG_D: Look("ACNML-SWAGD", BLUE, "^"),
     ACNML_KFAC: Look("ACNML-KFAC", SKY, "*"),
     ACNML_HEAD: Look("ACNML, last layer", GREEN, "D"),
-    ACNML_HEAD_TEMPERED: Look("ACNML, last layer, tempered", GREEN, "d"),
+    ACNML_HEAD_TEMPERED: Look("ACNML, last layer, tempered", TEAL, "d"),
     ACNML_HEAD_ALPHA: Look("ACNML, head by α", FOREST, "P"),
-    ACNML_HEAD_ALPHA_TEMPERED: Look("ACNML, head by α, tempered", FOREST, "p"),
-    ACNML_SWAG_D_TEMPERED: Look("ACNML-SWAGD, tempered", BLUE, "2"),
+    ACNML_HEAD_ALPHA_TEMPERED: Look("ACNML, head by α, tempered", OLIVE, "p"),
+    ACNML_SWAG_D_TEMPERED: Look("ACNML-SWAGD, tempered", INDIGO, "H"),
 }
 # The comparisons: as in the paper; all at SWA's price; all near the price of SWA-Temp.
 PAPER_GROUP = (

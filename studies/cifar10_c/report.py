@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from studies.cifar10_c import methods as ms
 from studies.cifar10_c.settings import CLEAN, Cifar10CStudy
 from studies.engine.figures import Axis, boxes, frontier, lines
-from studies.engine.method import Look, Method
+from studies.engine.method import Method
 from studies.engine.report import Panels, Section
 from studies.engine.results import Results
 from studies.engine.sections import diagrams, knobs, solvers, timing
@@ -92,7 +92,6 @@ def headline(results: Results) -> str:
 def sections(results: Results) -> list[Section]:
     """Return all sections."""
     settings: Cifar10CStudy = results.study.settings
-    diagrammed = dict.fromkeys((*ms.PAPER_GROUP[1:], *ms.NEAR_GROUP[2:]))
     names = {shift: _shown_blur(shift) for shift in settings.blurred_shifts}
     steps = (
         "The paper’s gradient steps against the linearised solution with the same α: mean total "
@@ -106,7 +105,7 @@ def sections(results: Results) -> list[Section]:
         trade_off(results),
         diagrams(
             results,
-            [method for method in diagrammed if ms.sees_enough(method, settings)],
+            ms.paper_group(settings),
             names,
             "Gaussian blur. Points are groups of equally many images with similar confidence.",
         ),
@@ -243,10 +242,20 @@ def corrupted(results: Results) -> Section:
     group = ms.paper_group(settings)
     n = results.inputs(group)
 
-    def each(method: Method, score: str, shifts: Sequence[str]) -> list[float]:
-        return results.each(method, score, shifts, n)
+    axis = _axis(settings)
 
-    drawn = all_boxes(settings, group, each, results.study.look)
+    def boxed(score: str, title: str) -> Figure:
+        scores = {
+            method: {
+                place: values
+                for place, shifts in axis.places.items()
+                if (values := results.each(method, score, shifts, n))
+            }
+            for method in group
+        }
+        return boxes(scores, results.study.look, title, axis)
+
+    drawn = {f"boxes-{score}": boxed(score, title) for score, title in TITLES.items()}
     over = (
         f"Each box is over the corruptions, {n:,} images each. ACNML over all weights has the "
         "paper’s α."
@@ -270,25 +279,6 @@ def corrupted(results: Results) -> Section:
             severity_table(results, "nll", "Mean NLL over all corruptions, by severity."),
         ],
     )
-
-
-Each = Callable[[Method, str, Sequence[str]], list[float]]  # (method, score, shifts) -> values
-
-
-def all_boxes(
-    settings: Cifar10CStudy, group: Sequence[Method], each: Each, look: Callable[[Method], Look]
-) -> dict[str, Figure]:
-    """Draw every score of some methods as boxes over corruptions, by severity."""
-    axis = _axis(settings)
-
-    def scores(method: Method, score: str) -> dict[float, list[float]]:
-        found = {x: each(method, score, shifts) for x, shifts in axis.places.items()}
-        return {x: values for x, values in found.items() if values}
-
-    return {
-        f"boxes-{score}": boxes({m: scores(m, score) for m in group}, look, title, axis)
-        for score, title in TITLES.items()
-    }
 
 
 def severity_table(results: Results, score: str, caption: str) -> Table:
@@ -345,7 +335,7 @@ def trade_off(results: Results) -> Section:
         "Each path is a family whose knob is swept; the first "
         f"{results.data.count(study.frontier.inputs):,} images of {len(shifts)} corruptions, seed "
         f"{study.seeds[0]}. Further left is better on clean images, lower is better on corrupted "
-        "ones; the dashed line is SWA’s NLL. A method that only lowers confidences lies on the "
-        "path of SWA-Temp."
+        "ones; the dashed line is SWA’s NLL, and paths end at 2.5 times of it. A method that only "
+        "lowers confidences lies on the path of SWA-Temp."
     )
     return Section(heading, panels=[Panels({"frontier": drawn}, caption, "scroll")])

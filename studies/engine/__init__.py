@@ -10,6 +10,7 @@ choose.py       knobs, chosen on held-out data
 results.py      numbers from saved predictions
 claims.py       claims and how they are judged
 tables.py, figures.py, sections.py, report.py    the report
+redraw.py       figures of finished results, from their CSV files
 run.py          the order of the work, and the plan of a dry run
 command.py      `python -m studies NAME`
 """

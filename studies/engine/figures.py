@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -19,8 +20,6 @@ from studies.engine.results import Results
 from studies.engine.tables import mean_std
 from studies.files import write_file
 from studies.page import inline_svg
-
-Point: TypeAlias = tuple[float, float]
 
 SKY, AMBER, VIOLET, GREY = "#56b4e9", "#e69f00", "#7b5cc4", "#8a9099"
 MUSTARD = "#b88a00"
@@ -174,18 +173,15 @@ def _draw_boxes(
     drawn["boxes"][0].set_label(look.label)
 
 
-def reliability(results: Results, method: Method, title: str, names: Mapping[str, str]) -> Figure:
-    """Draw accuracy against confidence at some shifts, which come with their names."""
-    figure, axes = panel(title, (3.1, 3.0))
+def reliability(results: Results, methods: Iterable[Method], shift: str, title: str) -> Figure:
+    """Draw accuracy against confidence at a shift, a line per method that has a diagram there."""
+    figure, axes = panel(title, (4.0, 4.4))
     frame_of_reliability(axes)
-    axes.set_xticks([0, 0.5, 1])
-    axes.set_yticks([0.5, 1])
-    colour = results.study.look(method).colour
-    for place, (shift, name) in enumerate(names.items()):
-        strength = (place + 1) / len(names)
+    for method in methods:
+        look = results.study.look(method)
         if diagram := results.diagrams.get((method.name, shift)):
-            axes.plot(*diagram, "o-", color=colour, alpha=strength, markersize=3)
-        axes.text(0.04, 0.93 - 0.09 * place, name, color=colour, alpha=strength)
+            axes.plot(*diagram, look.marker, linestyle="-", color=look.colour, label=look.label)
+    legend_below(figure, columns=2)
     return figure
 
 
@@ -206,25 +202,21 @@ def frontier(
         families: whose knobs were swept.
         shifts: whose ECE is averaged.
         title: of the figure.
-        span: how many times the plain network's NLL the axis reaches to.
+        span: how many times the plain network's NLL is shown; paths end there.
         size: in inches.
     """
     figure, axes = panel(title, size)
-    paths: dict[Look, list[Point]] = {}
-    for family in families:
-        points = results.path(family)
-        eces = [sum(p.ece[shift] for shift in shifts) / len(shifts) for p in points]
-        if points:
-            pairs = zip((p.held_out_nll for p in points), eces, strict=True)
-            paths[results.study.look(family)] = list(pairs)
     plain = [p.held_out_nll for p in results.path(families[0]) if p.method.value == 1]
-    for look, path in paths.items():
-        x, y = zip(*path, strict=True)
-        axes.plot(x, y, look.marker, linestyle="-", color=look.colour, label=look.label)
+    most = span * plain[0] if plain else math.inf
+    for family in families:
+        points = [p for p in results.path(family) if p.held_out_nll <= most]
+        if points:
+            eces = [sum(p.ece[shift] for shift in shifts) / len(shifts) for p in points]
+            look = results.study.look(family)
+            style: dict[str, Any] = {"linestyle": "-", "color": look.colour, "label": look.label}
+            axes.plot([p.held_out_nll for p in points], eces, look.marker, **style)
     if plain:
         axes.axvline(plain[0], color=FAINT, linestyle=DASHES, linewidth=1)
-        least = min(x for path in paths.values() for x, _ in path)
-        axes.set_xlim(0.93 * least, span * plain[0])
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:.2g}")
     axes.xaxis.set_minor_formatter("{x:.2g}")
@@ -250,9 +242,14 @@ def write_figures(drawn: Mapping[str, Figure], folder: Path) -> dict[str, str]:
     documents = {name: to_svg(figure) for name, figure in drawn.items()}
     for name, figure in drawn.items():
         write_file(folder / f"{name}.svg", documents[name].encode())
-        figure.set_facecolor("white")  # a picture has no page around it
-        write_file(folder / f"{name}.png", to_png(figure))
+        write_file(folder / f"{name}.png", picture(figure))
     return documents
+
+
+def picture(figure: Figure) -> bytes:
+    """Return a figure as a PNG image on white: a picture has no page around it."""
+    figure.set_facecolor("white")
+    return to_png(figure)
 
 
 def svg(name: str, document: str) -> str:

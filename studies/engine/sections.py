@@ -78,20 +78,13 @@ def trade_off(results: Results, heading: str) -> Section:
 
 
 def diagrams(
-    results: Results,
-    methods: Iterable[Method],
-    names: Mapping[str, str],
-    caption: str,
-    titles: Mapping[Method, str] | None = None,
+    results: Results, methods: Sequence[Method], names: Mapping[str, str], caption: str
 ) -> Section:
-    """Draw reliability diagrams of methods that have them."""
-    known = {name for name, _ in results.diagrams}
+    """Draw reliability diagrams at shifts, which come with their names; all methods in each."""
     drawn = {
-        f"reliability-{method.slug}": reliability(
-            results, method, (titles or {}).get(method, results.study.look(method).label), names
-        )
-        for method in methods
-        if method.name in known
+        "reliability-" + name.replace(" ", "-"): reliability(results, methods, shift, name)
+        for shift, name in names.items()
+        if any((method.name, shift) in results.diagrams for method in methods)
     }
     text = f"{caption} Points below the diagonal are overconfident."
     return Section("Reliability diagrams", panels=[Panels(drawn, text, "small panels")])

@@ -23,6 +23,7 @@ METRICS = ("study", *METHOD, "seed", "shift", "n", *SCORES)
 TIMINGS = ("study", *METHOD, "seed", "shift", "seconds_per_input")
 FRONTIER = (*METHOD, "held_out_nll", "shift", "n", "ece", "nll")
 DETECTION = (*METHOD, "seed", "score", "auroc", "fpr95")
+RELIABILITY = ("name", "shift", "confidence", "accuracy")
 TITLES = {
     "ece": "Calibration error (ECE)",
     "brier": "Brier score",
@@ -86,7 +87,7 @@ def mean(rows: Sequence[object], field: str) -> float:
 
 
 def write_tables(results: Results, folder: Path) -> None:
-    """Write metrics.csv, timings.csv, frontier.csv and detection.csv, as far as the study has them.
+    """Write metrics.csv, timings.csv and what the study has of the other CSV files.
 
     Times are in a file of their own: all other numbers are the same for a run that was interrupted.
     """
@@ -95,6 +96,13 @@ def write_tables(results: Results, folder: Path) -> None:
     write_csv(folder / "metrics.csv", METRICS, rows)
     times = ([study.name, *timing.method.words, *timing[1:]] for timing in results.timings)
     write_csv(folder / "timings.csv", TIMINGS, times)
+    if results.diagrams:
+        points = (
+            [*place, *point]
+            for place, diagram in results.diagrams.items()
+            for point in zip(*diagram, strict=True)
+        )
+        write_csv(folder / "reliability.csv", RELIABILITY, points)
     if study.frontier is not None:
         n = data.count(study.frontier.inputs)
         swept = (

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple, get_type_hints
 
 import matplotlib as mpl
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from acnml import metrics
-from acnml.plots import BLUE, DASHES, FAINT, GREEN, ORANGE, PINK, STYLE
+from acnml.plots import BLUE, DASHES, FAINT, ORANGE, PINK, STYLE
 from studies.drawing import panel
 from studies.engine.figures import GREY, SKY, Axis, legend_below, lines
 from studies.engine.method import ACNML, BMA, MAP, Look, Method
@@ -22,7 +23,7 @@ from studies.engine.study import bins_for
 from studies.engine.tables import TITLES, Table, counted
 from studies.paper_mnist.naive import NAIVE, NAIVE_MAX, Compared, Comparison
 from studies.paper_mnist.settings import LINES, ONE_RATE, SUBSET, WHOLE, PaperMnist
-from studies.rotated_mnist.settings import RANDOM, UPRIGHT
+from studies.rotated_mnist.settings import RANDOM, UPRIGHT, degrees
 
 FAR = 45  # degrees from which digits count as rotated
 SEVERE = 90  # degrees from which a rotation counts as severe
@@ -46,7 +47,7 @@ def sections(results: Results) -> list[Section]:
         *(curves(results, part) for part in (LINES, ONE_RATE) if part in settings.parts),
         diagrams(
             results,
-            results.study.methods,
+            [method for method in results.study.methods if method.posterior == "BBP"],
             {UPRIGHT: "upright", RANDOM: "random rotation"},
             "Points are groups of equally many images with similar confidence.",
         ),
@@ -116,23 +117,24 @@ def _finished(results: Results, group: Sequence[Method], shift: str) -> bool:
 
 def naive(results: Results, part: str) -> Section:
     """Show ACNML against naive CNML around one posterior: the figures of appendix C."""
-    compared: Compared | None = results.extras.get(part)
+    found: Compared | list[dict[str, str]] | None = results.extras.get(part)
     heading = {
         SUBSET: "Naive CNML with few training images",
         WHOLE: "Naive CNML with all training images",
     }[part]
-    if compared is None:
+    if found is None:
         return Section(heading)
-    settings = compared.settings
-    scattered = [compared.shifts[UPRIGHT], compared.shifts[RANDOM]]
-    panels = [Panels({f"{part}-scatter": scatter(scattered)}, _caption(compared), "scroll")]
-    if settings.lines:
-        drawn = {f"{part}-{s}": over_rotation(compared, s, t) for s, t in TITLES.items()}
-        text = (
-            f"All methods on the same {settings.lines} images of every angle; the calibration "
-            f"error has {counted(bins_for(settings.lines), 'bin')} of equally many images."
+    lines = {SUBSET: results.study.settings.subset, WHOLE: results.study.settings.whole}[part].lines
+    if isinstance(found, list):  # rows of a CSV file, whose figures are drawn again
+        return Section(
+            heading, panels=[Panels(figures(part, [*map(Query.read, found)], lines), "")]
         )
-        panels.append(Panels(drawn, text))
+    compared, queries = found, query_rows(found)
+    text = (
+        f"{_caption(compared)} Lines: all methods on the same {lines} images of every angle; the "
+        f"calibration error has {counted(bins_for(lines or 1), 'bin')} of equally many images."
+    )
+    panels = [Panels(figures(part, queries, lines), text, "scroll")]
     matched = min(compared.matches, key=lambda match: match.distance)
     rows = [[f"{match.alpha:g}", f"{match.distance:.4f}"] for match in compared.matches]
     ends = (compared.matches[0], compared.matches[-1])
@@ -143,25 +145,42 @@ def naive(results: Results, part: str) -> Section:
         f"{at_end}."
     )
     table = Table(caption, ("α", "distance to naive CNML"), rows)
-    numbers = {f"{part}.csv": (COLUMNS, query_rows(compared))}
+    numbers = {f"{part}.csv": (Query._fields, queries)}
     return Section(heading, panels=panels, tables=[table, scores_table(compared)], numbers=numbers)
 
 
-COLUMNS = ("method", "shift", "query", "normaliser", "nll", "confidence", "correct")
+class Query(NamedTuple):
+    """What one method makes of one query: a row of a CSV file, and a point of the figures."""
+
+    method: str
+    shift: str
+    query: int
+    normaliser: float
+    nll: float
+    brier: float
+    confidence: float
+    correct: int
+
+    @classmethod
+    def read(cls, row: Mapping[str, str]) -> Query:
+        """Return a row of a CSV file; older files have no Brier scores."""
+        words: dict[str, Any] = {"brier": "nan", **row}
+        kinds = get_type_hints(cls)
+        return cls(**{field: kinds[field](words[field]) for field in cls._fields})
 
 
-def query_rows(compared: Compared) -> list[list[object]]:
-    """Return the numbers of every query by every method, as the scatter plots show them."""
-    rows: list[list[object]] = []
+def query_rows(compared: Compared) -> list[Query]:
+    """Return the numbers of every query by every method."""
+    rows: list[Query] = []
     for shift, found in compared.shifts.items():
         for name in found.log_lik:
-            each = (found.normaliser(name), found.nll(name), found.confidence(name))
-            correct = found.log_probs(name).argmax(1) == found.labels
+            log_probs = found.log_probs(name)
+            target = torch.nn.functional.one_hot(found.labels, log_probs.shape[1])
+            brier = (log_probs.exp() - target).square().sum(1)
+            each = (found.normaliser(name), found.nll(name), brier, found.confidence(name))
+            correct = (log_probs.argmax(1) == found.labels).long()
             values = zip(*(tensor.tolist() for tensor in (*each, correct)), strict=True)
-            rows += [
-                [name, shift, query, *numbers, int(right)]
-                for query, (*numbers, right) in enumerate(values)
-            ]
+            rows += [Query(name, shift, query, *numbers) for query, numbers in enumerate(values)]
     return rows
 
 
@@ -197,47 +216,63 @@ def _scores(comparison: Comparison, method: str) -> Mapping[str, float]:
     return metrics.summary(comparison.log_probs(method), labels, bins_for(len(labels)))
 
 
-def over_rotation(compared: Compared, score: str, title: str) -> Figure:
+def figures(part: str, queries: Sequence[Query], lines: int) -> dict[str, Figure]:
+    """Draw ACNML against naive CNML, and where there are lines all methods against the angle."""
+    drawn = {f"{part}-scatter": scatter(queries)}
+    if lines:
+        first = [query for query in queries if query.query < lines and query.shift != RANDOM]
+        drawn |= {f"{part}-{score}": over_rotation(first, score, t) for score, t in TITLES.items()}
+    return drawn
+
+
+def over_rotation(queries: Sequence[Query], score: str, title: str) -> Figure:
     """Draw a score against the angle, a line per method."""
     figure, axes = panel(title, (5.0, 4.0))
-    angles = sorted(compared.settings.angles)
-    at_angles = [compared.shifts[f"{a}°"].first(compared.settings.lines) for a in angles]
+    angles = sorted({degrees(query.shift) for query in queries})
     for name, look in LOOKS.items():
-        values = [_scores(each, name)[score] for each in at_angles]
+        own = [query for query in queries if query.method == name]
+        values = [_score([q for q in own if degrees(q.shift) == a], score) for a in angles]
         axes.plot(angles, values, look.marker, linestyle="-", color=look.colour, label=look.label)
     Axis({float(a): () for a in angles}, "rotation", "{x:.0f}°").dress(axes)
     legend_below(figure)
     return figure
 
 
-def scatter(comparisons: Sequence[Comparison]) -> Figure:
+def _score(queries: Sequence[Query], score: str) -> float:
+    """Return a score of one method, from what is known of every query."""
+    if score != "ece":
+        return fmean(getattr(q, {"accuracy": "correct"}.get(score, score)) for q in queries)
+    pairs = [(q.confidence, float(q.correct)) for q in queries]
+    confidence, correct = torch.tensor(pairs, dtype=torch.float64).T
+    return metrics.ece_of_confidences(confidence, correct, bins_for(len(queries)))
+
+
+def scatter(queries: Sequence[Query]) -> Figure:
     """Draw ACNML against naive CNML: normaliser, NLL of the true label, and confidence."""
     with mpl.rc_context(STYLE):
-        rows = len(comparisons)
-        figure = Figure(figsize=(9.4, 3.1 * rows), layout="constrained")
-        grid = figure.subplots(rows, 3, squeeze=False)
-        for line, comparison in zip(grid, comparisons, strict=True):
-            where = "upright" if comparison.shift == UPRIGHT else "random rotation"
-            for axes, (name, quantity) in zip(line, QUANTITIES.items(), strict=True):
+        figure = Figure(figsize=(9.4, 6.2), layout="constrained")
+        grid = figure.subplots(2, 3)
+        for line, (shift, where) in zip(grid, PLACES.items(), strict=True):
+            for axes, (name, column) in zip(line, QUANTITIES.items(), strict=True):
                 axes.set_title(f"{name}, {where}")
-                _draw_pairs(axes, {m: quantity(comparison, m) for m in (ACNML, NAIVE, NAIVE_MAX)})
+                _draw_pairs(axes, [q for q in queries if q.shift == shift], column)
         grid[0][0].legend(fontsize=7.5, frameon=False)
     return figure
 
 
-Quantity = Callable[[Comparison, str], Tensor]  # of every query (B,)
-QUANTITIES: Mapping[str, Quantity] = {
-    "Normaliser C(x)": Comparison.normaliser,
-    "NLL": Comparison.nll,
-    "Confidence": Comparison.confidence,
-}
+PLACES = {UPRIGHT: "upright", RANDOM: "random rotation"}
+QUANTITIES = {"Normaliser C(x)": "normaliser", "NLL": "nll", "Confidence": "confidence"}
 
 
-def _draw_pairs(axes: Axes, values: Mapping[str, Tensor]) -> None:
-    ours = values[ACNML]
-    for name, colour, marker in ((NAIVE, BLUE, "o"), (NAIVE_MAX, GREEN, "x")):
-        axes.scatter(values[name], ours, 16, color=colour, marker=marker, label=name, alpha=0.6)
-    every = torch.cat(list(values.values()))
-    ends = [every.min().item(), every.max().item()]
+def _draw_pairs(axes: Axes, queries: Sequence[Query], column: str) -> None:
+    values = {
+        name: [getattr(q, column) for q in queries if q.method == name]
+        for name in (ACNML, NAIVE, NAIVE_MAX)
+    }
+    for name, marker in ((NAIVE, "o"), (NAIVE_MAX, "x")):
+        style: dict[str, Any] = {"color": LOOKS[name].colour, "marker": marker, "alpha": 0.7}
+        axes.scatter(values[name], values[ACNML], 16, label=name, **style)
+    every = [value for each in values.values() for value in each]
+    ends = [min(every), max(every)]
     axes.plot(ends, ends, color=FAINT, linestyle=DASHES, linewidth=1)
     axes.set(xlabel="naive CNML", ylabel="ACNML")

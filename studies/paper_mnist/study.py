@@ -254,9 +254,16 @@ def _higher_normaliser(compared: Compared) -> Judgement:
 def _less_extreme(compared: Compared) -> Judgement:
     upright, rotated = (_excess(each) for each in _both(compared))
     share = _share(rotated > 0)
-    text = f"{share:.0%} of {len(rotated):,}; mean excess {upright.mean():.3f} upright, "
+    ratios = [
+        (c.normaliser(ACNML).mean() - 1) / (c.normaliser(NAIVE).mean() - 1) for c in _both(compared)
+    ]
+    text = (
+        f"{share:.0%} of {len(rotated):,}; mean excess {upright.mean():.3f} upright, "
+        f"{rotated.mean():.3f} rotated; C - 1 in times of naive CNML’s {ratios[0]:.1f} upright, "
+        f"{ratios[1]:.1f} rotated"
+    )
     holds = share > 0.5 and bool(rotated.mean() < upright.mean())
-    return Judgement(f"{text}{rotated.mean():.3f} rotated", holds)
+    return Judgement(text, holds)
 
 
 def _less_confident(compared: Compared) -> Judgement:

@@ -43,7 +43,6 @@ def sections(results: Results) -> list[Section]:
     ticks = tuple(float(angle) for angle in sorted(settings.angles) if angle % 30 == 0)
     axis = Axis(places, "rotation", "{x:.0f}°", ticks)
     shown = [s for s in (UPRIGHT, "60°", "90°", "180°", RANDOM) if s in settings.shifts]
-    titles = {m: f"{m.rule}, BBP" for m in (ms.MAP_BBP, ms.BMA_BBP, ms.ACNML_BBP)}
     converged = (
         "Mean total variation between a solver’s probabilities and those of the converged one "
         "(linearised, then 10 gradient steps) over all shifts; and the median residual of the "
@@ -62,10 +61,9 @@ def sections(results: Results) -> list[Section]:
         trade_off(results),
         diagrams(
             results,
-            (*titles, ms.ACNML_HEAD),
+            ms.PAPER,
             {UPRIGHT: "upright", RANDOM: "random rotation"},
-            "Points are groups of equally many images with similar confidence.",
-            titles,
+            "Bayes by Backprop. Points are groups of equally many images with similar confidence.",
         ),
         all_methods(results, shown),
         detection(results, letters),

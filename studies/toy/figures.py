@@ -125,7 +125,8 @@ def draw_map(
         extent=(-e, e, -e, e),
         vmin=limits[0],
         vmax=limits[1],
-        interpolation="nearest",
+        interpolation="bilinear",
+        interpolation_stage="data",
     )
     axes.set_xticks([])
     axes.set_yticks([])

@@ -40,7 +40,8 @@ class ToyStudy:
             many lines should part.
         overlapping: the same, for the second sample, which no line should part.
         extent: the maps reach from -extent to extent in both directions.
-        resolution: of the maps, in points along a side.
+        resolution: of the maps, in points along a side: about the pixels of a figure, so that
+            edges of CNML, which jumps, have no steps.
         query: where the two refits are shown.
         penalties: λ of CNMAP, in increasing order. The intercept is not penalised.
         distances: radii of the rings on which confidence is averaged, in increasing order.
@@ -52,7 +53,7 @@ class ToyStudy:
     apart: float = 6.0
     overlapping: float = 2.2
     extent: float = 8.0
-    resolution: int = 100
+    resolution: int = 300
     query: tuple[float, float] = (4.5, -5.0)
     penalties: tuple[float, ...] = (0.1, 1.0, 10.0)
     distances: tuple[float, ...] = (2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)

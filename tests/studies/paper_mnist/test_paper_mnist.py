@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import acnml
-from acnml import Gradient, NaiveCnml, NaiveCnmlMax, Refit
+from acnml import Gradient, NaiveCnml, NaiveCnmlMax, Refit, metrics
 from stores import made, store_in
 from studies.engine.claims import verdicts
 from studies.engine.command import build as command_build
 from studies.engine.grounds import Batches
 from studies.engine.method import ACNML, BMA, MAP
-from studies.engine.report import markdown, sections_of
+from studies.engine.redraw import redraw, results_in
+from studies.engine.report import drawn, markdown, sections_of, write_report
 from studies.engine.results import collect
 from studies.engine.run import phases, run
 from studies.engine.workshop import Finished, Making, Workshop
@@ -160,11 +161,68 @@ def test_the_numbers_of_every_query_are_written_out(finished):
     columns, rows = section.numbers["naive-subset.csv"]
     assert len(rows) == (4 + 2 + 4) * 5  # 0°, 90°, random
     found = results.extras[SUBSET].shifts[RANDOM]
-    (row,) = [r for r in rows if r[:3] == [NAIVE, RANDOM, 3]]
+    (row,) = [r for r in rows if r[:3] == (NAIVE, RANDOM, 3)]
     told = dict(zip(columns, row, strict=True))
     assert told["normaliser"] == found.normaliser(NAIVE)[3].item()
     assert told["nll"] == found.nll(NAIVE)[3].item()
     assert told["correct"] == int(found.log_probs(NAIVE)[3].argmax() == found.labels[3])
+    expected = metrics.brier(found.log_probs(NAIVE)[3:], found.labels[3:])
+    assert told["brier"] == pytest.approx(expected)
+
+
+def test_lines_of_naive_cnml_are_scores_of_its_first_queries(finished):
+    _, _, results = finished
+    (section,) = [s for s in sections_of(results) if "naive-subset.csv" in s.numbers]
+    first = results.extras[SUBSET].shifts[UPRIGHT].first(TINY.subset.lines)
+    for score, expected in metrics.summary(first.log_probs(NAIVE), first.labels, 1).items():
+        (axes,) = section.panels[0].figures[f"naive-subset-{score}"].axes
+        assert {line.get_label() for line in axes.lines} == {
+            look.label for look in report.LOOKS.values()
+        }
+        (line,) = [line for line in axes.lines if line.get_label() == NAIVE]
+        assert line.get_ydata()[0] == pytest.approx(expected)
+
+
+def test_figures_are_drawn_again_from_the_csv_files(finished, tmp_path):
+    """Nothing else is read: neither artefacts nor data."""
+    _, _, results = finished
+    write_report(results, tmp_path)
+    again = results_in(tmp_path, results.study)
+    assert len(again.rows) == len(results.rows)
+    for ours, saved in zip(again.rows, results.rows, strict=True):
+        assert ours[:4] == saved[:4]
+        assert ours[4:] == pytest.approx(saved[4:], rel=1e-5)
+    assert again.diagrams.keys() == results.diagrams.keys()
+    for place, diagram in again.diagrams.items():
+        assert diagram.confidence == pytest.approx(results.diagrams[place].confidence, rel=1e-5)
+    shapes = [
+        {name: [line.get_xydata() for line in figure.axes[0].lines] for name, figure in each}
+        for each in (drawn(sections_of(found)).items() for found in (again, results))
+    ]
+    assert shapes[0].keys() == shapes[1].keys()
+    for name, lines in shapes[0].items():
+        for ours, saved in zip(lines, shapes[1][name], strict=True):
+            assert ours == pytest.approx(saved, rel=1e-4), name
+    for figure in tmp_path.glob("*.png"):
+        if figure.stem != "naive-subset-scatter":
+            figure.unlink()
+    assert redraw(results.study, tmp_path) == ["naive-subset-scatter"]
+    assert redraw(results.study, tmp_path, ["lines-ece"]) == ["lines-ece"]
+    assert (tmp_path / "lines-ece.png").is_file()
+
+
+def test_a_reliability_diagram_has_all_methods_of_a_shift(finished):
+    _, _, results = finished
+    figures = drawn(sections_of(results))
+    assert {name for name in figures if name.startswith("reliability")} == {
+        "reliability-upright",
+        "reliability-random-rotation",
+    }
+    _, *lines = figures["reliability-random-rotation"].axes[0].lines
+    assert [line.get_label() for line in lines] == [results.study.look(m).label for m in PAPERS]
+    for line, method in zip(lines, PAPERS, strict=True):
+        found = results.diagrams[method.name, RANDOM]
+        assert line.get_xydata().T.tolist() == [list(found.confidence), list(found.accuracy)]
 
 
 def test_figures_leave_out_angles_that_a_method_has_not_seen(finished, tmp_path):

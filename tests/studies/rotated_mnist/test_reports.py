@@ -20,7 +20,7 @@ def test_the_report_says_what_it_is(finished):
     page = write_report(results, out).read_text()
     assert "scikit-learn" in page
     assert "Not finished" not in page
-    assert page.count("<svg") >= 14
+    assert page.count("<svg") >= 12
     with (out / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     expected = "study name method posterior solver knob seed shift n accuracy nll brier ece"
