@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -113,6 +113,7 @@ class Moments:
     def class_means(self) -> Tensor:
         """The mean of every class (K, q); that of all for a class without data."""
         means = self.mean.expand(len(self.counts), -1).clone()
+        assert self._origin is not None  # `mean` requires it
         known = self.counts > 0
         means[known] = self._origin + self._sums[known] / self.counts[known, None]
         return means
@@ -185,7 +186,7 @@ class Atypicality:
     def fit(
         moments: Moments, features: Tensor, labels: Tensor, rank: int = MOST_RANK
     ) -> Atypicality:
-        """Fit to the moments of the training data, and to held-out features (N, q) and classes (N,).
+        """Fit to moments of the training data, and to held-out features (N, q) and classes (N,).
 
         Args:
             moments: of the training data.
@@ -241,8 +242,9 @@ class Atypicality:
 
     def to(self, device: torch.device | str) -> Atypicality:
         """Return the same score with its tensors on a device."""
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors)
+        own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in own.items()}
+        return replace(self, **moved)
 
     def _split(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return stretched coordinates (B, r), and the squared length of the rest (B,)."""
@@ -309,10 +311,15 @@ def _most_likely(main: Tensor, within: Tensor, held_out: Tensor, count: int) -> 
         var_beside = max(beside / left, LEAST_VARIANCE) if left else 1.0
         for rho in SHRINKAGES:
             var = (1 - rho) * own + rho * own.mean()
-            loss = float((var.log() + seen.mean(0) / var).sum()) + left * math.log(var_beside) + left
-            trained = float((own / var).sum()) + (count - float(own.sum())) / var_beside * (left > 0)
-            overfit = (float((seen.mean(0) / var).sum()) + left) / trained
+            loss = (
+                float((var.log() + seen.mean(0) / var).sum()) + left * math.log(var_beside) + left
+            )
+            trained = float((own / var).sum()) + (count - float(own.sum())) / var_beside * (
+                left > 0
+            )
+            found = float((seen.mean(0) / var).sum()) + beside / var_beside * (left > 0)
             rest = 1 / var_beside if left else 0.0
-            models.append(_Gaussian(turn.T @ main[-rank:], var, rest, rho, loss, overfit))
+            directions = turn.T @ main[-rank:]
+            models.append(_Gaussian(directions, var, rest, rho, loss, found / trained))
         rank //= 2
     return min(models, key=lambda model: model.loss)

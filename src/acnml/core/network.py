@@ -17,11 +17,11 @@ from acnml._util.passes import each_batch, in_chunks
 from acnml._util.processes import Group, group
 from acnml._util.structure import tracking_batch_norms
 from acnml.atypicality import Moments
-from acnml.calibrate.calibrator import Answer, Calibrator, fit_calibrator
-from acnml.calibrate.module import CalibratedModule
-from acnml.calibrate.rules import RuleName
-from acnml.calibrate.table import CalibrationRow
 from acnml.classifier import Classifier
+from acnml.core.calibrator import Answer, Calibrator, as_arrays, fit_calibrator
+from acnml.core.module import CalibratedModule
+from acnml.core.rules import RuleName
+from acnml.core.table import CalibrationRow
 from acnml.features import PROBED, Folding, Place, Taps, find_places
 from acnml.fit.batches import checked_labels, require_classes
 
@@ -43,13 +43,13 @@ class Calibrated:
         folding: of the features, where there are too many.
         calibrator: the core, which needs no network.
 
-    >>> import acnml, torch
+    >>> from acnml.core import calibrate
     >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
     >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
     >>> model = torch.nn.Linear(4, 2)  # stands for a trained network
     >>> model.weight.data = torch.tensor([[-3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
     >>> train, validation = (x[:1000], labels[:1000]), (x[1000:], labels[1000:])
-    >>> calibrated = acnml.calibrate(model, train, validation)
+    >>> calibrated = calibrate(model, train, validation)
     >>> answer = calibrated(x)
     >>> answer.probs.shape
     torch.Size([2000, 2])
@@ -76,7 +76,7 @@ class Calibrated:
             by: what decides, "confidence" or "regret".
         """
         if batches.has_arrays_only(x):
-            return Answer(*(part.cpu().numpy() for part in self(as_inputs(x), share, by)))
+            return as_arrays(self(as_inputs(x), share, by))
         self.require_current()
         reading = Reading(self.classifier, self.places, self.folding)
         flag = self.calibrator.on_error == "flag"
@@ -229,7 +229,7 @@ def calibrate(
             one.
         price: accepted increase of the validation NLL over the best temperature, in nats. A higher
             price gives less confident predictions. Most users need no other setting.
-        rule: "acnml" or "closed-form", see `acnml.calibrate.rules`.
+        rule: "acnml" or "closed-form", see `acnml.core.rules`.
         places: where features are taken; by default at places that are found in the network.
         temperature: of the network; by default that of least validation NLL.
         on_error: what the result does about inputs without an answer, such as NaN: "raise" an
@@ -239,14 +239,14 @@ def calibrate(
             starts them. Each passes its own part of the training data, which must not overlap, and
             all of the validation data. All get the same result, that of one process with all data.
 
-    >>> import acnml, torch
+    >>> from acnml.core import calibrate
     >>> x = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0))
     >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
     >>> model = nn.Linear(5, 2)  # stands for a trained network, too confident in the first input
     >>> with torch.no_grad():
     ...     _ = model.weight.copy_(torch.tensor([[-3.0, 0, 0, 0, 0], [3.0, 0, 0, 0, 0]]))
     >>> train, validation = (x[:1000], labels[:1000]), (x[1000:], labels[1000:])
-    >>> calibrated = acnml.calibrate(model, train, validation)
+    >>> calibrated = calibrate(model, train, validation)
     >>> calibrated.probs(x[:3]).shape
     torch.Size([3, 2])
     """
@@ -270,9 +270,7 @@ def calibrate(
     )
     assert reader.reading is not None  # the first batch made one
     taps = reader.reading.taps
-    return Calibrated(
-        classifier, taps.places, taps.folding, calibrator.to(classifier.device)
-    )
+    return Calibrated(classifier, taps.places, taps.folding, calibrator.to(classifier.device))
 
 
 @final
@@ -285,9 +283,7 @@ class _Reader:
         self._classifier, self._places, self._progress = classifier, places, progress
         self.reading: Reading | None = None
 
-    def validation(
-        self, loader: Iterable[Any], processes: Group
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def validation(self, loader: Iterable[Any], processes: Group) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits, features and labels of all validation data, the same in all processes."""
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -372,7 +368,7 @@ def _live(classifier: Classifier, name: str) -> Tensor | None:
 
 
 def _without_broken(x: Inputs) -> tuple[Inputs, Tensor]:
-    """Return a batch with harmless numbers in place of those that are not finite, and in which rows.
+    """Return a batch with harmless numbers for those that are not finite, and in which rows.
 
     Additive attention masks contain -inf, so that counts as finite.
     """

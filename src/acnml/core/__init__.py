@@ -9,8 +9,8 @@ one over the validation data. `fit_calibrator` takes them as arrays. Both
    logits, for logits with the covariance V(x) = α m(x)² I.
 """
 
-from acnml.calibrate.calibrator import Answer, Calibrator, fit_calibrator
-from acnml.calibrate.network import Calibrated, calibrate
-from acnml.calibrate.table import CalibrationRow
+from acnml.core.calibrator import Answer, Calibrator, fit_calibrator
+from acnml.core.network import Calibrated, calibrate
+from acnml.core.table import CalibrationRow
 
 __all__ = ["Answer", "Calibrated", "CalibrationRow", "Calibrator", "calibrate", "fit_calibrator"]

@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acnml import metrics
-from acnml._util import checks
-from acnml._util.batches import as_tensor
+from acnml._util import batches, checks
 from acnml._util.callers import callers_level
 from acnml._util.threads import one_thread
 from acnml.atypicality import Atypicality, Moments
-from acnml.calibrate.rules import RULES, RuleName, spread
-from acnml.calibrate.search import LARGEST, least_nll_temperature
-from acnml.calibrate.table import (
+from acnml.core.rules import RULES, RuleName, spread
+from acnml.core.search import LARGEST, least_nll_temperature
+from acnml.core.table import (
     EQUAL_PRICE,
     NETWORK,
     TEMPERATURE,
@@ -31,7 +29,7 @@ from acnml.calibrate.table import (
     as_html,
     as_text,
 )
-from acnml.calibrate.validation import Validation, require_usable, row
+from acnml.core.validation import Validation, require_usable, row
 
 # Quantiles of the validation data that are kept for abstaining: 0.1 % apart.
 QUANTILES = 1001
@@ -43,7 +41,7 @@ TIE = 1e-5
 CHUNK = 4096
 
 # Held-out data may be this much less typical than the training data before a warning.
-OVERFIT = 2.0
+OVERFIT = 3.0
 
 # Mean total variation below which two methods give the same answers for practical purposes.
 SAME_ANSWERS = 0.005
@@ -63,7 +61,7 @@ class Answer(NamedTuple):
         """Return the answers without those of some inputs (B,)."""
         rows = rows.to(self.label.device)
         known = [part.masked_fill(_like(rows, part), torch.nan) for part in self[1:-1]]
-        return Answer(self.label.masked_fill(rows, -1), *known, self.abstain | rows)
+        return Answer(*(self.label.masked_fill(rows, -1), *known, self.abstain | rows))
 
 
 @final
@@ -73,7 +71,7 @@ class Calibrator:
 
     Attributes:
         atypicality: m(x), from the features.
-        rule: "acnml", "closed-form" or "density-temperature", see `acnml.calibrate.rules`.
+        rule: "acnml", "closed-form" or "density-temperature", see `acnml.core.rules`.
         temperature: T, by which the logits are divided.
         alpha: α, the weight of the score.
         price: that was asked for, in nats.
@@ -113,8 +111,7 @@ class Calibrator:
             by: what decides, see `threshold`.
         """
         if isinstance(logits, np.ndarray):
-            found = self(*_tensors(logits, features), share, by)
-            return Answer(*(part.numpy() for part in found))
+            return as_arrays(self(as_tensor(logits), as_tensor(features), share, by))
         with one_thread():
             log_lik, score = self._explained(logits, features)
             log_probs = torch.log_softmax(log_lik, dim=-1)
@@ -146,9 +143,7 @@ class Calibrator:
         """Return the likeliest class of every input (B,), or -1 for one without an answer."""
         return self(logits, features).label
 
-    def threshold(
-        self, share: float, by: Literal["confidence", "regret"] = "confidence"
-    ) -> float:
+    def threshold(self, share: float, by: Literal["confidence", "regret"] = "confidence") -> float:
         """Return the value beyond which the least certain `share` of the validation data lies.
 
         Inputs with a confidence below it, or a regret above it, are rejected. On data like the
@@ -228,11 +223,11 @@ def fit_calibrator(
             from the NLL at this temperature.
         on_error: what the result does about inputs without an answer, see `Calibrator`.
 
-    >>> import acnml, torch
+    >>> from acnml.core import fit_calibrator
     >>> features = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
     >>> labels = (features[:, 0] + 0.5 * features[:, 1] > 0).long()
     >>> logits = 3 * features[:, :1] * torch.tensor([-1.0, 1.0])  # of a classifier that is too sure
-    >>> calibrator = acnml.fit_calibrator(
+    >>> calibrator = fit_calibrator(
     ...     (features[:1000], labels[:1000]), (logits[1000:], features[1000:], labels[1000:])
     ... )
     >>> calibrator.probs(logits[:3], features[:3]).shape
@@ -241,9 +236,9 @@ def fit_calibrator(
     checks.require_positive(price, "price")
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
-    logits, features, labels = _tensors(*validation)
+    logits, features, labels = (as_tensor(part) for part in validation)
     require_usable(logits, labels, temperature is not None)
-    moments = train if isinstance(train, Moments) else _moments(*_tensors(*train), logits.shape[1])
+    moments = train if isinstance(train, Moments) else _moments(*train, classes=logits.shape[1])
     score = Atypicality.fit(moments, features, labels)
     chosen = least_nll_temperature(logits, labels) if temperature is None else temperature
     checks.require_positive(chosen, "temperature")
@@ -253,8 +248,9 @@ def fit_calibrator(
         return _chosen(score, data, chosen, price, rule, on_error)
 
 
-def _moments(features: Tensor, labels: Tensor, classes: int) -> Moments:
+def _moments(train_features: Any, train_labels: Any, classes: int) -> Moments:
     """Return the moments of training features."""
+    features, labels = as_tensor(train_features), as_tensor(train_labels)
     if len(features) != len(labels):
         raise ValueError(f"there are {len(features)} training inputs, but {len(labels)} labels")
     moments = Moments(classes)
@@ -357,6 +353,12 @@ def _quantiles(values: Tensor) -> Tensor:
     return torch.quantile(values.double().cpu(), torch.linspace(0, 1, QUANTILES).double())
 
 
-def _tensors(*arrays: Any) -> tuple[Tensor, ...]:
-    """Turn arrays into tensors."""
-    return tuple(torch.as_tensor(as_tensor(array, "an array")) for array in arrays)
+def as_tensor(array: Any) -> Tensor:
+    """Turn an array into a tensor."""
+    return torch.as_tensor(batches.as_tensor(array, "an array"))
+
+
+def as_arrays(answer: Answer) -> Answer:
+    """Return an answer with arrays in place of tensors."""
+    arrays: Any = (part.cpu().numpy() for part in answer)
+    return Answer(*arrays)

@@ -29,13 +29,13 @@ RuleName: TypeAlias = Literal["acnml", "closed-form", "density-temperature"]
 # The power of the score in the spread.
 POWER = 2
 
-# A score that is larger counts as this one: its square is finite in single precision.
-LARGEST_SCORE = 1e15
+# A larger spread counts as this one: predictions are uniform then.
+LARGEST_SPREAD = 1e6
 
 
-def spread(alpha: float, score: Tensor) -> Tensor:
+def spread(alpha: float | Tensor, score: Tensor) -> Tensor:
     """Return v = α m² (B,)."""
-    return alpha * score.clamp(max=LARGEST_SCORE) ** POWER
+    return (alpha * score**POWER).clamp(max=LARGEST_SPREAD)
 
 
 def closed_form(logits: Tensor, var: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._util.callers import callers_level
-from acnml.calibrate.rules import RULES, spread
-from acnml.calibrate.search import largest_at_price
-from acnml.calibrate.table import CalibrationRow
+from acnml.core.rules import RULES, spread
+from acnml.core.search import largest_at_price
+from acnml.core.table import CalibrationRow
 
 # Fewer data than this say too little about an NLL to choose anything by it.
 LEAST_DATA = 50
@@ -104,14 +104,18 @@ def require_usable(logits: Tensor, labels: Tensor, has_temperature: bool) -> Non
             f"at least {LEAST_DATA}, better a few thousand, or set temperature=1"
         )
     if count < LEAST_DATA:
-        _warn(f"{count} validation examples say little about thresholds: give at least {LEAST_DATA}")
+        _warn(
+            f"{count} validation examples say little about thresholds: give at least {LEAST_DATA}"
+        )
     if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(
             f"validation labels go from {int(labels.min())} to {int(labels.max())}, but there are "
             f"{classes} logits: labels must be class indices from 0 to {classes - 1}"
         )
     if metrics.are_probabilities(logits):
-        raise ValueError("the logits are probabilities: pass their logarithms, or remove the softmax")
+        raise ValueError(
+            "the logits are probabilities: pass their logarithms, or remove the softmax"
+        )
     missing = sorted(set(range(classes)) - set(labels.unique().tolist()))
     if missing:
         shown = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")

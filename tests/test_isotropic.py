@@ -1,0 +1,147 @@
+"""The scalar solver against the paper's iteration, against K² Newton steps, and its properties."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import acnml
+from acnml import Classifier
+from acnml.posteriors import Diagonal
+from acnml.solve.isotropic import solve_diagonal, solve_isotropic
+from cases import normal
+from heads import by_scipy
+
+ALPHAS = [1e-6, 1e-3, 0.1, 1.0, 10.0, 100.0, 1e4, 1e6]
+
+
+def logits_of(kind: str, classes: int, inputs: int = 4) -> torch.Tensor:
+    """Logits that are flat, ordinary, confident, or far apart."""
+    size = {"flat": 0.0, "ordinary": 2.0, "confident": 8.0, "far apart": 40.0}[kind]
+    return size * normal(inputs, classes, seed=classes)
+
+
+each_kind = pytest.mark.parametrize("kind", ["flat", "ordinary", "confident", "far apart"])
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.1, 3.0])
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_it_is_where_the_papers_iteration_converges_to(classes, alpha):
+    """A posterior of independent weights with one variance for all classes has V = vI."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(5, classes, bias=False).double()
+    x, weight = normal(3, 5), model.weight.detach()
+    posterior = Diagonal({"weight": weight}, {"weight": alpha * torch.ones_like(weight)})
+    literal = acnml.Reference(steps=4000, step_size=0.02)(Classifier(model), posterior, x)
+    found = solve_diagonal(x @ weight.T, alpha * (x**2).sum(-1, keepdim=True).expand(-1, classes))
+    torch.testing.assert_close(found, literal.log_lik, rtol=0, atol=1e-9)
+
+
+@each_kind
+@pytest.mark.parametrize("alpha", [1e-2, 1.0, 30.0])
+@pytest.mark.parametrize("classes", [2, 10])
+def test_newton_steps_find_the_solution_of_scipy(classes, alpha, kind):
+    logits = logits_of(kind, classes, 1)
+    var = alpha * normal(1, classes, seed=2).exp()
+    found = solve_diagonal(logits, var)
+    expected = [by_scipy(logits[0], torch.diag(var[0]), y) for y in range(classes)]
+    torch.testing.assert_close(found[0].tolist(), expected, rtol=1e-9, atol=1e-9)
+
+
+@each_kind
+@pytest.mark.parametrize("alpha", ALPHAS[::2])
+@pytest.mark.parametrize("classes", [2, 10, 40])
+def test_newton_steps_leave_no_residual(classes, alpha, kind):
+    """z_y = z + v(e_y - softmax z_y), solved for all labels at once."""
+    logits, v = logits_of(kind, classes), alpha * normal(4, seed=1).exp()
+    log_lik = solve_diagonal(logits, v[:, None].expand_as(logits))
+    own = log_lik.exp()
+    # L follows from the label's own equation, and the other probabilities from L.
+    L = logits + v[:, None] * (1 - own) - log_lik
+    others = torch.full_like(own, 0.0)
+    for y in range(classes):
+        p = _shares(logits - L[:, y : y + 1], v)
+        others[:, y] = p.sum(-1) - p[:, y]
+    rounding = 1e-15 * v[:, None]  # of L
+    assert ((own + others - 1).abs() <= 1e-9 + rounding).all()
+
+
+def _shares(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Solve log g + v g = a by bisection on log g."""
+    low, high = torch.minimum(a - v[:, None], -a.abs() - 50), a.clamp(max=700.0)
+    for _ in range(80):
+        middle = (low + high) / 2
+        above = middle + v[:, None] * middle.exp() > a
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    return ((low + high) / 2).exp()
+
+
+@each_kind
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("classes", [2, 3, 10, 60, 300])
+def test_the_curve_gives_newtons_answers(classes, alpha, kind):
+    logits, v = logits_of(kind, classes), alpha * normal(4, seed=1).exp()
+    exact = solve_diagonal(logits, v[:, None].expand_as(logits))
+    stated = 1e-5 if alpha <= 1 else 1e-4 if alpha <= 10 else 3e-3
+    single = solve_isotropic(logits.float(), v.float()).double()
+    # Single precision holds logits of a hundred to 1e-5.
+    assert ((single - exact).abs() <= stated + 2e-7 * logits.abs().amax()).all()
+    fine = solve_isotropic(logits, v, nodes=8192)
+    assert ((fine - exact).abs() <= (1e-9 if alpha <= 100 else 1e-4)).all()
+
+
+def test_ten_thousand_classes():
+    logits, v = 3 * normal(1, 10_000), torch.tensor([2.0]).double()
+    single = solve_isotropic(logits.float(), v.float()).double()
+    exact = solve_isotropic(logits, v, nodes=2048)
+    torch.testing.assert_close(single, exact, rtol=0, atol=1e-4)
+    labels = logits[0].topk(3).indices
+    p = exact[0, labels].exp()
+    L = logits[0, labels] + 2 * (1 - p) - p.log()
+    shares = _shares(logits - L[:, None], v.expand(3))
+    total = shares.sum(-1) - shares[range(3), labels] + p
+    torch.testing.assert_close(total, torch.ones(3).double(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 500])
+def test_more_spread_is_never_surer(classes):
+    logits = 4 * normal(6, classes).float()
+    spreads = torch.logspace(-4, 5, 40)
+    top = []
+    for spread in spreads:
+        log_lik = solve_isotropic(logits, spread.expand(6))
+        assert (log_lik >= torch.log_softmax(logits, -1) - 2e-5).all()
+        regret = torch.logsumexp(log_lik, -1)
+        assert ((regret >= -1e-5) & (regret <= math.log(classes) + 1e-5)).all()
+        top.append(torch.softmax(log_lik, -1).amax(-1))
+    falls = torch.stack(top).diff(dim=0)
+    assert (falls <= 1e-4).all()
+    assert (top[0] - top[-1] > 0.05).any()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 200])
+def test_inputs_do_not_depend_on_each_other(rows):
+    logits, v = 3 * normal(rows, 40).float(), normal(rows, seed=5).exp().float()
+    together = solve_isotropic(logits, v)
+    for i in range(min(rows, 5)):
+        alone = solve_isotropic(logits[i : i + 1], v[i : i + 1])
+        torch.testing.assert_close(together[i : i + 1], alone, rtol=0, atol=2e-6)
+
+
+def test_labels_keep_their_order_and_equal_labels_are_equal():
+    logits = torch.tensor([[3.0, 1.0, 1.0, -2.0, -30.0, 3.0]])
+    for v in (1e-5, 0.3, 8.0, 1e3):
+        found = solve_isotropic(logits, torch.tensor([v]))[0]
+        assert found[0] == found[5]
+        assert found[1] == found[2]
+        assert (found[[0, 1, 3, 4]].diff() <= 1e-6).all()
+
+
+def test_no_spread_is_the_softmax():
+    logits = 5 * normal(3, 20).float()
+    found = solve_isotropic(logits, torch.zeros(3))
+    torch.testing.assert_close(found, torch.log_softmax(logits, -1), rtol=0, atol=1e-5)
