@@ -49,7 +49,6 @@ class Reading:
             of Pillow; by default, one of shape (channels, height, width) from 0 to 1. Images with
             16 or 32 bits per channel need one. It gets them in their own mode, not clipped.
 
-    >>> from acnml.scoring import Reading
     >>> table = Reading(columns=("age", "income"), stack=True, carry=("id",))
     >>> images = Reading(image_mode="L", image_size=(28, 28))
     """
@@ -74,7 +73,6 @@ class Answers:
         abstain_share: the share of validation data on which a `Calibrated` predictor would abstain.
         abstain_by: "confidence" or "regret", see `Calibrated.abstains`.
 
-    >>> from acnml.scoring import Answers
     >>> Answers(log_probs=True).abstain_share
     0.05
     """
@@ -106,7 +104,6 @@ class Job:
         batch_rows: rows that are read and scored together.
         device: of the network, for example "cuda".
 
-    >>> from acnml.scoring import Job
     >>> Job("network.py:build", "calibrated.safetensors", "data.parquet", "scored").part_rows
     16384
     """

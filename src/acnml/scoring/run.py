@@ -74,7 +74,6 @@ def score(
 def verify(job: Job) -> Summary:
     """Check that a job is complete and none of its results is damaged; compute and write nothing.
 
-    >>> from acnml.scoring import Job, verify
     >>> verify(Job("network.py:build", "calibrated.safetensors", "nowhere.parquet", "scored"))
     Traceback (most recent call last):
     acnml.scoring.job.ScoringError: there is no file or folder nowhere.parquet: check --input

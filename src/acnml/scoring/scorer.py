@@ -66,7 +66,8 @@ class Scorer:
         places = np.full(len(read.kept) + len(read.reasons), -1)
         places[read.kept[left]] = np.arange(len(left))
         texts = pa.array([why.get(row) for row in range(len(places))], pa.string())
-        return answers.take(pa.array(places, mask=places < 0)).append_column(REJECT, texts)
+        answers = answers.take(pa.array(places, mask=places < 0)) if why else answers
+        return answers.append_column(REJECT, texts)
 
     def _answers(self, tensors: Mapping[str, Tensor]) -> pa.Table:
         """Return the answers for a batch that has answers throughout."""
@@ -97,7 +98,10 @@ def _tensor(array: Array) -> Tensor:
 
 def _column(values: Tensor, kind: pa.DataType) -> pa.Array:
     array = (values.float() if values.is_floating_point() else values).cpu().numpy()
-    return pa.array(array if array.ndim == 1 else list(array), kind)
+    if array.ndim == 1:
+        return pa.array(array)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
+    return lists.cast(kind)
 
 
 def beside(left: pa.Table, right: pa.Table) -> pa.Table:
