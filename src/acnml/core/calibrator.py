@@ -116,16 +116,13 @@ class Calibrator:
             log_lik, score = self._explained(logits, features)
             log_probs = torch.log_softmax(log_lik, dim=-1)
             regret = torch.logsumexp(log_lik, dim=-1).clamp(min=0.0)
-            confidence, label = log_probs.max(dim=-1)
-            probs = log_probs.exp()
-            limit = self.threshold(share, by)
-            if by == "confidence":
-                abstain = ~(confidence.exp() >= limit * (1 - TIE))
-            else:
-                abstain = ~(regret <= limit + TIE)
-            return Answer(
-                label.where(~regret.isnan(), -1), probs, log_probs, regret, score, abstain
+            confidence, limit = log_probs.amax(-1).exp(), self.threshold(share, by)
+            is_sure = (
+                confidence >= limit * (1 - TIE) if by == "confidence" else regret <= limit + TIE
             )
+            # No rule changes the order of the classes, but a huge spread makes them all equal.
+            label = logits.argmax(-1).where(~regret.isnan(), -1)
+            return Answer(label, log_probs.exp(), log_probs, regret, score, ~is_sure)
 
     def log_probs(self, logits: Any, features: Any) -> Any:
         """Return the log-probabilities (B, K)."""
