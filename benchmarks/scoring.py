@@ -38,7 +38,8 @@ import torch
 from torch import Tensor, distributed
 
 import acnml
-from acnml.scoring import Engine, Job, locally, score
+from acnml.scoring import Job, score
+from acnml.scoring.run import Engine, locally
 from benchmarks.timing import bytes_of_status
 from studies.files import write_file
 

@@ -33,9 +33,3 @@ def rewrite(path: Path, change: Callable[[Any], object]) -> None:
     header, tensors = contents(path)
     change(header)
     write_sealed(path, header, tensors)
-
-
-def write_format_1(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write a file as the first version did, without a checksum."""
-    text = json.dumps({**header, "format_version": 1})
-    path.write_bytes(safetensors.torch.save(tensors, {storage.HEADER: text}))

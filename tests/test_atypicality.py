@@ -44,8 +44,13 @@ def test_moments_are_numpys():
 
 def test_parts_of_the_data_add_up():
     x, labels = data()
-    whole, both = moments_of(x, labels), moments_of(x[:50], labels[:50]) + moments_of(x[50:], labels[50:])
-    torch.testing.assert_close(both.covariance_within, whole.covariance_within, rtol=1e-12, atol=1e-12)
+    whole, both = (
+        moments_of(x, labels),
+        moments_of(x[:50], labels[:50]) + moments_of(x[50:], labels[50:]),
+    )
+    torch.testing.assert_close(
+        both.covariance_within, whole.covariance_within, rtol=1e-12, atol=1e-12
+    )
     torch.testing.assert_close(both.class_means, whole.class_means)
     assert (Moments(3) + whole).count == whole.count == 600
 
@@ -60,18 +65,21 @@ def test_scores_are_mahalanobis_distances():
     gaps = np.stack([x.numpy() - mean for mean in means], axis=1)
     by_class = np.einsum("nkp,pq,nkq->nk", gaps, precision, gaps).min(1)
     np.testing.assert_allclose(score.distances(x).by_class, by_class, rtol=1e-3)
-    np.testing.assert_allclose(score(x), by_class / by_class[held_out].mean(), rtol=1e-3)
+    unit = np.sort(by_class[held_out])[:99].mean()  # without the farthest 1 %
+    np.testing.assert_allclose(score(x), by_class / unit, rtol=1e-3)
     total = np.linalg.inv(np.cov(x[train].numpy().T, bias=True))
     centred = x.numpy() - x[train].numpy().mean(0)
     overall = np.einsum("np,pq,nq->n", centred, total, centred)
     np.testing.assert_allclose(score.distances(x).overall, overall, rtol=2e-3, atol=2e-3)
-    np.testing.assert_allclose(score.distances(x).relative, by_class - overall, rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(
+        score.distances(x).relative, by_class - overall, rtol=1e-2, atol=1e-2
+    )
 
 
 def test_it_is_one_on_average_and_grows_with_the_distance():
     x, labels = data()
     score = Atypicality.fit(moments_of(x[:500], labels[:500]), x[500:], labels[500:])
-    assert float(score(x[500:]).mean()) == pytest.approx(1.0, rel=1e-5)
+    assert float(score(x[500:]).mean()) == pytest.approx(1.0, rel=0.1)
     direction = normal(1, 5)
     far = torch.cat([score(x[500:501] + size * direction) for size in (10.0, 30.0, 100.0)])
     assert (far.diff() > 0).all()

@@ -61,7 +61,7 @@ def test_predict_without_rejects_ends_with_zero(predict, tmp_path):
         (["--shape", "a,b"], "--shape must be numbers separated by commas"),
         (["--image-size", "3"], "--image-size must be height,width"),
         (["--actors", "2"], "are for --engine ray"),
-        (["--transform", "prepare.py:crop"], "`transform` (--transform) is for folders of images"),
+        (["--transform", "prepare.py:crop"], "`transform` is for folders of images"),
     ],
 )
 def test_errors_of_predict_are_one_line(predict, arguments, message):

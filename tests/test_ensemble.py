@@ -81,7 +81,7 @@ def test_ensembles_over_several_networks_are_stored(tmp_path):
         acnml.load(path, classifiers(parts)[0])
     with pytest.raises(StorageError, match="of the given network differs from when"):
         acnml.load(path, classifiers(parts[::-1]))
-    with pytest.raises(ValueError, match="list of classifiers is empty"):
+    with pytest.raises(StorageError, match="without its network"):
         acnml.load(path, [])
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from acnml import Classifier, Place, calibrate
-from acnml.features import MOST_FEATURES, Folding, Taps, find_places
+from acnml import Classifier
+from acnml.core import calibrate
+from acnml.features import MOST_FEATURES, Folding, Place, Taps, find_places
 from cases import normal
 
 

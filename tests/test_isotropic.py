@@ -114,12 +114,13 @@ def test_more_spread_is_never_surer(classes):
     top = []
     for spread in spreads:
         log_lik = solve_isotropic(logits, spread.expand(6))
-        assert (log_lik >= torch.log_softmax(logits, -1) - 2e-5).all()
+        stated = 1e-4 if spread <= 100 else 3e-3
+        assert (log_lik >= torch.log_softmax(logits, -1) - stated).all()
         regret = torch.logsumexp(log_lik, -1)
-        assert ((regret >= -1e-5) & (regret <= math.log(classes) + 1e-5)).all()
+        assert ((regret >= -stated) & (regret <= math.log(classes) + stated)).all()
         top.append(torch.softmax(log_lik, -1).amax(-1))
     falls = torch.stack(top).diff(dim=0)
-    assert (falls <= 1e-4).all()
+    assert (falls <= 3e-3).all()
     assert (top[0] - top[-1] > 0.05).any()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from acnml import Classifier, Map, McDropout
 from acnml._util.seeding import seeded
+from acnml.predictors import mc_dropout
 from cases import MLP, MODELS, normal, small_network
 from predicting import FINE, dropping
 
@@ -129,3 +131,47 @@ def test_dropout_refuses():
         McDropout(Classifier(MLP.model()))
     with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
         McDropout(Classifier(input_dropout(0.5)), samples=0)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Dropout, (5, 4)),
+        (nn.Dropout1d, (5, 4)),  # no batch dimension, says torch
+        (nn.Dropout1d, (5, 4, 3)),
+        (nn.Dropout2d, (5, 4, 3, 2)),
+        (nn.Dropout3d, (5, 4, 3, 2)),
+        (nn.Dropout3d, (5, 4, 3, 2, 2)),
+        (nn.AlphaDropout, (5, 4, 3)),
+        (nn.FeatureAlphaDropout, (5, 4, 3)),
+    ],
+)
+def test_masks_are_those_of_torch(layer, shape, rate):
+    own, x = layer(rate).double(), normal(*shape)
+    with seeded(3):
+        expected = own.train()(x)
+    hook = mc_dropout._Masks(3).hook(own)
+    torch.testing.assert_close(hook(own, (x,), x), expected, rtol=1e-14, atol=1e-14)
+
+
+class Drawing(nn.Module):
+    """Draws from the global generator while the network runs, as another thread may."""
+
+    drawn: ClassVar[list[torch.Tensor]] = []
+
+    def forward(self, x):
+        self.drawn.append(torch.rand(1))
+        return x
+
+
+def test_the_global_generator_is_left_alone():
+    """Reseeded, it would give others the same numbers again and again."""
+    model = small_network(Drawing(), nn.Dropout(0.5), nn.Linear(4, 3))
+    Drawing.drawn.clear()
+    with seeded(5):
+        McDropout(Classifier(model), samples=10)(normal(3, 4))
+        own = torch.rand(1)
+    with seeded(5):
+        expected = torch.rand(len(Drawing.drawn) + 1)
+    assert torch.equal(torch.cat([*Drawing.drawn, own]), expected)

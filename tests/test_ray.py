@@ -25,7 +25,7 @@ import ray
 import torch
 
 from acnml import fit_curvature
-from acnml.ray import Cluster, connect, fit, score
+from acnml.ray import Cluster, fit, score
 from acnml.scoring import Job, Reading
 from acnml.scoring import score as score_files
 from cases import normal
@@ -171,7 +171,7 @@ def test_without_a_path_for_results_nothing_is_read(files, tmp_path):
         score_files(Job(**files, **names), Cluster())
 
 
-@pytest.mark.parametrize("function", [connect, score, fit])
+@pytest.mark.parametrize("function", [score, fit])
 def test_examples_run(function):
     """Doctests leave them out, because they need a cluster."""
     text = inspect.cleandoc(function.__doc__).replace("  # doctest: +SKIP", "")

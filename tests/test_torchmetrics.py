@@ -6,6 +6,8 @@ import warnings
 
 import pytest
 import torch
+from torch import distributed
+from torch.multiprocessing import spawn
 
 from acnml import metrics
 from cases import normal
@@ -147,3 +149,25 @@ def test_confidences_that_are_none_are_refused(confidence, correct, message):
     for function in (metrics.ece_of_confidences, metrics.aurc_of_confidences):
         with pytest.raises(ValueError, match=message):
             function(torch.tensor(confidence), torch.tensor(correct))
+
+
+# Real processes ----------------------------------------------------------------------------------
+
+
+def test_a_process_may_have_seen_no_data(tmp_path):
+    """Under gloo, which needs the same type of state in all processes."""
+    spawn(_one_has_no_data, args=(str(tmp_path / "meeting"),), nprocs=2)
+
+
+def _one_has_no_data(rank: int, meeting: str) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    log_probs, labels = data()
+    for build, function in KINDS.values():
+        metric = build()
+        if rank == 0:
+            metric.update(log_probs, labels)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torchmetrics warns of what is tested here
+            found = metric.compute().item()
+        assert found == pytest.approx(function(log_probs, labels), rel=1e-12, abs=1e-12)
+    distributed.destroy_process_group()

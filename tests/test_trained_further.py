@@ -152,14 +152,17 @@ def test_the_score_of_typicality_is_refused_too():
 
 def test_scoring_is_refused_too():
     pytest.importorskip("pyarrow", reason="needs the extra `predict`")
-    from acnml.scoring import Answers, Scorer
+    from acnml.scoring import Answers
+    from acnml.scoring.columns import Read
+    from acnml.scoring.scorer import Scorer
 
     model, found = calibrated_network()
-    scorer, x = Scorer(found, Answers()), {"x": normal(5, 4).float().numpy()}
-    assert len(scorer(x).kept) == 5
+    scorer = Scorer(found, Answers())
+    read = Read({"x": normal(5, 4).float().numpy()}, torch.arange(5).numpy(), {})
+    assert scorer(read)["label"].null_count == 0
     trained(model, 1)
     with pytest.raises(ValueError, match="trained since"):
-        scorer(x)
+        scorer(read)
 
 
 def test_a_last_layer_that_is_gone_is_named():

@@ -3,13 +3,15 @@
 The features φ(x) of an input are compared with the mean of every class, in units of one covariance
 within the classes: d_k² = (φ - m_k)ᵀ Σ̂⁻¹ (φ - m_k). Three scores follow.
 
-- *by class*: m(x) = min_k d_k², divided by its mean on held-out data. About 1 for data like the
+- *by class*: m(x) = min_k d_k², divided by its mean on held-out data without the 1 % that is
+  farthest. About 1 for data like the
   training data, larger for atypical inputs. This is the score that `calibrate` uses.
 - *over all classes*: the same with one mean, and the covariance over all data.
 - *relative*: min_k d_k² minus the distance over all classes (Ren et al. 2021). It is high for
   inputs that belong to the data but to none of the classes. It says nothing about other shifts.
 
-The covariance. Features are divided by their deviations within the classes. If there are more of
+The covariance. Features are divided by their deviations within the classes, in the training
+or the held-out data, whichever is larger. If there are more of
 them than `MOST_RANK`, the directions of most variance are kept, and the squared length of the rest
 counts as it is, divided by its mean variance. In these directions the correlation matrix R is
 shrunk to (1 - ρ)R + ρI, with the ρ under which held-out data are most probable. So more features
@@ -22,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -34,6 +36,9 @@ MOST_RANK = 256
 
 # Features whose deviation is at most this share of their mean vary by rounding only.
 CONSTANT = 1e-5
+
+# The share of held-out data that counts as outliers and has no say.
+OUTLIERS = 0.01
 
 # Variance of a direction of scaled features, at least.
 LEAST_VARIANCE = 1e-3
@@ -114,6 +119,7 @@ class Moments:
     def class_means(self) -> Tensor:
         """The mean of every class (K, q); that of all for a class without data."""
         means = self.mean.expand(len(self.counts), -1).clone()
+        assert self._origin is not None  # `mean` requires it
         known = self.counts > 0
         means[known] = self._origin + self._sums[known] / self.counts[known, None]
         return means
@@ -157,7 +163,7 @@ class Atypicality:
         class_means: differences of the class means from the mean, along the stretched directions
             (K, r).
         shares: of the classes in the training data (K,); 0 for a class without data.
-        typical: the mean distance from the nearest class on held-out data.
+        typical: the mean distance from the nearest class on held-out data without outliers.
         shrinkage: the share ρ of the identity in the correlation matrix.
         overfit: the mean distance of held-out data from their classes, divided by that of the
             training data. 1 is ideal; a covariance from too few data has more.
@@ -190,7 +196,7 @@ class Atypicality:
         rank: int = MOST_RANK,
         shrinkages: Sequence[float] = SHRINKAGES,
     ) -> Atypicality:
-        """Fit to the moments of the training data, and to held-out features (N, q) and classes (N,).
+        """Fit to moments of the training data, and to held-out features (N, q) and classes (N,).
 
         Args:
             moments: of the training data.
@@ -201,14 +207,17 @@ class Atypicality:
         """
         within = moments.covariance_within
         size = moments.covariance.diagonal().clamp(min=0).sqrt() + moments.mean.abs()
-        deviation = within.diagonal().clamp(min=0).sqrt()
-        varies = deviation > CONSTANT * size
+        gaps = features.detach().double().cpu() - moments.class_means[labels.cpu()]
+        # A unit that is nearly dead in training may be alive in held-out data: the larger deviation
+        # keeps it from dominating all distances.
+        deviation = torch.maximum(within.diagonal(), gaps.square().mean(0)).clamp(min=0).sqrt()
+        varies = within.diagonal().clamp(min=0).sqrt() > CONSTANT * size
         if not bool(varies.any()):
             raise ValueError("all features are constant on the training data: give other features")
         scale = torch.where(varies, 1 / deviation, 0.0)
         units, count = torch.outer(scale, scale), int(varies.sum())
         offsets = (moments.class_means - moments.mean) * scale
-        wide = (features.detach().double().cpu() - moments.mean) * scale - offsets[labels.cpu()]
+        wide = _ordinary(gaps * scale)
         main = _main_directions(moments.covariance * units, min(rank, count))
         model = _most_likely(main, main @ (within * units) @ main.T, wide, count, shrinkages)
         found = Atypicality(
@@ -223,7 +232,7 @@ class Atypicality:
             shrinkage=model.shrinkage,
             overfit=model.overfit,
         )
-        typical = float(found(features.float().cpu()).double().mean())
+        typical = float(_trimmed(found(features.float().cpu()).double()).mean())
         if not (math.isfinite(typical) and typical > 0):
             raise ValueError(f"the mean distance of the held-out data is {typical:g}: check them")
         return replace(found, typical=typical)
@@ -247,8 +256,9 @@ class Atypicality:
 
     def to(self, device: torch.device | str | torch.dtype) -> Atypicality:
         """Return the same score with its tensors on a device, or in a precision."""
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors)
+        own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in own.items()}
+        return replace(self, **moved)
 
     def _split(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return stretched coordinates (B, r), and the squared length of the rest (B,)."""
@@ -261,14 +271,26 @@ class Atypicality:
         along = scaled @ self.directions.T
         if not self.rest:
             return along * self.stretch, torch.zeros_like(along[:, 0])
-        beside = scaled.square().sum(-1) - along.square().sum(-1)
-        return along * self.stretch, self.rest * beside.clamp(min=0)
+        # Not as a difference of squares, in which digits cancel.
+        beside = (scaled - along @ self.directions).square().sum(-1)
+        return along * self.stretch, self.rest * beside
 
     def _from_classes(self, along: Tensor) -> Tensor:
         """Return the squared distances (B, K) from all classes; infinite for those without data."""
         means = self.class_means
         gaps = along.square().sum(-1, keepdim=True) - 2 * along @ means.T + means.square().sum(-1)
         return gaps.clamp(min=0).masked_fill(self.shares == 0, torch.inf)
+
+
+def _ordinary(gaps: Tensor) -> Tensor:
+    """Leave out the rows (N, q) that are farthest from their classes."""
+    length = gaps.square().sum(-1)
+    return gaps[length <= _trimmed(length).max()]
+
+
+def _trimmed(values: Tensor) -> Tensor:
+    """Leave out the largest values (N,): single outliers must not decide what is typical."""
+    return values.sort().values[: max(1, round((1 - OUTLIERS) * len(values)))]
 
 
 def _main_directions(matrix: Tensor, rank: int) -> Tensor:
@@ -318,8 +340,12 @@ def _most_likely(
         var_beside = max(beside / left, LEAST_VARIANCE) if left else 1.0
         for rho in shrinkages:
             var = (1 - rho) * own + rho * own.mean()
-            loss = float((var.log() + seen.mean(0) / var).sum()) + left * math.log(var_beside) + left
-            trained = float((own / var).sum()) + (count - float(own.sum())) / var_beside * (left > 0)
+            loss = (
+                float((var.log() + seen.mean(0) / var).sum()) + left * math.log(var_beside) + left
+            )
+            trained = float((own / var).sum()) + (count - float(own.sum())) / var_beside * (
+                left > 0
+            )
             found = float((seen.mean(0) / var).sum()) + beside / var_beside * (left > 0)
             rest = 1 / var_beside if left else 0.0
             directions = turn.T @ main[-rank:]

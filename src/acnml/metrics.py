@@ -259,13 +259,6 @@ def summary(log_probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, floa
 Result = TypeVar("Result", Reliability, RiskCoverage)
 
 
-def are_probabilities(outputs: Tensor) -> bool:
-    """Return whether all rows (N, K) of a model's outputs are non-negative and sum to one."""
-    tolerance = torch.finfo(outputs.dtype).eps * max(16, outputs.shape[1])
-    sums = outputs.double().sum(-1)
-    return bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= tolerance).all())
-
-
 def _arrays_for_arrays(given: object, result: Result) -> Result:
     """Return the result as arrays if an array was given."""
     if not isinstance(given, np.ndarray):

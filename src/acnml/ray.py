@@ -4,18 +4,18 @@
 - `score` adds answers to a Ray Dataset.
 - `fit` fits parts of the data in parallel tasks, and adds up the results pairwise.
 
-Without an address, everything runs on a cluster that Ray starts on this machine. What a lost worker
-was computing is computed again by another one. The results do not depend on it: a part of the
-output is written atomically, and a Dataset contains the blocks of one attempt only.
+What a lost worker was computing is computed again by another one. The results do not depend on it:
+a part of the output is written atomically, and a Dataset has the blocks of one attempt only.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, final
 
 import torch
@@ -28,21 +28,13 @@ with needed_by("acnml.ray", "acnml[ray]"):
     import ray
     import ray.data
 
-    from acnml.scoring import Answers, Job, Reading, Scorer, ScoringError, Unit, Worker
-    from acnml.scoring.columns import Array, InputColumns
-    from acnml.scoring.output import ANSWERS, answer_fields, arrow_columns
-    from acnml.scoring.run import Part
-    from acnml.scoring.sources import SHOWN
-    from acnml.scoring.tables import input_columns, require_columns, whole
+    from acnml.scoring import Answers, Job, Reading, ScoringError
+    from acnml.scoring.columns import SHOWN, InputColumns, require_columns, require_free_names
+    from acnml.scoring.run import Worker
+    from acnml.scoring.scorer import COLUMNS, REJECT, Scorer, beside
+    from acnml.scoring.sources import Part, Unit
 
 T = TypeVar("T")
-
-# A task is repeated as often as needed if its worker is lost. Ray Data does so by itself: lost
-# actors are started again, and their tasks are given to others.
-ALWAYS = -1
-
-# The column of `score` that says why a row has no answer.
-REJECT = "reject"
 
 
 @final
@@ -64,8 +56,6 @@ class Cluster:
 
     >>> from acnml.ray import Cluster
     >>> engine = Cluster(actors=4, threads=2)  # for `acnml.scoring.score(job, engine)`
-    >>> engine.actors
-    4
     """
 
     address: str | None = None
@@ -74,7 +64,7 @@ class Cluster:
 
     def __call__(self, job: Job, units: Sequence[Unit]) -> Iterator[int]:
         """Score all units; yield numbers of rows as they are done."""
-        connect(self.address)
+        _connect(self.address)
         threads, gpus = self.threads or 1, int(job.device.startswith("cuda"))
         there = ray.cluster_resources()
         most = min(there.get("CPU", 1) // threads, there.get("GPU", 0) if gpus else math.inf)
@@ -85,7 +75,7 @@ class Cluster:
         )
         done = tasks.map_batches(
             _Scoring,
-            fn_constructor_args=(job.at_absolute_paths(), threads),
+            fn_constructor_args=(job, str(Path.cwd()), threads),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(actors, len(units))),
             num_cpus=threads,
@@ -95,19 +85,13 @@ class Cluster:
             for row in done.iter_rows():
                 yield int(row["rows"])
         except ray.exceptions.RayError as error:
-            cause = getattr(error, "cause", None)
-            if isinstance(cause, (OSError, ValueError, TypeError)):
-                raise cause from error
-            reason = str(error).strip().splitlines()[-1]
-            raise ScoringError(f"an actor of Ray failed: {reason}") from error
+            cause = getattr(error, "cause", None)  # Ray adds lines to its message
+            lines = str(cause or error).strip().splitlines() or [type(error).__name__]
+            raise ScoringError(f"an actor of Ray failed: {lines[0 if cause else -1]}") from error
 
 
-def connect(address: str | None = None) -> None:
-    """Connect to a cluster, or start one on this machine; without a dashboard and usage reports.
-
-    >>> from acnml.ray import connect
-    >>> connect()  # doctest: +SKIP
-    """
+def _connect(address: str | None = None) -> None:
+    """Connect to a cluster, or start one on this machine; without a dashboard and usage reports."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not ray.is_initialized():
         local = {} if address else {"include_dashboard": False}
@@ -121,16 +105,15 @@ def connect(address: str | None = None) -> None:
 class _Scoring:
     """Scores the units of a job in an actor."""
 
-    def __init__(self, job: Job, threads: int) -> None:
+    def __init__(self, job: Job, folder: str, threads: int) -> None:
         torch.set_num_threads(threads)
+        with suppress(OSError):  # on another machine, where paths must be absolute then
+            os.chdir(folder)
         self._worker = Worker(job)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
-        rows = 0
-        for unit in batch["unit"]:
-            parts = tuple(Part(*map(int, part)) for part in unit)
-            rows += sum(self._worker.run(parts))
-        return {"rows": [rows]}
+        units = [tuple(Part(*map(int, part)) for part in unit) for unit in batch["unit"]]
+        return {"rows": [sum(self._worker.run(units))]}
 
 
 def score(
@@ -145,13 +128,10 @@ def score(
 ) -> ray.data.Dataset:
     """Add answers to the rows of a Ray Dataset, lazily, as all its transformations are.
 
-    The result has the columns of the dataset (or those of `reading.carry`), the answers of `Scorer`
-    and `reject`. Every row occurs once. A row without an answer has nulls, and the reason in
-    `reject`, which is null for all others. All blocks have the same columns of answers, also those
-    without a single answer.
-
-    This call reads the first 256 rows to see the shape of an input. Rows of another shape are
-    rejected. A dataset without rows is returned as it is.
+    The result has the columns of the dataset (or those of `reading.carry`), those that `acnml
+    predict` writes, and `reject`. Every row occurs once. A row without an answer has nulls, and the
+    reason in `reject`, which is null for all others. This call reads the first 256 rows to see the
+    shape of an input; rows of another shape are rejected. A dataset without rows stays as it is.
 
     Args:
         dataset: the rows.
@@ -166,8 +146,7 @@ def score(
 
     >>> import acnml, ray, torch
     >>> from acnml.ray import score
-    >>> def factory():
-    ...     return acnml.Map(acnml.Classifier(torch.nn.Identity()))  # its inputs are logits
+    >>> factory = lambda: acnml.Map(acnml.Classifier(torch.nn.Identity()))  # its inputs are logits
     >>> dataset = ray.data.from_items([{"x": [0.0, 2.0]}, {"x": [1.0, 0.0]}])  # doctest: +SKIP
     >>> scored = score(dataset, factory, actors=1)  # doctest: +SKIP
     >>> sorted(row["label"] for row in scored.iter_rows())  # doctest: +SKIP
@@ -178,9 +157,10 @@ def score(
     shown = next(iter(first), None)
     if shown is None:  # there are no rows to add answers to
         return dataset
+    inputs, scorer = _inputs(shown, reading), lambda: Scorer(factory(), answers)
     return dataset.map_batches(
         _Adding,
-        fn_constructor_args=(factory, answers, reading.carry, _Shown.of(shown, reading), threads),
+        fn_constructor_args=(scorer, reading.carry, inputs, threads),
         batch_size=batch_rows,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(size=actors),
@@ -188,38 +168,11 @@ def score(
     )
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Shown:
-    """What the first rows of a dataset show of all others.
-
-    Args:
-        found: the columns that are inputs of the model, with their shapes.
-        inputs: arrays (m, ...) by name, for the rows that can be inputs.
-    """
-
-    found: InputColumns
-    inputs: dict[str, Array]
-
-    @staticmethod
-    def of(table: pa.Table, reading: Reading) -> _Shown:
-        """Return what these rows show, or raise an error if answers cannot be added to them."""
-        carried = reading.carry or tuple(table.column_names)
-        require_columns(reading.carry, table.column_names, "carry")
-        taken = sorted({*ANSWERS, REJECT} & set(carried))
-        if taken:
-            raise ScoringError(
-                f"column {taken[0]!r} cannot be kept, because the result may have a column of "
-                "this name: rename it, or name the columns to keep by Reading(carry=...)"
-            )
-        found = input_columns(reading, table)
-        inputs, kept, reasons = _inputs(found, table)
-        if not len(kept):
-            raise ScoringError(
-                f"none of the first {len(table)} rows can be an input, the first because "
-                f"{reasons[0]}: check `columns` and `shape` of the reading"
-            )
-        return _Shown(found, inputs)
+def _inputs(first: pa.Table, reading: Reading) -> InputColumns:
+    """Return what the first rows show, or raise an error if answers cannot be added to them."""
+    require_columns(reading.carry, first.column_names, "the dataset")
+    require_free_names(reading.carry or first.column_names, [*COLUMNS, REJECT])
+    return InputColumns.found(reading, first)
 
 
 @final
@@ -227,43 +180,14 @@ class _Adding:
     """Adds answers to tables in an actor."""
 
     def __init__(
-        self,
-        factory: Callable[[], Predictor],
-        answers: Answers,
-        carry: tuple[str, ...],
-        shown: _Shown,
-        threads: int,
+        self, scorer: Callable[[], Scorer], carry: Sequence[str], inputs: InputColumns, threads: int
     ) -> None:
         torch.set_num_threads(threads)
-        self._scorer, self._carry, self._shown = Scorer(factory(), answers), carry, shown
+        self._scorer, self._carry, self._inputs = scorer(), [*carry], inputs
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        inputs, kept, reasons = _inputs(self._shown.found, table)
-        scored = self._scorer(inputs)
-        reasons |= {int(kept[row]): reason for row, reason in scored.reasons.items()}
-        rows = kept[scored.kept]
-        result = table.select(list(self._carry)) if self._carry else table
-        columns = arrow_columns(self._fields, scored.columns, rows, len(table))
-        for name, column in columns.items():
-            result = result.append_column(name, column)
-        texts = [reasons.get(row) for row in range(len(table))]
-        return result.append_column(REJECT, pa.array(texts, pa.string()))
-
-    @functools.cached_property
-    def _fields(self) -> pa.Schema:
-        """The types of all answers, also for tables without an answer."""
-        first = self._scorer(self._shown.inputs)
-        if not len(first.kept):
-            raise ScoringError(
-                f"none of the first {len(first.reasons)} inputs has an answer, the first because "
-                f"{first.reasons[0]}: check the model"
-            )
-        return answer_fields(first.columns)
-
-
-def _inputs(found: InputColumns, table: pa.Table) -> tuple[dict[str, Array], Array, dict[int, str]]:
-    """Return inputs by name for the rows of a table that can be inputs, these rows, and reasons."""
-    return found.joined([column.read(whole(table, column.name)) for column in found.columns])
+        kept = table.select(self._carry) if self._carry else table
+        return beside(kept, self._scorer(self._inputs.read(table)))
 
 
 def fit(
@@ -295,8 +219,8 @@ def fit(
     """
     if len(shards) == 0:  # an array has no truth value
         raise ValueError("there are no shards: pass at least one part of the data")
-    connect(address)
-    task = ray.remote(num_cpus=threads, max_retries=ALWAYS)
+    _connect(address)
+    task = ray.remote(num_cpus=threads, max_retries=-1)  # again whenever a worker is lost
     run, add = task(_fit_one), task(_add)
     sums = [run.remote(fit_one, shard, threads) for shard in shards]
     while len(sums) > 1:

@@ -1,6 +1,6 @@
 """KFAC-Laplace as in the code of Maddox et al. (2019), which the paper's experiments adapted.
 
-It differs from the Laplace approximation of `acnml.fit_kfac_laplace`, which the study also has:
+It differs from the Laplace approximation of `acnml.fit_laplace`, which the study also has:
 
 - The factors come from *one* training minibatch, with the network in train mode: images are
   augmented, dropout is on, and batch norm normalises by the batch.

@@ -19,7 +19,7 @@ _before = 1
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread inside. The number is the process's: the last to leave restores it."""
+    """Let torch use one thread inside, in the whole process; the last to leave restores it."""
     global _inside, _before
     with _lock:
         if _inside == 0:

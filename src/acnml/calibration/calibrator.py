@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acnml._util import checks
-from acnml._util.batches import as_tensor
+from acnml._util import batches, checks
 from acnml._util.callers import callers_level
 from acnml._util.threads import one_thread
 from acnml.atypicality import Atypicality, Moments
@@ -62,7 +61,7 @@ class Answer(NamedTuple):
         """Return the answers without those of some inputs (B,)."""
         rows = rows.to(self.label.device)
         known = [part.masked_fill(_like(rows, part), torch.nan) for part in self[1:-1]]
-        return Answer(self.label.masked_fill(rows, -1), *known, self.abstain | rows)
+        return Answer(*(self.label.masked_fill(rows, -1), *known, self.abstain | rows))
 
 
 @final
@@ -112,22 +111,18 @@ class Calibrator:
             by: what decides, see `threshold`.
         """
         if isinstance(logits, np.ndarray):
-            found = self(*_tensors(logits, features), share, by)
-            return Answer(*(part.numpy() for part in found))
+            return as_arrays(self(as_tensor(logits), as_tensor(features), share, by))
         with one_thread():
             log_lik, score = self._explained(logits, features)
             log_probs = torch.log_softmax(log_lik, dim=-1)
             regret = torch.logsumexp(log_lik, dim=-1).clamp(min=0.0)
-            confidence, label = log_probs.max(dim=-1)
-            probs = log_probs.exp()
-            limit = self.threshold(share, by)
-            if by == "confidence":
-                abstain = ~(confidence.exp() >= limit * (1 - TIE))
-            else:
-                abstain = ~(regret <= limit + TIE)
-            return Answer(
-                label.where(~regret.isnan(), -1), probs, log_probs, regret, score, abstain
+            confidence, limit = log_probs.amax(-1).exp(), self.threshold(share, by)
+            is_sure = (
+                confidence >= limit * (1 - TIE) if by == "confidence" else regret <= limit + TIE
             )
+            # No rule changes the order of the classes, but a huge spread makes them all equal.
+            label = logits.argmax(-1).where(~regret.isnan(), -1)
+            return Answer(label, log_probs.exp(), log_probs, regret, score, ~is_sure)
 
     def log_probs(self, logits: Any, features: Any) -> Any:
         """Return the log-probabilities (B, K)."""
@@ -145,9 +140,7 @@ class Calibrator:
         """Return the likeliest class of every input (B,), or -1 for one without an answer."""
         return self(logits, features).label
 
-    def threshold(
-        self, share: float, by: Literal["confidence", "regret"] = "confidence"
-    ) -> float:
+    def threshold(self, share: float, by: Literal["confidence", "regret"] = "confidence") -> float:
         """Return the value beyond which the least certain `share` of the validation data lies.
 
         Inputs with a confidence below it, or a regret above it, are rejected. On data like the
@@ -228,11 +221,11 @@ def fit_calibrator(
             from the NLL at this temperature.
         on_error: what the result does about inputs without an answer, see `Calibrator`.
 
-    >>> import acnml, torch
+    >>> from acnml import fit_calibrator
     >>> features = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
     >>> labels = (features[:, 0] + 0.5 * features[:, 1] > 0).long()
     >>> logits = 3 * features[:, :1] * torch.tensor([-1.0, 1.0])  # of a classifier that is too sure
-    >>> calibrator = acnml.fit_calibrator(
+    >>> calibrator = fit_calibrator(
     ...     (features[:1000], labels[:1000]), (logits[1000:], features[1000:], labels[1000:])
     ... )
     >>> calibrator.probs(logits[:3], features[:3]).shape
@@ -241,7 +234,7 @@ def fit_calibrator(
     checks.require_positive(price, "price")
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
-    logits, features, labels = _tensors(*validation)
+    logits, features, labels = (as_tensor(part) for part in validation)
     require_usable(logits, labels, temperature is not None)
     score = _atypicality(train, features, labels, logits.shape[1])
     chosen = least_nll_temperature(logits, labels) if temperature is None else temperature
@@ -257,12 +250,13 @@ def _atypicality(train: Any, features: Tensor, labels: Tensor, classes: int) -> 
     """Return the score from training data, in any form, and from validation data."""
     if isinstance(train, Atypicality):
         return train
-    moments = train if isinstance(train, Moments) else _moments(*_tensors(*train), classes)
+    moments = train if isinstance(train, Moments) else _moments(*train, classes=classes)
     return Atypicality.fit(moments, features, labels)
 
 
-def _moments(features: Tensor, labels: Tensor, classes: int) -> Moments:
+def _moments(train_features: Any, train_labels: Any, classes: int) -> Moments:
     """Return the moments of training features."""
+    features, labels = as_tensor(train_features), as_tensor(train_labels)
     if len(features) != len(labels):
         raise ValueError(f"there are {len(features)} training inputs, but {len(labels)} labels")
     moments = Moments(classes)
@@ -365,6 +359,12 @@ def _quantiles(values: Tensor) -> Tensor:
     return torch.quantile(values.double().cpu(), torch.linspace(0, 1, QUANTILES).double())
 
 
-def _tensors(*arrays: Any) -> tuple[Tensor, ...]:
-    """Turn arrays into tensors."""
-    return tuple(torch.as_tensor(as_tensor(array, "an array")) for array in arrays)
+def as_tensor(array: Any) -> Tensor:
+    """Turn an array into a tensor."""
+    return torch.as_tensor(batches.as_tensor(array, "an array"))
+
+
+def as_arrays(answer: Answer) -> Answer:
+    """Return an answer with arrays in place of tensors."""
+    arrays: Any = (part.cpu().numpy() for part in answer)
+    return Answer(*arrays)

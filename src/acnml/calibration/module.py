@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from acnml.atypicality import Atypicality
+from acnml.classifier import Classifier, without_autocast
 from acnml.calibration.calibrator import Calibrator
 from acnml.calibration.rules import RULES, spread
-from acnml.classifier import Classifier, without_autocast
 from acnml.features import Folding, Place, joined
 
 
@@ -23,6 +23,10 @@ class CalibratedModule(nn.Module):
 
     It holds a copy of the network, in eval mode. Inputs without an answer are NaN.
     """
+
+    factors: Tensor
+    temperature: Tensor
+    alpha: Tensor
 
     def __init__(
         self,
@@ -96,4 +100,6 @@ class _Keep:
     def __call__(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        self._kept.features[self._place] = self._place.pooled(args or tuple(kwargs.values()), output)
+        self._kept.features[self._place] = self._place.pooled(
+            args or tuple(kwargs.values()), output
+        )

@@ -17,11 +17,11 @@ from acnml._util.passes import each_batch, in_chunks
 from acnml._util.processes import Group, group
 from acnml._util.structure import tracking_batch_norms
 from acnml.atypicality import Moments
-from acnml.calibration.calibrator import Answer, Calibrator, fit_calibrator
+from acnml.classifier import Classifier
+from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_calibrator
 from acnml.calibration.module import CalibratedModule
 from acnml.calibration.rules import RuleName
 from acnml.calibration.table import CalibrationRow
-from acnml.classifier import Classifier
 from acnml.features import PROBED, Folding, Place, Taps, find_places
 from acnml.fit.batches import checked_labels, require_classes
 
@@ -43,7 +43,7 @@ class Calibrated:
         folding: of the features, where there are too many.
         calibrator: the core, which needs no network.
 
-    >>> import acnml, torch
+    >>> import acnml
     >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
     >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
     >>> model = torch.nn.Linear(4, 2)  # stands for a trained network
@@ -76,7 +76,7 @@ class Calibrated:
             by: what decides, "confidence" or "regret".
         """
         if batches.has_arrays_only(x):
-            return Answer(*(part.cpu().numpy() for part in self(as_inputs(x), share, by)))
+            return as_arrays(self(as_inputs(x), share, by))
         self.require_current()
         reading = Reading(self.classifier, self.places, self.folding)
         flag = self.calibrator.on_error == "flag"
@@ -239,7 +239,7 @@ def calibrate(
             starts them. Each passes its own part of the training data, which must not overlap, and
             all of the validation data. All get the same result, that of one process with all data.
 
-    >>> import acnml, torch
+    >>> import acnml
     >>> x = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0))
     >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
     >>> model = nn.Linear(5, 2)  # stands for a trained network, too confident in the first input
@@ -270,9 +270,7 @@ def calibrate(
     )
     assert reader.reading is not None  # the first batch made one
     taps = reader.reading.taps
-    return Calibrated(
-        classifier, taps.places, taps.folding, calibrator.to(classifier.device)
-    )
+    return Calibrated(classifier, taps.places, taps.folding, calibrator.to(classifier.device))
 
 
 @final
@@ -285,9 +283,7 @@ class _Reader:
         self._classifier, self._places, self._progress = classifier, places, progress
         self.reading: Reading | None = None
 
-    def validation(
-        self, loader: Iterable[Any], processes: Group
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def validation(self, loader: Iterable[Any], processes: Group) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits, features and labels of all validation data, the same in all processes."""
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -372,7 +368,7 @@ def _live(classifier: Classifier, name: str) -> Tensor | None:
 
 
 def _without_broken(x: Inputs) -> tuple[Inputs, Tensor]:
-    """Return a batch with harmless numbers in place of those that are not finite, and in which rows.
+    """Return a batch with harmless numbers for those that are not finite, and in which rows.
 
     Additive attention masks contain -inf, so that counts as finite.
     """

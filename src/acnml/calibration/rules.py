@@ -33,7 +33,7 @@ POWER = 2
 LARGEST_SPREAD = 1e6
 
 
-def spread(alpha: float, score: Tensor) -> Tensor:
+def spread(alpha: float | Tensor, score: Tensor) -> Tensor:
     """Return v = α m² (B,)."""
     return (alpha * score**POWER).clamp(max=LARGEST_SPREAD)
 

@@ -49,7 +49,12 @@ def as_text(rows: Sequence[CalibrationRow], notes: Sequence[str]) -> str:
     lines = [list(COLUMNS), *(row.cells for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = [
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        "  ".join(
+            [
+                line[0].ljust(widths[0]),
+                *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)),
+            ]
+        )
         for line in lines
     ]
     return "\n".join([*shown, "", *notes])

@@ -104,14 +104,18 @@ def require_usable(logits: Tensor, labels: Tensor, has_temperature: bool) -> Non
             f"at least {LEAST_DATA}, better a few thousand, or set temperature=1"
         )
     if count < LEAST_DATA:
-        _warn(f"{count} validation examples say little about thresholds: give at least {LEAST_DATA}")
+        _warn(
+            f"{count} validation examples say little about thresholds: give at least {LEAST_DATA}"
+        )
     if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise ValueError(
             f"validation labels go from {int(labels.min())} to {int(labels.max())}, but there are "
             f"{classes} logits: labels must be class indices from 0 to {classes - 1}"
         )
-    if metrics.are_probabilities(logits):
-        raise ValueError("the logits are probabilities: pass their logarithms, or remove the softmax")
+    if _are_probabilities(logits):
+        raise ValueError(
+            "the logits are probabilities: pass their logarithms, or remove the softmax"
+        )
     missing = sorted(set(range(classes)) - set(labels.unique().tolist()))
     if missing:
         shown = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
@@ -123,6 +127,13 @@ def require_usable(logits: Tensor, labels: Tensor, has_temperature: bool) -> Non
             f"{len(rows)} validation examples have logits more than {EXTREME} times as large as "
             f"usual (first at index {rows[0]}) and can decide the temperature alone: check them"
         )
+
+
+def _are_probabilities(outputs: Tensor) -> bool:
+    """Whether all rows (N, K) are non-negative and sum to one, up to rounding."""
+    tolerance = torch.finfo(outputs.dtype).eps * max(16, outputs.shape[1])
+    sums = outputs.double().sum(-1)
+    return bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= tolerance).all())
 
 
 def _warn(text: str) -> None:

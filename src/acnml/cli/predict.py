@@ -19,7 +19,8 @@ from acnml._util.progress import Lines
 from acnml.cli.options import grouped
 
 if TYPE_CHECKING:
-    from acnml.scoring import Answers, Engine, Job, Reading, Summary
+    from acnml.scoring import Answers, Job, Reading, Summary
+    from acnml.scoring.run import Engine
 
 # Exit status if all rows were read, but some have no answer.
 SOME_REJECTED = 3
@@ -152,6 +153,9 @@ class _Running:
     actors: Annotated[
         int | None, typer.Option(min=1, help="Actors of Ray; by default one per free CPU.")
     ] = None
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Only check that the output is complete and undamaged.")
+    ] = False
 
     def chosen_engine(self) -> Engine:
         if self.engine is _Engine.RAY:
@@ -160,7 +164,7 @@ class _Running:
             raise ValueError("--address and --actors are for --engine ray")
         import torch
 
-        from acnml.scoring import locally
+        from acnml.scoring.run import locally
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
@@ -186,14 +190,14 @@ def register(app: typer.Typer) -> None:
         abstain and the columns to carry. Rows without an answer (NaN, wrong shape,
         damaged images) go to the folder _rejects with the reason. Run the same
         command again after an interruption: finished parts are kept, and every row
-        occurs once.
+        occurs once. With --verify, the same command checks all hashes.
 
         Exit status: 0 if all rows have an answer, 3 if some were rejected, 1 for an
         error, 2 for wrong arguments.
         """
         with _one_line():
             job = _job(files, inputs, answers, running)
-            summary = run_predict(job, running.chosen_engine())
+            summary = run_predict(job, None if running.verify else running.chosen_engine())
         raise typer.Exit(SOME_REJECTED if summary.n_rejected else 0)
 
 
@@ -214,13 +218,13 @@ def _job(files: _Files, inputs: _Inputs, answers: _Answers, running: _Running) -
     )
 
 
-def run_predict(job: Job, engine: Engine) -> Summary:
-    """Score, show progress, and print how many rows were scored and rejected."""
-    from acnml.scoring import score
+def run_predict(job: Job, engine: Engine | None) -> Summary:
+    """Score and show progress, or only verify; print how many rows were scored and rejected."""
+    from acnml.scoring import score, verify
 
     start = time.perf_counter()
     with _log_to_stderr(), _Progress() as progress:
-        summary = score(job, engine, progress.show)
+        summary = verify(job) if engine is None else score(job, engine, progress.show)
     seconds, fresh = time.perf_counter() - start, progress.fresh
     lines = [f"{summary.scored:,} of {summary.rows:,} rows scored in {summary.parts} parts."]
     if summary.found:
@@ -232,7 +236,9 @@ def run_predict(job: Job, engine: Engine) -> Summary:
     if summary.unsolved:
         lines.append(f"{summary.unsolved:,} rows are not solved: their answers are inaccurate.")
     lines += [f"{count:,} rows rejected: {reason}." for reason, count in summary.rejected.items()]
-    lines.append(f"Output: {job.output}")
+    if skipped := summary.files["skipped"]:
+        lines.append(f"{skipped:,} files and folders skipped: their names begin with . or _.")
+    lines.append(f"Output: {job.output}{'' if engine else ', complete and undamaged'}")
     sys.stdout.write("\n".join(lines) + "\n")
     return summary
 

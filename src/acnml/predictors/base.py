@@ -95,7 +95,7 @@ def matched(posterior: Posterior, classifier: Classifier) -> Posterior:
     require_classifier(classifier)
     if not isinstance(posterior, Posterior):
         raise TypeError(
-            f"expected a posterior, e.g. from fit_kfac_laplace, got {type(posterior).__name__}"
+            f"expected a posterior, e.g. from fit_laplace, got {type(posterior).__name__}"
         )
     parameters = classifier.parameters
     checks.require_fits(posterior.mean, parameters)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,31 @@ from acnml._engine.trust import require_apart
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.passes import in_chunks
-from acnml._util.seeding import seeded
 from acnml.classifier import Classifier, Hook, require_classifier
 from acnml.predictors.base import Predictor
 from acnml.predictors.ensemble import log_mean
 from acnml.predictors.map import finite_log_probs
+
+
+class _Kind(NamedTuple):
+    """What a layer does to the entries that it drops."""
+
+    whole_channels: bool = False
+    unbatched: int = 0  # inputs with so many dimensions have no batch dimension
+    to_saturation: bool = False  # not to 0, but to where SELU saturates
+
+
+# By the layers' forward methods, which subclasses share unless they do something else.
+KINDS = {
+    nn.Dropout.forward: _Kind(),
+    nn.Dropout1d.forward: _Kind(whole_channels=True, unbatched=2),
+    nn.Dropout2d.forward: _Kind(whole_channels=True),
+    nn.Dropout3d.forward: _Kind(whole_channels=True, unbatched=4),
+    nn.AlphaDropout.forward: _Kind(to_saturation=True),
+    nn.FeatureAlphaDropout.forward: _Kind(whole_channels=True, to_saturation=True),
+}
+
+SATURATION = 1.7580993408473766  # λα of SELU
 
 
 @final
@@ -35,7 +55,8 @@ class McDropout(Predictor):
 
     The same batch with the same seed gives the same result on the same device. However, masks
     differ between the positions of a batch. The result for an input therefore varies slightly with
-    its position in the batch and with the size of the batch.
+    its position in the batch and with the size of the batch. Masks come from a generator of their
+    own: torch's global random state is neither used nor changed.
 
     Args:
         classifier: the model, with at least one dropout layer.
@@ -69,10 +90,10 @@ class McDropout(Predictor):
         prepared = self.classifier.prepare(x)
         if self.classifier.findings.is_due((), prepared):
             require_apart(self.classifier, prepared)
-        hooks = {name: _drop(layer) for name, layer in _dropout_layers(self.classifier).items()}
-        dropping = self.classifier.hooked(hooks)
-        with seeded(self.seed):
-            return torch.cat([*in_chunks(prepared, partial(self._average, dropping))])
+        masks = _Masks(self.seed)
+        layers = _dropout_layers(self.classifier)
+        dropping = self.classifier.hooked({name: masks.hook(one) for name, one in layers.items()})
+        return torch.cat([*in_chunks(prepared, partial(self._average, dropping))])
 
     def _average(self, dropping: Classifier, x: Inputs) -> Tensor:
         return log_mean([finite_log_probs(dropping, x) for _ in range(self.samples)])
@@ -80,15 +101,39 @@ class McDropout(Predictor):
 
 def _dropout_layers(classifier: Classifier) -> Mapping[str, _DropoutNd]:
     modules = classifier.model.named_modules()
-    return {name: module for name, module in modules if isinstance(module, _DropoutNd)}
+    return {n: m for n, m in modules if isinstance(m, _DropoutNd) and type(m).forward in KINDS}
 
 
-def _drop(layer: _DropoutNd) -> Hook:
-    """Return a hook that replaces the layer's output in eval mode by that in training mode."""
-    active = copy.deepcopy(layer).train()
-    active.inplace = False  # the input may be the user's tensor, or may be needed again
+@final
+class _Masks:
+    """Draws masks from one generator per device."""
 
-    def hook(_: nn.Module, args: tuple[Any, ...], __: Tensor) -> Tensor:
-        return active(*args)
+    def __init__(self, seed: int) -> None:
+        self._seed, self._generators = seed, dict[torch.device, torch.Generator]()
 
-    return hook
+    def hook(self, layer: _DropoutNd) -> Hook:
+        """Return a hook that replaces the layer's output in eval mode by that in training mode."""
+        kind, rate = KINDS[type(layer).forward], layer.p
+
+        def dropped(_: nn.Module, args: tuple[Any, ...], __: Tensor) -> Tensor:
+            x: Tensor = args[0]
+            if rate in (0, 1) and not kind.to_saturation:
+                return x.clone() if rate == 0 else torch.zeros_like(x)
+            kept = self._kept(x, kind, 1 - rate)
+            if not kind.to_saturation:
+                return x * kept.div_(1 - rate)
+            scale = 1 / math.sqrt((SATURATION**2 * rate + 1) * (1 - rate)) if rate < 1 else 0.0
+            return x * kept * scale + (kept - 1 + rate) * SATURATION * scale
+
+        return dropped
+
+    def _kept(self, x: Tensor, kind: _Kind, share: float) -> Tensor:
+        """Draw 1 for what is kept and 0 for what is dropped, to be multiplied with x."""
+        if x.device not in self._generators:
+            self._generators[x.device] = generator = torch.Generator(x.device)
+            generator.manual_seed(self._seed)
+        shape = list(x.shape)
+        if kind.whole_channels:
+            first = 1 if x.ndim == kind.unbatched else 2
+            shape[first:] = [1] * len(shape[first:])
+        return x.new_empty(shape).bernoulli_(share, generator=self._generators[x.device])

@@ -6,33 +6,20 @@ once. Memory does not grow with the input. This package needs the extra `predict
 
 - `job.py`: what is scored, and how: settings.
 - `models.py`: the predictor of a job.
-- `sources.py`: rows of the input, from `parquet.py`, `arrays.py` and `images.py`; `remote.py`
-  lists files that a URI names.
+- `files.py`: the files of the input, none of which is left out or exchanged unnoticed.
+- `inputs.py`: which kind of input they are. `sources.py` has what all kinds have in common;
+  `parquet.py`, `arrays.py` and `images.py` read rows.
 - `columns.py`: columns of a table as arrays, and rows that do not fit.
 - `scorer.py`: inputs to answers.
-- `output.py`: the folder with the results; `locks.py` holds it during a run.
+- `output.py`: the folder with the results.
 - `run.py`: everything together.
 """
 
 from acnml._util.extras import needed_by
 
 with needed_by("acnml.scoring", "acnml[predict]"):
-    from acnml.scoring.job import Answers, Job, Reading
-    from acnml.scoring.models import ScoringError
+    from acnml.scoring.job import Answers, Job, Reading, ScoringError
     from acnml.scoring.output import Summary
-    from acnml.scoring.run import Engine, Unit, Worker, locally, score
-    from acnml.scoring.scorer import Scorer
+    from acnml.scoring.run import score, verify
 
-__all__ = [
-    "Answers",
-    "Engine",
-    "Job",
-    "Reading",
-    "Scorer",
-    "ScoringError",
-    "Summary",
-    "Unit",
-    "Worker",
-    "locally",
-    "score",
-]
+__all__ = ["Answers", "Job", "Reading", "ScoringError", "Summary", "score", "verify"]

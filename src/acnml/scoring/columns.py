@@ -15,20 +15,24 @@ from typing import Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from acnml.scoring.models import ScoringError
+from acnml.scoring.job import Reading, ScoringError
 
 Array = npt.NDArray[Any]
 
 # The name of an only input, which is passed to the model by position.
 ONLY = "x"
 
+# Rows at the beginning of a table that show the shapes of inputs.
+SHOWN = 256
+
 
 class Read(NamedTuple):
-    """The rows of a column that could be read, and why the others could not."""
+    """The inputs of those rows of a table that could be read, and why the others could not."""
 
-    values: Array  # (m, *shape)
+    inputs: dict[str, Array]  # (m, *shape) by name
     kept: Array  # (m,) which rows they are
     reasons: dict[int, str]  # row -> reason, for all other rows
 
@@ -51,68 +55,67 @@ class Column:
     as_float: bool
 
     @staticmethod
-    def found(name: str, column: pa.Array, shape: tuple[int, ...] | None, as_float: bool) -> Column:
+    def found(name: str, column: pa.Array, reading: Reading) -> Column:
         """Return the column as its type and its first rows show it."""
-        plain = _without_extension(column)
-        _require_numbers(name, plain.type)
-        sizes = _fixed_sizes(plain.type)
-        if sizes is None and shape is not None and _depth(plain.type) == 1:
-            sizes = (math.prod(shape),)
-        stored = _first_sizes(name, plain) if sizes is None else sizes
-        wanted = _tensor_shape(column.type) or stored if shape is None else shape
-        if math.prod(wanted) != math.prod(stored):
+        sizes, kind = _nesting(column.type)
+        if not _is_number(kind):
             raise ScoringError(
-                f"column {name!r} has rows of shape {stored}, which cannot become {wanted}: check "
+                f"column {name!r} has type {column.type}, but inputs are numbers or nested lists "
+                "of numbers"
+            )
+        if None not in sizes:
+            stored = tuple(size or 0 for size in sizes)
+        elif reading.shape is not None and len(sizes) == 1:
+            stored = (math.prod(reading.shape),)
+        else:
+            stored = _first_sizes(name, column)
+        is_tensor = isinstance(column.type, pa.FixedShapeTensorType)
+        shape = reading.shape or (tuple(column.type.shape) if is_tensor else stored)
+        if math.prod(shape) != math.prod(stored):
+            raise ScoringError(
+                f"column {name!r} has rows of shape {stored}, which cannot become {shape}: check "
                 "`shape` (--shape)"
             )
-        return Column(name, stored, wanted, as_float)
+        return Column(name, stored, shape, reading.as_float)
 
-    def read(self, column: pa.Array) -> Read:
-        """Return the rows as an array, without those that are null or have another shape."""
-        if kinds.is_null(column.type):  # the type of a column without a single value
-            nulls = dict.fromkeys(range(len(column)), self._null)
-            return Read(np.empty((0, *self.shape), np.float32), np.arange(0), nulls)
-        plain, kept, reasons = _without_extension(column), np.arange(len(column)), {}
-        for depth, size in enumerate(self.stored):
-            lengths = _lengths(plain)
-            per_row = math.prod(self.stored[:depth])
-            null, wrong = _any(lengths < 0, per_row), _any(lengths != size, per_row)
-            for row in np.flatnonzero(wrong):
-                is_null = bool(null[row])
-                reasons[int(kept[row])] = self._null if is_null else self._wrong_shape
-            if wrong.any():
-                plain = plain.filter(pa.array(np.repeat(~wrong, per_row)))
-                kept = kept[~wrong]
+    def read(self, column: pa.Array) -> tuple[Array, dict[int, str]]:
+        """Return rows as an array, and the reasons why other rows are not among them."""
+        plain = column.storage if isinstance(column, pa.ExtensionArray) else column
+        bad: dict[int, str] = {}
+        if self._why_not(plain):  # then look at every row
+            reasons = [self._why_not(plain.slice(row, 1)) for row in range(len(plain))]
+            bad = {row: reason for row, reason in enumerate(reasons) if reason}
+            plain = plain.filter(pa.array([not reason for reason in reasons]))
+        if not len(plain):
+            return np.zeros((0, *self.shape), np.float32), bad
+        for _ in self.stored:
             plain = plain.flatten()
-        per_row = math.prod(self.stored)
-        if plain.null_count:
-            null = _any(plain.is_null().to_numpy(zero_copy_only=False), per_row)
-            reasons |= dict.fromkeys(kept[null].tolist(), self._null)
-            plain, kept = plain.filter(pa.array(np.repeat(~null, per_row))), kept[~null]
-        if kinds.is_null(plain.type):  # lists without a single value
-            plain = plain.cast(pa.float32())
-        values = plain.to_numpy(zero_copy_only=False)
-        return checked(self, values.reshape(len(kept), *self.shape), kept, reasons)
+        values = plain.to_numpy(zero_copy_only=False).reshape(-1, *self.shape)
+        return self.checked(values, bad)
 
-    @property
-    def _null(self) -> str:
-        return f"column {self.name!r} is null or has null entries"
+    def checked(self, values: Array, bad: dict[int, str]) -> tuple[Array, dict[int, str]]:
+        """Convert the values of all rows that are not bad, and leave out those not finite."""
+        if self.as_float and values.dtype.kind in "iub":
+            values = values.astype(np.float32)
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            rows = np.setdiff1d(np.arange(len(values) + len(bad)), [*bad])
+            fine = np.isfinite(values).reshape(len(values), -1).all(1)
+            reason = f"column {self.name!r} has NaN or infinite entries"
+            bad, values = bad | dict.fromkeys(rows[~fine].tolist(), reason), values[fine]
+        return values, bad
 
-    @property
-    def _wrong_shape(self) -> str:
-        return f"column {self.name!r} has another shape than {self.stored}"
-
-
-def checked(column: Column, values: Array, kept: Array, reasons: dict[int, str]) -> Read:
-    """Convert values (m, ...) of a column, and leave out rows that are not finite."""
-    if column.as_float and values.dtype.kind in "iub":
-        values = values.astype(np.float32)
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        fine = np.isfinite(values).reshape(len(values), -1).all(1)
-        reason = f"column {column.name!r} has NaN or infinite entries"
-        reasons = reasons | dict.fromkeys(kept[~fine].tolist(), reason)
-        values, kept = values[fine], kept[fine]
-    return Read(values, kept, reasons)
+    def _why_not(self, plain: pa.Array) -> str | None:
+        """Say why there are rows that are not tensors of the right shape, if there are any."""
+        for size in (*self.stored, None):
+            if plain.null_count:
+                return f"column {self.name!r} is null or has null entries"
+            if size is not None:
+                if not all(
+                    pc.equal(pc.list_value_length(plain), size).to_numpy(zero_copy_only=False)
+                ):
+                    return f"column {self.name!r} has another shape than {self.stored}"
+                plain = plain.flatten()
+        return None
 
 
 @final
@@ -130,118 +133,101 @@ class InputColumns:
     arguments: tuple[str, ...]
     stack: bool
 
-    def __post_init__(self) -> None:
-        odd = [column.name for column in self.columns if self.stack and column.shape != ()]
-        if odd:
-            raise ScoringError(f"only columns of numbers can be stacked, but {odd} are lists")
+    @staticmethod
+    def found(reading: Reading, first: pa.Table) -> InputColumns:
+        """Return the inputs of the model in tables like this one, whose rows show their shapes."""
+        arguments, names = input_names(reading, first.schema)
+        columns = tuple(Column.found(name, _whole(first, name), reading) for name in names)
+        lists = [column.name for column in columns if column.shape != ()]
+        if reading.stack and lists:
+            raise ScoringError(f"only columns of numbers can be stacked, but {lists} are lists")
+        return InputColumns(columns, arguments, reading.stack)
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the columns."""
-        return [column.name for column in self.columns]
-
-    def joined(self, reads: Sequence[Read]) -> tuple[dict[str, Array], Array, dict[int, str]]:
-        """Return inputs by name for the rows that all columns have, these rows, and reasons."""
-        reasons: dict[int, str] = {}
-        kept = reads[0].kept
-        for read in reads:
-            reasons = read.reasons | reasons
-            if len(read.kept) < len(kept) or reasons:
-                kept = np.intersect1d(kept, read.kept, assume_unique=True)
-        parts = [
-            r.values if len(r.kept) == len(kept) else r.values[np.searchsorted(r.kept, kept)]
-            for r in reads
-        ]
+    def read(self, table: pa.Table) -> Read:
+        """Return inputs by name for the rows that fit in all columns."""
+        reads = [column.read(_whole(table, column.name)) for column in self.columns]
+        rows, reasons = np.arange(len(table)), dict[int, str]()
+        for _, bad in reads:
+            reasons = bad | reasons
+        kept = np.setdiff1d(rows, [*reasons])
+        parts = [v[np.isin(np.setdiff1d(rows, [*bad]), kept)] if reasons else v for v, bad in reads]
         if self.stack:
-            return {ONLY: np.stack(parts, axis=1)}, kept, reasons
+            return Read({ONLY: np.stack(parts, axis=1)}, kept, reasons)
         names = self.arguments if len(parts) > 1 else (ONLY,)
-        return dict(zip(names, parts, strict=True)), kept, reasons
+        return Read(dict(zip(names, parts, strict=True)), kept, reasons)
 
 
-def can_be_input(kind: pa.DataType) -> bool:
-    """Whether a column of this type is a tensor per row."""
-    return _depth(kind) > 0 and _is_number(_value_type(kind))
+def input_names(reading: Reading, schema: pa.Schema) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the arguments of the model and the columns for them, which are the same by default."""
+    pairs = [name.rpartition("=") for name in reading.columns or (_only_input(schema),)]
+    names = tuple(column for _, _, column in pairs)
+    require_columns(names, schema.names, "the input")
+    return tuple(own or column for own, _, column in pairs), names
 
 
-def _without_extension(column: pa.Array) -> pa.Array:
-    return column.storage if isinstance(column, pa.ExtensionArray) else column
+def require_columns(names: Sequence[str], available: Sequence[str], where: str) -> None:
+    """Raise an error if there is none or more than one of a column, or if it is named twice."""
+    for name in names:
+        if name not in available:
+            there = ", ".join(available)
+            raise ScoringError(f"{where} has no column {name!r}; there are: {there}")
+        if [*available].count(name) > 1:
+            raise ScoringError(f"{where} has several columns {name!r}: rename all but one")
+        if [*names].count(name) > 1:
+            raise ScoringError(f"column {name!r} is named twice: name it once")
 
 
-def _tensor_shape(kind: pa.DataType) -> tuple[int, ...] | None:
-    """Return the shape of Arrow's fixed-shape tensors."""
-    if not isinstance(kind, pa.FixedShapeTensorType):
-        return None
-    if kind.permutation is not None and list(kind.permutation) != list(range(len(kind.shape))):
-        raise ScoringError("tensors with a permutation of dimensions are not supported: copy them")
-    return tuple(kind.shape)
+def require_free_names(carried: Sequence[str], taken: Sequence[str]) -> None:
+    """Raise an error if a column that is carried over has the name of another one."""
+    for name in set(carried) & set(taken):
+        raise ScoringError(
+            f"column {name!r} cannot be carried over, because the output may have a column of this "
+            "name: rename it, or name the columns to carry by `carry` (--carry)"
+        )
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
+def _only_input(schema: pa.Schema) -> str:
+    """Return the only column of lists of numbers or, if there are no lists, of numbers."""
+    numbers = [field for field in schema if _is_number(_nesting(field.type)[1])]
+    found = [field.name for field in numbers if _nesting(field.type)[0]]
+    found = found or [field.name for field in numbers]
+    if len(found) != 1:
+        raise ScoringError(
+            f"{len(found) or 'no'} columns could be the input; name the inputs by `columns` "
+            f"(--columns). There are: {', '.join(schema.names)}"
+        )
+    return found[0]
 
 
-def _value_type(kind: pa.DataType) -> pa.DataType:
+def _whole(table: pa.Table, name: str) -> pa.Array:
+    """Return a column as one array, without a copy if it is one already."""
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _nesting(kind: pa.DataType) -> tuple[list[int | None], pa.DataType]:
+    """Return the sizes of nested lists, None for any size, and the type of what is in them."""
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-    while _is_list(kind):
-        kind = kind.value_type
-    return kind
-
-
-def _depth(kind: pa.DataType) -> int:
-    kind, depth = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind, 0
-    while _is_list(kind):
-        kind, depth = kind.value_type, depth + 1
-    return depth
+    if kinds.is_fixed_size_list(kind) or kinds.is_list(kind) or kinds.is_large_list(kind):
+        sizes, inner = _nesting(kind.value_type)
+        return [kind.list_size if kinds.is_fixed_size_list(kind) else None, *sizes], inner
+    return [], kind
 
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind))
 
 
-def _require_numbers(name: str, kind: pa.DataType) -> None:
-    if not _is_number(_value_type(kind)):
-        raise ScoringError(
-            f"column {name!r} has type {kind}, but inputs are numbers or nested lists of numbers"
-        )
-
-
-def _fixed_sizes(kind: pa.DataType) -> tuple[int, ...] | None:
-    """Return the sizes of nested lists, or None if one of them has no fixed size."""
-    sizes: list[int] = []
-    while _is_list(kind):
-        if not kinds.is_fixed_size_list(kind):
-            return None
-        sizes.append(kind.list_size)
-        kind = kind.value_type
-    return tuple(sizes)
-
-
 def _first_sizes(name: str, column: pa.Array) -> tuple[int, ...]:
-    """Return the sizes of the nested lists of the first row that is not null."""
-    for row in range(len(column)):
-        sizes: list[int] = []
-        value = column[row]
-        while _is_list(value.type) and value.is_valid and len(value.values):
-            sizes.append(len(value.values))
-            value = value.values[0]
-        if not _is_list(value.type):
+    """Return the sizes of the nested lists of the first row that has numbers."""
+    for row in column:
+        value, sizes = row.as_py(), list[int]()
+        while isinstance(value, list) and value:
+            sizes.append(len(value))
+            value = value[0]
+        if len(sizes) == len(_nesting(column.type)[0]):
             return tuple(sizes)
     raise ScoringError(
         f"none of the first {len(column)} rows of column {name!r} shows the shape of an input: "
         "name it by `shape` (--shape)"
     )
-
-
-def _lengths(lists: pa.Array) -> Array:
-    """Return the length of every list, -1 for null."""
-    if kinds.is_fixed_size_list(lists.type):
-        lengths = np.full(len(lists), lists.type.list_size)
-        if lists.null_count:
-            lengths[lists.is_null().to_numpy(zero_copy_only=False)] = -1
-        return lengths
-    return lists.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
-
-
-def _any(found: Array, per_row: int) -> Array:
-    """Whether something is found anywhere in a row, for `per_row` entries of every row."""
-    return np.asarray(found.reshape(-1, per_row).any(1))

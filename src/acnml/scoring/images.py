@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, final
+from collections.abc import Iterator, Sequence
+from typing import final
 
 import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from acnml.scoring.columns import ONLY, Array, Column, checked
-from acnml.scoring.job import Reading
-from acnml.scoring.models import ScoringError, load_function
-from acnml.scoring.sources import Block, Source, identity_of
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+from acnml.scoring.columns import ONLY, Array, Column, Read
+from acnml.scoring.files import Files
+from acnml.scoring.job import Reading, ScoringError
+from acnml.scoring.models import load_function
+from acnml.scoring.sources import Block, Part, Source, Span
 
 # Modes of Pillow with more than 8 bits per channel. Its conversions to "L" and "RGB" clip them.
 WIDE = {"I": "32-bit", "F": "floating point"}  # and I;16, I;16B, ...
@@ -23,57 +21,47 @@ WIDE = {"I": "32-bit", "F": "floating point"}  # and I;16, I;16B, ...
 
 @final
 class ImageSource(Source):
-    """All images below a folder, in the order of their names."""
+    """All files below a folder, in the order of their names; those that are no images are rejected.
 
-    def __init__(self, root: Path, files: list[Path], reading: Reading) -> None:
+    The content decides, not the suffix.
+    """
+
+    def __init__(self, files: Files, reading: Reading) -> None:
         if reading.columns or reading.carry or reading.stack:
             raise ScoringError("images have no columns: leave out --columns, --stack and --carry")
-        self._root, self._files = root, files
-        self._reading = reading
-        self._transform: Callable[[Any], Any] | None = None
-        if reading.transform is not None:
-            self._transform = load_function(reading.transform, "--transform")
-        self.lengths = (len(files),)
+        self.files, self.lengths, self._reading = files, [len(files.paths)], reading
+        named = reading.transform
+        self._transform = None if named is None else load_function(named, "--transform")
         self.carried = pa.schema([])
-        self._column = self._first_column()
+        shape = reading.shape or self._first_shape()
+        self._column = Column("image", shape, shape, as_float=True)
 
-    def identity(self) -> list[tuple[str, int, int]]:
-        """Return name, size and time of change of every file."""
-        return identity_of(self._root, self._files)
+    def _files_of(self, part: Part) -> Sequence[int]:
+        return range(part.start, part.stop)
 
-    def stretch(self, file: int, row: int) -> int:
-        """Return the row itself: reading can begin with any image."""
-        return row
+    def _read(self, file: int, spans: Sequence[Span]) -> Iterator[Block]:
+        return (self._block(range(start, stop)) for _, start, stop in spans)
 
-    def blocks(self, file: int, start: int, stop: int, size: int) -> Iterator[Block]:
-        """Yield images `start` to `stop`."""
-        for first in range(start, stop, size):
-            paths = self._files[first : min(first + size, stop)]
-            arrays, kept, reasons = list[Array](), list[int](), dict[int, str]()
-            for index, path in enumerate(paths):
-                found = self._decoded(path)
-                if isinstance(found, str):
-                    reasons[index] = found
-                elif found.shape != self._column.shape:
-                    reasons[index] = f"the image has shape {found.shape}, not {self._column.shape}"
-                else:
-                    arrays.append(found)
-                    kept.append(index)
-            empty = np.zeros((0, *self._column.shape), np.float32)
-            values = np.stack(arrays) if arrays else empty
-            read = checked(self._column, values, np.array(kept, dtype=np.int64), reasons)
-            names = pa.array([path.relative_to(self._root).as_posix() for path in paths])
-            rows = np.arange(first, first + len(paths))
-            inputs = {ONLY: read.values}
-            yield Block(names, rows, pa.table({}), inputs, read.kept, read.reasons)
+    def _block(self, rows: range) -> Block:
+        arrays, reasons, shape = list[Array](), dict[int, str](), self._column.shape
+        for index, row in enumerate(rows):
+            found = self._decoded(row)
+            if isinstance(found, str):
+                reasons[index] = found
+            elif found.shape != shape:
+                reasons[index] = f"the image has shape {found.shape}, not {shape}"
+            else:
+                arrays.append(found)
+        values = np.stack(arrays) if arrays else np.zeros((0, *shape), np.float32)
+        values, reasons = self._column.checked(values, reasons)
+        keys = pa.table({"file": [self.files.name(row) for row in rows], "row": np.array(rows)})
+        kept = np.setdiff1d(np.arange(len(rows)), [*reasons])
+        return Block(keys, Read({ONLY: values}, kept, reasons))
 
-    def close(self) -> None:
-        """Do nothing: images are closed as soon as they are decoded."""
-
-    def _decoded(self, path: Path) -> Array | str:
+    def _decoded(self, index: int) -> Array | str:
         """Return an image as an array, or say why it cannot be decoded."""
         try:
-            with Image.open(path) as file:
+            with Image.open(self.files.paths[index]) as file:
                 depth = "16-bit" if file.mode.startswith("I;16") else WIDE.get(file.mode)
                 if depth is not None and self._transform is None:
                     return f"{depth} image: pass --transform with a function that scales it"
@@ -88,16 +76,14 @@ class ImageSource(Source):
         pixels = np.asarray(image, dtype=np.float32) / 255
         return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
 
-    def _first_column(self) -> Column:
+    def _first_shape(self) -> tuple[int, ...]:
         """Return the shape of inputs: that of the first image that can be decoded."""
-        if self._reading.shape is not None:
-            return Column("image", self._reading.shape, self._reading.shape, True)
-        reasons = list[str]()
-        for path in self._files:
-            found = self._decoded(path)
+        for index in range(len(self.files.paths)):
+            found = self._decoded(index)
             if not isinstance(found, str):
-                return Column("image", found.shape, found.shape, True)
-            reasons.append(f"{path.name}: {found}")
+                return found.shape
         raise ScoringError(
-            f"none of the {len(reasons):,} images in {self._root} can be decoded; {reasons[0]}"
+            f"{self.files.root} has no .parquet, .npy and .npz files, and none of its "
+            f"{len(self.files.paths):,} files can be decoded as an image; {self.files.name(0)}: "
+            f"{self._decoded(0)}"
         )

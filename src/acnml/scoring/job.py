@@ -5,27 +5,23 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, final
 
 from acnml._util import checks
-
-# Rows of a part of the output, which is done again if the run is killed in the middle of it.
-PART_ROWS = 16_384
-
-# Rows that are read and scored together. The predictors cut them into smaller chunks where needed.
-BATCH_ROWS = 1024
-
-SCORES = ("confidence", "regret")
 
 # A scheme has two letters at least, because C:/data is a path. `Path` makes one slash of two.
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
-def _absolute(function: str) -> str:
-    """Return "file.py:function" with the absolute path of the file; other names as they are."""
-    place, colon, name = function.rpartition(":")
-    return f"{Path(place).absolute()}{colon}{name}" if place.endswith(".py") else function
+@final
+class ScoringError(ValueError):
+    """Raised when a job cannot be run. The message says why, and what to do.
+
+    >>> from acnml.scoring import Job, score
+    >>> score(Job("network.py:build", "calibrated.safetensors", "nowhere.parquet", "scored"))
+    Traceback (most recent call last):
+    acnml.scoring.job.ScoringError: there is no file or folder nowhere.parquet: check --input
+    """
 
 
 def is_uri(path: str) -> bool:
@@ -45,16 +41,14 @@ class Reading:
         stack: join numeric columns into one vector per row, in this order, and pass it as
             `model(x)`.
         carry: the columns to copy to the output.
-        shape: of one input; for a single column that is stored flat.
+        shape: of one input, for columns that are stored flat.
         as_float: convert integers to floating point numbers.
         image_mode: to which 8-bit images are converted, for example "RGB" or "L", see Pillow.
         image_size: (height, width) to which images are resized; by default they are not.
         transform: "package.module:function" or "file.py:function" that makes an array of an image
-            of Pillow. By default, an image is an array (channels, height, width) from 0 to 1.
-            Images with one channel of 16 or 32 bits need a transform. It receives them in their
-            own mode, because a conversion would clip them.
+            of Pillow; by default, one of shape (channels, height, width) from 0 to 1. Images with
+            16 or 32 bits per channel need one. It gets them in their own mode, not clipped.
 
-    >>> from acnml.scoring import Reading
     >>> table = Reading(columns=("age", "income"), stack=True, carry=("id",))
     >>> images = Reading(image_mode="L", image_size=(28, 28))
     """
@@ -68,17 +62,6 @@ class Reading:
     image_size: tuple[int, int] | None = None
     transform: str | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("shape", "image_size"):
-            sizes = getattr(self, name)
-            if sizes is not None:
-                plain = tuple(checks.require_integer(size, name, least=1) for size in sizes)
-                object.__setattr__(self, name, plain)
-        if self.stack and self.shape is not None:
-            raise ValueError("stacked columns are vectors: leave out `shape`")
-        if self.shape is not None and len(self.columns) > 1:
-            raise ValueError("`shape` is for a single column, but several are named")
-
 
 @final
 @dataclass(frozen=True)
@@ -90,7 +73,6 @@ class Answers:
         abstain_share: the share of validation data on which a `Calibrated` predictor would abstain.
         abstain_by: "confidence" or "regret", see `Calibrated.abstains`.
 
-    >>> from acnml.scoring import Answers
     >>> Answers(log_probs=True).abstain_share
     0.05
     """
@@ -98,12 +80,6 @@ class Answers:
     log_probs: bool = False
     abstain_share: float = 0.05
     abstain_by: str = "confidence"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.abstain_share <= 1:
-            raise ValueError(f"abstain_share must be between 0 and 1, got {self.abstain_share}")
-        if self.abstain_by not in SCORES:
-            raise ValueError(f"abstain_by must be one of {SCORES}, got {self.abstain_by!r}")
 
 
 @final
@@ -123,20 +99,12 @@ class Job:
             weights that `model` gives it.
         reading: how rows become inputs.
         answers: what is written.
-        part_rows: rows of a part of the output.
-        batch_rows: rows that are scored together.
+        part_rows: rows of a part of the output, which is done again if the run is killed in the
+            middle of it. The answers of two parts are in memory at once.
+        batch_rows: rows that are read and scored together.
         device: of the network, for example "cuda".
 
-    >>> from acnml.scoring import Job, Reading
-    >>> job = Job(
-    ...     model="network.py:build",
-    ...     weights="weights.safetensors",
-    ...     predictor="calibrated.safetensors",
-    ...     input="data.parquet",
-    ...     output="scored",
-    ...     reading=Reading(carry=("id",)),
-    ... )
-    >>> job.part_rows
+    >>> Job("network.py:build", "calibrated.safetensors", "data.parquet", "scored").part_rows
     16384
     """
 
@@ -147,8 +115,8 @@ class Job:
     weights: str | None = None
     reading: Reading = field(default_factory=Reading)
     answers: Answers = field(default_factory=Answers)
-    part_rows: int = PART_ROWS
-    batch_rows: int = BATCH_ROWS
+    part_rows: int = 16_384
+    batch_rows: int = 1024
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -157,27 +125,11 @@ class Job:
             path = getattr(self, name)
             if path is not None and is_uri(path):
                 raise ValueError(
-                    f"{name} must be a local path, got {path!r}: only the input may be a URI. Copy "
-                    "or mount the files; parts get to their place by renaming, which is not atomic "
-                    "on object stores"
+                    f"{name} must be a local path, got {path!r}: copy or mount the files, because "
+                    "renaming, which puts parts in their place, is not atomic on object stores"
                 )
-
-    def at_absolute_paths(self) -> Job:
-        """Return the same job for processes in other working directories."""
-        transform = self.reading.transform and _absolute(self.reading.transform)
-        return dataclasses.replace(
-            self,
-            model=_absolute(self.model),
-            reading=dataclasses.replace(self.reading, transform=transform),
-            predictor=str(Path(self.predictor).absolute()),
-            input=self.input if is_uri(self.input) else str(Path(self.input).absolute()),
-            output=str(Path(self.output).absolute()),
-            weights=None if self.weights is None else str(Path(self.weights).absolute()),
-        )
 
     def settings(self) -> dict[str, Any]:
         """Return what must be the same when a run goes on, as JSON data; not where files are."""
-        everything = dataclasses.asdict(self)
-        for path in ("predictor", "weights", "input", "output"):
-            del everything[path]
-        return everything
+        paths = ("predictor", "weights", "input", "output")
+        return {n: v for n, v in dataclasses.asdict(self).items() if n not in paths}

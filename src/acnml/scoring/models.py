@@ -8,28 +8,16 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import nn
 
 from acnml.classifier import Classifier
 from acnml.predictors import Predictor
-from acnml.scoring.job import Job
+from acnml.scoring.job import Job, ScoringError
 from acnml.storage import load
-
-
-@final
-class ScoringError(ValueError):
-    """Raised when a job cannot be run. The message says why, and what to do.
-
-    >>> from acnml.scoring import Job, score
-    >>> score(Job("network.py:build", "calibrated.safetensors", "nowhere.parquet", "scored"))
-    Traceback (most recent call last):
-    acnml.scoring.models.ScoringError: there is no file or folder nowhere.parquet: check --input
-    """
 
 
 def load_predictor(job: Job) -> Predictor:
@@ -39,9 +27,15 @@ def load_predictor(job: Job) -> Predictor:
     if not isinstance(model, nn.Module):
         kind = type(built).__name__
         raise ScoringError(f"{job.model} must return an nn.Module or a Classifier, got a {kind}")
-    if job.weights is not None:
-        _load_weights(model, Path(job.weights))
-    model.to(_device(job.device))
+    try:
+        if job.weights is not None:
+            safetensors.torch.load_model(model, job.weights)
+    except (SafetensorError, RuntimeError) as error:
+        raise ScoringError(f"{job.weights} does not fit the model: {error}") from error
+    try:
+        model.to(job.device)
+    except (RuntimeError, AssertionError) as error:
+        raise ScoringError(f"the device {job.device!r} cannot be used: {error}") from error
     return load(job.predictor, built if isinstance(built, Classifier) else Classifier(model))
 
 
@@ -51,10 +45,7 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
     Modules are looked for in the working directory first, as `python -m` does.
     """
     place, attribute = _split(name, what)
-    if place.endswith(".py"):
-        module = _module_of_file(_require_code(Path(place)))
-    else:
-        module = _of_module(importlib.import_module, place, what)
+    module = _module_of_file(Path(place)) if place.endswith(".py") else _imported(place, what)
     found = getattr(module, attribute, None)
     if not callable(found):
         raise ScoringError(f"{place} has no function {attribute!r}: check {what}")
@@ -62,53 +53,40 @@ def load_function(name: str, what: str) -> Callable[..., Any]:
 
 
 def file_of(name: str, what: str) -> Path | None:
-    """Return the file of the module that a function's name contains, or None if it has none.
-
-    The module is not run, and what it imports is not looked at.
-    """
+    """Return the file of the module that a function's name contains, or None if it has none."""
     place, _ = _split(name, what)
     if place.endswith(".py"):
-        return _require_code(Path(place))
-    if place in sys.modules:  # __main__, for one, cannot be found in another way
-        found = getattr(sys.modules[place], "__file__", None)
-    else:
-        spec = _of_module(importlib.util.find_spec, place, what)
-        found = spec.origin if spec.has_location else None
+        return Path(place)
+    found = getattr(_imported(place, what), "__file__", None)
     return Path(found) if found and Path(found).is_file() else None
 
 
 def _split(name: str, what: str) -> tuple[str, str]:
     """Return the module or file of a function, and its name there."""
-    place, colon, attribute = name.rpartition(":")
-    if not (place and colon and attribute):
+    place, _, attribute = name.rpartition(":")
+    if not (place and attribute):
         raise ScoringError(
             f"{what} must be package.module:function or file.py:function, got {name!r}"
         )
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ScoringError(f"there is no file {place}: check {what}")
     return place, attribute
 
 
-def _of_module(find: Callable[[str], Any], name: str, what: str) -> Any:
-    """Import or find a module, also in the working directory; raise an error if there is none."""
+def _imported(name: str, what: str) -> Any:
+    """Import a module, also from the working directory; raise an error if there is none."""
     here = os.getcwd()  # noqa: PTH109  # a string, as all entries of sys.path
     if here not in sys.path:
         sys.path.insert(0, here)
-    missing = f"there is no module {name!r}: check {what}, and run the command in the folder that "
-    missing += "the module is in, or install its package"
     try:
-        found = find(name)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not name.startswith(error.name):
             raise  # a module that the module itself imports
-        raise ScoringError(missing) from error
-    if found is None:
-        raise ScoringError(missing)
-    return found
-
-
-def _require_code(path: Path) -> Path:
-    if not path.is_file():
-        raise ScoringError(f"there is no file {path}: check --model and --transform")
-    return path
+        raise ScoringError(
+            f"there is no module {name!r}: check {what}, and run the command in the folder that "
+            "the module is in, or install its package"
+        ) from error
 
 
 def _module_of_file(path: Path) -> Any:
@@ -119,22 +97,3 @@ def _module_of_file(path: Path) -> Any:
     sys.modules[spec.name] = module  # dataclasses and pickle look modules up by name
     spec.loader.exec_module(module)
     return module
-
-
-def _load_weights(model: nn.Module, path: Path) -> None:
-    if not path.is_file():
-        raise ScoringError(f"there is no file {path} with weights: check --weights")
-    try:
-        safetensors.torch.load_model(model, path)
-    except (SafetensorError, RuntimeError) as error:
-        raise ScoringError(f"the weights in {path} do not fit the model: {error}") from error
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ScoringError(f"{name!r} is not a device: use cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ScoringError(f"there is no GPU for device {name!r}: use cpu")
-    return device

@@ -2,122 +2,106 @@
 
 from __future__ import annotations
 
-import warnings
+import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
-from acnml._util.batches import CHUNK
 from acnml._util.checks import RowsError
-from acnml.calibration import Calibrated, Score
-from acnml.calibration.result import lenient_limit
+from acnml.calibration import Calibrated
 from acnml.predictors import Acnml, Predictor
-from acnml.scoring.columns import ONLY, Array
+from acnml.scoring.columns import ONLY, Array, Read
 from acnml.scoring.job import Answers
-from acnml.solvers import UnsolvedWarning
 
-
-class Scored(NamedTuple):
-    """Answers for the rows of a batch that have one."""
-
-    columns: dict[str, Array]  # (m,), and (m, K) for log_probs
-    kept: Array  # (m,) which rows they are of
-    reasons: dict[int, str]  # why the others have none
+# Columns of answers and their types. All tables of a job have the same, also those without rows.
+COLUMNS = {
+    "label": pa.int64(),  # the likeliest class
+    "confidence": pa.float32(),  # its probability
+    "regret": pa.float32(),  # log C(x), of `Acnml` and `Calibrated`
+    "score": pa.float32(),  # atypicality, of `Calibrated`
+    "solved": pa.bool_(),  # whether the solver reached an optimum for all labels, of `Acnml`
+    "abstain": pa.bool_(),  # whether there should be no answer, of `Calibrated`
+    "log_probs": pa.list_(pa.float32()),  # of all classes, if asked for
+}
+REJECT = "reject"  # why a row has no answer
 
 
 @final
 class Scorer:
-    """Answers of a predictor as columns: label, confidence and, where it has them, more.
+    """Answers of a predictor, as tables with those of `COLUMNS` that it has.
 
-    - `label`: the likeliest class.
-    - `confidence`: its probability.
-    - `regret`: log C(x), of `Acnml` and `Calibrated` predictors.
-    - `solved`: whether the solver reached an optimum for all labels, of the same predictors.
-    - `abstain`: whether the predictor should not answer, of `Calibrated` predictors.
-    - `log_probs`: of all classes, if asked for.
-
-    Args:
-        predictor: any predictor.
-        answers: what is asked for.
-
-    >>> import acnml, numpy, torch
-    >>> from acnml.scoring import Answers, Scorer
-    >>> scorer = Scorer(acnml.Map(acnml.Classifier(torch.nn.Identity())), Answers())
-    >>> scorer({"x": numpy.array([[0.0, 2.0], [1.0, 0.0]], "float32")}).columns["label"]
-    array([1, 0])
+    An `Acnml` predictor that warns of unsolved labels does not warn here: the column says it.
     """
 
-    def __init__(self, predictor: Predictor, answers: Answers) -> None:
-        self._predictor, self._answers = predictor, answers
-        self._score, self._limit = Score(answers.abstain_by), None
-        if isinstance(predictor, Calibrated):
-            self._limit = lenient_limit(predictor, answers.abstain_share, self._score)
+    def __init__(self, predictor: Predictor | Calibrated, answers: Answers) -> None:
+        if isinstance(predictor, Acnml) and predictor.on_unsolved == "warn":
+            predictor = dataclasses.replace(predictor, on_unsolved="ignore")
+        self._predictor, self._answers_wanted = predictor, answers
+        has = {"label", "confidence"} | ({"log_probs"} if answers.log_probs else set())
+        has |= {"regret", "solved"} if isinstance(predictor, Acnml) else set()
+        has |= {"regret", "score", "abstain"} if isinstance(predictor, Calibrated) else set()
+        self.schema = pa.schema([(name, kind) for name, kind in COLUMNS.items() if name in has])
 
-    def __call__(self, inputs: Mapping[str, Array]) -> Scored:
-        """Score a batch of inputs, given by name."""
-        size = len(next(iter(inputs.values())))
-        tensors = {name: _tensor(array) for name, array in inputs.items()}
-        kept, reasons, parts = np.arange(size), dict[int, str](), list[dict[str, Tensor]]()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnsolvedWarning)  # the column `solved` says it
+    def __call__(self, read: Read) -> pa.Table:
+        """Return a row of answers for every row of a table, with the reason if there are none."""
+        tensors, why = {name: _tensor(array) for name, array in read.inputs.items()}, read.reasons
+        left, answers = np.arange(len(read.kept)), self.schema.empty_table()
+        while len(left):
             try:
-                parts = [self._columns(tensors)] if size else []
-            except RowsError:  # score the other rows
-                parts, kept, reasons = self._one_chunk_at_a_time(tensors, size)
-        names = parts[0] if parts else ()
-        columns = {name: torch.cat([part[name] for part in parts]).numpy() for name in names}
-        return Scored(columns, kept, reasons)
+                answers = self._answers({name: tensor[left] for name, tensor in tensors.items()})
+                break
+            except RowsError as error:  # score the other rows
+                if not error.rows:
+                    raise
+                bad = list(error.rows)
+                why = why | dict.fromkeys(read.kept[left[bad]].tolist(), error.what)
+                left = np.delete(left, bad)
+        places = np.full(len(read.kept) + len(read.reasons), -1)
+        places[read.kept[left]] = np.arange(len(left))
+        texts = pa.array([why.get(row) for row in range(len(places))], pa.string())
+        answers = answers.take(pa.array(places, mask=places < 0)) if why else answers
+        return answers.append_column(REJECT, texts)
 
-    def _one_chunk_at_a_time(
-        self, tensors: Mapping[str, Tensor], size: int
-    ) -> tuple[list[dict[str, Tensor]], Array, dict[int, str]]:
-        """Score chunks, each without the rows that raise an error."""
-        parts, kept, reasons = list[dict[str, Tensor]](), list[Array](), dict[int, str]()
-        for start in range(0, size, CHUNK):
-            rows = np.arange(start, min(start + CHUNK, size))
-            while len(rows):
-                try:
-                    parts.append(self._columns({n: t[rows] for n, t in tensors.items()}))
-                    break
-                except RowsError as error:
-                    if not error.rows:
-                        raise
-                    bad = rows[list(error.rows)]
-                    reasons |= dict.fromkeys(bad.tolist(), error.what)
-                    rows = np.delete(rows, list(error.rows))
-            kept.append(rows)
-        return parts, np.concatenate(kept), reasons
-
-    def _columns(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the columns for a batch that has answers throughout."""
+    def _answers(self, tensors: Mapping[str, Tensor]) -> pa.Table:
+        """Return the answers for a batch that has answers throughout."""
         x = tensors[ONLY] if set(tensors) == {ONLY} else dict(tensors)
-        regret = solved = None
-        if isinstance(self._predictor, (Acnml, Calibrated)):
+        columns: dict[str, Tensor] = {}
+        if isinstance(self._predictor, Calibrated):
+            wanted = self._answers_wanted
+            columns = self._predictor(x, wanted.abstain_share, wanted.abstain_by)._asdict()
+            log_probs = columns["log_probs"]
+        elif isinstance(self._predictor, Acnml):
             solution = self._predictor.solve(x)
-            log_probs, regret = solution.log_probs, solution.regret
-            solved = solution.solved.all(-1)
+            log_probs = solution.log_probs
+            columns = {"regret": solution.regret, "solved": solution.solved.all(-1)}
         else:
             log_probs = self._predictor(x)
-        failed = log_probs.isnan().any(-1)
-        if bool(failed.any()):
+        if bool((failed := log_probs.isnan().any(-1)).any()):
             rows = failed.nonzero().flatten().tolist()
-            raise RowsError("the predictor has no answer", rows, len(failed), "")
+            raise RowsError("the predictor has no answer", rows, len(failed))
         largest, label = log_probs.max(-1)
-        columns = {"label": label, "confidence": largest.exp()}
-        if regret is not None and solved is not None:
-            columns |= {"regret": regret, "solved": solved}
-            if self._limit is not None and self._score is Score.CONFIDENCE:
-                columns["abstain"] = ~(columns["confidence"] >= self._limit)
-            elif self._limit is not None:
-                columns["abstain"] = ~(regret <= self._limit)
-        if self._answers.log_probs:
-            columns["log_probs"] = log_probs
-        return {name: column.cpu() for name, column in columns.items()}
+        columns = {"label": label, **columns, "confidence": largest.exp(), "log_probs": log_probs}
+        return pa.table([_column(columns[f.name], f.type) for f in self.schema], self.schema)
 
 
 def _tensor(array: Array) -> Tensor:
     """Return an array as a tensor; arrays of Arrow cannot be written to, so they are copied."""
     return torch.from_numpy(np.require(array, requirements=["C_CONTIGUOUS", "WRITEABLE"]))
+
+
+def _column(values: Tensor, kind: pa.DataType) -> pa.Array:
+    array = (values.float() if values.is_floating_point() else values).cpu().numpy()
+    if array.ndim == 1:
+        return pa.array(array)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
+    return lists.cast(kind)
+
+
+def beside(left: pa.Table, right: pa.Table) -> pa.Table:
+    """Return the columns of two tables as one."""
+    schema = pa.schema([*left.schema, *right.schema])
+    return pa.Table.from_arrays([*left.columns, *right.columns], schema=schema)

@@ -6,202 +6,161 @@ files, so memory does not depend on the size of the input.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from glob import escape, glob, has_magic
-from pathlib import Path, PurePath
-from typing import TypeVar, final
+from typing import NamedTuple, TypeAlias, final
+from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
-from pyarrow import fs
 
-from acnml.scoring.columns import Array
-from acnml.scoring.job import Reading, is_uri
-from acnml.scoring.models import ScoringError
-
-P = TypeVar("P", bound=PurePath)
-
-PARQUET = (".parquet", ".pq")
-
-# Rows at the beginning of the input that show the shapes of inputs.
-SHOWN = 256
+from acnml.scoring.columns import SHOWN, InputColumns, Read, input_names, require_columns
+from acnml.scoring.files import Files
+from acnml.scoring.job import Reading, ScoringError
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Consecutive rows of one file of the input, n of them.
+class Block(NamedTuple):
+    """Consecutive rows of the input."""
 
-    Args:
-        files: the name of the file of every row (n,).
-        rows: the index of every row in its file (n,).
-        carried: the columns to copy to the output (n rows each).
-        inputs: arrays (m, ...) by name, for the rows that could be read.
-        kept: which of the n rows these are (m,).
-        reasons: why the others could not be read, by their index among the n rows.
-    """
+    keys: pa.Table  # the file and the row of every row, and the columns that are carried over
+    read: Read
 
-    files: pa.Array
-    rows: Array
-    carried: pa.Table
-    inputs: dict[str, Array]
-    kept: Array
-    reasons: dict[int, str]
+
+class Part(NamedTuple):
+    """Rows `start` to `stop` of a file of the input, which become one file of the output."""
+
+    number: int
+    file: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.stop - self.start
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return f"part-{self.number:08d}.parquet"
+
+
+# Parts that follow each other in a file and are read by the same process, from the first one on.
+Unit: TypeAlias = tuple[Part, ...]
+
+# The part that rows are of, or None between two parts, and from where to where the rows are.
+Span: TypeAlias = tuple[Part | None, int, int]
 
 
 class Source(ABC):
     """The rows of an input."""
 
-    lengths: tuple[int, ...]  # rows of every file
+    files: Files
+    lengths: Sequence[int]  # rows of every file
     carried: pa.Schema  # of the columns that are carried over
 
-    @abstractmethod
-    def identity(self) -> list[tuple[str, int, int]]:
-        """Return name, size and time of change of every file."""
+    @final
+    def blocks(self, unit: Unit, size: int) -> Iterator[tuple[Part, Block]]:
+        """Yield the rows of parts, in blocks of `size` rows and a shorter last one of every part.
 
-    @abstractmethod
-    def blocks(self, file: int, start: int, stop: int, size: int) -> Iterator[Block]:
-        """Yield rows `start` to `stop` of a file, in blocks of `size` rows and a shorter last one.
-
-        Reading on where the last call stopped is fast. A source is used by one thread at a time.
+        The last one comes only if all files that were read for the part are still the same.
         """
+        spans = [*_spans(unit, size)]
+        for (part, _, stop), block in zip(spans, self._read(unit[0].file, spans), strict=False):
+            if part is not None:
+                if stop == part.stop:
+                    self.files.require_unchanged(self._files_of(part))
+                yield part, block
 
-    @abstractmethod
     def stretch(self, file: int, row: int) -> int:
         """Return the last row up to `row` at which reading can begin without what is before it."""
+        return row
 
     @abstractmethod
-    def close(self) -> None:
-        """Close the file that is being read, if any."""
+    def _read(self, file: int, spans: Sequence[Span]) -> Iterator[Block]:
+        """Yield rows of a file that follow each other, a block for every span."""
+
+    def _files_of(self, part: Part) -> Sequence[int]:
+        """Return the indices of the files that the rows of a part are in."""
+        return [part.file]
+
+
+class TableSource(Source):
+    """Files of columns; names of folders such as "day=3" are columns as well."""
+
+    def __init__(
+        self, files: Files, reading: Reading, schemas: Sequence[pa.Schema], lengths: Sequence[int]
+    ) -> None:
+        self.files, self.lengths, self._schemas = files, lengths, schemas
+        some = next((file for file, length in enumerate(lengths) if length), None)
+        if some is None:
+            raise ScoringError(f"{files.root} has no rows: check --input")
+        self._keys = [_keys_of_folders(files.name(file)) for file in range(len(lengths))]
+        self._wanted = [*dict.fromkeys([*input_names(reading, schemas[0])[1], *reading.carry])]
+        for file in range(len(lengths)):
+            self._require_same_columns(file)
+        self.carried = pa.schema([(name, self._type(0, name)) for name in reading.carry])
+        first = next(self._cut(some, [(None, 0, min(SHOWN, lengths[some]))]))
+        self._inputs = InputColumns.found(reading, first)
+
+    @abstractmethod
+    def _tables(self, file: int, start: int, size: int, names: list[str]) -> Iterator[pa.Table]:
+        """Yield the rows of a file from `start` on, in tables of about `size` rows."""
 
     @final
-    def fingerprint(self) -> str:
-        """Return a hash of names, sizes and times of change of all files."""
-        return hashlib.sha256(json.dumps(self.identity()).encode()).hexdigest()
+    def _read(self, file: int, spans: Sequence[Span]) -> Iterator[Block]:
+        for (_, start, stop), table in zip(spans, self._cut(file, spans), strict=True):
+            count = stop - start
+            keys = {"file": pa.repeat(self.files.name(file), count), "row": np.arange(start, stop)}
+            for name in self.carried.names:
+                is_column = name in table.column_names
+                keys[name] = table[name] if is_column else pa.repeat(self._keys[file][name], count)
+            yield Block(pa.table(keys), self._inputs.read(table))
+
+    def _cut(self, file: int, spans: Sequence[Span]) -> Iterator[pa.Table]:
+        """Yield a table for every span."""
+        _, start, stop = spans[0]
+        names = [name for name in self._wanted if name in self._schemas[file].names]
+        tables, rest = self._tables(file, start, stop - start, names), list[pa.Table]()
+        for _, start, stop in spans:
+            while sum(map(len, rest)) < stop - start:
+                table = next(tables, None)
+                if table is None:
+                    path = self.files.paths[file]
+                    raise ScoringError(f"{path} is truncated: copy or save it again")
+                rest.append(table)
+            joined = pa.concat_tables(rest)
+            rest = [joined.slice(stop - start)] if len(joined) > stop - start else []
+            yield joined.slice(0, stop - start)
+
+    def _type(self, file: int, name: str) -> pa.DataType:
+        schema = self._schemas[file]
+        return schema.field(name).type if name in schema.names else pa.string()
+
+    def _require_same_columns(self, file: int) -> None:
+        """Raise an error if a file lacks a column, or has it with another type."""
+        path, own = self.files.paths[file], self._schemas[file].names
+        require_columns(self._wanted, [*own, *(self._keys[file].keys() - own)], str(path))
+        for name in self._wanted:
+            if self._type(file, name) != self._type(0, name):
+                raise ScoringError(
+                    f"column {name!r} has type {self._type(file, name)} in {path}, but "
+                    f"{self._type(0, name)} in {self.files.paths[0]}: convert one of them"
+                )
 
 
-def open_source(path: str, reading: Reading, output: str | None = None) -> Source:
-    """Return the source for a file, a folder, a pattern or a URI, without files of the output."""
-    from acnml.scoring.arrays import ArraySource
-    from acnml.scoring.images import SUFFIXES as IMAGES
-    from acnml.scoring.images import ImageSource
-    from acnml.scoring.parquet import ParquetSource
-
-    if is_uri(path):
-        _refuse_image_settings(reading)
-        return _open_remote(path, reading, output)
-    root, found = files_of(path, output)
-    suffixes = {file.suffix.lower() for file in found}
-    if suffixes & set(PARQUET):
-        _refuse_image_settings(reading)
-        files = _only(found, PARQUET, path)
-        return ParquetSource(fs.LocalFileSystem(), root, files, reading)
-    for suffix in (".npy", ".npz"):
-        if suffix in suffixes:
-            _refuse_image_settings(reading)
-            return ArraySource(root, _only(found, (suffix,), path), reading)
-    if suffixes & set(IMAGES):
-        return ImageSource(root, [file for file in found if file.suffix.lower() in IMAGES], reading)
-    raise ScoringError(
-        f"{path} has none of .parquet, .npy, .npz and images ({', '.join(IMAGES)}): check --input"
-    )
+def _keys_of_folders(name: str) -> dict[str, str]:
+    """Return the columns in the names of folders such as "day=3"."""
+    pairs = [folder.split("=", 1) for folder in name.split("/")[:-1] if "=" in folder]
+    return {unquote(key): unquote(value) for key, value in pairs}
 
 
-def _refuse_image_settings(reading: Reading) -> None:
-    plain = Reading()
-    for name in ("transform", "image_size", "image_mode"):
-        if getattr(reading, name) != getattr(plain, name):
-            raise ScoringError(
-                f"`{name}` (--{name.replace('_', '-')}) is for folders of images: leave it out, "
-                "and convert rows beforehand"
-            )
-
-
-def _open_remote(uri: str, reading: Reading, output: str | None) -> Source:
-    """Return the source for Parquet files that Arrow reads from another file system."""
-    from acnml.scoring.parquet import ParquetSource
-    from acnml.scoring.remote import remote_files
-
-    system, root, found = remote_files(uri)
-    if isinstance(system, fs.LocalFileSystem):
-        found = _outside(root, found, output)
-    visible = _visible(root, found)
-    parquet = [file for file in visible if file.suffix.lower() in PARQUET]
-    if not parquet:
-        raise ScoringError(
-            f"{uri} has no Parquet files, and nothing else is read from a URI: convert the files "
-            "to Parquet, or copy them to a local folder"
-        )
-    return ParquetSource(system, root, _only(visible, PARQUET, uri), reading)
-
-
-def files_of(path: str, output: str | None = None) -> tuple[Path, list[Path]]:
-    """Return the folder that names are relative to, and all files in the order of their names.
-
-    Files and folders whose names begin with a dot or an underscore are left out, as usual, and so
-    is an output folder inside of the input. A path that exists is not a pattern, even if it has the
-    characters of one.
-    """
-    if Path(path).is_dir():
-        root = Path(path)
-        found = list(root.rglob("*"))
-    elif Path(path).is_file():
-        root, found = Path(path).parent, [Path(path)]
-    elif has_magic(path):
-        found = [Path(name) for name in glob(path, recursive=True)]  # noqa: PTH207
-        root = Path(path.split("*")[0].split("?")[0].split("[")[0] + "x").parent
-    else:
-        raise ScoringError(f"there is no file or folder {path}: check --input")
-    files = _visible(root, _outside(root, [file for file in found if file.is_file()], output))
-    if not files:
-        raise ScoringError(f"{path} has no files: check --input")
-    return root, files
-
-
-def _outside(root: P, files: list[P], output: str | None) -> list[P]:
-    """Return the files that are not below an output folder inside of the root.
-
-    A run that goes on would take its own parts for inputs. If the root itself is in the output
-    folder, nothing is left out: that folder has other files, so the run is refused.
-    """
-    if output is None:
-        return files
-    folder = Path(output).resolve()
-    if Path(root).resolve().is_relative_to(folder):
-        return files
-    # Folders are resolved, and not files, because there may be millions of these.
-    outside = {
-        parent: not Path(parent).resolve().is_relative_to(folder)
-        for parent in {file.parent for file in files}
-    }
-    return [file for file in files if outside[file.parent]]
-
-
-def _visible(root: P, files: list[P]) -> list[P]:
-    """Return the files that are not hidden, in the order of their names."""
-    named = [(file.relative_to(root), file) for file in files]
-    hidden = (".", "_")
-    visible = [pair for pair in named if not any(p.startswith(hidden) for p in pair[0].parts)]
-    return [file for _, file in sorted(visible, key=lambda pair: pair[0].as_posix())]
-
-
-def _only(files: Sequence[P], suffixes: tuple[str, ...], path: str) -> list[P]:
-    """Return all files, or raise an error if some are of another kind that would be left out."""
-    others = [file for file in files if file.suffix.lower() not in suffixes]
-    if others:
-        folder = escape(path) if Path(path).exists() else path
-        example = f"for example --input '{Path(folder) / f'*{suffixes[0]}'}'"
-        remedy = "move the others away" if is_uri(path) else f"name the ones to score, {example}"
-        raise ScoringError(
-            f"{path} has {suffixes[0]} files and others, such as {others[0].name}: {remedy}"
-        )
-    return list(files)
-
-
-def identity_of(root: Path, files: list[Path]) -> list[tuple[str, int, int]]:
-    """Return the name, size and time of change of files."""
-    found = [(file.relative_to(root).as_posix(), file.stat()) for file in files]
-    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
+def _spans(unit: Unit, size: int) -> Iterator[Span]:
+    """Cut parts, and what is between them, into pieces of so many rows."""
+    at = unit[0].start
+    for part in unit:
+        for start in range(at, part.start, size):
+            yield None, start, min(start + size, part.start)
+        for start in range(part.start, part.stop, size):
+            yield part, start, min(start + size, part.stop)
+        at = part.stop

@@ -46,6 +46,9 @@ LAMBERT_STEPS = {torch.float32: 2, torch.float64: 3}
 # w is negligible below this exponent, but must not be 0.
 LEAST_EXPONENT = -80.0
 
+# A smaller v counts as this one; labels gain no more than it.
+LEAST_VARIANCE = 1e-12
+
 # Where 1 - T is at most this many units of rounding, a node says nothing about its label.
 UNCERTAIN = 64
 
@@ -73,7 +76,7 @@ def solve_isotropic(logits: Tensor, var: Tensor, nodes: int | None = None) -> Te
     for any v. The error falls with the fourth power of the number of nodes.
     """
     z = logits - logits.amax(-1, keepdim=True)
-    v = var.unsqueeze(-1).clamp(min=torch.finfo(z.dtype).tiny ** 0.5)
+    v = var.unsqueeze(-1).clamp(min=LEAST_VARIANCE)
     n = nodes or max(LEAST_NODES, min(MOST_NODES, CELLS // z.shape[1]))
     size = max(1, BLOCK // (n * z.shape[1]))
     if len(z) <= size or torch.compiler.is_exporting():
@@ -89,7 +92,7 @@ def solve_diagonal(logits: Tensor, var: Tensor) -> Tensor:
     its left side and stay there. In double precision, answers have 1e-9 or all digits.
     """
     z = logits - logits.amax(-1, keepdim=True)
-    v = var.clamp(min=torch.finfo(z.dtype).tiny ** 0.5)
+    v = var.clamp(min=LEAST_VARIANCE)
     L = (z.logsumexp(-1, keepdim=True) - v.amax(-1, keepdim=True)).expand_as(z)
     for _ in range(DIAGONAL_STEPS):
         mass, decline = _mass(z, v, L)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +13,13 @@ from typing import Any, NamedTuple, final
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from acnml._util import files
 from acnml._util.params import Params
 
-FORMAT_VERSION = 2
-FIRST_VERSION = 1  # without a checksum, and with a sample of the network's weights
+FORMAT_VERSION = 3
 HEADER = "acnml"  # the key of the JSON header in the safetensors metadata
 CHECKSUM = "acnml.checksum"  # the key of the checksum, next to it
 
@@ -30,20 +29,17 @@ DAMAGE = (
     *(ArithmeticError, AssertionError),
 )
 
+# Without O_NONBLOCK, opening a pipe waits for a writer. Windows has no pipes, but O_BINARY.
+READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
 
 @final
 class StorageError(ValueError):
     """Raised when a file cannot be written or restored. The message gives the reason.
 
-    >>> import acnml, pathlib, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder) / "broken.safetensors"
-    ...     _ = path.write_bytes(b"not a file of this library")
-    ...     try:
-    ...         acnml.load(path)
-    ...     except acnml.StorageError:
-    ...         print("refused")
-    refused
+    >>> import acnml
+    >>> issubclass(acnml.StorageError, ValueError)
+    True
     """
 
 
@@ -51,21 +47,26 @@ class Stored(NamedTuple):
     """The content of a file."""
 
     value: dict[str, Any]  # the tree
+    networks: list[dict[str, Any]]  # descriptions
     tensors: Params
 
 
-def write(path: Path, value: Any, tensors: Params) -> None:
+def write(path: Path, stored: Stored) -> None:
     """Write a tree and its tensors to a file, with a checksum."""
-    header = json.dumps({"format_version": FORMAT_VERSION, "value": value})
-    metadata = {HEADER: header, CHECKSUM: _checksum(header, tensors)}
-    write_file(path, safetensors.torch.save(tensors, metadata))
+    content = {"value": stored.value, "networks": stored.networks}
+    header = json.dumps({"format_version": FORMAT_VERSION, **content})
+    metadata = {HEADER: header, CHECKSUM: _checksum(header, stored.tensors)}
+    write_file(path, safetensors.torch.save(stored.tensors, metadata))
 
 
 def write_file(path: Path, content: bytes) -> Path:
     """Write a file atomically, or raise a `StorageError`."""
     require_target(path)
     with _storage_errors(path, "written"):
-        return files.write_file(path, content)
+        try:
+            return files.write_file(path, content)
+        except FileNotFoundError as error:  # the folder is there, but is one such as /proc/self
+            raise OSError(errno.EPERM, "its folder takes no new files") from error
 
 
 def require_target(path: Path) -> None:
@@ -82,78 +83,41 @@ def require_target(path: Path) -> None:
 def read(path: Path) -> Stored:
     """Read and verify a file."""
     with _storage_errors(path, "read"):
-        files.require_regular(path, path.stat().st_mode)  # opening a pipe would wait for a writer
-        metadata, tensors = _read_safetensors(path)
-    if HEADER not in metadata:
-        raise StorageError(
-            f"{path} is a safetensors file, but not one that acnml.save wrote: check the path"
-        )
-    checksum = metadata.get(CHECKSUM)
-    if checksum is not None and checksum != _checksum(metadata[HEADER], tensors):
-        raise StorageError(
-            f"{path} is damaged: its content does not match its checksum; copy or save it again"
-        )
+        content = _read_once(path)
     try:
-        header = json.loads(metadata[HEADER])
-        version, value = header["format_version"], dict(header["value"])
-    except DAMAGE as error:
-        raise StorageError(f"{path} has a damaged header ({error!r}): save it again") from error
-    _require_known_version(path, version, has_checksum=checksum is not None)
-    return Stored(value, tensors)
-
-
-def _require_known_version(path: Path, version: Any, *, has_checksum: bool) -> None:
-    if type(version) is not int or not FIRST_VERSION <= version <= FORMAT_VERSION:
-        advice = "upgrade acnml" if type(version) is int and version > 0 else "save it again"
-        raise StorageError(
-            f"{path} has format {version!r}, but this version of acnml reads formats "
-            f"{FIRST_VERSION} to {FORMAT_VERSION}: {advice}"
-        )
-    if has_checksum != (version > FIRST_VERSION):
-        raise StorageError(
-            f"{path} is damaged: files of format {version} have "
-            f"{'no' if has_checksum else 'a'} checksum; copy or save it again"
-        )
-    if version == FIRST_VERSION:
-        warnings.warn(
-            f"{path} was written by an older version of acnml: it has no checksum, so damage may "
-            "go unnoticed, and only a sample of a network's weights can be compared. Save it again",
-            stacklevel=4,
-        )
-
-
-def _read_safetensors(path: Path) -> tuple[Mapping[str, str], Params]:
-    try:
-        if not _is_unicode(path):
-            # Like `write`, this holds the whole file in memory next to the tensors.
-            content = path.read_bytes()
-            return _metadata(content), safetensors.torch.load(content)
-        with safe_open(path, framework="pt") as file:
-            # Copies, because the tensors are views of the file: it could still change.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-            return file.metadata() or {}, tensors
+        tensors = safetensors.torch.load(content)
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     except SafetensorError as error:
         raise StorageError(
             f"{path} is truncated or not a safetensors file ({error}): copy or save it again"
         ) from error
+    if HEADER not in metadata:
+        raise StorageError(
+            f"{path} is a safetensors file, but not one that acnml.save wrote: check the path"
+        )
+    if metadata.get(CHECKSUM) != _checksum(metadata[HEADER], tensors):
+        raise StorageError(
+            f"{path} is damaged: its content does not match its checksum; copy or save it again"
+        )
+    header = json.loads(metadata[HEADER])
+    if header["format_version"] != FORMAT_VERSION:
+        raise StorageError(
+            f"{path} has format {header['format_version']}, but this version of acnml reads format "
+            f"{FORMAT_VERSION}: save it again, or use the version of acnml that wrote it"
+        )
+    return Stored(header["value"], header["networks"], tensors)
 
 
-def _is_unicode(path: Path) -> bool:
-    """Whether a path is one that safetensors can open; Linux has files with any other bytes."""
+def _read_once(path: Path) -> bytes:
+    """Open and read a file. If a save replaces it meanwhile, this is still the old one, whole."""
+    file = os.open(path, READING)
     try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _metadata(content: bytes) -> dict[str, str]:
-    """Return the metadata in the bytes of a safetensors file, which begin with its JSON header."""
-    length = int.from_bytes(content[:8], "little")
-    try:
-        return dict(json.loads(content[8 : 8 + length]).get("__metadata__", {}))
-    except DAMAGE as error:
-        raise SafetensorError(f"the header cannot be read: {error}") from error
+        files.require_regular(path, os.fstat(file).st_mode)
+        with open(file, "rb", closefd=False) as stream:
+            return stream.read()
+    finally:
+        os.close(file)
 
 
 def _checksum(header: str, tensors: Mapping[str, Tensor]) -> str:
@@ -177,8 +141,6 @@ def _storage_errors(path: Path, done: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise
-    except StorageError:
         raise
     except OSError as error:
         raise StorageError(

@@ -5,8 +5,9 @@ zero. A tensor has one hash for its own type and one for every type with fewer d
 that type. So a half-precision copy of a network can be told from a network with other weights,
 although the file does not contain the weights.
 
-What cannot be seen here: the code of the modules, tensors and objects that are plain attributes of
-modules, and hooks.
+Settings are all attributes of modules that are plain data: numbers, strings, functions by their
+names, and lists and mappings of them. What cannot be seen here: the code of the modules, attributes
+that are other objects or tensors, and hooks.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ import hashlib
 import json
 import numbers
 from collections.abc import Collection, Mapping
-from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from acnml._util.params import conversions
 from acnml.classifier import Classifier
@@ -40,9 +39,10 @@ COARSER = {
 }
 DTYPES = {str(dtype): dtype for dtype in (*COARSER, torch.float32)}
 
-# Attributes of modules that do not matter in eval mode; a model of transformers is loaded from
-# `name_or_path`.
-WITHOUT_EFFECT = {*vars(nn.Module()), "inplace", "gradient_checkpointing", "name_or_path"}
+# Attributes of modules that do not matter in eval mode; the last two say where a model of
+# transformers has its weights from.
+WITHOUT_EFFECT = {*vars(nn.Module()), "inplace", "gradient_checkpointing"}
+WITHOUT_EFFECT |= {"name_or_path", "_is_hf_initialized"}
 LONGEST_SETTING = 200  # characters of JSON; longer ones, such as vocabularies, are hashed
 
 
@@ -71,12 +71,7 @@ def require_same(classifier: Classifier, expected: Mapping[str, Any], weights: W
 
 def _relevant(classifier: Classifier) -> dict[str, Tensor]:
     """Return the tensors that predictions depend on: all but the counters of batch norm."""
-    counters = {
-        f"{name}.num_batches_tracked" if name else "num_batches_tracked"
-        for name, module in classifier.model.named_modules()
-        if isinstance(module, _NormBase)
-    }
-    return {name: t for name, t in classifier.tensors.items() if name not in counters}
+    return {n: t for n, t in classifier.tensors.items() if not n.endswith("num_batches_tracked")}
 
 
 # Tensors -----------------------------------------------------------------------------------------
@@ -90,8 +85,6 @@ def _describe_tensor(tensor: Tensor, *, hashed: bool) -> dict[str, Any]:
 
 def digest(tensor: Tensor) -> str:
     """Return a hash of a tensor's numbers, in the order of its indices."""
-    if tensor.device.type == "meta":
-        raise ValueError("the network is on the meta device and has no weights: load them first")
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     if plain.dtype in COARSER:
         plain = plain + 0.0  # -0.0 becomes 0.0
@@ -107,9 +100,8 @@ def _require_same_tensor(
             f"{tuple(expected['shape'])} when the file was saved"
         )
     hashes, saved = expected["hashes"], expected["dtype"]
-    if not hashes:  # the predictor replaces it
-        return
-    if str(tensor.dtype) == saved and digest(tensor) == hashes[saved]:
+    is_same = str(tensor.dtype) == saved and digest(tensor) == hashes.get(saved)
+    if is_same or not hashes:  # those that the predictor replaces have none
         return
     is_rounded = _is_rounded(tensor, hashes, saved)
     if is_rounded and weights == ROUNDED:
@@ -139,38 +131,27 @@ def _modules(model: nn.Module) -> list[list[Any]]:
     return [[n, type(m).__name__, _settings(m)] for n, m in model.named_modules()]
 
 
-def _settings(module: nn.Module) -> dict[str, Any]:
-    """Return the public attributes of a module that are plain data or functions."""
-    settings = {}
-    for name, value in vars(module).items():
-        if name not in WITHOUT_EFFECT and not name.startswith("_"):
-            try:
-                plain = _plain(value)
-            except TypeError:
-                continue
-            text = json.dumps(plain)
-            is_long = len(text) > LONGEST_SETTING
-            settings[name] = hashlib.sha256(text.encode()).hexdigest() if is_long else plain
+def _settings(module: nn.Module) -> dict[str, str]:
+    """Return the attributes of a module that are plain data, as JSON; those of metrics count."""
+    settings: dict[str, str] = {}
+    is_metric = any(base.__module__ == "torchmetrics.metric" for base in type(module).__mro__)
+    for name in () if is_metric else sorted(vars(module).keys() - WITHOUT_EFFECT):
+        try:
+            text = json.dumps(vars(module)[name], default=_plain)
+        except (TypeError, ValueError, AttributeError):
+            continue
+        is_long = len(text) > LONGEST_SETTING
+        settings[name] = hashlib.sha256(text.encode()).hexdigest() if is_long else text
     return settings
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON data, or raise a TypeError if it is something else."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return repr(float(value))  # text, because NaN does not equal itself
-    if isinstance(value, enum.Enum):
-        return value.name
-    if isinstance(value, (FunctionType, BuiltinFunctionType, type)):
-        return value.__name__
+    """Return something simpler for what JSON does not have: functions and enums by their names."""
+    if isinstance(value, numbers.Real):  # of NumPy
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    raise TypeError(f"{type(value).__name__} is not plain data")
+        return dict(value)
+    return value.name if isinstance(value, enum.Enum) else value.__name__
 
 
 def _require_same_modules(given: list[list[Any]], expected: list[list[Any]]) -> None:
@@ -184,12 +165,11 @@ def _require_same_modules(given: list[list[Any]], expected: list[list[Any]]) -> 
         )
     for (name, kind, settings), (_, _, before) in zip(given, expected, strict=True):
         # A setting may be new in one version of torch, so only those that both have are compared.
-        for key in settings.keys() & before.keys():
+        for key in sorted(settings.keys() & before.keys()):
             if settings[key] != before[key]:
                 raise ValueError(
                     f"{key} of {name or 'the model'!r} ({kind}) is {settings[key]} in the given "
                     f"network, but was {before[key]} when the file was saved; build the network "
                     "as it was then. If the attribute is not a setting but changes while the "
-                    f"network runs, such as a counter, set it to {before[key]!r} before loading, "
-                    f"and name it _{key} in networks to be saved: such attributes are not compared"
+                    f"network runs, such as a counter, set it to {before[key]} before loading"
                 )

@@ -1,150 +1,129 @@
 """Values as trees of JSON data, with their tensors apart: what a file may hold, and how.
 
-A stored value is a tree of frozen dataclasses and named tuples. Each tensor is stored under its
-path in the tree ("posterior/mean/fc.weight"). A network is not stored, only its description.
+A stored value is a tree of frozen dataclasses and named tuples, of the classes in `KINDS`. Each
+tensor is stored under its path in the tree ("posterior/mean/fc.weight"). A network is not stored,
+only its description.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, final
 
 from torch import Tensor
 
-from acnml._algebra.dual import Affine
+from acnml import atypicality, calibration, features, fit, posteriors, predictors, solvers
+from acnml._algebra import dual
 from acnml._util.params import Params
-from acnml.atypicality import Atypicality
-from acnml.calibration import Calibrated, CalibrationRow, Calibrator
 from acnml.classifier import Classifier
-from acnml.fit import (
-    Curvature,
-    DiagonalCurvature,
-    EigenFactors,
-    EkfacCurvature,
-    Factors,
-    FullCurvature,
-    KroneckerCurvature,
-    Swag,
-)
-from acnml.posteriors import Diagonal, EigenBlock, FactorBlock, Full, Kronecker, LowRank, Posterior
-from acnml.predictors import (
-    Acnml,
-    Bma,
-    Ensemble,
-    Glm,
-    IfComp,
-    LogitSampling,
-    Map,
-    McDropout,
-    Modes,
-    Pnml,
-    Predictor,
-    Probit,
-    Tempered,
-)
-from acnml.solvers import Gradient, Influence, Linearised, Reference
+from acnml.fit import Swag
+from acnml.predictors import Predictor
 from acnml.storage import network
-from acnml.features import Folding, Place
 
-# Values that can be loaded without a network.
-Standalone: TypeAlias = Posterior | Curvature | Swag | Calibrator | Atypicality
-STANDALONE = (Posterior, Curvature, Swag, Calibrator, Atypicality)
+_CURVATURES = "DiagonalCurvature FullCurvature KroneckerCurvature EkfacCurvature"
+_PREDICTORS = "Map Bma Acnml Ensemble Tempered McDropout Glm Probit LogitSampling"
 
-# Values that are stored without their network.
-NEEDS_NETWORK = (Predictor, Calibrated)
-
-# The only classes that a file may contain. Loading constructs no others.
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        *(Diagonal, Full, Kronecker, LowRank, FactorBlock, EigenBlock, Affine),
-        *(DiagonalCurvature, FullCurvature, KroneckerCurvature, Factors, Swag),
-        *(EkfacCurvature, EigenFactors),
-        *(Reference, Gradient, Linearised, Influence),
-        *(Map, Bma, Acnml, Ensemble, Tempered, McDropout),
-        *(Glm, Probit, LogitSampling),
-        *(IfComp, Pnml, Modes),
-        *(Calibrated, Calibrator, CalibrationRow, Atypicality, Folding, Place),
+# The only classes that a file may contain, by the rooms that they are from. Loading constructs no
+# others.
+KINDS: dict[str, Any] = {
+    name: getattr(room, name)
+    for room, names in (
+        (posteriors, "Diagonal Full Kronecker LowRank FactorBlock EigenBlock"),
+        (dual, "Affine"),
+        (fit, f"{_CURVATURES} Factors EigenFactors Swag"),
+        (solvers, "Reference Gradient Linearised Influence"),
+        (predictors, f"{_PREDICTORS} IfComp Pnml Modes"),
+        (calibration, "Calibrated Calibrator CalibrationRow"),
+        (atypicality, "Atypicality"),
+        (features, "Folding Place"),
     )
+    for name in names.split()
 }
 
-# Makes a classifier of the fields of a stored one.
-Restore: TypeAlias = Callable[..., Classifier]
+
+@final
+class Encoder:
+    """Converts a value to JSON, and collects its tensors and its networks on the way."""
+
+    def __init__(self) -> None:
+        self.tensors: Params = {}
+        # Two heads of one module with different get_logits count as two networks.
+        self._networks: dict[tuple[int, Callable[[Any], Tensor]], Classifier] = {}
+        self._replaced: dict[int, set[str]] = {}  # by the number of the network
+
+    def encode(self, value: Any, path: str = "") -> Any:
+        """Convert a value; its tensors are stored under their paths."""
+        if isinstance(value, Tensor):
+            self.tensors[path] = value.detach().cpu().clone().contiguous()
+            return {"tensor": path}
+        if isinstance(value, Classifier):
+            overrides = self.encode(value.overrides, path)
+            tree = {"overrides": overrides, "temperature": value.temperature}
+            return {"kind": "Classifier", "index": self._index(value), **tree}
+        if KINDS.get(type(value).__name__) is type(value):  # not another class of that name
+            if hasattr(value, "require_current"):
+                value.require_current()  # the file would certify the mixture of two networks
+            if isinstance(value, Predictor) or not path:
+                self._note_replaced(value)
+            return {"kind": type(value).__name__, **self._items(_fields(value), path)}
+        if isinstance(value, Mapping):
+            return {"map": self._items(value, path)}
+        if isinstance(value, (tuple, list)):
+            return list(self._items(dict(enumerate(value)), path).values())
+        if value is None or isinstance(value, (bool, str)):
+            return value
+        if isinstance(value, numbers.Real):  # including NumPy numbers
+            return int(value) if isinstance(value, numbers.Integral) else float(value)
+        raise TypeError(
+            f"cannot store {path or 'a value'} of type {type(value).__name__}; "
+            f"supported types are {', '.join(KINDS)}. "
+            "Save the posterior, if there is one, and construct the rest again after loading"
+        )
+
+    def descriptions(self) -> list[dict[str, Any]]:
+        """Return descriptions of all networks, in the order in which they first occur."""
+        return [
+            network.describe(classifier, self._replaced.get(index, ()))
+            for index, classifier in enumerate(self._networks.values())
+        ]
+
+    def _items(self, items: Mapping[Any, Any], path: str) -> dict[str, Any]:
+        prefix = f"{path}/" if path else ""
+        return {str(key): self.encode(item, f"{prefix}{key}") for key, item in items.items()}
+
+    def _index(self, classifier: Classifier) -> int:
+        identity = id(classifier.model), classifier._get_logits
+        self._networks.setdefault(identity, classifier)
+        return list(self._networks).index(identity)
+
+    def _note_replaced(self, value: Any) -> None:
+        """Note the tensors of a network that the file has; they may be others when it is loaded.
+
+        If several predictors share a network, these are the tensors that all of them replace.
+        """
+        classifier = _fields(value).get("classifier")
+        if isinstance(classifier, Classifier):
+            posterior = getattr(value, "posterior", None)
+            statistics = getattr(value, "statistics", None)
+            names = {*classifier.overrides, *(posterior.mean if posterior else ())}
+            names |= {*(statistics[0] if statistics else ())}
+            index = self._index(classifier)
+            self._replaced[index] = self._replaced.get(index, names) & names
 
 
-# What tells networks apart: two heads of one module with different get_logits count as two.
-Identity: TypeAlias = tuple[int, Callable[[Any], Tensor]]
-
-
-def identity(classifier: Classifier) -> Identity:
-    """Return what all classifiers of the same network share."""
-    return id(classifier.model), classifier._get_logits
-
-
-def encode(value: Any, path: str, tensors: Params, networks: Sequence[Identity] = ()) -> Any:
-    """Convert a value to JSON, and add its tensors to `tensors` under their paths.
-
-    If there are several networks, every classifier gets the index of its own.
-    """
-    if isinstance(value, Tensor):
-        tensors[path] = value.detach().cpu().clone().contiguous()
-        return {"tensor": path}
-    if isinstance(value, Classifier):
-        overrides = encode(value.overrides, path, tensors)
-        tree = {"kind": "Classifier", "overrides": overrides, "temperature": value.temperature}
-        return {**tree, "index": networks.index(identity(value))} if len(networks) > 1 else tree
-    if KINDS.get(type(value).__name__) is type(value):  # not another class of that name
-        if isinstance(value, Calibrated):
-            value.require_current()  # the file would certify the mixture of two networks
-        parts = _encode_items(fields(value), path, tensors, networks)
-        tree = {"kind": type(value).__name__, **parts}
-        classifier = getattr(value, "classifier", None)
-        if isinstance(classifier, Classifier) and "classifier" in tree:
-            tree["classifier"]["network"] = network.describe(classifier, _replaced(value))
-        return tree
-    if isinstance(value, Mapping):
-        return {"map": _encode_items(value, path, tensors, networks)}
-    if isinstance(value, (tuple, list)):
-        return list(_encode_items(dict(enumerate(value)), path, tensors, networks).values())
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, numbers.Real):  # including NumPy numbers
-        return int(value) if isinstance(value, numbers.Integral) else float(value)
-    raise TypeError(
-        f"cannot store {path or 'a value'} of type {type(value).__name__}; "
-        f"supported types are {', '.join(KINDS)}. "
-        "Save the posterior, if there is one, and construct the rest again after loading"
-    )
-
-
-def fields(value: Any) -> dict[str, Any]:
+def _fields(value: Any) -> dict[str, Any]:
     """Return the arguments from which a stored value is constructed."""
     if isinstance(value, Swag):
         return {"state": value.state_dict()}
-    if isinstance(value, (Factors, EigenFactors)):
-        return value._asdict()
+    if isinstance(value, tuple):  # a named one
+        return value._asdict()  # type: ignore[attr-defined]
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
 
 
-def _encode_items(
-    items: Mapping[Any, Any], path: str, tensors: Params, networks: Sequence[Identity]
-) -> dict[str, Any]:
-    prefix = f"{path}/" if path else ""
-    return {str(k): encode(item, f"{prefix}{k}", tensors, networks) for k, item in items.items()}
-
-
-def _replaced(predictor: Any) -> set[str]:
-    """Return the names of those tensors of the network that the file contains."""
-    posterior = getattr(predictor, "posterior", None)
-    statistics = getattr(predictor, "statistics", ())
-    names = {*(posterior.mean if posterior else ()), *(statistics[0] if statistics else ())}
-    return names | set(predictor.classifier.overrides)
-
-
-def decode(tree: Any, tensors: Params, restore: Restore) -> Any:
-    """Invert `encode`; `restore` makes a classifier of each stored one."""
+def decode(tree: Any, tensors: Params, restore: Callable[..., Classifier]) -> Any:
+    """Invert `Encoder.encode`; `restore` makes a classifier of the fields of a stored one."""
     if isinstance(tree, list):
         return tuple(decode(item, tensors, restore) for item in tree)
     if not isinstance(tree, dict):
@@ -153,23 +132,8 @@ def decode(tree: Any, tensors: Params, restore: Restore) -> Any:
         return tensors[tree["tensor"]]
     if "map" in tree:
         return {key: decode(item, tensors, restore) for key, item in tree["map"].items()}
-    kind, network = tree["kind"], tree.get("network")
-    arguments = {
-        name: decode(item, tensors, restore)
-        for name, item in tree.items()
-        if name not in ("kind", "network")
-    }
-    if kind == "Classifier":
-        return restore(network=network, **arguments)
-    build = Swag.from_state_dict if kind == Swag.__name__ else KINDS[kind]
-    return build(**arguments)
-
-
-def count_networks(tree: Any) -> int:
-    """Return how many networks the classifiers of a stored value have."""
-    if not isinstance(tree, (dict, list)):
-        return 0
-    items = list(tree.values()) if isinstance(tree, dict) else tree
-    is_classifier = isinstance(tree, dict) and tree.get("kind") == "Classifier"
-    own = int(tree.get("index", 0)) + 1 if isinstance(tree, dict) and is_classifier else 0
-    return max([own, *map(count_networks, items)])
+    fields = {key: decode(item, tensors, restore) for key, item in tree.items() if key != "kind"}
+    if tree["kind"] == "Classifier":
+        return restore(**fields)
+    kind = KINDS[tree["kind"]]
+    return kind.from_state_dict(**fields) if kind is Swag else kind(**fields)
