@@ -671,7 +671,7 @@ def test_kernel_of_an_extended_head():
 
     def kernel(mean, factor, x):
         layer = Affine("weight", None)
-        curvature = KroneckerCurvature({"weight": mean}, (Factors(layer, factor, G),))
+        curvature = KroneckerCurvature({"weight": mean}, (Factors(layer, factor, G),), 1, (1,))
         return curvature.posterior(tiny).output_kernel(layer, x).dense()
 
     extended = kernel(
