@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -202,6 +202,8 @@ def problem(seed, classes, kind, log_logits):
 
 @settings(max_examples=60, deadline=None)
 @problems
+@example(seed=0, classes=70, kind="low rank", log_alpha=1.0, log_logits=0.0)  # a null space
+@example(seed=49, classes=10, kind="low rank", log_alpha=2.0, log_logits=1.0)
 def test_bounds_and_batches(seed, classes, kind, log_alpha, log_logits):
     logits, V = problem(seed, classes, kind, log_logits)
     V = V.scaled(10**log_alpha)

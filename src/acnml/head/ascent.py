@@ -261,7 +261,10 @@ def ascend(
 def _moved(rows: Rows, old: Point, step: Step, slope: Tensor) -> tuple[Point, Tensor]:
     """Take a step, halved where it does not raise φ enough; say where φ rose significantly (N,)."""
     new = rows.point(old.u + step.u, old.shift + step.shift)
-    size = 1 + old.objective.abs() + dot(rows.var * new.u, new.u)  # of the terms that φ is made of
+    # Of the terms that φ is made of, before or after the step: one that removes a component of u in
+    # the null space of V makes them smaller, and must not be refused for the rounding of the old φ.
+    terms = torch.maximum(dot(rows.var * new.u, new.u), dot(rows.var * old.u, old.u))
+    size = 1 + old.objective.abs() + terms
     rounding = ROUNDING * torch.finfo(slope.dtype).eps * size
     least = old.objective + SHARE_OF_SLOPE * slope - rounding
     failed = (~(new.objective >= least))[:, 0].nonzero()[:, 0]  # NaN has failed, too

@@ -132,10 +132,16 @@ def _modules(model: nn.Module) -> list[list[Any]]:
 
 
 def _settings(module: nn.Module) -> dict[str, str]:
-    """Return the attributes of a module that are plain data, as JSON; those of metrics count."""
+    """Return the attributes of a module that are plain data, as JSON.
+
+    Those of metrics count inputs, and private ones of Lightning's modules follow its trainer.
+    """
     settings: dict[str, str] = {}
-    is_metric = any(base.__module__ == "torchmetrics.metric" for base in type(module).__mro__)
-    for name in () if is_metric else sorted(vars(module).keys() - WITHOUT_EFFECT):
+    origins = {base.__module__.partition(".")[0] for base in type(module).__mro__}
+    names = sorted(vars(module).keys() - WITHOUT_EFFECT)
+    if origins & {"lightning", "pytorch_lightning"}:
+        names = [name for name in names if not name.startswith("_")]
+    for name in () if "torchmetrics" in origins else names:
         try:
             text = json.dumps(vars(module)[name], default=_plain)
         except (TypeError, ValueError, AttributeError):
