@@ -1,4 +1,4 @@
-"""calibrate: what it chooses, what it costs, what it answers and refuses, and its core on arrays."""
+"""calibrate: what it chooses, costs, answers and refuses, and its core on arrays."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_table_is_what_the_rules_do(fitted):
 
 def test_the_answers_are_those_of_the_rule_by_hand(fitted):
     """V = α m² I, solved label by label in double precision."""
-    found, model, train, _, test = fitted
+    found, model, _, _, test = fitted
     x, _ = joined(test)
     score = found.calibrator.atypicality(found.features(x)).double()
     v = found.alpha * score**2
@@ -150,7 +150,7 @@ def test_atypical_inputs_are_less_certain(fitted):
 
 
 def test_labels_of_the_training_data_may_be_missing(fitted):
-    found, model, train, validation, test = fitted
+    _, model, train, validation, test = fitted
     inputs = [x for x, _ in train]
     own = calibrate(model, inputs, validation, price=0.02)
     predicted = [(x, model(x).argmax(-1)) for x in inputs]
@@ -160,7 +160,7 @@ def test_labels_of_the_training_data_may_be_missing(fitted):
 
 
 def test_a_temperature_that_the_classifier_has_makes_no_difference(fitted):
-    found, model, train, validation, test = fitted
+    found, model, train, validation, _ = fitted
     again = calibrate(Classifier(model).tempered(7.0), train, validation, price=0.02)
     assert again.table == found.table
     given = calibrate(model, train, validation, price=0.02, temperature=3.0)
@@ -452,8 +452,8 @@ def test_shuffled_labels_are_warned_of():
 
 def test_a_few_validation_data_and_missing_classes_are_warned_of():
     logits, features, labels = arrays()
-    with pytest.warns(UserWarning) as caught:
-        few = labels < 2
+    few = labels < 2
+    with pytest.warns(UserWarning, match="validation") as caught:
         fit_calibrator(
             (features, labels),
             (logits[few][:12], features[few][:12], labels[few][:12]),
