@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Answer, Classifier, calibrate, fit_calibrator, metrics
+from acnml import Classifier, calibrate, fit_calibrator, metrics
 from acnml._util.threads import one_thread
+from acnml.calibration import Answer
 from acnml.calibration.rules import RULES, closed_form, spread
 from acnml.calibration.search import LARGEST, largest_at_price, least_nll_temperature
 from acnml.solve.isotropic import solve_diagonal
@@ -369,7 +370,7 @@ def test_moments_of_parts_stand_for_the_training_data(classes):
     logits, features, labels = arrays(classes=min(classes, 4))
     validation = (logits[700:], features[700:], labels[700:])
     count = logits.shape[1]
-    parts = [acnml.Moments(count) for _ in range(3)]
+    parts = [acnml.atypicality.Moments(count) for _ in range(3)]
     for part, rows in zip(parts, np.array_split(np.arange(700), 3), strict=True):
         part.add(torch.from_numpy(features[rows]), torch.from_numpy(labels[rows]))
     merged = fit_calibrator(parts[0] + parts[1] + parts[2], validation)
@@ -455,12 +456,9 @@ def test_shuffled_labels_are_warned_of():
 def test_a_few_validation_data_and_missing_classes_are_warned_of():
     logits, features, labels = arrays()
     few = labels < 2
+    validation = logits[few][:12], features[few][:12], labels[few][:12]
     with pytest.warns(UserWarning, match="validation") as caught:
-        fit_calibrator(
-            (features, labels),
-            (logits[few][:12], features[few][:12], labels[few][:12]),
-            temperature=1.0,
-        )
+        fit_calibrator((features, labels), validation, temperature=1.0)
     texts = "\n".join(str(each.message) for each in caught)
     assert "12 validation examples say little about thresholds" in texts
     assert "2 of 4 classes have no validation data: 2, 3" in texts

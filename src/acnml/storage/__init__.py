@@ -35,9 +35,7 @@ __all__ = ["CHECKSUM", "FORMAT_VERSION", "HEADER", "KINDS", "StorageError", "loa
 
 
 def save(value: Storable, path: str | os.PathLike[str]) -> None:
-    """Store a posterior, a curvature, a `Swag`, a predictor or a calibrated network.
-
-    Of a network only a description is stored.
+    """Store a posterior, a curvature, a `Swag`, or a predictor without its network.
 
     The write is atomic: if it fails, no partial file is left and an existing file is unchanged. A
     file that cannot be written raises a `StorageError`. Only regular files are replaced; a symbolic
