@@ -251,7 +251,9 @@ def test_equal_inputs_are_treated_alike(by):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_networks_in_half_precision(dtype):
     model, train, validation, test = problem()
-    single = calibrate(model.float(), *([(x.float(), y) for x, y in d] for d in (train, validation)))
+    single = calibrate(
+        model.float(), *([(x.float(), y) for x, y in d] for d in (train, validation))
+    )
     half = [[(x.to(dtype), y) for x, y in d] for d in (train, validation)]
     found = calibrate(model.to(dtype), *half)
     x, _ = joined(test)
@@ -453,7 +455,8 @@ def test_a_few_validation_data_and_missing_classes_are_warned_of():
     with pytest.warns(UserWarning) as caught:
         few = labels < 2
         fit_calibrator(
-            (features, labels), (logits[few][:12], features[few][:12], labels[few][:12]),
+            (features, labels),
+            (logits[few][:12], features[few][:12], labels[few][:12]),
             temperature=1.0,
         )
     texts = "\n".join(str(each.message) for each in caught)
