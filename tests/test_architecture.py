@@ -42,7 +42,7 @@ MAY_KNOW = {
     | {"_engine", "fit", "head", "metrics", "predictors", "solvers", "typicality", "tuning"},
     "conformal": {"metrics"},
     "plots": {"_util", "metrics", "calibration"},
-    "sklearn": MODEL | {"calibration", "tuning", "sklearn"},
+    "sklearn": MODEL | {"atypicality", "calibration", "tuning", "sklearn"},
     "scoring": MODEL | {"calibration", "predictors", "solvers", "storage", "scoring"},
     "ray": {"_util", "predictors", "scoring"},
 }
