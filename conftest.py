@@ -1,8 +1,9 @@
-"""Doctests of modules whose optional package is not installed are not collected; a line says so."""
+"""What pytest does not collect: modules without their package, and POSIX-only tests on Windows."""
 
 import importlib.util
+import sys
 
-# A package -> the parts of the library that are for it.
+# A package -> the part of the library that is for it; its doctests are not collected without it.
 OPTIONAL = {
     "laplace": "laplace_torch.py",
     "lightning": "lightning.py",
@@ -15,9 +16,21 @@ OPTIONAL = {
 }
 MISSING = sorted(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
 
+# Tests of killed processes, file modes, pipes and links; studies lock their stores with `fcntl`.
+POSIX_ONLY = [
+    "tests/studies",
+    "tests/test_files.py",
+    "tests/integrations/test_killing.py",
+    "tests/integrations/test_ray.py",
+    "tests/integrations/test_scoring_files.py",
+    "tests/integrations/test_scoring_resumed.py",
+]
+
 collect_ignore = [f"src/acnml/{OPTIONAL[name]}" for name in MISSING]
+if sys.platform == "win32":
+    collect_ignore += POSIX_ONLY
 
 
 def pytest_report_header():
     """Name the packages that are missing."""
-    return f"without doctests for: {', '.join(MISSING)}" if MISSING else None
+    return f"no doctests of the parts for: {', '.join(MISSING)}" if MISSING else None
