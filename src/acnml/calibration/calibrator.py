@@ -30,9 +30,7 @@ from acnml.calibration.table import (
     as_text,
 )
 from acnml.calibration.validation import Validation, require_usable, row
-
-# Quantiles of the validation data that are kept for abstaining: 0.1 % apart.
-QUANTILES = 1001
+from acnml.outcomes import By, Outcomes
 
 # Scores tie if they differ by at most this share: rounding differs from batch to batch.
 TIE = 1e-5
@@ -57,6 +55,12 @@ class Answer(NamedTuple):
     score: Tensor  # (B,) atypicality: about 1 for data like the training data
     abstain: Tensor  # (B,) whether the input is less certain than most validation data
 
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of the likeliest class (B,)."""
+        largest: Any = torch.as_tensor(self.probs).amax(-1)
+        return largest.numpy() if isinstance(self.probs, np.ndarray) else largest
+
     def without(self, rows: Tensor) -> Answer:
         """Return the answers without those of some inputs (B,)."""
         rows = rows.to(self.label.device)
@@ -77,8 +81,7 @@ class Calibrator:
         price: that was asked for, in nats.
         table: methods on the validation data, see `CalibrationRow`.
         notes: what to know about the choice, in sentences.
-        confidence_quantiles: of the validation data, for `threshold`.
-        regret_quantiles: of the validation data, for `threshold`.
+        outcomes: the answers for the validation data, from which decisions follow.
         on_error: what to do about inputs without an answer: their logits or features are not
             finite. "raise" raises an error that names them. "flag" answers for the others; these
             have NaN, the label -1, and abstain.
@@ -91,8 +94,7 @@ class Calibrator:
     price: float
     table: tuple[CalibrationRow, ...]
     notes: tuple[str, ...]
-    confidence_quantiles: Tensor
-    regret_quantiles: Tensor
+    outcomes: Outcomes
     on_error: Literal["raise", "flag"] = "raise"
 
     def __call__(
@@ -100,7 +102,7 @@ class Calibrator:
         logits: Any,
         features: Any,
         share: float = 0.05,
-        by: Literal["confidence", "regret"] = "confidence",
+        by: By = "confidence",
     ) -> Answer:
         """Return everything about inputs with logits (B, K) and features (B, q).
 
@@ -140,21 +142,14 @@ class Calibrator:
         """Return the likeliest class of every input (B,), or -1 for one without an answer."""
         return self(logits, features).label
 
-    def threshold(self, share: float, by: Literal["confidence", "regret"] = "confidence") -> float:
+    def threshold(self, share: float, by: By = "confidence") -> float:
         """Return the value beyond which the least certain `share` of the validation data lies.
 
         Inputs with a confidence below it, or a regret above it, are rejected. On data like the
         validation data that is a share of `share`; on other data usually a larger one.
         """
-        if not 0 <= share <= 1:
-            raise ValueError(f"share must be between 0 and 1, got {share}")
-        if by not in ("confidence", "regret"):
-            raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
-        if by == "confidence":
-            quantiles, at = self.confidence_quantiles, share
-        else:
-            quantiles, at = self.regret_quantiles, 1 - share
-        return float(quantiles[round(at * (len(quantiles) - 1))])
+        limit = self.outcomes.limit(share, by)
+        return limit if by == "confidence" else -limit
 
     @property
     def temperature_of_equal_price(self) -> float:
@@ -298,8 +293,13 @@ def _chosen(
         price=price,
         table=(*plain, *rows),
         notes=notes,
-        confidence_quantiles=_quantiles(log_probs.amax(-1).exp()),
-        regret_quantiles=_quantiles(torch.logsumexp(log_liks[rule], -1).clamp(min=0.0)),
+        outcomes=Outcomes.of(
+            label=data.labels,
+            predicted=data.logits.argmax(-1),
+            confidence=log_probs.amax(-1).exp(),
+            regret=torch.logsumexp(log_liks[rule], -1).clamp(min=0.0),
+            score=data.score,
+        ),
         on_error=on_error,
     )
 
@@ -352,11 +352,6 @@ def _notes(
 def _like(rows: Tensor, values: Tensor) -> Tensor:
     """Return (B,) in the number of dimensions of values (B, ...)."""
     return rows.reshape(-1, *[1] * (values.ndim - 1))
-
-
-def _quantiles(values: Tensor) -> Tensor:
-    """Return the quantiles that are kept, from 0 to 1."""
-    return torch.quantile(values.double().cpu(), torch.linspace(0, 1, QUANTILES).double())
 
 
 def as_tensor(array: Any) -> Tensor:
