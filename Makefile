@@ -4,10 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo playground page reproduce test fuzz lint types check bench format docs numbers clean
+.PHONY: help setup demo playground page reproduce test fuzz lint types check bench format docs numbers release-check clean
 
 help:  # list the targets
-	@grep -hE '^[a-z]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-14s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.installed  # create a virtual environment with the package and all extras
 
@@ -65,6 +65,9 @@ docs: setup  # build the documentation site, with warnings as errors; writes bui
 
 numbers: setup  # write current numbers and tables from docs/results into the pages
 	$(BIN)/python docs/_ext/results.py
+
+release-check: setup  # build, check, install and try what a release would publish, without publishing it
+	$(BIN)/python .ci/release_check.py
 
 clean:  # remove the virtual environment, the caches, the demo and the playground's page
 	rm -rf $(addprefix playground/,node_modules build dist model)

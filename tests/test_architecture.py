@@ -46,7 +46,7 @@ MAY_KNOW = {
     "accuracy": {"outcomes"},
     "monitor": {"accuracy", "outcomes"},
     "plots": {"_util", "metrics", "calibration"},
-    "sklearn": MODEL | {"calibration", "tuning", "sklearn"},
+    "sklearn": MODEL | {"atypicality", "calibration", "tuning", "sklearn"},
     "scoring": MODEL | {"calibration", "predictors", "solvers", "storage", "scoring"},
     "ray": {"_util", "predictors", "scoring"},
 }

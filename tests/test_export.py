@@ -23,14 +23,14 @@ from test_calibrate import joined, problem
 HEADS = ["diagonal", "kronecker_factors", "kronecker_eigen", "full"]
 
 
-def head_posterior(model: nn.Module, kind: str) -> acnml.Posterior:
+def head_posterior(model: nn.Module, kind: str) -> acnml.posteriors.Posterior:
     """A posterior over the last layer alone, under the names that the model has for it."""
     layer = affine_layers(model)[-1]
     module = model.get_submodule(layer.weight.rpartition(".")[0])
     data = [(normal(40, module.in_features), torch.arange(40) % module.out_features)]
     structure = {"diagonal": "diag", "full": "full"}.get(kind, "kron")
-    curvature = acnml.fit_curvature(module, data, structure=structure)
-    block = (acnml.FactorBlock.damped,) if kind == "kronecker_factors" else ()
+    curvature = acnml.fit.fit_curvature(module, data, structure=structure)
+    block = (acnml.posteriors.FactorBlock.damped,) if kind == "kronecker_factors" else ()
     posterior = curvature.posterior(1.0, *block)
     from test_solvers import renamed
 
@@ -148,10 +148,10 @@ def test_typicality_of_logits_cannot_become_a_module(place):
         nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 3))).double(),
         normal(40, 4),
     )
-    read = acnml.fit_typicality(Classifier(model), x, x, places=[acnml.Place(place)])
+    read = acnml.fit_typicality(Classifier(model), x, x, places=[acnml.features.Place(place)])
     with pytest.raises(ValueError, match=r"which are logits.*Place\('1.0', is_input=True\)"):
         head_predictor(model, x, typicality=read).as_module()
-    received = acnml.Place("1.0", is_input=True)
+    received = acnml.features.Place("1.0", is_input=True)
     read = acnml.fit_typicality(Classifier(model), x, x, places=[received])
     predict = head_predictor(model, x, typicality=read)
     torch.testing.assert_close(predict.as_module()(x)[0], predict(x), rtol=0, atol=1e-5)

@@ -45,7 +45,7 @@ KINDS = {
 SOLVERS = {
     "linearised": acnml.Linearised(),
     "gradient": acnml.Gradient(1, 0.3),
-    "reference": acnml.Reference(1),
+    "reference": acnml.solvers.Reference(1),
 }
 
 
@@ -60,7 +60,7 @@ ENTRIES = {
     "bma": lambda c, x: acnml.Bma(c, diagonal(c.model), samples=1)(x),
     "glm": lambda c, x: acnml.Glm(c, diagonal(c.model))(x),
     "ensemble": lambda c, x: acnml.Ensemble((Map(c),))(x),
-    "naive": lambda c, x: acnml.NaiveCnml(c, DATA, acnml.Refit(1))(x),
+    "naive": lambda c, x: acnml.predictors.NaiveCnml(c, DATA, acnml.fit.Refit(1))(x),
     "acnml": lambda c, x: _acnml(c)(x),
     "regret": lambda c, x: _acnml(c).regret(x),
     "features": lambda c, x: _acnml(c).features(x),
@@ -152,14 +152,16 @@ ALL_LAYERS = MLP.model()
 @pytest.mark.parametrize(
     "use",
     [
-        lambda c, q: acnml.NaiveCnml(c, DATA, acnml.Refit(TWO, seed=TWO))(X[:1]),
+        lambda c, q: acnml.predictors.NaiveCnml(c, DATA, acnml.fit.Refit(TWO, seed=TWO))(X[:1]),
         lambda c, q: acnml.fit_swag(c, DATA, epochs=TWO, rank=TWO, seed=TWO, learning_rate=0.5),
         lambda c, q: acnml.Swag(rank=np.int32(3)),
         lambda c, q: acnml.fit_bayes_by_backprop(c, DATA, epochs=TWO, seed=TWO),
         lambda c, q: acnml.fit_laplace(c, DATA, fisher=acnml.fit.MonteCarloFisher(TWO, TWO)),
         lambda c, q: acnml.Bma(c, q, samples=TWO, seed=TWO)(X),
-        lambda c, q: acnml.Glm(c, q, acnml.LogitSampling(TWO, TWO))(X),
-        lambda c, q: Acnml(c, q, acnml.Reference(TWO, 0.3, np.int64(8)), alpha=np.float32(0.1))(X),
+        lambda c, q: acnml.Glm(c, q, acnml.predictors.LogitSampling(TWO, TWO))(X),
+        lambda c, q: Acnml(
+            c, q, acnml.solvers.Reference(TWO, 0.3, np.int64(8)), alpha=np.float32(0.1)
+        )(X),
         lambda c, q: Acnml(c, q, acnml.Gradient(TWO, 0.3, np.int64(10**7)), alpha=0.1)(X),
         lambda c, q: Acnml(c, q, acnml.Linearised(np.uint8(1), memory=np.int64(10**7)), 0.1)(X),
         lambda c, q: acnml.McDropout(_dropping(), samples=TWO, seed=TWO)(X),
@@ -177,7 +179,7 @@ def _dropping() -> Classifier:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda v: acnml.Refit(v), "epochs"),
+        (lambda v: acnml.fit.Refit(v), "epochs"),
         (lambda v: acnml.Gradient(steps=v), "steps"),
         (lambda v: acnml.Linearised(polish=v), "polish"),
         (lambda v: acnml.fit.MonteCarloFisher(seed=v), "seed"),

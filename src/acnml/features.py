@@ -226,7 +226,7 @@ class _Search:
             raise ValueError(
                 "no features were found: no Linear layer receives one vector per input"
                 + ("" if with_positions else ", and positions of texts are not pooled")
-                + '; name places, such as places=[acnml.Place("encoder")]'
+                + '; name places, such as places=[acnml.features.Place("encoder")]'
             )
         return tuple(place for _, place in sorted(found, key=lambda item: item[0]))
 

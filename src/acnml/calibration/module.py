@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from acnml.atypicality import Atypicality
-from acnml.classifier import Classifier, without_autocast
 from acnml.calibration.calibrator import Calibrator
 from acnml.calibration.rules import RULES, spread
+from acnml.classifier import Classifier, without_autocast
 from acnml.features import Folding, Place, joined
 
 
