@@ -17,8 +17,9 @@ confidence. The study in docs/howto/estimate-accuracy.md shows by how much.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -29,8 +30,14 @@ from acnml.outcomes import Outcomes
 BINS = 10
 
 
-class AccuracyEstimate(NamedTuple):
-    """An accuracy that was estimated without labels, and its interval."""
+@final
+@dataclass(frozen=True)
+class AccuracyEstimate:
+    """An accuracy that was estimated without labels, and its interval.
+
+    >>> print(AccuracyEstimate(0.9, 0.88, 0.95, 1000))
+    0.900 (between 0.880 and 0.950), from 1,000 predictions without labels
+    """
 
     accuracy: float  # the mean confidence
     low: float
@@ -98,6 +105,19 @@ def by_group(
     return {
         value: expected_accuracy(confidence[own], validation, level) for value, own in rows.items()
     }
+
+
+def accuracy_of(confidence: Tensor, validation: Outcomes, groups: Any, level: float) -> Any:
+    """Return one estimate, or one for every group if groups are given.
+
+    >>> half = torch.full((100,), 0.5)
+    >>> validation = Outcomes(torch.zeros(100), torch.arange(100) % 2, half, half, half)
+    >>> accuracy_of(half, validation, None, 0.95).count
+    100
+    """
+    if groups is None:
+        return expected_accuracy(confidence, validation, level)
+    return by_group(confidence, groups, validation, level)
 
 
 def _calibration_error(own: Tensor, validation: Outcomes) -> tuple[float, float]:

@@ -67,6 +67,9 @@ class Certificate:
         coverage: certified lower bound of the coverage; 0 if none was asked for.
         needed: how many examples would be enough for a certificate, if they are like these; None
             if there is one, or if even the surest predictions are wrong too often.
+
+    >>> Certificate(0.9, examples=1000, accepted=800, errors=6, risk=0.02).is_certified
+    True
     """
 
     threshold: float
@@ -320,11 +323,15 @@ def _steps(count: int, risk: float, level: float) -> Sequence[int]:
     if first > count:
         return ()
     places = torch.linspace(first, count, STEPS, dtype=torch.float64, device="cpu")
-    return places.ceil().long().unique().tolist()  # type: ignore[no-any-return]
+    return places.ceil().long().unique().tolist()
 
 
 def least_examples(risk: float, level: float) -> int:
-    """Return how many accepted examples without any error certify a risk: (1 - r)^k ≤ level."""
+    """Return how many accepted examples without any error certify a risk: (1 - r)^k ≤ level.
+
+    >>> least_examples(risk=0.02, level=0.05)
+    149
+    """
     return math.ceil(math.log(level) / math.log1p(-risk))
 
 

@@ -40,7 +40,13 @@ CHUNK = 2048
 
 
 class Observed(NamedTuple):
-    """What a monitor looks at: some columns of an `Answer`, for example from a file."""
+    """What a monitor looks at: some columns of an `Answer`, for example from a file.
+
+    >>> half = torch.tensor([0.5, 0.5])
+    >>> answers = Observed(torch.tensor([0, 1]), half, half, half, abstain=half > 1)
+    >>> Monitor.of(Outcomes(half, half, half, half, half)).update(answers).count
+    2
+    """
 
     label: Any  # the predicted class (B,), -1 for an input without an answer
     confidence: Any
@@ -49,8 +55,17 @@ class Observed(NamedTuple):
     abstain: Any
 
 
-class Window(NamedTuple):
-    """What is known of a window of answers."""
+@final
+@dataclass(frozen=True)
+class Window:
+    """What is known of a window of answers.
+
+    >>> normal = torch.randn(500, generator=torch.Generator().manual_seed(0))
+    >>> none = torch.zeros(500).long()
+    >>> monitor = Monitor.of(Outcomes(none, none, normal.sigmoid(), normal, normal))
+    >>> monitor.update(Observed(none, normal.sigmoid(), normal, normal + 1, none)).changed
+    True
+    """
 
     count: int  # answers; inputs without an answer do not count
     unanswered: int

@@ -26,6 +26,10 @@ class Outcomes:
         confidence: its probability.
         regret: log C(x).
         score: the atypicality m(x).
+
+    >>> half = torch.full((4,), 0.5)
+    >>> Outcomes.of(torch.tensor([0, 1, 1, 0]), torch.zeros(4).long(), half, half, half).correct
+    tensor([ True, False, False,  True])
     """
 
     label: Tensor

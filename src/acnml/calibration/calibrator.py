@@ -18,6 +18,7 @@ from torch import Tensor
 from acnml._util import batches, checks
 from acnml._util.callers import callers_level
 from acnml._util.threads import one_thread
+from acnml.accuracy import accuracy_of
 from acnml.atypicality import Atypicality, Moments
 from acnml.calibration.rules import RULES, RuleName, spread
 from acnml.calibration.search import LARGEST, least_nll_temperature
@@ -30,6 +31,8 @@ from acnml.calibration.table import (
     as_text,
 )
 from acnml.calibration.validation import Validation, require_usable, row
+from acnml.decisions import Abstention, abstention
+from acnml.monitor import Monitor
 from acnml.outcomes import By, Outcomes
 
 # Scores tie if they differ by at most this share: rounding differs from batch to batch.
@@ -85,6 +88,15 @@ class Calibrator:
         on_error: what to do about inputs without an answer: their logits or features are not
             finite. "raise" raises an error that names them. "flag" answers for the others; these
             have NaN, the label -1, and abstain.
+
+    >>> x = torch.randn(4000, 2, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x.sum(1) > 0).long()
+    >>> logits = 3 * x[:, :1] * torch.tensor([-1.0, 1.0])
+    >>> train, validation = (x[:2000], labels[:2000]), (logits[2000:], x[2000:], labels[2000:])
+    >>> calibrator = fit_calibrator(train, validation)
+    >>> certificate = calibrator.abstention(risk=0.05).certificates[0]
+    >>> certificate.is_certified
+    True
     """
 
     atypicality: Atypicality
@@ -150,6 +162,53 @@ class Calibrator:
         """
         limit = self.outcomes.limit(share, by)
         return limit if by == "confidence" else -limit
+
+    def abstention(
+        self,
+        risk: float | None = None,
+        *,
+        coverage: float | None = None,
+        confidence: float = 0.95,
+        by: By = "confidence",
+        by_class: bool = False,
+    ) -> Abstention:
+        """Return when to abstain, with a guarantee for data like the validation data.
+
+        Either `risk`: at most this share of the accepted predictions is wrong. Or `coverage`: at
+        least this share of the predictions is accepted, and the result says how many of them are
+        wrong at most. Assumptions, and what happens if they are broken: `acnml.decisions`.
+
+        Args:
+            risk: largest tolerated error rate among accepted predictions.
+            coverage: least tolerated share of accepted predictions.
+            confidence: with which the guarantee holds.
+            by: what a threshold is put on, "confidence" or "regret".
+            by_class: whether every predicted class has a threshold of its own.
+        """
+        return abstention(self.outcomes, risk, coverage, confidence, by, by_class)
+
+    def expected_accuracy(
+        self, logits: Any, features: Any, groups: Any = None, level: float = 0.95
+    ) -> Any:
+        """Return the accuracy that predictions without labels probably have, with an interval.
+
+        Args:
+            logits: as the network returns them (B, K).
+            features: of the same inputs.
+            groups: a value for every input (B,). Then the result maps each value to an estimate.
+                The predicted classes give the precision of every class.
+            level: of the interval; what it assumes is in `acnml.accuracy`.
+        """
+        confidence = self(logits, features).confidence
+        return accuracy_of(confidence, self.outcomes, groups, level)
+
+    def monitor(self, level: float = 0.01) -> Monitor:
+        """Return a monitor of answers, see `acnml.monitor`.
+
+        Args:
+            level: largest probability of a false alarm, over the whole life of the monitor.
+        """
+        return Monitor.of(self.outcomes, level)
 
     @property
     def temperature_of_equal_price(self) -> float:

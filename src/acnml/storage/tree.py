@@ -17,8 +17,10 @@ from torch import Tensor
 from acnml import (
     atypicality,
     calibration,
+    decisions,
     features,
     fit,
+    monitor,
     outcomes,
     posteriors,
     predictors,
@@ -48,6 +50,8 @@ KINDS: dict[str, Any] = {
         (atypicality, "Atypicality"),
         (features, "Folding Place"),
         (outcomes, "Outcomes"),
+        (decisions, "Abstention Certificate"),
+        (monitor, "Monitor"),
     )
     for name in names.split()
 }
