@@ -143,21 +143,6 @@ def test_covariances_of_any_size_keep_their_meaning_in_half_precision(
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("name", ["diagonal", "kronecker_factors", "kronecker_eigen", "full"])
-def test_modules_of_half_precision_networks_solve_in_single_precision(name, dtype):
-    """From the same features and logits as the predictor; in half precision 1e-3 would be left."""
-    model, x = MODELS[0].model(), MODELS[0].x(7)
-    posterior, low = POSTERIORS[name](model), Classifier(model.to(dtype))
-    predict = Acnml(low.tempered(1.3), posterior, alpha=0.1)
-    module = predict.as_module(steps=20)
-    log_probs, regret = module(x.to(dtype))
-    assert module.linear.weight.dtype == dtype
-    assert log_probs.dtype == regret.dtype == torch.float32
-    torch.testing.assert_close(log_probs.exp(), predict(x).exp(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(regret, predict.regret(x), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_samples_of_a_wide_posterior_are_finite_in_half_precision(dtype):
     model = MODELS[1].model().to(dtype)
     posterior = diagonal(model).to("cpu", torch.float32).scaled(1e6)

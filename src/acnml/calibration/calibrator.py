@@ -356,12 +356,15 @@ def _like(rows: Tensor, values: Tensor) -> Tensor:
 
 def _quantiles(values: Tensor) -> Tensor:
     """Return the quantiles that are kept, from 0 to 1."""
-    return torch.quantile(values.double().cpu(), torch.linspace(0, 1, QUANTILES).double())
+    return torch.quantile(
+        values.double().cpu(), torch.linspace(0, 1, QUANTILES, device="cpu").double()
+    )
 
 
 def as_tensor(array: Any) -> Tensor:
-    """Turn an array into a tensor."""
-    return torch.as_tensor(batches.as_tensor(array, "an array"))
+    """Turn an array, or a list of numbers, into a tensor."""
+    found = batches.as_tensor(array, "an array")
+    return found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
 
 
 def as_arrays(answer: Answer) -> Answer:
