@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo playground page reproduce test fuzz lint types check bench format docs numbers release-check clean
+.PHONY: help setup demo playground page reproduce test rest fuzz lint types check bench format docs numbers release-check clean
 
 help:  # list the targets
 	@grep -hE '^[a-z-]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-14s %s\n", $$1, $$2}'
@@ -12,11 +12,16 @@ help:  # list the targets
 setup: $(VENV)/.installed  # create a virtual environment with the package and all extras
 
 # torch comes first: its pin must be in place before another package asks for a range of versions.
-$(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt tests/laplace.txt
+$(VENV)/.light: pyproject.toml constraints.txt tests/oracles.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --no-deps -r tests/oracles.txt
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.light tests/laplace.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps -r tests/oracles.txt -r tests/laplace.txt
+	$(BIN)/python -m pip install --quiet --no-deps -r tests/laplace.txt
 	touch $@
 
 demo: setup  # acnml.calibrate and its rivals on rotated digits; writes demo/report.html
@@ -37,8 +42,12 @@ playground/node_modules/.installed: playground/package.json playground/package-l
 reproduce: setup  # run a study: make reproduce STUDY=rotated-mnist ARGS="--preset full"
 	$(BIN)/python -m studies $(STUDY) $(ARGS)
 
-test: setup  # run the test suite and the doctests
+test: $(VENV)/.light  # test the library; installs only what that needs
 	$(BIN)/python -m pytest
+
+# The site and the playground are tested as they are built. Without npm, the playground's tests are skipped.
+rest: setup docs $(if $(shell command -v npm),page)
+	$(BIN)/python -m pytest tests/integrations tests/site tests/studies src studies
 
 N ?= 10000
 fuzz: setup  # generated networks, files, inputs and settings: make fuzz N=10000 ARGS="--first 5000"
@@ -51,7 +60,7 @@ lint: setup  # check format and lint
 types: setup  # check types
 	$(BIN)/mypy
 
-check: lint types test  # format, lint, types and tests
+check: test lint types rest  # test the library, then everything else: format, lint, types, all extras
 
 format: setup  # format the code and fix lint where possible
 	$(BIN)/ruff format .

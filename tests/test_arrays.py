@@ -223,13 +223,6 @@ class TestLabelsOfADataSet:
         with pytest.raises(ValueError, match="y must be a vector of class indices"):
             acnml.fit.fit_curvature(classifier, (self.X, one_hot))
 
-    def test_a_series(self):
-        pandas = pytest.importorskip("pandas", reason="needs pandas")
-        with pytest.raises(TypeError, match=r"got Series: pass y\.to_numpy\(\)"):
-            as_loader((self.X, pandas.Series(self.Y.numpy())))
-        with pytest.raises(TypeError, match=r"got DataFrame: pass x\.to_numpy\(\)"):
-            as_loader((pandas.DataFrame(self.X.numpy()), pandas.Series(self.Y.numpy())))
-
 
 class TestOddArrays:
     predict = Map(Classifier(MLP.model()))
@@ -258,11 +251,6 @@ class TestOddArrays:
     def test_what_cannot_be_converted_is_explained(self, x, error, message):
         with pytest.raises(error, match=message):
             self.predict(x)
-
-    def test_data_frames_are_explained(self):
-        pandas = pytest.importorskip("pandas", reason="needs pandas")
-        with pytest.raises(TypeError, match=r"got DataFrame: pass x.to_numpy\(\)"):
-            self.predict(pandas.DataFrame(self.x))
 
 
 class TestMetrics:

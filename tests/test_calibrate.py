@@ -389,14 +389,16 @@ def test_the_closed_form_is_the_genies():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_no_score_is_the_softmax_and_a_huge_one_is_uniform(rule):
+def test_no_score_is_the_softmax_and_a_huge_one_forgets_the_logits(rule):
     logits = 3 * normal(4, 6).float()
-    for alpha, expected in ((0.0, torch.log_softmax(logits, -1)), (1e3, None)):
+    probs = torch.softmax(logits, -1)
+    # Closed-form NML keeps the order of the labels: h is at most 1.
+    forgotten = 1 / (2 - probs) if rule == "closed-form" else torch.ones_like(probs)
+    for alpha, weights in ((0.0, probs), (1e3, forgotten)):
         log_lik = RULES[rule](logits, spread(alpha, torch.full((4,), 1e10)))
-        log_probs = torch.log_softmax(log_lik, -1)
-        if expected is None:
-            expected = torch.full_like(log_probs, -math.log(6))
-        torch.testing.assert_close(log_probs, expected, rtol=0, atol=1e-4)
+        expected = (weights / weights.sum(-1, keepdim=True)).log()
+        found = torch.log_softmax(log_lik, -1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("start", [1e-5, 1.0, 1e5])

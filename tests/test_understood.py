@@ -410,10 +410,3 @@ def test_a_module_that_holds_a_metric_is_accepted():
     model = Training(Metric())
     expected = model(X).log_softmax(-1)
     torch.testing.assert_close(acnml.Map(Classifier(model))(X), expected)
-
-
-def test_a_module_that_holds_a_metric_of_torchmetrics_is_accepted():
-    torchmetrics = pytest.importorskip("torchmetrics")
-    model = Training(torchmetrics.Accuracy(task="multiclass", num_classes=3))
-    expected = model(X).log_softmax(-1)
-    torch.testing.assert_close(acnml.Map(Classifier(model))(X), expected)

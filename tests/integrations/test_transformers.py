@@ -241,7 +241,8 @@ def test_a_decoder_is_refused_until_its_last_token_is_selected_first(build, toke
         x = tokenizer(texts(10, 3), padding=True, return_tensors="pt", return_token_type_ids=False)
         expected = model(**x).logits
         torch.testing.assert_close(LastToken(model)(**x), expected, rtol=1e-6, atol=1e-6)
-    assert calibrated_of(LastToken(model), tokenizer).predictor.last_layer.name == "model.score"
+    found = calibrated_of(LastToken(model), tokenizer)
+    assert found.places[-1] == acnml.Place("model.score", is_input=True)
 
 
 def test_batches_for_a_last_token_have_all_inputs_of_the_model(tokenizer, monkeypatch):
