@@ -150,7 +150,7 @@ def joined(
     for place in places:
         if place not in kept:
             raise ValueError(f"the model did not run {place}: take features at other places")
-        if len(kept[place]) != size:
+        if kept[place].shape[0] != size:
             raise ValueError(
                 f"the {place} has {len(kept[place])} rows for a batch of {size} inputs: its first "
                 "dimension must be the batch; take features at other places"
