@@ -3,8 +3,8 @@
 MNIST is used where the data folder has it (`ACNML_DATA`), else scikit-learn's digits. Everything
 goes into one folder:
 
-- `model.onnx`: images (B, 1, 28, 28) to the network's `logits`, the `score`, and ACNML's `log_probs`
-  and `regret`; the page computes the two other rules from the logits and the score;
+- `model.onnx`: images (B, 1, 28, 28) to the `logits` and the `score`, and ACNML's `log_probs` and
+  `regret`; the page computes the other rules from the logits and the score;
 - `model.json`: temperatures, thresholds for abstaining, examples and what was chosen;
 - `network.safetensors` and `calibrated.safetensors`: the same predictor for Python.
 """
