@@ -13,7 +13,7 @@ from torch.nn import functional
 import acnml
 from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map
 from acnml.solvers import Reference
-from cases import MODELS, POSTERIORS, Case, diagonal, normal
+from cases import MLP, MODELS, POSTERIORS, Case, diagonal, normal
 
 HALVES = [torch.float16, torch.bfloat16]
 
@@ -115,6 +115,29 @@ def test_autocast_is_no_reason_to_refuse_a_model(case, structure):
     moved, exactly = fitted.to("cpu", torch.float64).cov_mv(v), expected.cov_mv(v)
     for name in v:
         torch.testing.assert_close(moved[name], exactly[name], rtol=0.02, atol=0.02)
+
+
+class AutocastInside(torch.nn.Module):
+    """Leaves single precision in its forward pass, whoever calls it."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(x)
+
+
+@pytest.mark.parametrize("structure", ["kron", "diag"])
+def test_autocast_inside_of_the_model_changes_digits_only(structure):
+    inner, x = MLP.model().float(), MLP.x(20).float()
+    data, probs = [(x, torch.arange(20) % 3)], []
+    for model in (inner, AutocastInside(inner)):
+        fitted = acnml.fit_laplace(model, data, structure=structure)
+        predict = Acnml(Classifier(model), fitted, alpha=0.1, on_unsolved="ignore")
+        probs.append(predict(x[:5]).float().exp())
+    torch.testing.assert_close(probs[1], probs[0], rtol=0, atol=0.03)
 
 
 def rules(classifier: Classifier, posterior: acnml.posteriors.Posterior, alpha: float) -> list:
