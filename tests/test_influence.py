@@ -13,10 +13,9 @@ import acnml
 from acnml import Acnml, Classifier, IfComp, Linearised, Map, UnsolvedWarning
 from acnml._util.batches import as_arguments, size, take
 from acnml.solvers import Influence, Reference
-from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, normal
+from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, normal
 from dense import covariance, vector
 from predicting import Idle, each_case
-from test_calibrate import joined, problem
 from test_solvers import Scale
 
 
@@ -160,25 +159,6 @@ def test_a_last_layer_needs_only_its_features(classes):
     expected = Map(classifier)(x) + 0.1 * expected_gain(classifier, posterior, x)
     torch.testing.assert_close(found.log_lik, expected, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(predict.solve(x).log_lik, found.log_lik, rtol=0, atol=1e-11)
-
-
-def test_typicality_scales_it():
-    model, train, validation, test = problem()
-    classifier, (x, _) = Classifier(model), joined(test)
-    posterior = acnml.fit_laplace(classifier, train, layers="last")
-    typicality = acnml.fit_typicality(classifier, train, validation)
-    predict = Acnml(classifier, posterior, Influence(), 0.01, "ignore", typicality=typicality)
-    plain = Map(classifier)(x)
-    gain = Influence().log_lik(classifier, posterior, classifier.prepare(x)) - plain
-    expected = plain + 0.01 * typicality(x).unsqueeze(1) * gain
-    torch.testing.assert_close(predict.log_lik(x), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_it_does_not_become_a_module():
-    model = MLP.model()
-    predict = Acnml(Classifier(model), last_layer(model), Influence())
-    with pytest.raises(ValueError, match="solved by Linearised, can become a module"):
-        predict.as_module()
 
 
 def test_single_precision_loses_few_digits():
