@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Bma, Gradient, Linearised, Posterior, Reference
-from acnml._algebra.convex import solve_logits
+from acnml._algebra.simplex import solve_logits
 from acnml._engine.chunks import label_chunks, row_chunks
 from acnml._engine.rows import Path, Rows, inner_product
 from benchmarks.subjects import Subject
@@ -122,7 +122,7 @@ def _method(subject: Subject, posterior: Posterior, method: str) -> tuple[Run, i
     steps, size = (10, 0.25) if kronecker else (5, 0.5)
     solver = {
         "linearised": Linearised(),
-        "polished": Linearised(polish=2),
+        "polished": Linearised("network", polish=2),
         "the paper's loop": Reference(steps, size, rows_at_once=1),
     }.get(method, Gradient(steps, size))
     count = 1 if method == "the paper's loop" else subject.inputs

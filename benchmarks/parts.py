@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from acnml import Linearised
-from acnml._algebra.convex import solve_logits
+from acnml._algebra.simplex import solve_logits
 from acnml._engine.rows import Path, Rows
 from benchmarks.subjects import SUBJECTS, Subject
 from benchmarks.timing import fastest

@@ -66,7 +66,7 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }
 SOLVERS: dict[str, Linearised | Gradient] = {
     "logits": Linearised(),  # without residuals: no graph is kept
-    "Linearised": Linearised(polish=2),
+    "Linearised": Linearised("network", polish=2),
     "Gradient": Gradient(),
 }
 POSTERIORS = ("diagonal", "kronecker")

@@ -68,7 +68,7 @@ def _solver(rng: random.Random) -> Any:
         [
             None,
             Linearised(memory=memory),
-            Linearised(polish=rng.randrange(4), step_size=size, memory=memory),
+            Linearised("network", polish=rng.randrange(4), step_size=size, memory=memory),
             Gradient(steps, size, memory),
             Reference(steps, size, rng.choice([1, 3, 64])),
             Influence(),

@@ -33,7 +33,7 @@ from acnml import (
     fit_pnml,
     metrics,
 )
-from acnml.solvers.influence import self_influence
+from acnml.solve.influence import self_influence
 from studies.data import Labelled, cifar10, split
 from studies.data.digits import load_mnist
 from studies.engine.report import Section, ShortReport

@@ -20,7 +20,7 @@ from test_calibrate import problem
 CASES = {case.name: case for case in MODELS}
 SOLVERS = {
     "linearised": Linearised(),
-    "polished": Linearised(polish=3),
+    "polished": Linearised("network", polish=3),
     "gradient": Gradient(3, 0.5),
     "reference": acnml.Reference(2, 0.5),
     "influence": acnml.Influence(),

@@ -91,7 +91,7 @@ def test_other_kinds_of_tensors_get_a_sentence(entry, kind):
 
 
 @pytest.mark.filterwarnings("ignore:The price of")
-@pytest.mark.filterwarnings("ignore::acnml.solvers.base.UnsolvedWarning")
+@pytest.mark.filterwarnings("ignore::acnml.solution.UnsolvedWarning")
 @pytest.mark.parametrize("entry", sorted(set(ENTRIES) - {"naive"}))
 def test_the_same_entries_accept_plain_tensors(entry):
     ENTRIES[entry](Classifier(MLP.model()), X)
@@ -148,7 +148,7 @@ TWO = np.int64(2)
 ALL_LAYERS = MLP.model()
 
 
-@pytest.mark.filterwarnings("ignore::acnml.solvers.base.UnsolvedWarning")
+@pytest.mark.filterwarnings("ignore::acnml.solution.UnsolvedWarning")
 @pytest.mark.parametrize(
     "use",
     [

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import acnml
 from acnml import Classifier, Full, Glm, Kronecker, LowRank
-from acnml.solvers._linearisation import logit_moments
 from cases import normal
+from predicting import moments_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies, about torch.jit
@@ -54,9 +54,9 @@ def fitted(model: nn.Module, **options):
 def require_same_prediction(la, model: nn.Module, posterior: acnml.Posterior) -> None:
     x, classifier = 3 * normal(7, 4, seed=4), Classifier(model)
     mean, cov = la._glm_predictive_distribution(x)
-    moments = logit_moments(classifier, posterior, x)
+    moments = moments_of(classifier, posterior, x)
     torch.testing.assert_close(moments.logits, mean, rtol=0, atol=1e-12)
-    torch.testing.assert_close(moments.kernel, cov, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(moments.kernel.dense(), cov, rtol=1e-9, atol=1e-12)
     theirs = la(x, pred_type="glm", link_approx="probit")
     torch.testing.assert_close(Glm(classifier, posterior)(x).exp(), theirs, rtol=0, atol=1e-9)
 

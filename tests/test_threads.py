@@ -21,7 +21,7 @@ MAKERS = {
     "glm": lambda c, m: Glm(c, eigen_kronecker(m)),
     "last layer": lambda c, m: Acnml(c.tempered(1.3), last_layer(m), alpha=0.3),
     "linearised": lambda c, m: Acnml(
-        c, eigen_kronecker(m), Linearised(polish=3, polish_tolerance=1e-9), alpha=0.2
+        c, eigen_kronecker(m), Linearised("network", polish=3, polish_tolerance=1e-9), alpha=0.2
     ),
     "gradient": lambda c, m: Acnml(c, eigen_kronecker(m), Gradient(2, 0.3), 0.2, "ignore"),
     "reference": lambda c, m: Acnml(c, eigen_kronecker(m), Reference(2, 0.3), 0.2, "ignore"),

@@ -70,16 +70,13 @@ from acnml.predictors import (
     fit_if_comp,
     fit_pnml,
 )
-from acnml.solvers import (
-    Gradient,
-    Influence,
-    Linearised,
-    Reference,
-    Solution,
-    Solver,
-    UnsolvedError,
-    UnsolvedWarning,
-)
+from acnml.problem import Problem
+from acnml.solution import Solution, UnsolvedError, UnsolvedWarning
+from acnml.solve.base import Solver
+from acnml.solve.gradient import Gradient
+from acnml.solve.influence import Influence
+from acnml.solve.linearised import Linearised
+from acnml.solve.reference import Reference
 from acnml.storage import StorageError, load, save
 
 __all__ = [
@@ -117,6 +114,7 @@ __all__ = [
     "Posterior",
     "Predictor",
     "Probit",
+    "Problem",
     "Reference",
     "Refit",
     "Solution",

@@ -55,7 +55,7 @@ def solver_of(method: Method) -> Solver:
         kfac = method.posterior.startswith("KFAC")
         return acnml.Gradient(10, 0.25) if kfac else acnml.Gradient(5, 0.5)
     if method.solver == CONVERGED:
-        return acnml.Linearised(polish=10, step_size=0.3, polish_tolerance=1e-4)
+        return acnml.Linearised("network", polish=10, step_size=0.3, polish_tolerance=1e-4)
     return acnml.Linearised()
 
 

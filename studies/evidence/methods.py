@@ -46,10 +46,10 @@ from torch import Tensor
 from acnml import metrics
 from acnml._algebra.kernels import Kernel
 from acnml.calibration.rules import closed_form, density_temperature
-from acnml.head.solve import Precision, solve_head
+from acnml.solve.logits import Precision, solve
 from acnml.predictors.ensemble import log_mean
 from acnml.solve.isotropic import solve_isotropic
-from acnml.solvers.influence import influence_of
+from acnml.solve.influence import influence_of
 from studies.evidence.views import View
 from studies.search import Search
 

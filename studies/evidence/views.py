@@ -28,7 +28,7 @@ from acnml import (
 )
 from acnml._algebra.kernels import SpectralKernel
 from acnml.fit import KroneckerCurvature
-from acnml.head.features import only_linear
+from acnml._engine.last_layer import only_linear
 from acnml.predictors.ensemble import log_mean
 from acnml.tuning.temperature import least_nll_temperature
 from studies.engine.study import checksum

@@ -48,7 +48,7 @@ STRUCTURES: Mapping[str, Structure] = {
 SOLVERS: Mapping[str, Solver] = {
     STEPS: Gradient(10, 0.25),
     LINEARISED: Linearised(),
-    SOLVED: Linearised(polish=20),
+    SOLVED: Linearised("network", polish=20),
     INFLUENCE: Influence(),
 }
 

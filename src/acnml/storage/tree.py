@@ -14,12 +14,13 @@ from typing import Any, final
 
 from torch import Tensor
 
-from acnml import atypicality, calibration, features, fit, posteriors, predictors, solvers
+from acnml import atypicality, calibration, features, fit, posteriors, predictors
 from acnml._algebra import dual
 from acnml._util.params import Params
 from acnml.classifier import Classifier
 from acnml.fit import Swag
 from acnml.predictors import Predictor
+from acnml.solve import gradient, influence, linearised, reference
 from acnml.storage import network
 
 _CURVATURES = "DiagonalCurvature FullCurvature KroneckerCurvature EkfacCurvature"
@@ -33,7 +34,10 @@ KINDS: dict[str, Any] = {
         (posteriors, "Diagonal Full Kronecker LowRank FactorBlock EigenBlock"),
         (dual, "Affine"),
         (fit, f"{_CURVATURES} Factors EigenFactors Swag"),
-        (solvers, "Reference Gradient Linearised Influence"),
+        (reference, "Reference"),
+        (gradient, "Gradient"),
+        (linearised, "Linearised"),
+        (influence, "Influence"),
         (predictors, f"{_PREDICTORS} IfComp Pnml Modes"),
         (calibration, "Calibrated Calibrator CalibrationRow"),
         (atypicality, "Atypicality"),
