@@ -22,8 +22,8 @@ SOLVERS = {
     "linearised": Linearised(),
     "polished": Linearised("network", polish=3),
     "gradient": Gradient(3, 0.5),
-    "reference": acnml.Reference(2, 0.5),
-    "influence": acnml.Influence(),
+    "reference": acnml.solve.Reference(2, 0.5),
+    "influence": acnml.solve.Influence(),
 }
 CUDA = pytest.param(
     "cuda",
@@ -144,7 +144,7 @@ def test_states_of_fits_need_no_default_device():
     model = CASES["mlp"].model()
     swag = acnml.Swag(rank=2)
     swag.update(model)
-    trainer = acnml.BayesByBackprop(Classifier(model), data=6, seed=0)
+    trainer = acnml.fit.BayesByBackprop(Classifier(model), data=6, seed=0)
     for fit in (swag, trainer):
         expected = fit.state_dict()
         with torch.device("meta"):

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from acnml import Bma, Classifier, Glm, LogitSampling, Map, Probit
+from acnml import Bma, Classifier, Glm, Map
 from acnml._algebra.kernels import DenseKernel
+from acnml.predictors import LogitSampling, Probit
 from acnml.problem import Problem
 from cases import LINEAR, diagonal, normal, spd
 from predicting import FINE, Idle, each_case, moments_of, posterior_over
@@ -41,7 +42,9 @@ def test_more_variance_is_less_confident(link):
         torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]]).double(),
         torch.eye(2).double(),
     )
-    moments = [Problem(logits, DenseKernel((var * eye).expand(3, 2, 2))) for var in (0.1, 1.0, 10.0)]
+    moments = [
+        Problem(logits, DenseKernel((var * eye).expand(3, 2, 2))) for var in (0.1, 1.0, 10.0)
+    ]
     confidences = torch.stack([link(m).max(-1).values for m in moments])
     assert (confidences.diff(dim=0) < 0).all()
 
@@ -88,9 +91,7 @@ def test_logit_sampling_draws_have_the_kernel_as_covariance():
 def test_logits_that_only_move_together_are_certain(kernel):
     """Such kernels are singular, and softmax is invariant to the common shift."""
     logits = normal(2, 3)
-    actual = LogitSampling(samples=7)(
-        Problem(logits, DenseKernel(kernel.double().expand(2, 3, 3)))
-    )
+    actual = LogitSampling(samples=7)(Problem(logits, DenseKernel(kernel.double().expand(2, 3, 3))))
     torch.testing.assert_close(actual, logits.log_softmax(-1), rtol=1e-6, atol=1e-6)
 
 

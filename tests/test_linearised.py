@@ -146,9 +146,9 @@ def test_autocast_around_or_inside_the_network(case, name, solver):
     wrapped = Inside(model)
     names = {f"model.{name}": tensor for name, tensor in wrapped.model.named_parameters()}
     assert set(names) >= {f"model.{name}" for name in posterior.mean}
-    inside = Acnml(
-        Classifier(wrapped), prefixed(narrow, "model."), solver, 0.1, "ignore"
-    )(case.x()).exp()
+    inside = Acnml(Classifier(wrapped), prefixed(narrow, "model."), solver, 0.1, "ignore")(
+        case.x()
+    ).exp()
     for found in (around, inside):
         torch.testing.assert_close(found.double(), wanted, rtol=0, atol=0.03)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -11,8 +12,8 @@ from torch import nn
 
 import acnml
 from acnml import Acnml, Classifier, Linearised, LowRank
-from acnml._algebra.kernels import DenseKernel, DiagonalKernel, centred_variances
 from acnml import problem as making
+from acnml._algebra.kernels import DenseKernel, DiagonalKernel, centred_variances
 from acnml._engine.last_layer import Features
 from acnml.problem import Problem, of_features
 from acnml.solve import newton
@@ -81,7 +82,7 @@ def test_the_literal_iteration_converges_to_the_solution(name, classes):
     classifier, x = Classifier(model).tempered(0.5), normal(3, 5)
     posterior = POSTERIORS[name](model).scaled(0.05)
     exact = Linearised(negligible=0, tolerance=1e-10)(classifier, posterior, x)
-    literal = acnml.Reference(steps=300, step_size=0.2)(classifier, posterior, x)
+    literal = acnml.solve.Reference(steps=300, step_size=0.2)(classifier, posterior, x)
     close(exact.log_lik, literal.log_lik, 1e-8)
 
 
@@ -300,11 +301,11 @@ def test_inputs_are_cut_to_the_memory(name, classes, monkeypatch):
 def test_rows_that_cannot_be_solved_are_named():
     logits, V = normal(7, 3), kernel("dense", 7, 3)
     V.matrix[[2, 5]] = torch.nan
-    with pytest.raises(acnml.UnsolvedError) as raised:
+    with pytest.raises(acnml.solve.UnsolvedError) as raised:
         Linearised().of(Problem(logits, V))
     assert raised.value.rows == (2, 5)
     assert raised.value.total == 7
-    with pytest.raises(acnml.UnsolvedError, match="covariances of the logits are NaN"):
+    with pytest.raises(acnml.solve.UnsolvedError, match="covariances of the logits are NaN"):
         Problem.of(logits, V)
 
 

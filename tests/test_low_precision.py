@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import acnml
-from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map, Reference
+from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map
+from acnml.solve import Reference
 from cases import MODELS, POSTERIORS, Case, diagonal, normal
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -46,8 +47,8 @@ def test_factors_and_squares_are_those_of_what_the_model_computes(way):
     x, classifier = (3 * normal(500, 4)).to(way.dtype), Classifier(model)
     data = [(x, torch.zeros(500, dtype=int))]
     with way.context():
-        kronecker = acnml.fit_curvature(classifier, data)
-        squares = acnml.fit_curvature(classifier, data, structure="diag").diagonal
+        kronecker = acnml.fit.fit_curvature(classifier, data)
+        squares = acnml.fit.fit_curvature(classifier, data, structure="diag").diagonal
         logits = model(x).detach()
     p = logits.float().softmax(-1)
     cotangents = p.sqrt()[:, :, None] * (torch.eye(3) - p[:, None])
@@ -116,7 +117,7 @@ def test_autocast_is_no_reason_to_refuse_a_model(case, structure):
         torch.testing.assert_close(moved[name], exactly[name], rtol=0.02, atol=0.02)
 
 
-def rules(classifier: Classifier, posterior: acnml.Posterior, alpha: float) -> list:
+def rules(classifier: Classifier, posterior: acnml.posteriors.Posterior, alpha: float) -> list:
     solvers = Linearised(), Gradient(2, 0.25), Reference(2, 0.25)
     return [
         *(Acnml(classifier, posterior, solver, alpha, "ignore") for solver in solvers),

@@ -8,14 +8,14 @@ from torch.func import functional_call
 
 import acnml
 from acnml import Classifier
-from acnml._util.batches import as_arguments, take
 from acnml import problem as making
+from acnml._util.batches import as_arguments, take
 from cases import CONV, LINEAR, MLP, diagonal, factor_kronecker
 from dense import covariance, vector
 from predicting import FINE, each_case, moments_of
 
 
-def dense_kernel(model: nn.Module, posterior: acnml.Posterior, one: object) -> Tensor:
+def dense_kernel(model: nn.Module, posterior: acnml.posteriors.Posterior, one: object) -> Tensor:
     """J Σ Jᵀ for one input, with dense matrices."""
     args, kwargs = as_arguments(one)
 
@@ -34,7 +34,9 @@ def test_kernel_equals_the_dense_one(case, build):
     posterior = build(model)
     moments = moments_of(Classifier(model), posterior, x)
     expected = [dense_kernel(model, posterior, take(x, slice(i, i + 1))) for i in range(3)]
-    torch.testing.assert_close(moments.kernel.dense(), torch.stack(expected), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(
+        moments.kernel.dense(), torch.stack(expected), rtol=1e-10, atol=1e-11
+    )
     assert torch.equal(moments.kernel.dense(), moments.kernel.dense().mT)
     torch.testing.assert_close(moments.logits, Classifier(model).logits(x), **FINE)
 

@@ -11,20 +11,11 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import (
-    Acnml,
-    Classifier,
-    Gradient,
-    Linearised,
-    Reference,
-    Solution,
-    UnsolvedError,
-    UnsolvedWarning,
-    metrics,
-)
+from acnml import Acnml, Classifier, Gradient, Linearised, UnsolvedWarning, metrics
 from acnml._algebra.dual import combination
 from acnml._util.batches import take
-from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, low_rank, normal
+from acnml.solve import Reference, Solution, UnsolvedError
+from cases import CONV, MLP, MODELS, POSTERIORS, diagonal, last_layer, low_rank, normal
 
 WIDE = [
     pytest.param(case, build, id=f"{case.name}-{name}")
@@ -102,7 +93,9 @@ def test_no_step_lowers_the_objective(name, alpha):
     """The objective that the ascent keeps track of is log p + log q, and it never falls."""
     model, x = MLP.model(), MLP.x(3)
     posterior, classifier = POSTERIORS[name](model).scaled(alpha), Classifier(model)
-    solver = Linearised("network", polish=6, polish_tolerance=1e-12)  # no row ends before the last step
+    solver = Linearised(
+        "network", polish=6, polish_tolerance=1e-12
+    )  # no row ends before the last step
     solution, seen = steps_of(solver, classifier, posterior, x)
     assert len(seen) == solver.polish
     for old, new in seen:
@@ -329,29 +322,6 @@ def test_a_batch_without_any_answer_is_all_flagged():
     assert not solution.solved.any()
 
 
-def test_calibrated_abstains_from_flagged_inputs():
-    x = normal(400, 4)
-    model = LINEAR.model()
-    labels = torch.distributions.Categorical(logits=model(x).detach())
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        y = labels.sample()
-    calibrated = acnml.calibrate(model, [(x[:200], y[:200])], [(x[200:], y[200:])], price=0.1)
-    flagging = replace(calibrated, predictor=replace(calibrated.predictor, on_error="flag"))
-    query = x[:3].clone()
-    query[1] = math.nan
-    assert flagging.predict(query).tolist() == [
-        *calibrated.predict(x[:1]).tolist(),
-        -1,
-        *calibrated.predict(x[2:3]).tolist(),
-    ]
-    for score in acnml.Score:
-        abstained = flagging.abstains(query, share=0.0, score=score)
-        assert abstained.tolist() == [False, True, False]
-    with pytest.raises(ValueError, match="first at index 1"):
-        calibrated.predict(query)
-
-
 # Settings ----------------------------------------------------------------------------------------
 
 
@@ -364,7 +334,9 @@ def test_unknown_settings_are_refused(name):
 
 def test_the_settings_are_stored(tmp_path):
     model = MLP.model()
-    predict = Acnml(Classifier(model), diagonal(model), Linearised("network"), 0.1, "ignore", "flag")
+    predict = Acnml(
+        Classifier(model), diagonal(model), Linearised("network"), 0.1, "ignore", "flag"
+    )
     acnml.save(predict, tmp_path / "a")
     loaded = acnml.load(tmp_path / "a", Classifier(model))
     assert (loaded.on_unsolved, loaded.on_error) == ("ignore", "flag")

@@ -10,7 +10,9 @@ import safetensors.torch
 import torch
 
 import acnml
-from acnml import Acnml, Classifier, Diagonal, Gradient, Map, NaiveCnml, StorageError, storage
+from acnml import Acnml, Classifier, Diagonal, Gradient, Map, storage
+from acnml.predictors import NaiveCnml
+from acnml.storage import StorageError
 from cases import MODELS, POSTERIORS, diagonal
 from stored import rewrite, write_sealed
 

@@ -87,7 +87,7 @@ class UnsolvedError(RowsError):
     >>> predict = acnml.Acnml(classifier, posterior.scaled(100.0), rough, on_unsolved="raise")
     >>> try:
     ...     predict(torch.randn(5, 4))
-    ... except acnml.UnsolvedError as error:
+    ... except acnml.solve.UnsolvedError as error:
     ...     print(error.rows)
     (0, 1, 2, 3, 4)
     """

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 import acnml
-from acnml import Acnml, Bma, Map, Posterior, Predictor, Solver, UnsolvedError
+from acnml import Acnml, Bma, Map
+from acnml.posteriors import Posterior
+from acnml.predictors import Predictor
+from acnml.solve import Solver, UnsolvedError
 from studies.engine.grounds import Pair
 from studies.engine.method import (
     ACNML,
@@ -56,7 +59,8 @@ def solver_of(method: Method) -> Solver:
         return acnml.Gradient(10, 0.25) if kfac else acnml.Gradient(5, 0.5)
     if method.solver == CONVERGED:
         return acnml.Linearised("network", polish=10, step_size=0.3, polish_tolerance=1e-4)
-    return acnml.Linearised()
+    # The studies evaluate the network itself at the solution of the linearised problem.
+    return acnml.Linearised("network")
 
 
 def sampling(method: Method, workshop: Workshop) -> dict[str, object]:

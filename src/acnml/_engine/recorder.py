@@ -25,7 +25,7 @@ from acnml.classifier import Classifier, Forward, Hook, naming_checkpoints, stra
 P = ParamSpec("P")
 T = TypeVar("T")
 
-WAY_OUT = "leave it out of the posterior, or solve with acnml.Reference"
+WAY_OUT = "leave it out of the posterior, or solve with acnml.solve.Reference"
 
 # What a hook does to an output: (site, module, index of the passage, input, output) -> the new
 # output and, where it needed them, the layer inputs as vectors.

@@ -17,11 +17,11 @@ from acnml._util.passes import each_batch, in_chunks
 from acnml._util.processes import Group, group
 from acnml._util.structure import tracking_batch_norms
 from acnml.atypicality import Moments
-from acnml.classifier import Classifier
 from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_calibrator
 from acnml.calibration.module import CalibratedModule
 from acnml.calibration.rules import RuleName
 from acnml.calibration.table import CalibrationRow
+from acnml.classifier import Classifier
 from acnml.features import PROBED, Folding, Place, Taps, find_places
 from acnml.fit.batches import checked_labels, require_classes
 

@@ -28,7 +28,7 @@ class Solver(Protocol):
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> solver: acnml.Solver = acnml.Linearised()
+    >>> solver: acnml.solve.Solver = acnml.Linearised()
     >>> solver.log_lik(classifier, posterior, torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """

@@ -35,8 +35,7 @@ __all__ = ["CHECKSUM", "FORMAT_VERSION", "HEADER", "KINDS", "StorageError", "loa
 
 
 def save(value: Storable, path: str | os.PathLike[str]) -> None:
-    """Store a posterior, a curvature, a `Swag`, or a predictor or calibrated network without
-    the network itself.
+    """Store a posterior, a curvature, a `Swag`, or a predictor without its network.
 
     The write is atomic: if it fails, no partial file is left and an existing file is unchanged. A
     file that cannot be written raises a `StorageError`. Only regular files are replaced; a symbolic

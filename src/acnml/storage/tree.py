@@ -14,13 +14,12 @@ from typing import Any, final
 
 from torch import Tensor
 
-from acnml import atypicality, calibration, features, fit, posteriors, predictors
+from acnml import atypicality, calibration, features, fit, posteriors, predictors, solve
 from acnml._algebra import dual
 from acnml._util.params import Params
 from acnml.classifier import Classifier
 from acnml.fit import Swag
 from acnml.predictors import Predictor
-from acnml.solve import gradient, influence, linearised, reference
 from acnml.storage import network
 
 _CURVATURES = "DiagonalCurvature FullCurvature KroneckerCurvature EkfacCurvature"
@@ -34,10 +33,7 @@ KINDS: dict[str, Any] = {
         (posteriors, "Diagonal Full Kronecker LowRank FactorBlock EigenBlock"),
         (dual, "Affine"),
         (fit, f"{_CURVATURES} Factors EigenFactors Swag"),
-        (reference, "Reference"),
-        (gradient, "Gradient"),
-        (linearised, "Linearised"),
-        (influence, "Influence"),
+        (solve, "Reference Gradient Linearised Influence"),
         (predictors, f"{_PREDICTORS} IfComp Pnml Modes"),
         (calibration, "Calibrated Calibrator CalibrationRow"),
         (atypicality, "Atypicality"),
