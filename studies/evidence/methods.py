@@ -48,6 +48,7 @@ from acnml._algebra.kernels import Kernel
 from acnml.calibration.rules import closed_form, density_temperature
 from acnml.predictors.ensemble import log_mean
 from acnml.problem import Problem
+from acnml.solve.influence import Influence
 from acnml.solve.isotropic import solve_isotropic
 from acnml.solve.logits import Precision, solve
 from studies.evidence.views import View
@@ -184,9 +185,7 @@ FAMILIES: Mapping[str, Family] = {
     LEVERAGE: lambda v, knob: closed_form(v.logits, knob * v.score**2),
     CLOSED_FORM: lambda v, knob: closed_form(v.logits, knob * v.by_class**2),
     **{name: isotropic(power) for power, name in ISOTROPIC.items()},
-    IF_COMP: lambda v, knob: torch.stack(
-        self_influence(Problem(v.logits, v.kernel.scaled(knob)))
-    ).sum(0),
+    IF_COMP: lambda v, knob: Influence().log_lik_of(Problem(v.logits, v.kernel.scaled(knob))),
     PNML: lambda v, knob: closed_form(v.logits, knob * v.leverage),
     DROPOUT: lambda v, knob: warmer(v.dropout, knob),
     ENSEMBLE: lambda v, knob: warmer(v.ensemble, knob),
