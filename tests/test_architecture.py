@@ -40,6 +40,10 @@ MAY_KNOW = {
     "transformers": {"_util", "calibration", "classifier", "storage"},
     "tuning": MODEL | {"_engine", "fit", "metrics", "predictors", "problem", "solution", "tuning"},
     "conformal": {"metrics"},
+    "outcomes": set(),
+    "decisions": {"outcomes"},
+    "accuracy": {"outcomes"},
+    "monitor": {"accuracy", "outcomes"},
     "plots": {"_util", "metrics", "calibration"},
     "sklearn": MODEL | {"atypicality", "calibration", "tuning", "sklearn"},
     "scoring": MODEL | {"calibration", "predictors", "solution", "solve", "storage", "scoring"},
@@ -136,7 +140,7 @@ def global_effects(tree: ast.Module, allowed: set[str]) -> list[str]:
             called = call.id if isinstance(call, ast.Name) else getattr(call, "attr", "")
             on_torch = isinstance(call, ast.Name) or ast.unparse(call).startswith(("torch.", "np."))
             forbidden = called in {"print", "manual_seed", "seed"} - allowed
-            if forbidden and on_torch and "Generator()" not in ast.unparse(call):
+            if forbidden and on_torch and "Generator(" not in ast.unparse(call):
                 found.append(ast.unparse(node))
     return found
 

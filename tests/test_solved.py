@@ -15,7 +15,7 @@ from acnml import Acnml, Classifier, Gradient, Linearised, UnsolvedWarning, metr
 from acnml._algebra.dual import combination
 from acnml._util.batches import take
 from acnml.solve import Reference, Solution, UnsolvedError
-from cases import CONV, MLP, MODELS, POSTERIORS, diagonal, last_layer, low_rank, normal
+from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, low_rank, normal
 
 WIDE = [
     pytest.param(case, build, id=f"{case.name}-{name}")
@@ -320,6 +320,26 @@ def test_a_batch_without_any_answer_is_all_flagged():
     assert solution.failed.all()
     assert solution.log_lik.shape == (2, 3)
     assert not solution.solved.any()
+
+
+def test_calibrated_abstains_from_flagged_inputs():
+    x = normal(400, 4)
+    model = LINEAR.model()
+    y = (model(x).detach() + normal(400, 3, seed=1)).argmax(-1)
+    calibrated = acnml.calibrate(model, [(x[:200], y[:200])], [(x[200:], y[200:])], price=0.05)
+    flagging = replace(calibrated, calibrator=replace(calibrated.calibrator, on_error="flag"))
+    query = x[:3].clone()
+    query[1] = math.nan
+    assert flagging.predict(query).tolist() == [
+        *calibrated.predict(x[:1]).tolist(),
+        -1,
+        *calibrated.predict(x[2:3]).tolist(),
+    ]
+    for by in ("confidence", "regret"):
+        abstained = flagging.abstains(query, share=0.0, by=by)
+        assert abstained.tolist() == [False, True, False]
+    with pytest.raises(ValueError, match="first at index 1"):
+        calibrated.predict(query)
 
 
 # Settings ----------------------------------------------------------------------------------------

@@ -84,16 +84,6 @@ def test_predictor_needs_the_classifier(stored, tmp_path):
         acnml.load(stored, classifier)
 
 
-def test_a_density_needs_the_classifier(tmp_path):
-    classifier, x = Classifier(MODELS[1].model()), MODELS[1].x(60)
-    path = tmp_path / "typicality.safetensors"
-    acnml.save(acnml.fit_typicality(classifier, x[:40], x[40:]), path)
-    message = r"holds a Typicality without its network: use load\(path, model\)"
-    with pytest.raises(StorageError, match=message):
-        acnml.load(path)
-    assert isinstance(acnml.load(path, classifier), acnml.Typicality)
-
-
 def test_predictor_for_another_model(tmp_path):
     model = MODELS[1].model()
     path = tmp_path / "acnml.safetensors"

@@ -45,6 +45,7 @@ import torch
 from torch import Tensor
 
 from acnml._algebra.kernels import DenseKernel, Kernel, centred_variances, dot, gap_variances
+from acnml._util.threads import one_thread
 from acnml.solve.newton import DIAGONAL, EXACT, ROUNDING, Point, Rows, ascend, settled
 
 # Up to this many classes every label is solved for.
@@ -85,6 +86,7 @@ class LogitSolution(NamedTuple):
     omitted: Tensor  # (B, K) bound on the gain of a label left at the mean, 0 for a solved one
 
 
+@one_thread()
 def solve(
     logits: Tensor, kernel: Kernel, precision: Precision = DEFAULT, at_once: int | None = None
 ) -> LogitSolution:
