@@ -206,11 +206,6 @@ def test_another_structure_is_refused(saved, given, message, tmp_path):
         acnml.load(tmp_path / "map", Classifier(given()))
 
 
-def test_settings_without_effect_do_not_count(tmp_path):
-    acnml.save(Map(Classifier(sequential(nn.ReLU(), Block()))), tmp_path / "map")
-    acnml.load(tmp_path / "map", Classifier(sequential(nn.ReLU(inplace=True), Block())))
-
-
 def test_weights_in_the_file_may_be_others_in_the_network_but_not_of_another_shape(tmp_path):
     classifier = Classifier(network())
     acnml.save(Acnml(classifier, head_posterior(classifier)), tmp_path / "acnml")
@@ -244,9 +239,3 @@ def test_private_attributes_are_settings_too(tmp_path):
     model._scale = 5.0
     with pytest.raises(StorageError, match=r"_scale of 'the model' .* is 5\.0 .*was 1\.0"):
         acnml.load(tmp_path / "a", Classifier(model))
-
-
-def test_the_model_itself_stands_for_its_classifier(path):
-    model = network()
-    x = normal(5, 4).float()
-    assert torch.equal(acnml.load(path, model)(x), acnml.load(path, Classifier(model))(x))
