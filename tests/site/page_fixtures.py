@@ -68,7 +68,7 @@ def lightning() -> Iterator[Names]:
     yield names
     assert torch.equal(names["again"].probs(names["x"]), names["probs"])
     assert names["swag"].swag.updates == 3
-    log_probs = torch.cat([names["again"](x) for x, _ in names["validation_loader"]])
+    log_probs = torch.cat([names["again"].log_probs(x) for x, _ in names["validation_loader"]])
     labels = torch.cat([labels for _, labels in names["validation_loader"]])
     scores = names["scores"].compute()
     for name in ("nll", "brier", "ece", "aurc"):
