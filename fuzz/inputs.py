@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Acnml, Bma, Classifier, Diagonal, Glm, Gradient, Linearised, Map
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from fuzz.outcome import Outcome, refused_or, require
 
 SAME: dict[str, Callable[[Tensor], Any]] = {

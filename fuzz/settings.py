@@ -34,7 +34,7 @@ from acnml import (
     Tempered,
 )
 from acnml.predictors import LogitSampling
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from fuzz.outcome import Outcome, refused_or, require
 
 
@@ -130,7 +130,7 @@ _DIRECTIONS = {"w": torch.ones(1, 2)}
 # What is called, and the settings of it that are replaced one at a time.
 CALLS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "Linearised": (
-        _solving(Linearised),
+        _solving(partial(Linearised, evaluate="network")),
         ["polish", "step_size", "tolerance", "newton_steps", "negligible", "memory"],
     ),
     "Gradient": (_solving(Gradient), ["steps", "step_size", "memory"]),
