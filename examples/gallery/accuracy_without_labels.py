@@ -1,7 +1,7 @@
-"""Accuracy without labels
+"""Accuracy without labels.
 
-Calibrated probabilities say how often their predictions are right. The estimate needs no labels of the new data; the interval
-holds chance and the calibration error on the validation data.
+Calibrated probabilities say how often their predictions are right. The estimate needs no labels
+of the new data; the interval holds chance and the calibration error on the validation data.
 """
 
 import matplotlib.pyplot as plt

@@ -1,7 +1,8 @@
-"""Conformal sets under shift
+"""Conformal sets under shift.
 
-Sets of labels that hold the right one with 90 %: guaranteed on data like the calibration data, not on turned digits. With
-calibrated probabilities the sets grow under the shift, and lose less coverage.
+Sets of labels that hold the right one with 90 %: guaranteed on data like the calibration data,
+not on turned digits. With calibrated probabilities the sets grow under the shift, and lose less
+coverage.
 """
 
 import matplotlib.pyplot as plt
@@ -12,6 +13,7 @@ from torch import nn
 
 import acnml
 from acnml import conformal
+from acnml.conformal import SetScore
 
 images, labels = load_digits(return_X_y=True)
 x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
@@ -31,7 +33,7 @@ one, other = test[:250], test[250:]
 methods = {"network": acnml.Map(acnml.Classifier(model)), "ACNML": calibrated.log_probs}
 _, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 for name, method in methods.items():
-    fitted = conformal.fit(method(x[one]), y[one], coverage=0.9)
+    fitted = conformal.fit(method(x[one]), y[one], coverage=0.9, score=SetScore.APS)
     found = []
     for angle in range(0, 61, 10):
         turned = rotate(x[other].view(-1, 8, 8), angle, axes=(1, 2), reshape=False, order=1)

@@ -1,7 +1,8 @@
-"""A monitoring report
+"""A monitoring report.
 
-Ten windows of answers without labels. From the sixth on, the digits slowly turn. The evidence of a change exceeds its
-threshold only if something has changed, with a false alarm in at most 1 % of all runs, however long they are.
+Ten windows of answers without labels. From the sixth on, the digits slowly turn. The evidence of
+a change exceeds its threshold only if something has changed, with a false alarm in at most 1 % of
+all runs, however long they are.
 """
 
 import matplotlib.pyplot as plt

@@ -1,7 +1,8 @@
-"""CNML in two dimensions
+"""CNML in two dimensions.
 
-Logistic regression on 24 points. CNML fits it again for every label of every query, and is sure only where one label cannot be
-explained. ACNML replaces the points by a Gaussian around the trained weights, and needs no fit.
+Logistic regression on 24 points. CNML fits it again for every label of every query, and is sure
+only where one label cannot be explained. ACNML replaces the points by a Gaussian around the
+trained weights, and needs no fit.
 """
 
 import matplotlib.pyplot as plt

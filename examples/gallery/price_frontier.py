@@ -1,7 +1,7 @@
-"""What caution costs
+"""What caution costs.
 
-Every price buys some caution: the mean confidence on validation data falls, and their negative log-likelihood (NLL) rises.
-The plot shows all methods and the price that was asked for.
+Every price buys some caution: the mean confidence on validation data falls, and their negative
+log-likelihood (NLL) rises. The plot shows all methods and the price that was asked for.
 """
 
 import torch

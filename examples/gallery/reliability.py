@@ -1,7 +1,7 @@
-"""Reliability before and after
+"""Reliability before and after.
 
-A small network classifies digits that are turned by 30°. Below the diagonal it is overconfident. The temperature costs as much
-on upright validation digits as ACNML does.
+A small network classifies digits that are turned by 30°. Below the diagonal it is overconfident.
+The temperature costs as much on upright validation digits as ACNML does.
 """
 
 import matplotlib.pyplot as plt

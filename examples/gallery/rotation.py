@@ -1,7 +1,8 @@
-"""Confidence over rotation
+"""Confidence over rotation.
 
-The accuracy falls as digits are turned. The confidence of the network hardly does, that of a temperature of equal price a
-little. ACNML knows from the features that turned digits are unlike the training data.
+The accuracy falls as digits are turned. The confidence of the network hardly does, that of a
+temperature of equal price a little. ACNML knows from the features that turned digits are unlike
+the training data.
 """
 
 import matplotlib.pyplot as plt

@@ -1,7 +1,8 @@
-"""Regret map of a segmentation
+"""Regret map of a segmentation.
 
-A pixel is a row of logits and features. Here two textures are segmented by a linear head on local features; the disk in the
-middle has a texture that the training images lack. The head must call it one of the two, and the regret shows it.
+A pixel is a row of logits and features. Here two textures are segmented by a linear head on local
+features; the disk in the middle has a texture that the training images lack. The head must call
+it one of the two, and the regret shows it.
 """
 
 import matplotlib.pyplot as plt

@@ -1,7 +1,8 @@
-"""Unknown classes
+"""Unknown classes.
 
-The network has learnt the digits 0 to 7. It has to name one of them for an 8 or a 9, too. The regret says which inputs several
-labels could explain; nothing was trained or chosen on the unknown digits.
+The network has learnt the digits 0 to 7. It has to name one of them for an 8 or a 9, too. The
+regret says which inputs several labels could explain; nothing was trained or chosen on the
+unknown digits.
 """
 
 import torch
