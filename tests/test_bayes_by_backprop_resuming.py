@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from acnml import Classifier, Diagonal, fit_bayes_by_backprop
 from acnml.fit import BayesByBackprop
-from cases import MODELS, normal
+from cases import MODELS
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 STEPS = 6
@@ -86,12 +86,6 @@ def test_fitting_has_not_changed():
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)
 
 
-def test_variances_use_the_learning_rate_of_means_by_default():
-    one = run(trainer(MLP, variance_learning_rate=None), batches(MLP)).posterior()
-    same = run(trainer(MLP, variance_learning_rate=3e-3), batches(MLP)).posterior()
-    assert_identical(one, same)
-
-
 @pytest.mark.parametrize("rate", [1e-3, 0.02])
 def test_the_first_step_moves_every_number_by_its_learning_rate(rate):
     """Adam's first step is the learning rate times the sign of the gradient, up to its epsilon."""
@@ -103,19 +97,6 @@ def test_the_first_step_moves_every_number_by_its_learning_rate(rate):
             moved = (after[f"{part}/{name}"] - before[f"{part}/{name}"]).abs()
             gradient = after[f"exp_avg/{part}/{name}"].abs() / 0.1
             torch.testing.assert_close(moved, expected * gradient / (gradient + 1e-8))
-
-
-@pytest.mark.parametrize(
-    ("frozen", "settings"),
-    [("mean", {"learning_rate": 0.0}), ("log_var", {"variance_learning_rate": 0.0})],
-)
-def test_a_learning_rate_of_zero_keeps_a_part_as_it_is(frozen, settings):
-    own = trainer(MLP, **settings)
-    before = own.state_dict()
-    after = run(own, batches(MLP)).state_dict()
-    for name, tensor in before.items():
-        if name.startswith(("mean/", "log_var/")):
-            assert torch.equal(tensor, after[name]) == name.startswith(frozen)
 
 
 def test_a_state_and_a_posterior_are_snapshots():
@@ -144,25 +125,6 @@ def test_the_model_and_the_global_random_state_do_not_change():
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_trains_inside_of_contexts_without_gradients(mode):
-    expected = run(trainer(MLP), batches(MLP, 3))
-    classifier, settings = Classifier(MLP.model()), (18, 0.1, 3e-3, 0.05)
-    with mode():
-        own = run(BayesByBackprop(classifier, *settings), batches(MLP, 2))
-        resumed = BayesByBackprop(classifier, *settings)
-        resumed.load_state_dict(own.state_dict())
-    run(resumed, batches(MLP, 3)[2:])
-    assert_identical(resumed.posterior(), expected.posterior())
-
-
-def test_covers_a_subset():
-    model = MLP.model()
-    own = BayesByBackprop(Classifier(model), data=6, layers=[model[2]])
-    run(own, batches(MLP, 1))
-    assert list(own.posterior().mean) == ["2.weight", "2.bias"]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -179,40 +141,3 @@ def test_refuses_states_of_other_trainers_without_changing(change, message):
     with pytest.raises(ValueError, match=message):
         own.load_state_dict(state)
     assert all(torch.equal(before[name], t) for name, t in own.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"data": 0}, ValueError, "number of training examples, must be a positive"),
-        ({"data": [(1, 2)]}, TypeError, "must be a number, got a list"),
-        ({"prior_std": -1.0}, ValueError, "prior_std must be a positive"),
-    ],
-)
-def test_refuses_bad_settings(arguments, error, message):
-    with pytest.raises(error, match=message):
-        trainer(MLP, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("labels", "error", "message"),
-    [
-        (LABELS + 1, ValueError, "label 3 is outside the model's 3 .* first at index 2"),
-        (LABELS[:2], ValueError, r"labels have shape \(2,\), expected \(6,\)"),
-        (LABELS.double(), TypeError, "labels must be a tensor of integers"),
-        (None, TypeError, "labels must be a tensor of integers, got NoneType"),
-    ],
-)
-def test_refuses_bad_labels(labels, error, message):
-    own = trainer(MLP)
-    with pytest.raises(error, match=message):
-        own.step(normal(6, 4), labels)
-    assert own.steps == 0
-
-
-def test_layers_may_be_an_iterator():
-    model = MLP.model()
-    fitted = fit_bayes_by_backprop(
-        Classifier(model), batches(MLP, 1), epochs=1, layers=iter([model[2]])
-    )
-    assert list(fitted.mean) == ["2.weight", "2.bias"]
