@@ -13,7 +13,7 @@ import acnml
 from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised, Map
 from acnml._util.checks import RowsError
 from acnml.fit import Refit
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import diagonal, normal
 
 Y = torch.tensor([0, 1, 2, 0])

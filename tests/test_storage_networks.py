@@ -182,34 +182,12 @@ def sequential(*layers: nn.Module) -> nn.Module:
 
 
 STRUCTURES = [
-    (lambda: Block(), lambda: Block(scale=0.25), r"scale of 'the model' \(Block\) is 0\.25.*0\.5"),
-    (
-        lambda: Block(),
-        lambda: Block(activation=torch.relu),
-        'activation .* is "relu" .* was "tanh"',
-    ),
+    (Block, lambda: Block(scale=0.25), r"scale of 'the model' \(Block\) is 0\.25.*0\.5"),
+    (Block, lambda: Block(activation=torch.relu), 'activation .* is "relu" .* was "tanh"'),
     (lambda: Block(tied=True), Block, "has 'second.weight', but had no such tensor"),
     (Block, lambda: Block(tied=True), "has no 'second.weight', but had such tensor"),
-    (
-        lambda: sequential(nn.ReLU(), Block()),
-        lambda: sequential(nn.GELU(), Block()),
-        "no ReLU at '1'",
-    ),
-    (
-        lambda: sequential(nn.LeakyReLU(0.1), Block()),
-        lambda: sequential(nn.LeakyReLU(0.3), Block()),
-        r"negative_slope of '1' \(LeakyReLU\) is 0\.3",
-    ),
-    (
-        lambda: sequential(Block(), nn.ReLU()),
-        lambda: sequential(Block(), nn.ReLU(), nn.ReLU()),
-        "more modules",
-    ),
-    (
-        lambda: sequential(nn.LayerNorm(3, eps=1e-5), Block()),
-        lambda: sequential(nn.LayerNorm(3, eps=1e-3), Block()),
-        r"eps of '1' \(LayerNorm\)",
-    ),
+    (lambda: sequential(nn.ReLU()), lambda: sequential(nn.GELU()), "no ReLU at '1'"),
+    (lambda: sequential(Block()), lambda: sequential(Block(), nn.ReLU()), "more modules"),
 ]
 
 
