@@ -71,12 +71,14 @@ def checked_labels(labels: Any, x: Inputs) -> Tensor:
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(
             f"labels must be a tensor of integers, got {kind}: pass class indices, for example "
-            "labels.long()"
+            "labels.long(); for two batches without labels, such as X.split(100), pass a list"
         )
     if labels.shape != (size(x),):
+        remedy = "one class index per input"
+        if labels.ndim == 2:
+            remedy = "y[:, 0]" if labels.shape[1] == 1 else "y.argmax(1) of one-hot labels"
         raise ValueError(
-            f"labels have shape {tuple(labels.shape)}, expected ({size(x)},): "
-            "pass one class index per input"
+            f"labels have shape {tuple(labels.shape)}, expected ({size(x)},): pass {remedy}"
         )
     # Autograd cannot use tensors created in inference mode, but it can use their clones.
     return (labels.clone() if labels.is_inference() else labels).long()

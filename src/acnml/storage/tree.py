@@ -17,6 +17,7 @@ from torch import Tensor
 from acnml import atypicality, calibration, features, fit, posteriors, predictors, solvers
 from acnml._algebra import dual
 from acnml._util.params import Params
+from acnml.calibration import heads
 from acnml.classifier import Classifier
 from acnml.fit import Swag
 from acnml.predictors import Predictor
@@ -36,6 +37,7 @@ KINDS: dict[str, Any] = {
         (solvers, "Reference Gradient Linearised Influence"),
         (predictors, f"{_PREDICTORS} IfComp Pnml Modes"),
         (calibration, "Calibrated Calibrator CalibrationRow"),
+        (heads, "Softmax Sigmoid"),
         (atypicality, "Atypicality"),
         (features, "Folding Place"),
     )
