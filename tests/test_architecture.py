@@ -41,6 +41,10 @@ MAY_KNOW = {
     "tuning": MODEL
     | {"_engine", "fit", "head", "metrics", "predictors", "solvers", "typicality", "tuning"},
     "conformal": {"metrics"},
+    "outcomes": set(),
+    "decisions": {"outcomes"},
+    "accuracy": {"outcomes"},
+    "monitor": {"accuracy", "outcomes"},
     "plots": {"_util", "metrics", "calibration"},
     "sklearn": MODEL | {"atypicality", "calibration", "tuning", "sklearn"},
     "scoring": MODEL | {"calibration", "predictors", "solvers", "storage", "scoring"},

@@ -122,7 +122,7 @@ def test_a_calibration_needs_no_default_device(typicality):
         module = found.as_module()
         answers, abstains = module(x)[0], found.abstains(x)
     assert found.table == expected.table
-    assert torch.equal(found.regret_quantiles, expected.regret_quantiles)
+    assert torch.equal(found.outcomes.regret, expected.outcomes.regret)
     assert torch.equal(answers, expected.as_module()(x)[0])
     assert torch.equal(abstains, expected.abstains(x))
 

@@ -134,7 +134,7 @@ def test_a_loader_that_yields_more_than_pairs_is_explained():
 @pytest.mark.parametrize("value", [Classifier(MLP.model()), acnml.Gradient(), {"a": X}])
 def test_only_what_can_be_loaded_is_saved(value, tmp_path):
     with pytest.raises(
-        TypeError, match="only posteriors, curvatures, Swag, predictors and calibrated"
+        TypeError, match="only posteriors, curvatures, Swag, predictors, calibrated networks"
     ):
         acnml.save(value, tmp_path / "file.safetensors")
     assert list(tmp_path.iterdir()) == []

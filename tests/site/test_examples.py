@@ -18,6 +18,10 @@ import pytest
 import acnml
 
 SUBMODULES = (
+    "accuracy",
+    "decisions",
+    "monitor",
+    "outcomes",
     "predictors",
     "solvers",
     "storage",
