@@ -74,7 +74,8 @@ class Answer(NamedTuple):
         rows = rows.to(self.label.device)
         known = [part.masked_fill(_like(rows, part), torch.nan) for part in self[1:-1]]
         label = self.label.masked_fill(_like(rows, self.label), -1)
-        return Answer(label, *known, self.abstain | _like(rows, self.abstain))
+        parts: Any = (label, *known, self.abstain | _like(rows, self.abstain))
+        return Answer(*parts)
 
 
 @final
@@ -171,7 +172,8 @@ class Calibrator:
         label = self.head.rows(flat).argmax(-1).where(~regret.isnan(), -1)
         rows = label, log_probs.exp(), log_probs, regret, ~is_sure
         *known, abstain = (self.head.per_place(each, flat.shape[1]) for each in rows)
-        return Answer(*known, score.where(flat.isfinite().all(-1), torch.nan), abstain)
+        parts: Any = (*known, score.where(flat.isfinite().all(-1), torch.nan), abstain)
+        return Answer(*parts)
 
     def log_probs(self, logits: Any, features: Any) -> Any:
         """Return the log-probabilities (B, K)."""
@@ -373,14 +375,14 @@ def _atypicality(train: Any, head: Head, places: Places) -> Atypicality:
     if isinstance(train, Atypicality):
         return train
     size, features = places.logits.shape[1], places.features
-    moments = train if isinstance(train, Moments) else _moments(*train, head=head, size=size)
+    moments = train if isinstance(train, Moments) else _moments(train, head, size)
     assert places.labels is not None
     return Atypicality.fit(moments, features, head.groups(places.labels, len(features)))
 
 
-def _moments(train_features: Any, train_labels: Any, head: Head, size: int) -> Moments:
-    """Return the moments of training features."""
-    given, labels = as_tensor(train_features), as_tensor(train_labels)
+def _moments(train: tuple[Any, Any], head: Head, size: int) -> Moments:
+    """Return the moments of training features with labels."""
+    given, labels = map(as_tensor, train)
     if len(given) != len(labels):
         raise ValueError(f"there are {len(given)} training inputs, but {len(labels)} labels")
     features, moments = head.flat(given), Moments(head.group_count(size))
@@ -483,8 +485,8 @@ def _notes(
 
 
 def _like(rows: Tensor, values: Tensor) -> Tensor:
-    """Return (B,) in the number of dimensions of values (B, ...)."""
-    return rows.reshape(-1, *[1] * (values.ndim - 1))
+    """Return (B,), or (B, T), in the number of dimensions of values (B, ...)."""
+    return rows.reshape(*rows.shape, *[1] * (values.ndim - rows.ndim))
 
 
 def as_tensor(array: Any) -> Tensor:

@@ -337,10 +337,9 @@ def _axis(shape: torch.Size, labels: Tensor, task: Task | None) -> int:
     """Return which dimension of logits with positions counts the classes."""
     if task in ("dense", "tokens"):
         return 1 if task == "dense" else -1
-    shape = tuple(shape)
-    fits = {1: shape[:1] + shape[2:], -1: shape[:-1]}
+    fits = {1: (shape[0], *shape[2:]), -1: tuple(shape[:-1])}
     found = [axis for axis, places in fits.items() if tuple(labels.shape) == places]
-    if tuple(labels.shape) == shape and shape[1] == 1:
+    if labels.shape == shape and shape[1] == 1:
         found = [1]
     if len(found) == 1:
         return found[0]
@@ -350,7 +349,7 @@ def _axis(shape: torch.Size, labels: Tensor, task: Task | None) -> int:
             'counts the classes, or task="tokens" if the last one does'
         )
     raise ValueError(
-        f"labels of shape {tuple(labels.shape)} do not belong to logits of shape {shape}: pass one "
+        f"labels of shape {tuple(labels.shape)} do not belong to logits of shape {tuple(shape)}: pass one "
         f"class per position, {fits[1]} for maps or {fits[-1]} for tokens; if the labels have "
         "more positions, let Classifier(model, get_logits=...) resize the logits"
     )

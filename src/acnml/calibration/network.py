@@ -156,6 +156,7 @@ class Calibrated:
 
     def expected_accuracy(self, x: Any, groups: Any = None, level: float = 0.95) -> Any:
         """Return the expected accuracy on inputs without labels, see `Calibrator`."""
+        self.calibrator.head.require_one_row("an interval")
         return accuracy_of(self(x).confidence, self.calibrator.outcomes, groups, level)
 
     def monitor(self, level: float = 0.01) -> Monitor:
