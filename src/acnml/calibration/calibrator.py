@@ -338,7 +338,7 @@ def fit_calibrator(
         raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
     logits, features, labels = (as_tensor(part) for part in validation)
     head = find_head(logits.shape, labels, task, ignore_index)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     places = head.read(logits, features, as_labels(labels), generator=generator)
     return fit_places(head, train, places, price, rule, temperature, on_error)
 
@@ -490,8 +490,9 @@ def _like(rows: Tensor, values: Tensor) -> Tensor:
 
 
 def as_tensor(array: Any) -> Tensor:
-    """Turn an array into a tensor."""
-    return torch.as_tensor(batches.as_tensor(array, "an array"))
+    """Turn an array, or a list of numbers, into a tensor."""
+    found = batches.as_tensor(array, "an array")
+    return found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
 
 
 def as_arrays(answer: Answer) -> Answer:

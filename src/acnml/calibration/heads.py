@@ -255,7 +255,7 @@ class Sigmoid(Head):
 
     def groups(self, labels: Tensor, count: int) -> Tensor:
         """Return one group of all places."""
-        return torch.zeros(count, dtype=torch.int64)
+        return torch.zeros(count, dtype=torch.int64, device="cpu")
 
     def group_count(self, size: int) -> int:
         """Return 1."""
@@ -349,16 +349,16 @@ def _axis(shape: torch.Size, labels: Tensor, task: Task | None) -> int:
             'counts the classes, or task="tokens" if the last one does'
         )
     raise ValueError(
-        f"labels of shape {tuple(labels.shape)} do not belong to logits of shape {tuple(shape)}: pass one "
-        f"class per position, {fits[1]} for maps or {fits[-1]} for tokens; if the labels have "
-        "more positions, let Classifier(model, get_logits=...) resize the logits"
+        f"labels of shape {tuple(labels.shape)} do not belong to logits of shape {tuple(shape)}: "
+        f"pass one class per position, {fits[1]} for maps or {fits[-1]} for tokens; if the labels "
+        "have more positions, let Classifier(model, get_logits=...) resize the logits"
     )
 
 
 def _drawn(counts: Tensor, generator: torch.Generator | None) -> Tensor:
     """Return the indices of places that count (B, n), at most so many of each input."""
     if generator is not None and counts.shape[1] > MOST_PLACES:
-        keys = torch.rand(counts.shape, generator=generator).to(counts.device)
+        keys = torch.rand(counts.shape, generator=generator, device="cpu").to(counts.device)
         best = keys.masked_fill(~counts, -1.0).topk(MOST_PLACES, dim=1).indices
         counts = counts & torch.zeros_like(counts).scatter(1, best, True)
     return counts.flatten().nonzero().squeeze(1)

@@ -304,6 +304,7 @@ def calibrate(
         )
     classifier = model if isinstance(model, Classifier) else Classifier(model)
     classifier, processes = classifier.untempered(), group(distributed)
+    _require_same_weights(classifier, processes)
     checks.require_positive(price, "price")
     reader = _Reader(classifier, places, progress, task, ignore_index)
     held_out = reader.validation(validation_loader, processes)
@@ -313,6 +314,15 @@ def calibrate(
     calibrator = fit_places(reader.head, moments, held_out, price, rule, temperature, on_error)
     taps = reader.reading.taps
     return Calibrated(classifier, taps.places, taps.folding, calibrator.to(classifier.device))
+
+
+def _require_same_weights(classifier: Classifier, processes: Group) -> None:
+    for name, tensor in classifier.tensors.items():
+        if not processes.agree(tensor):
+            raise ValueError(
+                f"the processes have different weights: {name!r} is not the same in all of them; "
+                "load the trained network in every process"
+            )
 
 
 @final
@@ -367,7 +377,7 @@ class _Reader:
     @torch.no_grad()
     def _over(self, loader: Iterable[Any], use: Callable[[Places], None], description: str) -> None:
         """Call a function with what was read of every chunk of the data."""
-        generator, seen = torch.Generator().manual_seed(0), 0
+        generator, seen = torch.Generator("cpu").manual_seed(0), 0
 
         def use_batch(batch: Any) -> None:
             nonlocal seen
@@ -457,7 +467,7 @@ def _without_broken(x: Inputs) -> tuple[Inputs, Tensor]:
     Additive attention masks contain -inf, so that counts as finite.
     """
     tensors = [t for t in batches.named_tensors(x).values() if t.is_floating_point()]
-    broken = torch.zeros(batches.size(x), dtype=torch.bool)
+    broken = torch.zeros(batches.size(x), dtype=torch.bool, device="cpu")
     for tensor in tensors:
         bad = tensor.isnan() | (tensor == torch.inf)
         broken |= bad.reshape(len(tensor), -1).any(1).cpu()

@@ -74,8 +74,8 @@ class Validation:
 
     def _some(self, count: int) -> Validation:
         """Return some of the data, drawn at random."""
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randperm(len(self.labels), generator=generator)[:count]
+        generator = torch.Generator("cpu").manual_seed(0)
+        rows = torch.randperm(len(self.labels), generator=generator, device="cpu")[:count]
         parts = self.logits, self.score, self.labels, self.inputs
         return Validation(*(part[rows] for part in parts))
 
