@@ -62,24 +62,6 @@ def test_predictors_return_arrays_for_arrays_and_tensors_for_tensors(predictor):
     assert converted.dtype == predictor(x).numpy().dtype
 
 
-def test_likelihoods_to_match_may_be_arrays():
-    model, x = MLP.model(), MLP.x(4)
-    predictor = Acnml(Classifier(model), diagonal(model))
-    goal = predictor.log_lik(x)
-    found = tuning.alpha_matching_cnml(predictor, x.numpy(), goal.numpy(), [0.1, 1.0])
-    assert found == tuning.alpha_matching_cnml(predictor, x, goal, [0.1, 1.0])
-
-
-def test_every_predictor_is_tried():
-    tried = {type(predictor) for predictor in predictors()} | {acnml.Calibrated}
-    rooms = (acnml, acnml.predictors)
-    exported = [getattr(room, name) for room in rooms for name in room.__all__]
-    kinds = {
-        k for k in exported if isinstance(k, type) and issubclass(k, acnml.predictors.Predictor)
-    }
-    assert kinds - {acnml.predictors.Predictor} <= tried
-
-
 @pytest.mark.filterwarnings("ignore:The price")
 def test_calibrate_takes_data_sets_of_arrays_and_returns_arrays():
     model, train, validation, _ = problem()
