@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acnml import conformal
-from acnml.conformal import Conformal, SetScore
+from acnml.conformal import SetScore
 
 LOG_PROBS = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]], dtype=torch.float64).log()
 
@@ -115,14 +115,6 @@ def test_a_class_with_too_few_data_is_in_every_set():
     assert fitted.sets(log_probs)[:, 2].all()
     assert conformal.fit(log_probs[:8], labels[:8], 0.9).sets(log_probs).all()
     assert not conformal.fit(log_probs[:9], labels[:9], 0.9).thresholds.isinf().any()
-
-
-def test_sizes_and_coverage_by_hand():
-    fitted = Conformal(SetScore.LAC, 0.9, torch.full((3,), -math.log(0.35)).double())
-    sets = fitted.sets(LOG_PROBS)
-    assert sets.tolist() == [[True, False, False], [True, True, False]]
-    assert conformal.mean_size(sets) == 1.5
-    assert conformal.coverage_of(sets, torch.tensor([1, 1])) == 0.5
 
 
 def test_arrays_for_arrays():

@@ -64,7 +64,6 @@ class Pnml(NmlPredictor):
         require_classifier(self.classifier)
         checks.require_positive(self.c, "c")
         checks.require_square(self.input_cov, "input_cov")
-        checks.require_iterable(self.parameters, "the names of the last layer's parameters")
         object.__setattr__(self, "parameters", tuple(self.parameters))
         layer = _site(self.classifier, self.parameters).layer
         size = layer.join(*[self.classifier.parameters] * 2).shape[1]
