@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import pickle
+import subprocess
 import sys
 from pathlib import Path
 
