@@ -113,7 +113,7 @@ class Calibrator:
         if isinstance(logits, np.ndarray):
             return as_arrays(self(as_tensor(logits), as_tensor(features), share, by))
         with one_thread():
-            log_lik, score = self._explained(logits, features)
+            log_lik, score, broken = self._explained(logits, features)
             log_probs = torch.log_softmax(log_lik, dim=-1)
             regret = torch.logsumexp(log_lik, dim=-1).clamp(min=0.0)
             confidence, limit = log_probs.amax(-1).exp(), self.threshold(share, by)
@@ -121,8 +121,9 @@ class Calibrator:
                 confidence >= limit * (1 - TIE) if by == "confidence" else regret <= limit + TIE
             )
             # No rule changes the order of the classes, but a huge spread makes them all equal.
-            label = logits.argmax(-1).where(~regret.isnan(), -1)
-            return Answer(label, log_probs.exp(), log_probs, regret, score, ~is_sure)
+            label, abstain = logits.argmax(-1), ~is_sure
+            found = Answer(label, log_probs.exp(), log_probs, regret, score, abstain)
+            return found if broken is None else found.without(broken)
 
     def log_probs(self, logits: Any, features: Any) -> Any:
         """Return the log-probabilities (B, K)."""
@@ -165,13 +166,14 @@ class Calibrator:
         """Return the same calibrator for tensors on a device, or in a precision."""
         return replace(self, atypicality=self.atypicality.to(device))
 
-    def _explained(self, logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log p_θ̂_y(y|x) (B, K) and m (B,); NaN for inputs without an answer."""
+    def _explained(self, logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return log p_θ̂_y(y|x) (B, K), m (B,), and which inputs have no answer, if any."""
         wide = torch.promote_types(logits.dtype, torch.float32)
         z = logits.detach().to(wide) / self.temperature
         score = self.atypicality(features.detach())
         fine = z.isfinite().all(-1) & score.isfinite()
-        if self.on_error == "raise" and not bool(fine.all()):
+        broken = None if bool(fine.all()) else ~fine
+        if broken is not None and self.on_error == "raise":
             rows = (~fine).nonzero().flatten().tolist()
             raise checks.RowsError(
                 "logits or features are NaN or infinite",
@@ -180,8 +182,7 @@ class Calibrator:
                 'clean these inputs, or flag them with on_error="flag"',
             )
         log_lik = RULES[self.rule](z, spread(self.alpha, score).to(wide))
-        nothing = z.new_tensor(torch.nan)
-        return log_lik.where(fine.unsqueeze(-1), nothing), score.where(fine, nothing)
+        return log_lik, score, broken
 
     def __str__(self) -> str:
         return as_text(self.table, self.notes)
