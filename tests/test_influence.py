@@ -10,21 +10,12 @@ from torch import nn
 from torch.func import functional_call
 
 import acnml
-from acnml import (
-    Acnml,
-    Classifier,
-    IfComp,
-    Influence,
-    Linearised,
-    Map,
-    Reference,
-    UnsolvedWarning,
-)
+from acnml import Acnml, Classifier, IfComp, Linearised, Map, UnsolvedWarning
 from acnml._util.batches import as_arguments, size, take
-from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, normal
+from acnml.solvers import Influence, Reference
+from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, normal
 from dense import covariance, vector
 from predicting import Idle, each_case
-from test_calibrate import joined, problem
 from test_solvers import Scale
 
 
@@ -170,25 +161,6 @@ def test_a_last_layer_needs_only_its_features(classes):
     torch.testing.assert_close(predict.solve(x).log_lik, found.log_lik, rtol=0, atol=1e-11)
 
 
-def test_typicality_scales_it():
-    model, train, validation, test = problem()
-    classifier, (x, _) = Classifier(model), joined(test)
-    posterior = acnml.fit_laplace(classifier, train, layers="last")
-    typicality = acnml.fit_typicality(classifier, train, validation)
-    predict = Acnml(classifier, posterior, Influence(), 0.01, "ignore", typicality=typicality)
-    plain = Map(classifier)(x)
-    gain = Influence().log_lik(classifier, posterior, classifier.prepare(x)) - plain
-    expected = plain + 0.01 * typicality(x).unsqueeze(1) * gain
-    torch.testing.assert_close(predict.log_lik(x), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_it_does_not_become_a_module():
-    model = MLP.model()
-    predict = Acnml(Classifier(model), last_layer(model), Influence())
-    with pytest.raises(ValueError, match="solved by Linearised, can become a module"):
-        predict.as_module()
-
-
 def test_single_precision_loses_few_digits():
     model, x = MLP.model(), MLP.x(3)
     posterior = POSTERIORS["kronecker_eigen"](model)
@@ -245,7 +217,7 @@ def test_fit_if_comp_is_ekfac_at_the_temperature():
     posterior = acnml.fit_laplace(tempered, data, prior_precision=0.3, **options)
     x = MLP.x(3)
     assert torch.equal(found(x), IfComp(tempered, posterior, 0.5)(x))
-    curvature = acnml.fit_curvature(tempered, data, **options)
+    curvature = acnml.fit.fit_curvature(tempered, data, **options)
     default = acnml.fit_if_comp(Classifier(model), data, temperature=2.0, c=0.5)
     expected = IfComp(tempered, curvature.posterior(0.01 * curvature.mean_eigenvalue()), 0.5)
     torch.testing.assert_close(default(x), expected(x))

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map, McDropout, Reference
+from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map, McDropout
+from acnml.solvers import Reference
 from cases import CONV, MLP, eigen_kronecker, last_layer, normal
 
-THREADS, CALLS = 8, 25
+THREADS, CALLS = 8, 8
 
 
 MAKERS = {
@@ -40,14 +41,14 @@ def test_threads_get_the_numbers_of_one_thread(name, case):
     assert all(torch.equal(a, b) for each in found for a, b in zip(each, expected, strict=True))
 
 
-def test_a_thousand_calls_of_every_thread_on_a_last_layer():
+def test_many_calls_of_every_thread_on_a_last_layer():
     model = MLP.model()
     predict = Acnml(Classifier(model), last_layer(model), alpha=0.3)
     inputs = [MLP.x(1), MLP.x(3)]
     expected = [predict(x) for x in inputs]
 
     def differing(_: int) -> int:
-        pairs = ((predict(inputs[i % 2]), expected[i % 2]) for i in range(1000))
+        pairs = ((predict(inputs[i % 2]), expected[i % 2]) for i in range(60))
         return sum(not torch.equal(a, b) for a, b in pairs)
 
     with ThreadPoolExecutor(THREADS) as pool:

@@ -14,21 +14,12 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from acnml import (
-    Acnml,
-    Atypicality,
-    Classifier,
-    McDropout,
-    Moments,
-    Pnml,
-    Posterior,
-    fit_curvature,
-    fit_pnml,
-    last_linear,
-)
+from acnml import Acnml, Classifier, McDropout, Pnml, fit_pnml, last_linear
 from acnml._algebra.kernels import SpectralKernel
-from acnml.fit import KroneckerCurvature
+from acnml.atypicality import Atypicality, Moments
+from acnml.fit import KroneckerCurvature, fit_curvature
 from acnml.head.features import only_linear
+from acnml.posteriors import Posterior
 from acnml.predictors.ensemble import log_mean
 from acnml.tuning.temperature import least_nll_temperature
 from studies.engine.study import checksum

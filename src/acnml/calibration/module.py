@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from collections.abc import Sequence
+=======
+import threading
+from collections.abc import Mapping, Sequence
+>>>>>>> main
 from dataclasses import replace
 from functools import partial
 from typing import final
@@ -13,8 +18,13 @@ from torch import Tensor, nn
 from acnml.atypicality import Atypicality
 from acnml.calibration.calibrator import Calibrator
 from acnml.calibration.rules import RULES, spread
+<<<<<<< HEAD
 from acnml.classifier import Classifier, run_hook, without_autocast
 from acnml.features import Folding, Kept, Place, joined, keepers
+=======
+from acnml.classifier import Classifier, without_autocast
+from acnml.features import Folding, Place, joined
+>>>>>>> main
 
 
 @final
@@ -44,21 +54,38 @@ class CalibratedModule(nn.Module):
         for name, tensor in _tensors(calibrator.atypicality).items():
             self.register_buffer(name, tensor.clone())
         self.register_buffer("factors", None if folding is None else folding.factors.clone())
+        device = calibrator.atypicality.mean.device
         # As tensors: plain numbers are rounded to single precision in an ONNX file.
+<<<<<<< HEAD
         self.register_buffer("temperature", torch.tensor(calibrator.temperature))
         self.register_buffer("alpha", torch.tensor(calibrator.alpha))
         for name, keeper in keepers(self._places, self._kept).items():
             module = self.network.get_submodule(name)
             module.register_forward_hook(partial(run_hook, keeper), with_kwargs=True)
+=======
+        self.register_buffer("temperature", torch.tensor(calibrator.temperature, device=device))
+        self.register_buffer("alpha", torch.tensor(calibrator.alpha, device=device))
+        for place in self._places:
+            module = self.network.get_submodule(place.module)
+            module.register_forward_hook(_Keep(place, self._kept), with_kwargs=True)
+        self.eval()
+>>>>>>> main
 
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def train(self, mode: bool = True) -> CalibratedModule:
+        """Stay in eval mode, also inside of modules that are trained."""
+        del mode
+        return super().train(False)
+
+    def forward(self, *args: Any, **kwargs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probabilities, the regret log C(x), and the atypicality m(x)."""
+        if len(args) == 1 and isinstance(args[0], Mapping):  # as `Calibrated` takes it
+            args, kwargs = (), dict(args[0])
         self._kept.features = {}
         logits = self._get_logits(self.network(*args, **kwargs))
         kept, self._kept.features = self._kept.features, {}
         with without_autocast(logits):
             folding = Folding(self.factors) if self._folds else None
-            features = joined(self._places, kept, len(logits), folding)
+            features = joined(self._places, kept, logits.shape[0], folding)
             score = self._atypicality()(features)
             z = logits.float() / self.temperature
             log_lik = RULES[self._rule](z, spread(self.alpha, score))

@@ -16,12 +16,14 @@ from acnml._util.params import Params, is_same_or_rounded
 from acnml._util.passes import each_batch, in_chunks
 from acnml._util.processes import Group, group
 from acnml._util.structure import tracking_batch_norms
+from acnml.accuracy import accuracy_of
 from acnml.atypicality import Moments
 from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_calibrator
 from acnml.calibration.module import CalibratedModule
 from acnml.calibration.rules import RuleName
 from acnml.calibration.table import CalibrationRow
 from acnml.classifier import Classifier
+<<<<<<< HEAD
 from acnml.features import PROBED, Folding, Place, Taps, find_places
 from acnml.fit.batches import checked_labels, require_classes
 
@@ -29,6 +31,13 @@ from acnml.fit.batches import checked_labels, require_classes
 SAMPLED = 1000
 
 By = Literal["confidence", "regret"]
+=======
+from acnml.decisions import Abstention
+from acnml.features import PROBED, Folding, Place, Taps, find_places
+from acnml.fit.batches import checked_labels, require_classes
+from acnml.monitor import Monitor
+from acnml.outcomes import By
+>>>>>>> main
 
 
 @final
@@ -130,6 +139,31 @@ class Calibrated:
     def threshold(self, share: float, by: By = "confidence") -> float:
         """Return the confidence or regret at which inputs are rejected, see `Calibrator`."""
         return self.calibrator.threshold(share, by)
+
+    def abstention(
+        self,
+        risk: float | None = None,
+        *,
+        coverage: float | None = None,
+        confidence: float = 0.95,
+        by: By = "confidence",
+        by_class: bool = False,
+    ) -> Abstention:
+        """Return when to abstain, with a guarantee, see `Calibrator.abstention`.
+
+        `calibrated.abstention(risk=0.02).accepts(answer)` says which predictions may go out.
+        """
+        return self.calibrator.abstention(
+            risk, coverage=coverage, confidence=confidence, by=by, by_class=by_class
+        )
+
+    def expected_accuracy(self, x: Any, groups: Any = None, level: float = 0.95) -> Any:
+        """Return the expected accuracy on inputs without labels, see `Calibrator`."""
+        return accuracy_of(self(x).confidence, self.calibrator.outcomes, groups, level)
+
+    def monitor(self, level: float = 0.01) -> Monitor:
+        """Return a monitor of answers, see `Calibrator.monitor`."""
+        return self.calibrator.monitor(level)
 
     @property
     def temperature(self) -> float:
@@ -262,6 +296,7 @@ def calibrate(
         )
     classifier = model if isinstance(model, Classifier) else Classifier(model)
     classifier, processes = classifier.untempered(), group(distributed)
+    _require_same_weights(classifier, processes)
     reader = _Reader(classifier, places, progress)
     logits, features, labels = reader.validation(validation_loader, processes)
     moments = reader.moments(train_loader, logits.shape[1]).over_processes(processes)
@@ -276,6 +311,15 @@ def calibrate(
     assert reader.reading is not None  # the first batch made one
     taps = reader.reading.taps
     return Calibrated(classifier, taps.places, taps.folding, calibrator.to(classifier.device))
+
+
+def _require_same_weights(classifier: Classifier, processes: Group) -> None:
+    for name, tensor in classifier.tensors.items():
+        if not processes.agree(tensor):
+            raise ValueError(
+                f"the processes have different weights: {name!r} is not the same in all of them; "
+                "load the trained network in every process"
+            )
 
 
 @final
@@ -388,7 +432,7 @@ def _without_broken(x: Inputs) -> tuple[Inputs, Tensor]:
     Additive attention masks contain -inf, so that counts as finite.
     """
     tensors = [t for t in batches.named_tensors(x).values() if t.is_floating_point()]
-    broken = torch.zeros(batches.size(x), dtype=torch.bool)
+    broken = torch.zeros(batches.size(x), dtype=torch.bool, device="cpu")
     for tensor in tensors:
         bad = tensor.isnan() | (tensor == torch.inf)
         broken |= bad.reshape(len(tensor), -1).any(1).cpu()

@@ -52,6 +52,7 @@ from acnml._algebra.kernels import (
     centred_variances,
     gap_variances,
 )
+from acnml._util.threads import one_thread
 from acnml.head.ascent import (
     DIAGONAL,
     EXACT,
@@ -101,6 +102,7 @@ class HeadSolution(NamedTuple):
     omitted: Tensor  # (B, K) bound on the gain of a label left at the mean, 0 for a solved one
 
 
+@one_thread()
 def solve_head(
     logits: Tensor, kernel: Kernel, precision: Precision = DEFAULT, at_once: int | None = None
 ) -> HeadSolution:
