@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from collections.abc import Sequence
-=======
-import threading
 from collections.abc import Mapping, Sequence
->>>>>>> main
 from dataclasses import replace
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +13,8 @@ from torch import Tensor, nn
 from acnml.atypicality import Atypicality
 from acnml.calibration.calibrator import Calibrator
 from acnml.calibration.rules import RULES, spread
-<<<<<<< HEAD
 from acnml.classifier import Classifier, run_hook, without_autocast
 from acnml.features import Folding, Kept, Place, joined, keepers
-=======
-from acnml.classifier import Classifier, without_autocast
-from acnml.features import Folding, Place, joined
->>>>>>> main
 
 
 @final
@@ -56,20 +46,12 @@ class CalibratedModule(nn.Module):
         self.register_buffer("factors", None if folding is None else folding.factors.clone())
         device = calibrator.atypicality.mean.device
         # As tensors: plain numbers are rounded to single precision in an ONNX file.
-<<<<<<< HEAD
-        self.register_buffer("temperature", torch.tensor(calibrator.temperature))
-        self.register_buffer("alpha", torch.tensor(calibrator.alpha))
+        self.register_buffer("temperature", torch.tensor(calibrator.temperature, device=device))
+        self.register_buffer("alpha", torch.tensor(calibrator.alpha, device=device))
         for name, keeper in keepers(self._places, self._kept).items():
             module = self.network.get_submodule(name)
             module.register_forward_hook(partial(run_hook, keeper), with_kwargs=True)
-=======
-        self.register_buffer("temperature", torch.tensor(calibrator.temperature, device=device))
-        self.register_buffer("alpha", torch.tensor(calibrator.alpha, device=device))
-        for place in self._places:
-            module = self.network.get_submodule(place.module)
-            module.register_forward_hook(_Keep(place, self._kept), with_kwargs=True)
         self.eval()
->>>>>>> main
 
     def train(self, mode: bool = True) -> CalibratedModule:
         """Stay in eval mode, also inside of modules that are trained."""

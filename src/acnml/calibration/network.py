@@ -23,21 +23,14 @@ from acnml.calibration.module import CalibratedModule
 from acnml.calibration.rules import RuleName
 from acnml.calibration.table import CalibrationRow
 from acnml.classifier import Classifier
-<<<<<<< HEAD
-from acnml.features import PROBED, Folding, Place, Taps, find_places
-from acnml.fit.batches import checked_labels, require_classes
-
-# Numbers of a tensor that are compared to notice training.
-SAMPLED = 1000
-
-By = Literal["confidence", "regret"]
-=======
 from acnml.decisions import Abstention
 from acnml.features import PROBED, Folding, Place, Taps, find_places
 from acnml.fit.batches import checked_labels, require_classes
 from acnml.monitor import Monitor
 from acnml.outcomes import By
->>>>>>> main
+
+# Numbers of a tensor that are compared to notice training.
+SAMPLED = 1000
 
 
 @final
