@@ -1,7 +1,10 @@
 """What pytest does not collect: modules without their package, and POSIX-only tests on Windows."""
 
 import importlib.util
+import os
 import sys
+
+os.environ.setdefault("MPLBACKEND", "Agg")  # figures in examples need no screen
 
 # A package -> the part of the library that is for it; its doctests are not collected without it.
 OPTIONAL = {

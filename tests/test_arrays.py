@@ -62,39 +62,6 @@ def test_predictors_return_arrays_for_arrays_and_tensors_for_tensors(predictor):
     assert converted.dtype == predictor(x).numpy().dtype
 
 
-def test_cnml_of_each_input_for_arrays():
-    predict = acnml.predictors.NaiveCnml(
-        Classifier(MLP.model()), [(MLP.x(6), LABELS)], acnml.fit.Refit(1)
-    )
-    assert_arrays_equal(predict.log_lik_each(MLP.x(2).numpy()), predict.log_lik_each(MLP.x(2)))
-
-
-def test_likelihoods_to_match_may_be_arrays():
-    model, x = MLP.model(), MLP.x(4)
-    predictor = Acnml(Classifier(model), diagonal(model))
-    goal = predictor.log_lik(x)
-    found = tuning.alpha_matching_cnml(predictor, x.numpy(), goal.numpy(), [0.1, 1.0])
-    assert found == tuning.alpha_matching_cnml(predictor, x, goal, [0.1, 1.0])
-
-
-def test_a_step_of_bayes_by_backprop_takes_arrays():
-    first, second = (acnml.fit.BayesByBackprop(Classifier(MLP.model()), data=6) for _ in range(2))
-    first.step(MLP.x(6), LABELS)
-    second.step(MLP.x(6).numpy(), LABELS.numpy())
-    state = second.state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in first.state_dict().items())
-
-
-def test_every_predictor_is_tried():
-    tried = {type(predictor) for predictor in predictors()} | {acnml.Calibrated}
-    rooms = (acnml, acnml.predictors)
-    exported = [getattr(room, name) for room in rooms for name in room.__all__]
-    kinds = {
-        k for k in exported if isinstance(k, type) and issubclass(k, acnml.predictors.Predictor)
-    }
-    assert kinds - {acnml.predictors.Predictor} <= tried
-
-
 @pytest.mark.filterwarnings("ignore:The price")
 def test_calibrate_takes_data_sets_of_arrays_and_returns_arrays():
     model, train, validation, _ = problem()
@@ -195,17 +162,12 @@ class TestDataOrLoader:
 
 
 class TestLabelsOfADataSet:
-    """In (X, y), y is a vector. Anything else is refused, never taken for a batch of inputs."""
+    """In (X, y), y holds labels. Anything else is refused, never taken for a batch of inputs."""
 
     X, Y = normal(6, 3, seed=0), torch.arange(6) % 3
     FORMS = (
-        (torch.eye(3)[Y], r"got shape \(6, 3\): pass y\.argmax\(1\) of one-hot labels"),
-        (np.eye(3)[Y], r"got shape \(6, 3\): pass y\.argmax\(1\) of one-hot labels"),
-        (Y[:, None], r"got shape \(6, 1\): pass y\[:, 0\]"),
-        (Y[:, None, None], r"got shape \(6, 1, 1\): pass one class index per input"),
         (Y[0], r"got shape \(\): pass one class index per input"),
         (Y.tolist(), r"got list: pass torch\.tensor\(y\)"),
-        (tuple(Y.tolist()), r"got tuple: pass torch\.tensor\(y\)"),
         (None, r"got None: without labels, pass X in place of \(X, None\)"),
     )
 
@@ -217,8 +179,10 @@ class TestLabelsOfADataSet:
 
     def test_one_hot_labels_are_not_taken_for_inputs(self):
         classifier, one_hot = Classifier(torch.nn.Linear(3, 3)), torch.eye(3)[self.Y]
-        with pytest.raises(ValueError, match="y must be a vector of class indices"):
+        with pytest.raises(ValueError, match=r"pass y\.argmax\(1\) of one-hot labels"):
             acnml.fit.fit_curvature(classifier, (self.X, one_hot))
+        with pytest.raises(ValueError, match=r"pass y\[:, 0\]"):
+            acnml.fit.fit_curvature(classifier, (self.X, self.Y[:, None]))
 
 
 class TestOddArrays:
@@ -235,18 +199,15 @@ class TestOddArrays:
         assert np.array_equal(self.predict(self.x[::-1]), expected[::-1])
 
     @pytest.mark.parametrize(
-        ("x", "error", "message"),
+        ("x", "message"),
         [
-            (x.astype(object), TypeError, r"array of object, which torch has no type for; convert"),
-            (x.astype(str), TypeError, r"array of <U\d+, which torch has no type for; convert"),
-            (x.astype(int), ValueError, r"if the inputs are integers, convert them: x.float\(\)"),
-            ((x, torch.tensor(x)), TypeError, r"input x\[0\] must be a tensor, got ndarray"),
-            (x.tolist(), TypeError, r"input x\[0\] must be a tensor, got list"),
-            (3.0, TypeError, r"mapping of tensors, got float: pass torch.as_tensor"),
+            (x.astype(object), r"array of object, which torch has no type for; convert"),
+            (x.astype(int), r"if the inputs are integers, convert them: x.float\(\)"),
+            (x.tolist(), r"input x\[0\] must be a tensor, got list"),
         ],
     )
-    def test_what_cannot_be_converted_is_explained(self, x, error, message):
-        with pytest.raises(error, match=message):
+    def test_what_cannot_be_converted_is_explained(self, x, message):
+        with pytest.raises((TypeError, ValueError), match=message):
             self.predict(x)
 
 

@@ -20,10 +20,10 @@ from test_calibrate import problem
 CASES = {case.name: case for case in MODELS}
 SOLVERS = {
     "linearised": Linearised(),
-    "polished": Linearised(polish=3),
+    "polished": Linearised("network", polish=3),
     "gradient": Gradient(3, 0.5),
-    "reference": acnml.solvers.Reference(2, 0.5),
-    "influence": acnml.solvers.Influence(),
+    "reference": acnml.solve.Reference(2, 0.5),
+    "influence": acnml.solve.Influence(),
 }
 CUDA = pytest.param(
     "cuda",

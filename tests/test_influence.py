@@ -10,9 +10,9 @@ from torch import nn
 from torch.func import functional_call
 
 import acnml
-from acnml import Acnml, Classifier, IfComp, Linearised, Map, UnsolvedWarning
+from acnml import Acnml, Classifier, IfComp, Map, UnsolvedWarning
 from acnml._util.batches import as_arguments, size, take
-from acnml.solvers import Influence, Reference
+from acnml.solve import Influence, Reference
 from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, normal
 from dense import covariance, vector
 from predicting import Idle, each_case
@@ -117,7 +117,7 @@ def test_the_residual_is_that_of_the_linearised_problem():
 def test_residuals_do_not_depend_on_the_block_of_labels(monkeypatch):
     model, x = MLP.model(), MLP.x(4)
     expected = Influence()(Classifier(model), diagonal(model), x).residual
-    monkeypatch.setattr("acnml.solvers.influence.BLOCK", 1)
+    monkeypatch.setattr("acnml.solve.influence.BLOCK", 1)
     found = Influence()(Classifier(model), diagonal(model), x).residual
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
@@ -135,16 +135,6 @@ def test_the_estimate_has_no_upper_limit_and_says_so():
     narrow = Influence()(Classifier(model), wide.scaled(1e-6), x)
     assert narrow.solved.all()
     assert (narrow.regret >= 0).all()
-
-
-def test_fallback_solves_what_the_estimate_does_not():
-    model, x = LINEAR.model(), LINEAR.x(4)
-    wide = diagonal(model).scaled(50.0)
-    found = Acnml(Classifier(model), wide, Influence(), on_unsolved="fallback").solve(x)
-    exact = Linearised()(Classifier(model), wide, x)
-    assert found.solved.all()
-    rough = ~Influence()(Classifier(model), wide, x).solved
-    torch.testing.assert_close(found.log_lik[rough], exact.log_lik[rough], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("classes", [3, 200])

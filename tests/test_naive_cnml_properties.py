@@ -11,18 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from acnml import Classifier
 from acnml._util.batches import map_inputs
 from acnml.fit import Refit
-from acnml.fit.refitting import refit_each
 from acnml.predictors import NaiveCnml, NaiveCnmlMax
 from cases import MODELS, normal
 from refitting import QUERIES, X, Y, regression
-
-
-def test_the_best_of_the_last_epoch_is_no_worse_than_the_last():
-    loader = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)
-    classifier, settings = Classifier(regression()), [Refit(2, 0.5, seed=seed) for seed in range(5)]
-    each = [one for s in settings for one in refit_each(classifier, loader, QUERIES[:1], s)]
-    assert all((one.best >= one.last).all() for one in each)
-    assert any((one.best > one.last).any() for one in each)  # where the order of steps has it so
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
@@ -39,15 +30,6 @@ def test_touches_neither_the_model_nor_the_random_state(case, mode):
     assert model.training
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(state, torch.get_rng_state())
-
-
-def test_starts_at_the_weights_that_the_classifier_has():
-    case = MODELS[1]
-    moved = {"2.bias": torch.tensor([3.0, 0.0, -3.0]).double()}
-    classifier = Classifier(case.model()).at(moved).tempered(2.0)
-    loader = [(case.x(), torch.arange(3))]
-    actual = NaiveCnml(classifier, loader, Refit(1, 1e-9)).log_lik(case.x())
-    torch.testing.assert_close(actual, classifier.log_probs(case.x()).detach(), atol=1e-7, rtol=0)
 
 
 def test_a_result_does_not_depend_on_the_other_inputs():
@@ -73,11 +55,3 @@ def test_the_seed_decides_the_order_of_the_data():
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-def test_repr_shows_the_settings_of_training():
-    predict = NaiveCnmlMax(Classifier(regression()), [(X, Y)], Refit(3, 0.1))
-    assert repr(predict) == (
-        "NaiveCnmlMax(Classifier(Linear), Refit(epochs=3, learning_rate=0.1, momentum=0.9, "
-        "weight_decay=0.0, seed=0, memory=None), 9 parameters: weight … bias)"
-    )

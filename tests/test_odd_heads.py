@@ -8,7 +8,7 @@ from torch import nn
 
 import acnml
 from acnml import Acnml, Classifier, Glm, Linearised
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import POSTERIORS, diagonal, normal
 
 X = normal(3, 4)

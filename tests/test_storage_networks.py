@@ -89,13 +89,6 @@ def test_rounded_copies_are_accepted_only_explicitly(path, convert):
     torch.testing.assert_close(loaded(x).float(), expected, rtol=0, atol=0.05)
 
 
-@pytest.mark.parametrize("change", [lambda m: trained(m, 5, 0.01), shifted])
-@pytest.mark.parametrize("convert", HALVES.values(), ids=HALVES)
-def test_rounded_copies_of_other_weights_are_refused(path, convert, change):
-    with pytest.raises(StorageError, match=r"'0\.weight' of the given network differs"):
-        acnml.load(path, Classifier(convert(change(network()))), weights="rounded")
-
-
 def test_a_network_stored_in_half_precision_loads_for_the_original(tmp_path):
     acnml.save(Map(Classifier(network().half())), tmp_path / "map")
     acnml.load(tmp_path / "map", Classifier(network()), weights="rounded")
@@ -104,11 +97,6 @@ def test_a_network_stored_in_half_precision_loads_for_the_original(tmp_path):
         acnml.load(tmp_path / "map", Classifier(network()))
     with pytest.raises(StorageError, match="differs"):
         acnml.load(tmp_path / "map", Classifier(shifted(network())), weights="rounded")
-
-
-def test_unknown_words_for_weights_are_refused(path):
-    with pytest.raises(ValueError, match="weights must be 'exact' or 'rounded', got 'about'"):
-        acnml.load(path, Classifier(network()), weights="about")
 
 
 # The same network in another dress -----------------------------------------------------------
@@ -194,34 +182,12 @@ def sequential(*layers: nn.Module) -> nn.Module:
 
 
 STRUCTURES = [
-    (lambda: Block(), lambda: Block(scale=0.25), r"scale of 'the model' \(Block\) is 0\.25.*0\.5"),
-    (
-        lambda: Block(),
-        lambda: Block(activation=torch.relu),
-        'activation .* is "relu" .* was "tanh"',
-    ),
+    (Block, lambda: Block(scale=0.25), r"scale of 'the model' \(Block\) is 0\.25.*0\.5"),
+    (Block, lambda: Block(activation=torch.relu), 'activation .* is "relu" .* was "tanh"'),
     (lambda: Block(tied=True), Block, "has 'second.weight', but had no such tensor"),
     (Block, lambda: Block(tied=True), "has no 'second.weight', but had such tensor"),
-    (
-        lambda: sequential(nn.ReLU(), Block()),
-        lambda: sequential(nn.GELU(), Block()),
-        "no ReLU at '1'",
-    ),
-    (
-        lambda: sequential(nn.LeakyReLU(0.1), Block()),
-        lambda: sequential(nn.LeakyReLU(0.3), Block()),
-        r"negative_slope of '1' \(LeakyReLU\) is 0\.3",
-    ),
-    (
-        lambda: sequential(Block(), nn.ReLU()),
-        lambda: sequential(Block(), nn.ReLU(), nn.ReLU()),
-        "more modules",
-    ),
-    (
-        lambda: sequential(nn.LayerNorm(3, eps=1e-5), Block()),
-        lambda: sequential(nn.LayerNorm(3, eps=1e-3), Block()),
-        r"eps of '1' \(LayerNorm\)",
-    ),
+    (lambda: sequential(nn.ReLU()), lambda: sequential(nn.GELU()), "no ReLU at '1'"),
+    (lambda: sequential(Block()), lambda: sequential(Block(), nn.ReLU()), "more modules"),
 ]
 
 
@@ -231,11 +197,6 @@ def test_another_structure_is_refused(saved, given, message, tmp_path):
     acnml.load(tmp_path / "map", Classifier(saved()))
     with pytest.raises(StorageError, match=message):
         acnml.load(tmp_path / "map", Classifier(given()))
-
-
-def test_settings_without_effect_do_not_count(tmp_path):
-    acnml.save(Map(Classifier(sequential(nn.ReLU(), Block()))), tmp_path / "map")
-    acnml.load(tmp_path / "map", Classifier(sequential(nn.ReLU(inplace=True), Block())))
 
 
 def test_weights_in_the_file_may_be_others_in_the_network_but_not_of_another_shape(tmp_path):
@@ -250,40 +211,3 @@ def test_weights_in_the_file_may_be_others_in_the_network_but_not_of_another_sha
     other[2] = nn.Linear(5, 4)
     with pytest.raises(StorageError, match=r"out_features of '2' \(Linear\) is 4"):
         acnml.load(tmp_path / "acnml", Classifier(other))
-
-
-class Counting(nn.Module):
-    """A network with private attributes: a setting, and one that changes whenever it is run."""
-
-    def __init__(self, scale: float = 1.0) -> None:
-        super().__init__()
-        self.head, self._calls, self._scale = nn.Linear(4, 3), 0, scale
-
-    def forward(self, x):
-        self._calls += 1
-        return self.head(x) * self._scale
-
-
-def test_private_attributes_are_settings_too(tmp_path):
-    model = Counting()
-    acnml.save(acnml.Map(Classifier(model)), tmp_path / "a")
-    acnml.load(tmp_path / "a", Classifier(model))
-    model._scale = 5.0
-    with pytest.raises(StorageError, match=r"_scale of 'the model' .* is 5\.0 .*was 1\.0"):
-        acnml.load(tmp_path / "a", Classifier(model))
-
-
-def test_the_error_for_an_attribute_that_changes_says_what_to_do(tmp_path):
-    model = Counting()
-    acnml.save(acnml.Map(Classifier(model)), tmp_path / "a")
-    model(torch.zeros(1, 4))
-    with pytest.raises(StorageError, match="such as a counter, set it to 0 before loading"):
-        acnml.load(tmp_path / "a", Classifier(model))
-    model._calls = 0
-    acnml.load(tmp_path / "a", Classifier(model))
-
-
-def test_the_model_itself_stands_for_its_classifier(path):
-    model = network()
-    x = normal(5, 4).float()
-    assert torch.equal(acnml.load(path, model)(x), acnml.load(path, Classifier(model))(x))

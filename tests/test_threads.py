@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map, McDropout
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import CONV, MLP, eigen_kronecker, last_layer, normal
 
 THREADS, CALLS = 8, 8
@@ -22,7 +22,7 @@ MAKERS = {
     "glm": lambda c, m: Glm(c, eigen_kronecker(m)),
     "last layer": lambda c, m: Acnml(c.tempered(1.3), last_layer(m), alpha=0.3),
     "linearised": lambda c, m: Acnml(
-        c, eigen_kronecker(m), Linearised(polish=3, polish_tolerance=1e-9), alpha=0.2
+        c, eigen_kronecker(m), Linearised("network", polish=3, polish_tolerance=1e-9), alpha=0.2
     ),
     "gradient": lambda c, m: Acnml(c, eigen_kronecker(m), Gradient(2, 0.3), 0.2, "ignore"),
     "reference": lambda c, m: Acnml(c, eigen_kronecker(m), Reference(2, 0.3), 0.2, "ignore"),

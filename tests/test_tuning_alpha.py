@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from acnml import Acnml, Classifier, Linearised, metrics, tuning
-from acnml.solvers import UnsolvedError
+from acnml.solve import UnsolvedError
 from acnml.tuning import Tolerance
 from cases import MODELS, POSTERIORS
 from tunable import FOUR, FakeSolver, fake_acnml
@@ -95,7 +95,7 @@ def test_alpha_by_nll_is_the_minimum_of_the_table():
 
 def test_alphas_are_tried_on_the_predictor_that_was_given():
     case = MODELS[1]
-    solver = Linearised(polish=60)
+    solver = Linearised("network", polish=60)
     predictor = Acnml(Classifier(case.model()), POSTERIORS["low_rank"](case.model()), solver)
     x, y = case.x(6), torch.arange(6) % 3
     for row in tuning.alpha_by_nll(predictor, [(x, y)]).table[1:]:
@@ -113,23 +113,3 @@ def test_matching_finds_the_alpha_that_the_likelihoods_were_made_with(alpha):
     for row in choice.table:
         assert (row.distance == 0) == (row.value == alpha)
         assert math.copysign(row.distance, row.value - alpha) == pytest.approx(row.excess)
-
-
-def test_matching_measures_probabilities():
-    x, cnml = FOUR[0][0], torch.full((4, 3), 0.5).double().log()
-    choice = tuning.alpha_matching_cnml(fake_acnml(), x, cnml, [1.0])
-    high, low = (math.exp(z) / (math.e + 2) for z in (1, 0))
-    distance = (abs(high - 0.5) + 2 * abs(low - 0.5)) / 3
-    excess = ((high - 0.5) + 2 * (low - 0.5)) / 3
-    assert choice.table[0] == pytest.approx((1.0, distance, excess), rel=1e-12)
-
-
-def test_matching_refuses_likelihoods_of_other_inputs():
-    with pytest.raises(ValueError, match=r"shape \(5, 3\), but ACNML's .* \(4, 3\)"):
-        tuning.alpha_matching_cnml(fake_acnml(), FOUR[0][0], torch.zeros(5, 3))
-
-
-@pytest.mark.parametrize("tolerance", [{"accuracy": -0.1}, {"nll": -1.0}, {"nll": math.nan}])
-def test_refuses_negative_tolerances(tolerance):
-    with pytest.raises(ValueError, match="tolerances must not be negative"):
-        Tolerance(**tolerance)

@@ -46,10 +46,11 @@ from torch import Tensor
 from acnml import metrics
 from acnml._algebra.kernels import Kernel
 from acnml.calibration.rules import closed_form, density_temperature
-from acnml.head.solve import Precision, solve_head
 from acnml.predictors.ensemble import log_mean
+from acnml.problem import Problem
+from acnml.solve.influence import Influence
 from acnml.solve.isotropic import solve_isotropic
-from acnml.solvers.influence import influence_of
+from acnml.solve.logits import Precision, solve
 from studies.evidence.views import View
 from studies.search import Search
 
@@ -104,7 +105,7 @@ Family: TypeAlias = Callable[[View, float], Tensor]
 
 def solved(logits: Tensor, kernel: Kernel) -> Tensor:
     """Return ACNML's log-likelihoods (N, K)."""
-    return solve_head(logits, kernel, Precision(TOLERANCE)).log_lik
+    return solve(logits, kernel, Precision(TOLERANCE)).log_lik
 
 
 def probit(view: View, knob: float) -> Tensor:
@@ -184,7 +185,7 @@ FAMILIES: Mapping[str, Family] = {
     LEVERAGE: lambda v, knob: closed_form(v.logits, knob * v.score**2),
     CLOSED_FORM: lambda v, knob: closed_form(v.logits, knob * v.by_class**2),
     **{name: isotropic(power) for power, name in ISOTROPIC.items()},
-    IF_COMP: lambda v, knob: torch.stack(influence_of(v.logits, v.kernel.scaled(knob))).sum(0),
+    IF_COMP: lambda v, knob: Influence().log_lik_of(Problem(v.logits, v.kernel.scaled(knob))),
     PNML: lambda v, knob: closed_form(v.logits, knob * v.leverage),
     DROPOUT: lambda v, knob: warmer(v.dropout, knob),
     ENSEMBLE: lambda v, knob: warmer(v.ensemble, knob),

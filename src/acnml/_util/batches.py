@@ -38,7 +38,6 @@ CHUNK = 256
 def named_tensors(x: Inputs) -> dict[str, Tensor]:
     """Return the tensors of a batch by name."""
     if isinstance(x, Tensor):
-        require_plain(x, "input x")
         return {"x": x}
     if not isinstance(x, (tuple, list, Mapping)):
         raise TypeError(
@@ -50,27 +49,9 @@ def named_tensors(x: Inputs) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"input {name} must be a tensor, got {type(tensor).__name__}")
-        require_plain(tensor, f"input {name}")
     if not tensors:
         raise ValueError("the batch contains no tensors: pass at least one")
     return tensors
-
-
-def require_plain(tensor: Tensor, what: str) -> None:
-    """Raise an error for kinds of tensors that rows cannot be taken from, and say what to pass."""
-    if tensor.is_nested:
-        kind, remedy = "nested", "pad it to one length: torch.nested.to_padded_tensor(x, 0.0)"
-    elif tensor.layout != torch.strided:
-        kind, remedy = f"sparse ({tensor.layout})", "pass x.to_dense()"
-    elif tensor.is_meta:
-        kind, remedy = "on the meta device and has no values", "pass the data itself"
-    elif tensor.is_quantized:
-        kind, remedy = f"quantised ({tensor.dtype})", "pass x.dequantize()"
-    elif tensor.is_floating_point() and tensor.dtype.itemsize == 1:
-        kind, remedy = f"of type {tensor.dtype}", "pass x.float()"
-    else:
-        return
-    raise TypeError(f"{what} is {kind}, which is not supported; {remedy}")
 
 
 def map_inputs(x: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
@@ -189,7 +170,7 @@ def as_loader(data: Any) -> Iterable[Any]:
     x, labels = data
     inputs = as_inputs(x)
     length = size(inputs)
-    _require_vector(labels)
+    _require_labels(labels)
     if length != len(labels):
         raise ValueError(
             f"X has {length} inputs, but y has {len(labels)} labels: pass one label per input"
@@ -204,23 +185,16 @@ def _is_batch(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def _require_vector(labels: Any) -> None:
-    """Raise an error if the labels of a data set are no vector, and say how to get one."""
+def _require_labels(labels: Any) -> None:
+    """Raise an error if the labels of a data set are no array."""
     what = "y must be a vector of class indices"
     if labels is None:
         raise TypeError(f"{what}, got None: without labels, pass X in place of (X, None)")
     if not isinstance(labels, (Tensor, np.ndarray)):
         remedy = "y.to_numpy()" if hasattr(labels, "to_numpy") else "torch.tensor(y)"
         raise TypeError(f"{what}, got {type(labels).__name__}: pass {remedy}")
-    if labels.ndim == 1:
-        return
-    remedy = "one class index per input"
-    if labels.ndim == 2:
-        remedy = "y[:, 0]" if labels.shape[1] == 1 else "y.argmax(1) of one-hot labels"
-    raise ValueError(
-        f"{what}, got shape {tuple(labels.shape)}: pass {remedy}; for two batches without labels, "
-        "such as X.split(100), pass a list of them"
-    )
+    if labels.ndim == 0:
+        raise ValueError(f"{what}, got shape (): pass one class index per input")
 
 
 def require_loader(data: Any, what: str) -> None:

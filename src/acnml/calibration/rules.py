@@ -9,6 +9,7 @@ log softmax(z). A larger spread is never surer, and no rule changes the order of
 
 - `acnml`: log p_θ̂_y(y|x) for logits with covariance V = vI, the posterior of a linear head under
   squared loss: W | data ~ MN(μ, (ΦᵀΦ)⁻¹, σ²I), whose leverage φᵀ(ΦᵀΦ)⁻¹φ is a Mahalanobis distance.
+  For two classes only the difference of the logits counts, whose variance is 2v.
 - `closed-form`: predictive NML of the same head under squared loss (Bibas, Feder & Hassner 2021):
   log p_y / (p_y + p_y^h (1 - p_y)) with h = v / (1 + v).
 - `density-temperature`: log softmax(z / (1 + v)), a baseline without a regret (Tomani et al. 2023).
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from acnml.solve.isotropic import solve_isotropic
+from acnml.solve.sigmoid import solve_sigmoid
 
 RuleName: TypeAlias = Literal["acnml", "closed-form", "density-temperature"]
 
@@ -36,6 +38,13 @@ LARGEST_SPREAD = 1e6
 def spread(alpha: float | Tensor, score: Tensor) -> Tensor:
     """Return v = α m² (B,)."""
     return (alpha * score**POWER).clamp(max=LARGEST_SPREAD)
+
+
+def acnml(logits: Tensor, var: Tensor) -> Tensor:
+    """Return log p_θ̂_y(y|x) (B, K) for V = vI."""
+    if logits.shape[1] == 2:
+        return solve_sigmoid(logits[:, 1] - logits[:, 0], 2 * var)
+    return solve_isotropic(logits, var)
 
 
 def closed_form(logits: Tensor, var: Tensor) -> Tensor:
@@ -60,7 +69,7 @@ def density_temperature(logits: Tensor, var: Tensor) -> Tensor:
 
 
 RULES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "acnml": solve_isotropic,
+    "acnml": acnml,
     "closed-form": closed_form,
     "density-temperature": density_temperature,
 }

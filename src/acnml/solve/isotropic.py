@@ -116,7 +116,7 @@ def solve_exactly(logits: Tensor, var: Tensor, labels: Tensor | None = None) -> 
     L = own + v * (1 - found.exp()) - found
     for _ in range(POLISH):
         L = L + _step_of_labels(z, v, own, v, L)
-    return (own + v - L) - _lambert(own + v.log() + v - L)
+    return (own + v - L) - lambert(own + v.log() + v - L)
 
 
 def solve_diagonal(logits: Tensor, var: Tensor) -> Tensor:
@@ -133,18 +133,18 @@ def solve_diagonal(logits: Tensor, var: Tensor) -> Tensor:
         L = L + step
         if bool((step.abs() <= 4 * torch.finfo(z.dtype).eps * (1 + L.abs())).all()):
             break
-    return (z + v - L) - _lambert(z + v.log() + v - L)
+    return (z + v - L) - lambert(z + v.log() + v - L)
 
 
 def _step_of_labels(z: Tensor, v: Tensor, own_z: Tensor, own_v: Tensor, L: Tensor) -> Tensor:
     """Return Newton's step (B, n) of labels with logits (B, n), each with an L of its own."""
     mass, decline, _ = _mass(z, v, L)
-    own, other = (_lambert(own_z + own_v.log() + shift - L) for shift in (own_v, 0))
+    own, other = (lambert(own_z + own_v.log() + shift - L) for shift in (own_v, 0))
     excess = mass + (own - other) / own_v - 1
     return excess / (decline + (own / (1 + own) - other / (1 + other)) / own_v)
 
 
-def _lambert(x: Tensor) -> Tensor:
+def lambert(x: Tensor) -> Tensor:
     """Solve w + log w = x by a step of the fourth order (Fritsch, Shafer & Crowley 1973).
 
     In place where possible: new memory costs more than the arithmetic.
@@ -171,7 +171,7 @@ def _mass(z: Tensor, v: Tensor, L: Tensor) -> _Mass:
 
 
 def _mass_at(z: Tensor, v: Tensor, L: Tensor) -> _Mass:
-    w = _lambert((z + v.log()).unsqueeze(1) - L.unsqueeze(2))
+    w = lambert((z + v.log()).unsqueeze(1) - L.unsqueeze(2))
     left = (w + 1).reciprocal_()
     change = w * left
     bend = left.square_().mul_(change)

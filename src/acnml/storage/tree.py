@@ -24,10 +24,11 @@ from acnml import (
     outcomes,
     posteriors,
     predictors,
-    solvers,
+    solve,
 )
 from acnml._algebra import dual
 from acnml._util.params import Params
+from acnml.calibration import heads
 from acnml.classifier import Classifier
 from acnml.fit import Swag
 from acnml.predictors import Predictor
@@ -44,9 +45,10 @@ KINDS: dict[str, Any] = {
         (posteriors, "Diagonal Full Kronecker LowRank FactorBlock EigenBlock"),
         (dual, "Affine"),
         (fit, f"{_CURVATURES} Factors EigenFactors Swag"),
-        (solvers, "Reference Gradient Linearised Influence"),
+        (solve, "Reference Gradient Linearised Influence"),
         (predictors, f"{_PREDICTORS} IfComp Pnml Modes"),
         (calibration, "Calibrated Calibrator CalibrationRow"),
+        (heads, "Softmax Sigmoid"),
         (atypicality, "Atypicality"),
         (features, "Folding Place"),
         (outcomes, "Outcomes"),
