@@ -58,7 +58,7 @@ NETWORKS = {
 }
 SOLVERS = {
     "logits": "`Linearised()`, no residuals",
-    "Linearised": "`Linearised(polish=2)`",
+    "Linearised": '`Linearised("network", polish=2)`',
     "Gradient": "`Gradient()`",
 }
 POSTERIORS = {"diagonal": "diagonal", "kronecker": "Kronecker", "last layer": "last layer"}
