@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import acnml
-from acnml._engine.last_layer import features, only_linear
+from acnml._engine.last_layer import features
+from acnml._engine.layers import only_linear
 from acnml.features import Place
 from test_calibrate import problem
 
