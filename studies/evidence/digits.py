@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +15,14 @@ from torch import Tensor, nn
 from acnml._util.seeding import seeded
 from studies.data import Labelled, cifar10, split
 from studies.data.digits import load_letters, load_mnist, rotate
-from studies.evidence.methods import METHODS
-from studies.evidence.settings import DIGITS, DIGITS_200, LETTERS, EvidenceStudy
-from studies.evidence.subjects import CLEAN, Subject, with_unknown
+from studies.evidence.recorded import Recorded, Source, recorded
+from studies.evidence.settings import DIGITS, LETTERS, EvidenceStudy
+from studies.evidence.subjects import CLEAN, HELD_OUT, TRAIN, Subject, with_unknown
 from studies.models.mlp import mlp
 from studies.store import Content, Stage, Store, Work
 
 NEAR, FAR = "near OOD", "far OOD"
 GREY = "CIFAR-10 in grey"
-FEW_HELD_OUT, FEW_TEST = 500, 200  # where all weights are solved for
 EPOCHS_OF_LETTERS = 4  # times those of digits
 
 
@@ -36,33 +34,9 @@ def digits(study: EvidenceStudy, store: Store) -> list[Subject]:
     networks = [
         _subject(DIGITS, parts, "notMNIST", load_letters, study, store, seed) for seed in everyone
     ]
-    chosen = [networks[seed] for seed in study.seeds]
-    first, *rest = (replace(own, dropout=_dropout(train, study, store, own.seed)) for own in chosen)
+    first, *rest = (networks[seed] for seed in study.seeds)
     others = [each for each in networks if each.seed != first.seed][: study.members - 1]
-    return [replace(first, members=(first, *others) if others else ()), *rest]
-
-
-def few_digits(study: EvidenceStudy, store: Store) -> list[Subject]:
-    """Return the first network for MNIST with few images, which all weights can be solved for."""
-    one = replace(study, networks=(DIGITS,), seeds=study.seeds[:1], members=1)
-    (own, *_) = digits(one, store)
-
-    def load(shift: str) -> Labelled:
-        return own.load(shift).first(FEW_TEST)
-
-    shifts = {s: group for s, group in own.shifts.items() if group not in (NEAR, FAR)}
-    return [
-        replace(
-            own,
-            name=DIGITS_200,
-            network=DIGITS_200,
-            held_out=own.held_out.first(FEW_HELD_OUT),
-            shifts=shifts,
-            load=load,
-            dropout=None,
-            whole=True,
-        )
-    ]
+    return [replace(first, members=tuple(others)), *rest]
 
 
 def letters(study: EvidenceStudy, store: Store) -> list[Subject]:
@@ -93,29 +67,27 @@ def _subject(
 ) -> Subject:
     train, held_out, test = parts
 
-    def load(shift: str) -> Labelled:
-        if shift == near:
-            return with_unknown(test, load_near().inputs[: study.test])
-        if shift == GREY:
-            return with_unknown(test, grey(cifar10.load("test").inputs[: study.test]))
-        return Labelled(rotate(test.inputs, _angle(shift)), test.labels)
+    unknown = {near: load_near, GREY: _grey_photographs}
+
+    def data(part: str) -> Labelled:
+        if part in unknown:
+            return unknown[part]().first(study.test)
+        parts = {TRAIN: train.first(study.train_images), HELD_OUT: held_out}
+        return parts.get(part) or Labelled(rotate(test.inputs, _angle(part)), test.labels)
+
+    def build() -> nn.Module:
+        return _trained(name, train, study, store, seed)
+
+    def record(part: str) -> Recorded:
+        named = f"{name} {part} seed {seed}"
+        found = recorded(named, build, Source.of(data(part)), (_training(study), seed), store)
+        return with_unknown(record(CLEAN), found) if part in unknown else found
 
     groups = {
         f"{a}°": "rotated by 45° or more" if a >= 45 else "rotated by less" for a in study.angles
     }
-    return Subject(
-        name=name,
-        network=name,
-        seed=seed,
-        build=lambda: _trained(mlp, name, train, study, store, seed),
-        prepare=lambda x: x,
-        train=train.first(study.train_images),
-        held_out=held_out,
-        shifts={CLEAN: CLEAN, **groups, near: NEAR, GREY: FAR},
-        load=load,
-        decided=_training(study),
-        methods=METHODS,
-    )
+    shifts = {CLEAN: CLEAN, **groups, near: NEAR, GREY: FAR}
+    return Subject(name, name, seed, shifts, record)
 
 
 def _angle(shift: str) -> int:
@@ -129,37 +101,24 @@ def grey(images: Tensor) -> Tensor:
     return nn.functional.interpolate(one, size=(28, 28), mode="bilinear", antialias=True)
 
 
-def _dropout(
-    train: Labelled, study: EvidenceStudy, store: Store, seed: int
-) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        like = partial(mlp, dropout=study.dropout)
-        return _trained(like, f"{DIGITS} dropout", train, study, store, seed)
-
-    return build
+def _grey_photographs() -> Labelled:
+    photographs = cifar10.load("test")
+    return Labelled(grey(photographs.inputs[:2000]), photographs.labels[:2000])
 
 
-def _trained(
-    build: Callable[[], nn.Module],
-    name: str,
-    data: Labelled,
-    study: EvidenceStudy,
-    store: Store,
-    seed: int,
-) -> nn.Module:
+def _trained(name: str, data: Labelled, study: EvidenceStudy, store: Store, seed: int) -> nn.Module:
     """Return the network with trained weights, as an artefact."""
     with seeded(seed):
-        network = build()
-    dropout = study.dropout if "dropout" in name else 0
-    stage = Stage(f"train {name}", _training(study, dropout), seed)
+        network = mlp()
+    stage = Stage(f"train {name}", _training(study), seed)
     trained = store.make(stage, lambda work: train_network(network, data, study.epochs, seed, work))
     network.load_state_dict(trained.load())
     return network.eval()
 
 
-def _training(study: EvidenceStudy, dropout: float = 0) -> tuple[object, ...]:
+def _training(study: EvidenceStudy) -> tuple[object, ...]:
     """Return what decides the weights of a network besides its seed; two settings draw its data."""
-    return study.epochs, study.held_out, study.seed, dropout, "bfloat16"
+    return study.epochs, study.held_out, study.seed, "bfloat16"
 
 
 def train_network(
