@@ -4,19 +4,24 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo playground page reproduce test fuzz lint types check bench format docs numbers clean
+.PHONY: help setup demo playground page reproduce test rest fuzz lint types check bench format docs numbers release-check clean
 
 help:  # list the targets
-	@grep -hE '^[a-z]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*# ' $(MAKEFILE_LIST) | awk -F ':.*# ' '{printf "make %-14s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.installed  # create a virtual environment with the package and all extras
 
 # torch comes first: its pin must be in place before another package asks for a range of versions.
-$(VENV)/.installed: pyproject.toml constraints.txt tests/oracles.txt tests/laplace.txt
+$(VENV)/.light: pyproject.toml constraints.txt tests/oracles.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --no-deps -r tests/oracles.txt
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.light tests/laplace.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --quiet --no-deps -r tests/oracles.txt -r tests/laplace.txt
+	$(BIN)/python -m pip install --quiet --no-deps -r tests/laplace.txt
 	touch $@
 
 demo: setup  # acnml.calibrate and its rivals on rotated digits; writes demo/report.html
@@ -37,8 +42,12 @@ playground/node_modules/.installed: playground/package.json playground/package-l
 reproduce: setup  # run a study: make reproduce STUDY=rotated-mnist ARGS="--preset full"
 	$(BIN)/python -m studies $(STUDY) $(ARGS)
 
-test: setup  # run the test suite and the doctests
+test: $(VENV)/.light  # test the library; installs only what that needs
 	$(BIN)/python -m pytest
+
+# The site and the playground are tested as they are built. Without npm, the playground's tests are skipped.
+rest: setup docs $(if $(shell command -v npm),page)
+	$(BIN)/python -m pytest tests/integrations tests/site tests/studies src studies
 
 N ?= 10000
 fuzz: setup  # generated networks, files, inputs and settings: make fuzz N=10000 ARGS="--first 5000"
@@ -51,7 +60,7 @@ lint: setup  # check format and lint
 types: setup  # check types
 	$(BIN)/mypy
 
-check: lint types test  # format, lint, types and tests
+check: test lint types rest  # test the library, then everything else: format, lint, types, all extras
 
 format: setup  # format the code and fix lint where possible
 	$(BIN)/ruff format .
@@ -65,6 +74,9 @@ docs: setup  # build the documentation site, with warnings as errors; writes bui
 
 numbers: setup  # write current numbers and tables from docs/results into the pages
 	$(BIN)/python docs/_ext/results.py
+
+release-check: setup  # build, check, install and try what a release would publish, without publishing it
+	$(BIN)/python .ci/release_check.py
 
 clean:  # remove the virtual environment, the caches, the demo and the playground's page
 	rm -rf $(addprefix playground/,node_modules build dist model)

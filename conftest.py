@@ -1,7 +1,36 @@
-"""Doctests of modules whose optional package is not installed are not collected."""
+"""What pytest does not collect: modules without their package, and POSIX-only tests on Windows."""
 
 import importlib.util
+import sys
 
-OPTIONAL = {"laplace": "src/acnml/laplace_torch.py"}
+# A package -> the part of the library that is for it; its doctests are not collected without it.
+OPTIONAL = {
+    "laplace": "laplace_torch.py",
+    "lightning": "lightning.py",
+    "matplotlib": "plots.py",
+    "pyarrow": "scoring",
+    "ray": "ray.py",
+    "torchmetrics": "torchmetrics.py",
+    "transformers": "transformers.py",
+    "typer": "cli",
+}
+MISSING = sorted(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
 
-collect_ignore = [path for name, path in OPTIONAL.items() if importlib.util.find_spec(name) is None]
+# Tests of killed processes, file modes, pipes and links; studies lock their stores with `fcntl`.
+POSIX_ONLY = [
+    "tests/studies",
+    "tests/test_files.py",
+    "tests/integrations/test_killing.py",
+    "tests/integrations/test_ray.py",
+    "tests/integrations/test_scoring_files.py",
+    "tests/integrations/test_scoring_resumed.py",
+]
+
+collect_ignore = [f"src/acnml/{OPTIONAL[name]}" for name in MISSING]
+if sys.platform == "win32":
+    collect_ignore += POSIX_ONLY
+
+
+def pytest_report_header():
+    """Name the packages that are missing."""
+    return f"no doctests of the parts for: {', '.join(MISSING)}" if MISSING else None

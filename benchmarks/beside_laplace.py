@@ -30,9 +30,10 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import acnml
-from acnml import Classifier, Diagonal, Kronecker, Posterior
+from acnml import Classifier, Diagonal, Kronecker
 from acnml._util.seeding import seeded
 from acnml.fit import Structure
+from acnml.posteriors import Posterior
 from benchmarks.recording import RESULTS, record
 from benchmarks.timing import fastest, peak
 from studies.models import MODELS
@@ -229,7 +230,7 @@ def agreement(subject: Subject, posterior: Posterior, la: Any) -> Row:
 
     The predictions are from the same posterior, that of laplace-torch, in both libraries.
     """
-    from acnml import from_laplace
+    from acnml.laplace_torch import from_laplace
 
     converted = from_laplace(la)
     glm = acnml.Glm(Classifier(subject.network), converted)
@@ -250,7 +251,7 @@ def _variances(posterior: Posterior) -> dict[str, Tensor]:
     assert isinstance(posterior, Kronecker)
     found: dict[str, Tensor] = {}
     for block in posterior.blocks:
-        assert isinstance(block, acnml.EigenBlock)
+        assert isinstance(block, acnml.posteriors.EigenBlock)
         matrix = block.output_basis**2 @ block.var @ (block.input_basis**2).mT
         found |= block.layer.split(matrix, posterior.mean)
     return found

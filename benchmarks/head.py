@@ -99,7 +99,7 @@ def fits() -> list[Row]:
             layer: nn.Linear = layer,
             data: list[Tensor] = data,
         ) -> None:
-            acnml.fit_curvature(classifier, data, layers=[layer], progress=False)
+            acnml.fit.fit_curvature(classifier, data, layers=[layer], progress=False)
 
         times = fastest({"forward": forward, "fit": fit}, 5)
         value = times["fit"] / times["forward"]

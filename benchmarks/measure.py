@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acnml import Bma, Gradient, Linearised, Posterior, Reference
+from acnml import Bma, Gradient, Linearised
 from acnml._algebra.convex import solve_logits
 from acnml._engine.chunks import label_chunks, row_chunks
 from acnml._engine.rows import Path, Rows, inner_product
+from acnml.posteriors import Posterior
+from acnml.solvers import Reference
 from benchmarks.subjects import Subject
 from benchmarks.timing import fastest, peak
 

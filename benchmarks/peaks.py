@@ -17,15 +17,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from acnml import (
-    Acnml,
-    Classifier,
-    Diagonal,
-    Gradient,
-    Linearised,
-    Posterior,
-    fit_laplace,
-)
+from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised, fit_laplace
+from acnml.posteriors import Posterior
 from benchmarks.recording import MEASUREMENTS, record
 from benchmarks.timing import peak as peak_of
 

@@ -120,7 +120,7 @@ def run_fit(settings: dict[str, Any]) -> Numbers:
         )
         distributed.barrier()
     return measured(
-        lambda: acnml.fit_curvature(classifier, data, progress=False, distributed=together)
+        lambda: acnml.fit.fit_curvature(classifier, data, progress=False, distributed=together)
     )
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import acnml
-from acnml import Classifier, Diagonal, FactorBlock, Posterior
+from acnml import Classifier, Diagonal
 from acnml._util.seeding import seeded
 from acnml.fit import KroneckerCurvature
+from acnml.posteriors import FactorBlock, Posterior
 from studies.data import cifar10, digits
 from studies.data.catalogue import MNIST
 from studies.data.folder import data_folder, locate
@@ -68,7 +69,7 @@ def perceptron() -> Subject:
     images, labels = _digits()
     _train(network, images, labels)
     classifier, some = Classifier(network), [(images[:5000], labels[:5000])]
-    curvature = acnml.fit_curvature(classifier, some, progress=False)
+    curvature = acnml.fit.fit_curvature(classifier, some, progress=False)
     assert isinstance(curvature, KroneckerCurvature)
     posteriors = {
         "diagonal": acnml.fit_laplace(
@@ -137,7 +138,7 @@ def _convolutional(
 ) -> Subject:
     classifier, (images, labels) = Classifier(network), data
     some = [(images[:64], labels[:64])]
-    curvature = acnml.fit_curvature(classifier, some, progress=False)
+    curvature = acnml.fit.fit_curvature(classifier, some, progress=False)
     assert isinstance(curvature, KroneckerCurvature)
     posteriors = {
         "diagonal": _narrow(classifier),

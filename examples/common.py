@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from acnml import Acnml, Bma, Classifier, Map, Posterior, Predictor, metrics, tuning
+from acnml import Acnml, Bma, Classifier, Map, metrics, tuning
+from acnml.posteriors import Posterior
+from acnml.predictors import Predictor
 from studies.data.digits import handwritten_digits, rotate
 
 VALIDATION = 200  # images held out from the training data to choose alpha

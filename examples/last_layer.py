@@ -13,7 +13,7 @@ def main(hidden: int = 400, epochs: int = 15, queries: int = 200) -> None:
         train(model, data, epochs)
     classifier = acnml.Classifier(model)
     with timed("KFAC of the last layer"):
-        curvature = acnml.fit_curvature(classifier, data.train, layers="last")
+        curvature = acnml.fit.fit_curvature(classifier, data.train, layers="last")
     choice = acnml.tuning.prior_precision_by_evidence(curvature)
     print(f"prior precision {choice.value:.3g}, which has the largest evidence")
     compare(classifier, curvature.posterior(choice.value), data, queries)

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acnml import Acnml, Classifier, Gradient, Influence, Linearised, Posterior, Reference, Solution
+from acnml import Acnml, Classifier, Gradient, Linearised
 from acnml._util import batches
+from acnml.posteriors import Posterior
+from acnml.solvers import Influence, Reference, Solution
 from fuzz.networks import Network, network
 from fuzz.oracles import (
     convex,

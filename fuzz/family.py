@@ -12,17 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acnml import (
-    Acnml,
-    Classifier,
-    IfComp,
-    Modes,
-    UnsolvedWarning,
-    fit_curvature,
-    fit_pnml,
-    last_linear,
-)
+from acnml import Acnml, Classifier, IfComp, Modes, UnsolvedWarning, fit_pnml, last_linear
 from acnml._util import batches
+from acnml.fit import fit_curvature
 from acnml.predictors import Predictor
 from fuzz.answers import tolerance_of
 from fuzz.networks import Network, network

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 import acnml
-from acnml import Acnml, Classifier, IfComp, Influence, Map, Modes, Tempered
+from acnml import Acnml, Classifier, IfComp, Map, Modes, Tempered
 from acnml._util.params import map_tensors
+from acnml.solvers import Influence
 from fuzz.networks import network
 from fuzz.outcome import Outcome, refused_or, require
 from fuzz.posteriors import posterior
@@ -127,7 +128,7 @@ def _tensors(value: Any) -> list[bytes]:
         found.append(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return tensor
 
-    if isinstance(value, acnml.Posterior):
+    if isinstance(value, acnml.posteriors.Posterior):
         map_tensors(value, note)
     elif isinstance(value, (Acnml, IfComp)):
         map_tensors(value.posterior, note)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from acnml import Acnml, Bma, Classifier, Diagonal, Glm, Gradient, Linearised, Map, Reference
+from acnml import Acnml, Bma, Classifier, Diagonal, Glm, Gradient, Linearised, Map
+from acnml.solvers import Reference
 from fuzz.outcome import Outcome, refused_or, require
 
 SAME: dict[str, Callable[[Tensor], Any]] = {

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from acnml import Posterior
 from acnml._util import batches
 from acnml._util.params import Params, flatten, unflatten
+from acnml.posteriors import Posterior
 from fuzz.networks import Network
 
 

@@ -8,20 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from acnml import (
-    Affine,
-    Classifier,
-    Diagonal,
-    EigenBlock,
-    FactorBlock,
-    Full,
-    Kronecker,
-    LowRank,
-    Posterior,
-    fit_laplace,
-)
+from acnml import Classifier, Diagonal, Full, Kronecker, LowRank, fit_laplace
 from acnml._util.batches import size
 from acnml._util.params import Params
+from acnml.posteriors import Affine, EigenBlock, FactorBlock, Posterior
 from fuzz.networks import Network
 from fuzz.oracles import in_double
 

@@ -27,14 +27,14 @@ from acnml import (
     Gradient,
     IfComp,
     Linearised,
-    LogitSampling,
     LowRank,
     Map,
     Modes,
-    Reference,
     Swag,
     Tempered,
 )
+from acnml.predictors import LogitSampling
+from acnml.solvers import Reference
 from fuzz.outcome import Outcome, refused_or, require
 
 

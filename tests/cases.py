@@ -9,17 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from acnml import (
-    Affine,
-    Classifier,
-    Diagonal,
-    EigenBlock,
-    FactorBlock,
-    Full,
-    Kronecker,
-    LowRank,
-    Posterior,
-)
+from acnml import Classifier, Diagonal, Full, Kronecker, LowRank
+from acnml.posteriors import Affine, EigenBlock, FactorBlock, Posterior
 
 
 class Convolutional(nn.Module):

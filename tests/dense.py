@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from acnml import Diagonal, EigenBlock, FactorBlock, Full, Kronecker, LowRank, Posterior
+from acnml import Diagonal, Full, Kronecker, LowRank
 from acnml._util.params import Params
+from acnml.posteriors import EigenBlock, FactorBlock, Posterior
 
 
 def vector(params: Params) -> Tensor:

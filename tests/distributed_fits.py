@@ -26,8 +26,8 @@ def main() -> None:
     own = slice(0, 128) if rank == 0 else slice(128, 601)  # of unequal size
     part = (train[0][own], train[1][own])
     for structure in STRUCTURES:
-        whole = acnml.fit_curvature(model, train, structure=structure)
-        found = acnml.fit_curvature(model, part, structure=structure, distributed=True)
+        whole = acnml.fit.fit_curvature(model, train, structure=structure)
+        found = acnml.fit.fit_curvature(model, part, structure=structure, distributed=True)
         for a, b in zip(tensors(found), tensors(whole), strict=True):
             torch.testing.assert_close(a.abs(), b.abs(), rtol=1e-10, atol=1e-10)
     with warnings.catch_warnings():

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Bma, Classifier, Ensemble, Glm, LogitSampling, Map, McDropout, Tempered
+from acnml import Bma, Classifier, Ensemble, Glm, Map, McDropout, Tempered
 from acnml._util.batches import size, take
+from acnml.predictors import LogitSampling
 from cases import MLP, diagonal
 from predicting import FINE, bad_inputs, dropping, each_case, fingerprint, same
 

@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import acnml
-from acnml import Bma, Classifier, batch_norm_statistics
+from acnml import Bma, Classifier
+from acnml.fit import batch_norm_statistics
 from cases import MODELS, POSTERIORS, normal
 
 

@@ -7,7 +7,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from acnml import BayesByBackprop, Classifier, Diagonal, fit_bayes_by_backprop
+from acnml import Classifier, Diagonal, fit_bayes_by_backprop
+from acnml.fit import BayesByBackprop
 from cases import MODELS, normal
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])

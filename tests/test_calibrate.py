@@ -1,4 +1,4 @@
-"""calibrate: what it chooses, what it costs, what it answers and refuses, and its core on arrays."""
+"""calibrate: what it chooses, costs, answers and refuses, and its core on arrays."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Answer, Classifier, calibrate, fit_calibrator, metrics
+from acnml import Classifier, calibrate, fit_calibrator, metrics
 from acnml._util.threads import one_thread
+from acnml.calibration import Answer
 from acnml.calibration.rules import RULES, closed_form, spread
 from acnml.calibration.search import LARGEST, largest_at_price, least_nll_temperature
 from acnml.solve.isotropic import solve_diagonal
@@ -117,7 +118,7 @@ def test_the_table_is_what_the_rules_do(fitted):
 
 def test_the_answers_are_those_of_the_rule_by_hand(fitted):
     """V = α m² I, solved label by label in double precision."""
-    found, model, train, _, test = fitted
+    found, model, _, _, test = fitted
     x, _ = joined(test)
     score = found.calibrator.atypicality(found.features(x)).double()
     v = found.alpha * score**2
@@ -150,7 +151,7 @@ def test_atypical_inputs_are_less_certain(fitted):
 
 
 def test_labels_of_the_training_data_may_be_missing(fitted):
-    found, model, train, validation, test = fitted
+    _, model, train, validation, test = fitted
     inputs = [x for x, _ in train]
     own = calibrate(model, inputs, validation, price=0.02)
     predicted = [(x, model(x).argmax(-1)) for x in inputs]
@@ -160,7 +161,7 @@ def test_labels_of_the_training_data_may_be_missing(fitted):
 
 
 def test_a_temperature_that_the_classifier_has_makes_no_difference(fitted):
-    found, model, train, validation, test = fitted
+    found, model, train, validation, _ = fitted
     again = calibrate(Classifier(model).tempered(7.0), train, validation, price=0.02)
     assert again.table == found.table
     given = calibrate(model, train, validation, price=0.02, temperature=3.0)
@@ -251,7 +252,9 @@ def test_equal_inputs_are_treated_alike(by):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_networks_in_half_precision(dtype):
     model, train, validation, test = problem()
-    single = calibrate(model.float(), *([(x.float(), y) for x, y in d] for d in (train, validation)))
+    single = calibrate(
+        model.float(), *([(x.float(), y) for x, y in d] for d in (train, validation))
+    )
     half = [[(x.to(dtype), y) for x, y in d] for d in (train, validation)]
     found = calibrate(model.to(dtype), *half)
     x, _ = joined(test)
@@ -367,7 +370,7 @@ def test_moments_of_parts_stand_for_the_training_data(classes):
     logits, features, labels = arrays(classes=min(classes, 4))
     validation = (logits[700:], features[700:], labels[700:])
     count = logits.shape[1]
-    parts = [acnml.Moments(count) for _ in range(3)]
+    parts = [acnml.atypicality.Moments(count) for _ in range(3)]
     for part, rows in zip(parts, np.array_split(np.arange(700), 3), strict=True):
         part.add(torch.from_numpy(features[rows]), torch.from_numpy(labels[rows]))
     merged = fit_calibrator(parts[0] + parts[1] + parts[2], validation)
@@ -386,14 +389,16 @@ def test_the_closed_form_is_the_genies():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_no_score_is_the_softmax_and_a_huge_one_is_uniform(rule):
+def test_no_score_is_the_softmax_and_a_huge_one_forgets_the_logits(rule):
     logits = 3 * normal(4, 6).float()
-    for alpha, expected in ((0.0, torch.log_softmax(logits, -1)), (1e3, None)):
+    probs = torch.softmax(logits, -1)
+    # Closed-form NML keeps the order of the labels: h is at most 1.
+    forgotten = 1 / (2 - probs) if rule == "closed-form" else torch.ones_like(probs)
+    for alpha, weights in ((0.0, probs), (1e3, forgotten)):
         log_lik = RULES[rule](logits, spread(alpha, torch.full((4,), 1e10)))
-        log_probs = torch.log_softmax(log_lik, -1)
-        if expected is None:
-            expected = torch.full_like(log_probs, -math.log(6))
-        torch.testing.assert_close(log_probs, expected, rtol=0, atol=1e-4)
+        expected = (weights / weights.sum(-1, keepdim=True)).log()
+        found = torch.log_softmax(log_lik, -1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("start", [1e-5, 1.0, 1e5])
@@ -450,12 +455,10 @@ def test_shuffled_labels_are_warned_of():
 
 def test_a_few_validation_data_and_missing_classes_are_warned_of():
     logits, features, labels = arrays()
-    with pytest.warns(UserWarning) as caught:
-        few = labels < 2
-        fit_calibrator(
-            (features, labels), (logits[few][:12], features[few][:12], labels[few][:12]),
-            temperature=1.0,
-        )
+    few = labels < 2
+    validation = logits[few][:12], features[few][:12], labels[few][:12]
+    with pytest.warns(UserWarning, match="validation") as caught:
+        fit_calibrator((features, labels), validation, temperature=1.0)
     texts = "\n".join(str(each.message) for each in caught)
     assert "12 validation examples say little about thresholds" in texts
     assert "2 of 4 classes have no validation data: 2, 3" in texts

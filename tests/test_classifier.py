@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from acnml import Classifier, batch_norm_statistics
+from acnml import Classifier
 from acnml._util.batches import split_labels
+from acnml.fit import batch_norm_statistics
 from cases import MLP, MODELS, normal
 
 

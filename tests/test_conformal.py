@@ -150,10 +150,10 @@ def test_arrays_for_arrays():
         (
             lambda p, y: conformal.coverage_of(p > -1, y[:9]),
             ValueError,
-            r"labels must have shape \(50,",
+            r"labels must be class indices of shape \(50,",
         ),
         (lambda p, y: conformal.coverage_of(p > -1, y + 4), ValueError, r"outside 0\.\.3"),
-        (lambda p, y: conformal.coverage_of(p > -1, y / 2), ValueError, "labels must be integers"),
+        (lambda p, y: conformal.coverage_of(p > -1, y / 2), ValueError, "got torch.float32"),
         (lambda p, y: conformal.coverage_of(p, y), ValueError, "sets must be booleans"),
         (lambda p, y: conformal.mean_size(p), ValueError, "sets must be booleans"),
         (lambda p, y: conformal.mean_size(p[:0] > -1), ValueError, "N ≥ 1"),

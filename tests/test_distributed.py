@@ -34,4 +34,4 @@ def test_two_processes_of_torchrun_agree_with_one():
 def test_without_processes_it_says_what_to_do():
     model = small_network(nn.Linear(4, 3))
     with pytest.raises(RuntimeError, match="start the script with torchrun"):
-        acnml.fit_curvature(acnml.Classifier(model), normal(5, 4), distributed=True)
+        acnml.fit.fit_curvature(acnml.Classifier(model), normal(5, 4), distributed=True)

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Acnml, Classifier, Ensemble, Map, StorageError, Tempered
+from acnml import Acnml, Classifier, Ensemble, Map, Tempered
+from acnml.storage import StorageError
 from cases import MLP, POSTERIORS, small_network
 from predicting import FINE
 

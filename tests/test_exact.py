@@ -145,3 +145,31 @@ def test_single_precision_data_are_solved_in_double():
     torch.testing.assert_close(
         cnml(single, queries.float()).log_lik, cnml(problem, queries).log_lik, rtol=0, atol=1e-5
     )
+
+
+def test_non_convergence_is_reported(monkeypatch):
+    monkeypatch.setattr("acnml.exact.newton.STEPS", 2)
+    refits = cnml(make_problem(60, 2, 2, 0.01), with_intercept(9 * normal(2, 5, 2)))
+    assert not refits.converged.all()
+    assert (refits.residual[~refits.converged] > 1e-8).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"features": torch.zeros(3)}, r"features must be \(points, features\)"),
+        ({"features": torch.full((3, 2), torch.nan)}, "features are NaN or infinite"),
+        ({"labels": torch.zeros(2, dtype=torch.long)}, r"shape \(3,\)"),
+        ({"labels": torch.tensor([0, 1, 2])}, "between 0 and 1, got values from 0 to 2"),
+        ({"l2": -1.0}, "not negative"),
+    ],
+)
+def test_wrong_problems_are_refused(changes, match):
+    good = {"features": torch.zeros(3, 2), "labels": torch.tensor([0, 1, 1])}
+    with pytest.raises(ValueError, match=match):
+        LogisticProblem(**{**good, **changes})
+
+
+def test_a_query_without_the_intercept_is_refused():
+    with pytest.raises(ValueError, match="was an intercept left out"):
+        cnml(make_problem(40, 2, 2, 0.1), normal(0, 3, 2))

@@ -9,6 +9,7 @@ import pytest
 
 import acnml
 from acnml._util.extras import needed_by
+from acnml.laplace_torch import from_laplace, to_laplace
 
 PARTS = {
     "lightning": (("lightning", "pytorch_lightning"), "lightning"),
@@ -51,8 +52,8 @@ def test_a_missing_package_is_named_with_its_extra(part, monkeypatch):
 @pytest.mark.parametrize(
     ("use", "package", "message"),
     [
-        (lambda: acnml.from_laplace(None), "laplace", "from_laplace .* 'laplace-torch'"),
-        (lambda: acnml.to_laplace(None, None), "laplace", "to_laplace .* 'laplace-torch'"),
+        (lambda: from_laplace(None), "laplace", "from_laplace .* 'laplace-torch'"),
+        (lambda: to_laplace(None, None), "laplace", "to_laplace .* 'laplace-torch'"),
         (lambda: acnml.export_onnx(None, None, ""), "onnx", r"ONNX export .* 'acnml\[onnx\]'"),
         (
             lambda: importlib.import_module("acnml.transformers").loader(None, None, None),

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import acnml
-from acnml import Diagonal, StorageError
+from acnml import Diagonal
 from acnml._util import files
-from acnml.storage import disk
+from acnml.storage import StorageError, disk
 
 
 def posterior(size: int = 3, value: float = 1.0) -> Diagonal:

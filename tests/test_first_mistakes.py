@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Acnml, Classifier, Map, Refit, Swag, Tempered, tuning
+from acnml import Acnml, Classifier, Map, Swag, Tempered, tuning
+from acnml.fit import Refit
 from cases import MLP, diagonal
 from predicting import dropping
 
@@ -23,7 +24,7 @@ DATA = [(X, Y)]
         lambda model, _: acnml.Bma(model, diagonal(model)),
         lambda model, _: acnml.Glm(model, diagonal(model)),
         lambda *_: acnml.McDropout(dropping(MLP, 0.5)),
-        lambda model, _: acnml.NaiveCnml(model, DATA),
+        lambda model, _: acnml.predictors.NaiveCnml(model, DATA),
         lambda model, path: acnml.load(path, "network"),
     ],
 )
@@ -75,7 +76,7 @@ def covered(model: nn.Module, layers) -> list[list[str]]:
     swag = Swag(layers=layers())
     for _ in range(2):  # an iterator must serve twice
         swag.update(model)
-    naive = acnml.NaiveCnml(Classifier(model), DATA, Refit(1), layers())
+    naive = acnml.predictors.NaiveCnml(Classifier(model), DATA, Refit(1), layers())
     kfac = acnml.fit_laplace(model, DATA, layers=layers())
     return [list(swag.mean), list(naive.layers), list(kfac.mean)]
 
@@ -133,7 +134,7 @@ def test_a_loader_that_yields_more_than_pairs_is_explained():
 @pytest.mark.parametrize("value", [Classifier(MLP.model()), acnml.Gradient(), {"a": X}])
 def test_only_what_can_be_loaded_is_saved(value, tmp_path):
     with pytest.raises(
-        TypeError, match="only posteriors, curvatures, Swag, densities and predictors can be stored"
+        TypeError, match="only posteriors, curvatures, Swag, predictors, calibrated networks"
     ):
         acnml.save(value, tmp_path / "file.safetensors")
     assert list(tmp_path.iterdir()) == []

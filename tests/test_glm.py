@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from acnml import Bma, Classifier, Glm, LogitSampling, Map, Probit
+from acnml import Bma, Classifier, Glm, Map
+from acnml.predictors import LogitSampling, Probit
 from acnml.solvers._linearisation import LogitMoments, logit_moments
 from cases import LINEAR, diagonal, normal, spd
 from predicting import FINE, Idle, each_case, posterior_over

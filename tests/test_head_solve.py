@@ -83,7 +83,7 @@ def test_the_literal_iteration_converges_to_the_solution(name, classes):
     classifier, x = Classifier(model).tempered(0.5), normal(3, 5)
     posterior = POSTERIORS[name](model).scaled(0.05)
     exact = Linearised(negligible=0, tolerance=1e-10)(classifier, posterior, x)
-    literal = acnml.Reference(steps=300, step_size=0.2)(classifier, posterior, x)
+    literal = acnml.solvers.Reference(steps=300, step_size=0.2)(classifier, posterior, x)
     close(exact.log_lik, literal.log_lik, 1e-8)
 
 
@@ -312,7 +312,7 @@ def test_rows_unsolved_in_any_part_are_named():
     found = Features(nn.functional.pad(normal(7, 4), (0, 1), value=1.0), normal(7, 3))
     scale = torch.ones(7).double()
     scale[[2, 5]] = torch.nan
-    with pytest.raises(acnml.UnsolvedError) as raised:
+    with pytest.raises(acnml.solvers.UnsolvedError) as raised:
         Linearised(memory=1).solve_features(found, posterior, layer, 1.0, scale)
     assert raised.value.rows == (2, 5)
     assert raised.value.total == 7

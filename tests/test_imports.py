@@ -59,6 +59,6 @@ def test_parts_that_need_no_extra_come_with_the_library():
     assert {"acnml.conformal", "acnml.metrics", "acnml.tuning"} <= modules_after("import acnml")
 
 
-@pytest.mark.parametrize("part", ["sklearn", "plots", "conformal"])
+@pytest.mark.parametrize("part", ["sklearn", "conformal"])
 def test_parts_can_be_imported_on_their_own(part):
     assert f"acnml.{part}" in modules_after(f"import acnml.{part}")

@@ -10,17 +10,9 @@ from torch import nn
 from torch.func import functional_call
 
 import acnml
-from acnml import (
-    Acnml,
-    Classifier,
-    IfComp,
-    Influence,
-    Linearised,
-    Map,
-    Reference,
-    UnsolvedWarning,
-)
+from acnml import Acnml, Classifier, IfComp, Linearised, Map, UnsolvedWarning
 from acnml._util.batches import as_arguments, size, take
+from acnml.solvers import Influence, Reference
 from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, normal
 from dense import covariance, vector
 from predicting import Idle, each_case
@@ -245,7 +237,7 @@ def test_fit_if_comp_is_ekfac_at_the_temperature():
     posterior = acnml.fit_laplace(tempered, data, prior_precision=0.3, **options)
     x = MLP.x(3)
     assert torch.equal(found(x), IfComp(tempered, posterior, 0.5)(x))
-    curvature = acnml.fit_curvature(tempered, data, **options)
+    curvature = acnml.fit.fit_curvature(tempered, data, **options)
     default = acnml.fit_if_comp(Classifier(model), data, temperature=2.0, c=0.5)
     expected = IfComp(tempered, curvature.posterior(0.01 * curvature.mean_eigenvalue()), 0.5)
     torch.testing.assert_close(default(x), expected(x))

@@ -36,7 +36,7 @@ def test_it_is_where_the_papers_iteration_converges_to(classes, alpha):
         model = nn.Linear(5, classes, bias=False).double()
     x, weight = normal(3, 5), model.weight.detach()
     posterior = Diagonal({"weight": weight}, {"weight": alpha * torch.ones_like(weight)})
-    literal = acnml.Reference(steps=4000, step_size=0.02)(Classifier(model), posterior, x)
+    literal = acnml.solvers.Reference(steps=4000, step_size=0.02)(Classifier(model), posterior, x)
     found = solve_diagonal(x @ weight.T, alpha * (x**2).sum(-1, keepdim=True).expand(-1, classes))
     torch.testing.assert_close(found, literal.log_lik, rtol=0, atol=1e-9)
 

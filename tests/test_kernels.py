@@ -99,7 +99,7 @@ def test_output_kernel_without_a_faster_form(name):
     model = nn.Linear(4, 3).double()
     posterior, (layer,) = POSTERIORS[name](model), affine_layers(model)
     a = layer_inputs(layer, BATCH, 5, seed=5)
-    found = acnml.Posterior.output_kernel(posterior, layer, a)
+    found = acnml.posteriors.Posterior.output_kernel(posterior, layer, a)
     close(found.dense(), posterior.output_kernel(layer, a).dense())
 
 
@@ -140,7 +140,7 @@ def test_many_classes_through_the_predictor(name):
     classifier, x = Classifier(model).tempered(0.5), normal(3, 5)
     posterior = POSTERIORS[name](model).scaled(0.05)
     exact = Linearised(negligible=0, tolerance=1e-10)(classifier, posterior, x)
-    literal = acnml.Reference(steps=300, step_size=0.2)(classifier, posterior, x)
+    literal = acnml.solvers.Reference(steps=300, step_size=0.2)(classifier, posterior, x)
     close(exact.log_lik, literal.log_lik, 1e-8)
     pruned = Linearised(negligible=0.05, tolerance=1e-10)(classifier, posterior, x)
     gain = exact.log_lik.exp() - pruned.log_lik.exp()

@@ -18,10 +18,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import acnml
-from acnml import Classifier, FactorBlock, fit_curvature, fit_laplace
-from acnml.fit import EmpiricalFisher, ExactFisher, Factors, MonteCarloFisher, laplace
+from acnml import Classifier, fit_laplace
+from acnml.fit import (
+    EmpiricalFisher,
+    ExactFisher,
+    Factors,
+    MonteCarloFisher,
+    fit_curvature,
+    laplace,
+)
 from acnml.fit.curvature import EigenFactors, EkfacCurvature
 from acnml.fit.fisher import Outputs
+from acnml.posteriors import FactorBlock
 from cases import CONV, LINEAR, MLP, MODELS, Case, Sequence, affine_layers, normal, small_network
 from dense import covariance, vector
 from fits import (
@@ -448,14 +456,16 @@ def test_a_damaged_curvature_is_a_storage_error(change, message, tmp_path):
     path = tmp_path / "curvature.safetensors"
     acnml.save(fitted(CASES[-1], "kron", 6), path)
     rewrite(path, lambda header: change(header["value"]))
-    with pytest.raises(acnml.StorageError, match=message):
+    with pytest.raises(acnml.storage.StorageError, match=message):
         acnml.load(path)
 
 
 def test_a_curvature_has_no_network_and_its_parts_are_no_values(tmp_path):
     curvature, path = fitted(CONV, "kron", 6), tmp_path / "curvature.safetensors"
     acnml.save(curvature, path)
-    with pytest.raises(acnml.StorageError, match="KroneckerCurvature, which has no network"):
+    with pytest.raises(
+        acnml.storage.StorageError, match="KroneckerCurvature, which has no network"
+    ):
         acnml.load(path, Classifier(CONV.model()))
     with pytest.raises(TypeError, match="Swag, densities and predictors can be stored"):
         acnml.save(curvature.factors, path)

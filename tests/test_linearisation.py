@@ -16,7 +16,7 @@ from dense import covariance, vector
 from predicting import FINE, each_case
 
 
-def dense_kernel(model: nn.Module, posterior: acnml.Posterior, one: object) -> Tensor:
+def dense_kernel(model: nn.Module, posterior: acnml.posteriors.Posterior, one: object) -> Tensor:
     """J Σ Jᵀ for one input, with dense matrices."""
     args, kwargs = as_arguments(one)
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Acnml, Classifier, Ensemble, Map, Modes, StorageError, tuning
+from acnml import Acnml, Classifier, Ensemble, Map, Modes, tuning
+from acnml.storage import StorageError
 from cases import LINEAR, MLP, POSTERIORS, diagonal, last_layer, normal
 from predicting import fingerprint, same
 from test_calibrate import joined, problem

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from acnml import Classifier, NaiveCnml, NaiveCnmlMax, Refit, last_linear
+from acnml import Classifier, last_linear
 from acnml._util.batches import as_arguments, size, take
+from acnml.fit import Refit
+from acnml.predictors import NaiveCnml, NaiveCnmlMax
 from cases import MODELS, normal
 from refitting import Batches
 

@@ -9,7 +9,9 @@ from scipy import optimize
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
-from acnml import Acnml, Classifier, NaiveCnml, Refit, fit_laplace, tuning
+from acnml import Acnml, Classifier, fit_laplace, tuning
+from acnml.fit import Refit
+from acnml.predictors import NaiveCnml
 from cases import MODELS, normal
 from refitting import QUERIES, Batches, X, Y, regression
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from acnml import Classifier, NaiveCnml, NaiveCnmlMax, Refit
+from acnml import Classifier
 from acnml._util.batches import map_inputs
+from acnml.fit import Refit
 from acnml.fit.refitting import refit_each
+from acnml.predictors import NaiveCnml, NaiveCnmlMax
 from cases import MODELS, normal
 from refitting import QUERIES, X, Y, regression
 

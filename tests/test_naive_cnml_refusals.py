@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from acnml import Classifier, NaiveCnml, Refit
+from acnml import Classifier
+from acnml.fit import Refit
+from acnml.predictors import NaiveCnml
 from refitting import QUERIES, X, Y, regression
 
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from acnml import Acnml, Classifier, Glm, Gradient, Linearised, Posterior, Reference
+from acnml import Acnml, Classifier, Glm, Gradient, Linearised
 from acnml._algebra.actions import Displacement
 from acnml._algebra.dual import LayerInputs, Outers
 from acnml._engine.layers import AFFINE, SCALING, find_sites
 from acnml._engine.rows import rows_can_part
 from acnml._util.params import Params, flatten, scale
+from acnml.posteriors import Posterior
+from acnml.solvers import Reference
 from cases import MODELS, Case, diagonal, last_layer, normal
 from test_solvers import MORE
 

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import acnml
-from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised, Map, Reference, Refit
+from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised, Map
 from acnml._util.checks import RowsError
+from acnml.fit import Refit
+from acnml.solvers import Reference
 from cases import diagonal, normal
 
 Y = torch.tensor([0, 1, 2, 0])
@@ -35,8 +37,8 @@ PREDICTIONS = {
     "gradient": lambda c, batch: Acnml(c, diagonal(c.model), Gradient(), 1.0, "ignore")(batch),
     "linearised": lambda c, batch: Acnml(c, diagonal(c.model), Linearised(), 1.0, "ignore")(batch),
     "glm": lambda c, batch: acnml.Glm(c, diagonal(c.model))(batch),
-    "naive": lambda c, batch: acnml.NaiveCnml(c, [(batch, Y)], Refit(1))(batch),
-    "laplace": lambda c, batch: acnml.fit_curvature(c, [(batch, Y)]).factors[0].gradients,
+    "naive": lambda c, batch: acnml.predictors.NaiveCnml(c, [(batch, Y)], Refit(1))(batch),
+    "laplace": lambda c, batch: acnml.fit.fit_curvature(c, [(batch, Y)]).factors[0].gradients,
     "swag": lambda c, batch: acnml.fit_swag(c, [(batch, Y)], learning_rate=0.5).mean["head.weight"],
 }
 
@@ -81,7 +83,7 @@ def small(model: nn.Module) -> Diagonal:
         lambda c, x: Acnml(c, small(c.model))(x),
         lambda c, x: Acnml(c, small(c.model), Gradient())(x),
         lambda c, x: Acnml(c, small(c.model), Reference())(x),
-        lambda c, x: acnml.NaiveCnml(c, [(x.abs(), Y)])(x),
+        lambda c, x: acnml.predictors.NaiveCnml(c, [(x.abs(), Y)])(x),
         lambda c, x: acnml.fit_laplace(c, [(x, Y)]),
         lambda c, x: acnml.fit_laplace(c, [(x, Y)], structure="diag"),
         lambda c, x: acnml.fit_bayes_by_backprop(c, [(x, Y)], epochs=1),
@@ -101,7 +103,7 @@ def test_errors_name_the_logits_that_are_not_finite(use, factor):
 def test_naive_cnml_may_blame_the_batch():
     classifier, x = Classifier(Undefined(math.nan).double()), normal(4, 4)
     with pytest.raises(ValueError, match=r"batch 0: the loss is NaN .* or check the model on this"):
-        acnml.NaiveCnml(classifier, [(-x.abs(), Y)])(x.abs())
+        acnml.predictors.NaiveCnml(classifier, [(-x.abs(), Y)])(x.abs())
 
 
 class Exploding(nn.Module):

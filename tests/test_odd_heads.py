@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from acnml import Acnml, Classifier, Glm, Linearised, Reference
+from acnml import Acnml, Classifier, Glm, Linearised
+from acnml.solvers import Reference
 from cases import POSTERIORS, diagonal, normal
 
 X = normal(3, 4)

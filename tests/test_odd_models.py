@@ -9,7 +9,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import acnml
-from acnml import Acnml, Classifier, Gradient, Linearised, Reference
+from acnml import Acnml, Classifier, Gradient, Linearised
+from acnml.solvers import Reference
 from cases import POSTERIORS, diagonal, normal
 
 X = normal(3, 6, 4)

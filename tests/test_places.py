@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from acnml.core import calibrate
 from torch import nn
 
 from acnml import Classifier
-from acnml.core import calibrate
 from acnml.features import MOST_FEATURES, Folding, Place, Taps, find_places
 from cases import normal
 

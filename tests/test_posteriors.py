@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Diagonal, EigenBlock, FactorBlock, Kronecker, LowRank, Posterior
+from acnml import Diagonal, Kronecker, LowRank
 from acnml._algebra.dual import Affine, Dual, LayerInputs, Outers
 from acnml._util.params import Params, flatten
+from acnml.posteriors import EigenBlock, FactorBlock, Posterior
 from cases import MODELS, POSTERIORS, affine_layers, layer_inputs, normal
 from dense import covariance, vector
 

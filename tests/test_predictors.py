@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import acnml
-from acnml import Acnml, Bma, Classifier, Map, Reference
+from acnml import Acnml, Bma, Classifier, Map
 from acnml._util.batches import size, take
+from acnml.solvers import Reference
 from cases import MODELS, POSTERIORS, Case, diagonal, normal
 from predicting import Idle, bad_inputs, each_case, fingerprint, posterior_over, same
 

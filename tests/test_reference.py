@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from acnml import Classifier, Reference, UnsolvedError
+from acnml import Classifier
 from acnml._util.batches import size, take
+from acnml.solvers import Reference, UnsolvedError
 from cases import MODELS, POSTERIORS, normal
 from dense import literal_acnml
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map, Reference
+from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map
 from acnml._engine.trust import _equal_rows
+from acnml.solvers import Reference
 from cases import MODELS, diagonal, last_layer, normal
 
 X, Y = normal(12, 4, seed=3), torch.arange(12) % 3
@@ -110,7 +111,7 @@ USES_OF_LOGITS = {
     "bma": lambda c: Bma(c, posterior_of(c.model), samples=2)(X),
     "reference": lambda c: Reference(1)(c, posterior_of(c.model), X),
     "swag": lambda c: acnml.fit_swag(c, DATA, epochs=2, learning_rate=0.5),
-    "naive": lambda c: acnml.NaiveCnml(c, DATA, acnml.Refit(1))(X[:2]),
+    "naive": lambda c: acnml.predictors.NaiveCnml(c, DATA, acnml.fit.Refit(1))(X[:2]),
     "temperature": lambda c: acnml.tuning.temperature_by_nll(Map(c), DATA),
 }
 

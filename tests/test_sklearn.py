@@ -18,7 +18,6 @@ import joblib
 from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.compose import ColumnTransformer
 from sklearn.datasets import make_classification
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
@@ -30,7 +29,7 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit, cros
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC, LinearSVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -368,33 +367,6 @@ def test_far_inputs_are_less_certain_than_by_the_classifier_itself():
     assert found.regret(far).mean() > found.regret(x).mean()
 
 
-def test_data_frames_and_columns_of_text():
-    pandas = pytest.importorskip("pandas", reason="needs pandas")
-    x, y = data()
-    frame = pandas.DataFrame(x, columns=list("abcdef"))
-    found = fast().fit(frame, pandas.Series(y))
-    assert found.feature_names_in_.tolist() == list("abcdef")
-    expected = fast().fit(x, y).predict_proba(x)
-    np.testing.assert_allclose(found.predict_proba(frame), expected, rtol=1e-9)
-    frame["a"] = np.where(x[:, 0] > 0, "high", "low")
-    columns = ColumnTransformer([("text", OneHotEncoder(), ["a"])], remainder=StandardScaler())
-    mixed = fast(make_pipeline(columns, LogisticRegression())).fit(frame, y)
-    assert mixed.score(frame, y) > 0.5
-    assert mixed.n_features_in_ == 6
-
-
-def test_columns_in_another_order_are_refused_unless_they_are_found_by_name():
-    pandas = pytest.importorskip("pandas", reason="needs pandas")
-    x, y = data()
-    frame = pandas.DataFrame(x, columns=list("abcdef"))
-    turned = frame[list("fedcba")]
-    with pytest.raises(ValueError, match="Feature names must be in the same order"):
-        fast().fit(frame, y).predict_proba(turned)
-    columns = ColumnTransformer([("kept", "passthrough", list("abcdef"))])
-    by_name = fast(make_pipeline(columns, LogisticRegression())).fit(frame, y)
-    np.testing.assert_array_equal(by_name.predict_proba(turned), by_name.predict_proba(frame))
-
-
 def test_sparse_inputs_become_dense_and_wide_ones_are_refused():
     x, y = data()
     expected = fast().fit(x, y).predict_proba(x)
@@ -520,15 +492,3 @@ def test_warnings_are_those_of_calibrate_only():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fast(price=0.3).fit(x, y)
-
-
-def test_a_net_of_skorch():
-    skorch = pytest.importorskip("skorch", reason="needs skorch")
-    x, y = data()
-    settings = {"max_epochs": 30, "lr": 0.1, "verbose": 0, "train_split": None}
-    loss = nn.CrossEntropyLoss
-    net = skorch.NeuralNetClassifier(lambda: nn.Linear(6, 3), criterion=loss, **settings)
-    found = fast(net).fit(x.astype(np.float32), np.searchsorted(NAMES, y))
-    probs = found.predict_proba(x.astype(np.float32))
-    assert probs.shape == (240, 3)
-    assert (probs.max(1) < found.estimator_.predict_proba(x.astype(np.float32)).max(1)).mean() > 0.5

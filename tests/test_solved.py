@@ -11,19 +11,10 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import (
-    Acnml,
-    Classifier,
-    Gradient,
-    Linearised,
-    Reference,
-    Solution,
-    UnsolvedError,
-    UnsolvedWarning,
-    metrics,
-)
+from acnml import Acnml, Classifier, Gradient, Linearised, UnsolvedWarning, metrics
 from acnml._algebra.dual import combination
 from acnml._util.batches import take
+from acnml.solvers import Reference, Solution, UnsolvedError
 from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, low_rank, normal
 
 WIDE = [

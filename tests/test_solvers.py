@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Classifier, Diagonal, Gradient, Linearised, Reference, UnsolvedError
+from acnml import Classifier, Diagonal, Gradient, Linearised
 from acnml._algebra.convex import solve_logits
 from acnml._algebra.kernels import DenseKernel
 from acnml._engine.rows import Rows
 from acnml._util.batches import size, take
+from acnml.solvers import Reference, UnsolvedError
 from cases import MODELS, POSTERIORS, Case, affine_layers, diagonal, normal
 from predicting import Idle
 
@@ -134,7 +135,7 @@ def renamed(posterior, names: dict[str, str]):
     """The same posterior over parameters of other names."""
     from dataclasses import fields, is_dataclass
 
-    from acnml import Affine
+    from acnml.posteriors import Affine
 
     def rename(value):
         if isinstance(value, dict):

@@ -10,7 +10,9 @@ import safetensors.torch
 import torch
 
 import acnml
-from acnml import Acnml, Classifier, Diagonal, Gradient, Map, NaiveCnml, StorageError, storage
+from acnml import Acnml, Classifier, Diagonal, Gradient, Map, storage
+from acnml.predictors import NaiveCnml
+from acnml.storage import StorageError
 from cases import MODELS, POSTERIORS, diagonal
 from stored import rewrite, write_sealed
 
@@ -80,16 +82,6 @@ def test_predictor_needs_the_classifier(stored, tmp_path):
         acnml.load(path)
     with pytest.raises(StorageError, match=r"holds a Diagonal, which has no network"):
         acnml.load(stored, classifier)
-
-
-def test_a_density_needs_the_classifier(tmp_path):
-    classifier, x = Classifier(MODELS[1].model()), MODELS[1].x(60)
-    path = tmp_path / "typicality.safetensors"
-    acnml.save(acnml.fit_typicality(classifier, x[:40], x[40:]), path)
-    message = r"holds a Typicality without its network: use load\(path, model\)"
-    with pytest.raises(StorageError, match=message):
-        acnml.load(path)
-    assert isinstance(acnml.load(path, classifier), acnml.Typicality)
 
 
 def test_predictor_for_another_model(tmp_path):

@@ -12,7 +12,8 @@ import safetensors.torch
 import torch
 
 import acnml
-from acnml import Diagonal, StorageError
+from acnml import Diagonal
+from acnml.storage import StorageError
 from stored import contents
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Acnml, Classifier, Diagonal, Map, StorageError
+from acnml import Acnml, Classifier, Diagonal, Map
+from acnml.storage import StorageError
 from cases import CONV, MLP, normal
 
 

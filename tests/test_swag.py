@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import acnml
-from acnml import Bma, Classifier, Swag, batch_norm_statistics, fit_swag
+from acnml import Bma, Classifier, Swag, fit_swag
 from acnml._util.params import flatten
+from acnml.fit import batch_norm_statistics
 from cases import MLP, MODELS, normal
 from dense import covariance, vector
 from fits import assert_identical

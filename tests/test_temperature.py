@@ -10,17 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import acnml
-from acnml import (
-    Acnml,
-    Bma,
-    Classifier,
-    Diagonal,
-    Map,
-    StorageError,
-    Tempered,
-    metrics,
-    tuning,
-)
+from acnml import Acnml, Bma, Classifier, Diagonal, Map, Tempered, metrics, tuning
+from acnml.storage import StorageError
 from cases import LINEAR, MLP, MODELS, diagonal
 from predicting import FINE, each_case
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map, McDropout, Reference
+from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map, McDropout
+from acnml.solvers import Reference
 from cases import CONV, MLP, eigen_kronecker, last_layer, normal
 
 THREADS, CALLS = 8, 25

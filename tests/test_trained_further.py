@@ -135,7 +135,7 @@ def test_renewed_statistics_are_not_those_of_the_network():
     """A view with statistics of its own does not follow those of the module."""
     model, _ = calibrated_batch_norm()
     x = normal(1500, 4).float()
-    view = Classifier(model).at(acnml.batch_norm_statistics(Classifier(model), x))
+    view = Classifier(model).at(acnml.fit.batch_norm_statistics(Classifier(model), x))
     found = calibrated_view(view)
     expected = found(x[:9])
     model.train()(x)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from acnml import Acnml, Classifier, Linearised, UnsolvedError, metrics, tuning
+from acnml import Acnml, Classifier, Linearised, metrics, tuning
+from acnml.solvers import UnsolvedError
 from acnml.tuning import Tolerance
 from cases import MODELS, POSTERIORS
 from tunable import FOUR, FakeSolver, fake_acnml

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from acnml import Acnml, Classifier, Linearised, Map, fit_curvature, tuning
+from acnml import Acnml, Classifier, Linearised, Map, tuning
+from acnml.fit import fit_curvature
 from acnml.tuning import sweep
 from cases import normal
 

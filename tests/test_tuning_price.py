@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from acnml import Acnml, Classifier, Map, Predictor, UnsolvedError, metrics, tuning
+from acnml import Acnml, Classifier, Map, metrics, tuning
+from acnml.predictors import Predictor
+from acnml.solvers import UnsolvedError
 from acnml.tuning import most_cautious, within_price
 from cases import MODELS, POSTERIORS
 from tunable import FOUR, FakeSolver, Scaled, fake_acnml

@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import optimize
 
-from acnml import Bma, Classifier, fit_curvature, tuning
-from acnml.fit import DiagonalCurvature
+from acnml import Bma, Classifier, tuning
+from acnml.fit import DiagonalCurvature, fit_curvature
 from cases import MODELS, normal
 from dense import vector
 

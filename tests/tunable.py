@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from acnml import Acnml, Classifier, Diagonal, Predictor, Solution
+from acnml import Acnml, Classifier, Diagonal
+from acnml.predictors import Predictor
+from acnml.solvers import Solution
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ A number is followed by a comment with a query, and a table stands between two c
 
 Comments are not shown, so pages read well as plain Markdown. The build of the site computes every
 number and table anew from docs/results. `python docs/_ext/results.py` writes them into the pages,
-and tests/test_pages.py fails if a page is not current.
+and tests/site/test_pages.py fails if a page is not current.
 
 A query is a statistic (`mean`, `max`, `min`, `count` or `only`), a file, a column, and conditions
 `column=value` on the rows. Or it is one of `VALUES` in values.py, with its arguments: these can

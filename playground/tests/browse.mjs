@@ -2,7 +2,7 @@
 //
 //     node browse.mjs <address of the page> <file for the observations>
 //
-// It judges nothing: `tests/test_playground.py` reads the observations and compares them with
+// It judges nothing: `tests/site/test_playground.py` reads the observations and compares them with
 // Python.
 
 import { observe } from "./browser.mjs";

@@ -2,7 +2,7 @@
 //
 //     node site.mjs <address of the site> <file for the observations> <page> <page> ...
 //
-// It judges nothing: `tests/test_site.py` reads the observations.
+// It judges nothing: `tests/site/test_site.py` reads the observations.
 
 import { observe } from "./browser.mjs";
 

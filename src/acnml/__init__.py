@@ -21,129 +21,72 @@ Predictors, fits, `calibrate`, `tuning`, `metrics`, `conformal` and `export_onnx
 in place of tensors. `Classifier`, solvers, posteriors and `exact` take tensors only. Predictors
 return arrays for arrays and tensors for tensors. Floating point inputs are converted to the model's
 type.
+
+The names below are what most programs need. All others are importable from their rooms, such as
+`acnml.posteriors.FactorBlock`, `acnml.predictors.NaiveCnml`, `acnml.fit.fit_curvature` and
+`acnml.laplace_torch.from_laplace`.
 """
 
 from acnml import conformal, fit, metrics, tuning
-from acnml._algebra.dual import Affine
 from acnml._util.selection import last_linear
-from acnml.atypicality import Atypicality, Moments
-from acnml.calibration import Answer, Calibrated, Calibrator, calibrate, fit_calibrator
+from acnml.calibration import Calibrated, Calibrator, calibrate, fit_calibrator
 from acnml.classifier import Classifier
-from acnml.export import Exported, export_onnx
-from acnml.features import Place
-from acnml.fit import (
-    BayesByBackprop,
-    Swag,
-    batch_norm_statistics,
-    fit_bayes_by_backprop,
-    fit_curvature,
-    fit_laplace,
-    fit_swag,
-)
-from acnml.fit.refitting import Refit
-from acnml.laplace_torch import from_laplace, to_laplace
-from acnml.posteriors import (
-    Diagonal,
-    EigenBlock,
-    FactorBlock,
-    Full,
-    Kronecker,
-    LowRank,
-    Posterior,
-)
+from acnml.export import export_onnx
+from acnml.fit import Swag, fit_bayes_by_backprop, fit_laplace, fit_swag
+from acnml.posteriors import Diagonal, Full, Kronecker, LowRank
 from acnml.predictors import (
     Acnml,
     Bma,
     Ensemble,
     Glm,
     IfComp,
-    LogitSampling,
     Map,
     McDropout,
     Modes,
-    NaiveCnml,
-    NaiveCnmlMax,
     Pnml,
-    Predictor,
-    Probit,
     Tempered,
     fit_if_comp,
     fit_pnml,
 )
-from acnml.solvers import (
-    Gradient,
-    Influence,
-    Linearised,
-    Reference,
-    Solution,
-    Solver,
-    UnsolvedError,
-    UnsolvedWarning,
-)
-from acnml.storage import StorageError, load, save
+from acnml.solvers import Gradient, Linearised, UnsolvedWarning
+from acnml.storage import load, save
 
 __all__ = [
     "Acnml",
-    "Affine",
-    "Answer",
-    "Atypicality",
-    "BayesByBackprop",
     "Bma",
     "Calibrated",
     "Calibrator",
     "Classifier",
     "Diagonal",
-    "EigenBlock",
     "Ensemble",
-    "Exported",
-    "FactorBlock",
     "Full",
     "Glm",
     "Gradient",
     "IfComp",
-    "Influence",
     "Kronecker",
     "Linearised",
-    "LogitSampling",
     "LowRank",
     "Map",
     "McDropout",
     "Modes",
-    "Moments",
-    "NaiveCnml",
-    "NaiveCnmlMax",
-    "Place",
     "Pnml",
-    "Posterior",
-    "Predictor",
-    "Probit",
-    "Reference",
-    "Refit",
-    "Solution",
-    "Solver",
-    "StorageError",
     "Swag",
     "Tempered",
-    "UnsolvedError",
     "UnsolvedWarning",
-    "batch_norm_statistics",
     "calibrate",
     "conformal",
     "export_onnx",
     "fit",
     "fit_bayes_by_backprop",
     "fit_calibrator",
-    "fit_curvature",
     "fit_if_comp",
     "fit_laplace",
     "fit_pnml",
     "fit_swag",
-    "from_laplace",
     "last_linear",
     "load",
     "metrics",
     "save",
-    "to_laplace",
     "tuning",
 ]
 __version__ = "0.2.0.dev0"

@@ -195,6 +195,7 @@ class Atypicality:
         labels: Tensor,
         rank: int = MOST_RANK,
         shrinkages: Sequence[float] = SHRINKAGES,
+        least_rank: int = 1,
     ) -> Atypicality:
         """Fit to moments of the training data, and to held-out features (N, q) and classes (N,).
 
@@ -204,6 +205,7 @@ class Atypicality:
             labels: their classes.
             rank: directions of features to keep at most.
             shrinkages: values of ρ to choose from.
+            least_rank: directions of features to keep at least.
         """
         within = moments.covariance_within
         size = moments.covariance.diagonal().clamp(min=0).sqrt() + moments.mean.abs()
@@ -219,7 +221,8 @@ class Atypicality:
         offsets = (moments.class_means - moments.mean) * scale
         wide = _ordinary(gaps * scale)
         main = _main_directions(moments.covariance * units, min(rank, count))
-        model = _most_likely(main, main @ (within * units) @ main.T, wide, count, shrinkages)
+        along = main @ (within * units) @ main.T
+        model = _most_likely(main, along, wide, count, shrinkages, least_rank)
         found = Atypicality(
             mean=moments.mean.float(),
             scale=scale.float(),
@@ -319,7 +322,12 @@ class _Gaussian(NamedTuple):
 
 
 def _most_likely(
-    main: Tensor, within: Tensor, held_out: Tensor, count: int, shrinkages: Sequence[float]
+    main: Tensor,
+    within: Tensor,
+    held_out: Tensor,
+    count: int,
+    shrinkages: Sequence[float],
+    least_rank: int,
 ) -> _Gaussian:
     """Choose how many directions to keep, and ρ, by the likelihood of held-out data.
 
@@ -329,10 +337,11 @@ def _most_likely(
         held_out: differences of held-out features from the means of their classes (N, q).
         count: the number of features that vary.
         shrinkages: values of ρ to choose from.
+        least_rank: directions to keep at least.
     """
     coordinates, length = held_out @ main.T, held_out.square().sum(-1)
     models, rank = list[_Gaussian](), len(main)
-    while rank:
+    while rank >= max(1, min(least_rank, len(main))):
         own, turn = torch.linalg.eigh(within[-rank:, -rank:])
         own, seen = own.clamp(min=0), (coordinates[:, -rank:] @ turn).square()
         left, beside = count - rank, float((length - seen.sum(-1)).mean())

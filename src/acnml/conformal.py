@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from acnml.metrics import _as_tensor, _check_classes, _check_labels_form, _checked
+from acnml.metrics import _as_tensor, _checked, _checked_labels
 
 
 @final
@@ -97,7 +97,7 @@ class Conformal:
 
         A set may be empty: no label fits as well as it does for most calibration data.
         """
-        own = _as_tensor(log_probs, "log_probs")
+        own = _as_tensor(log_probs)
         if own.ndim != 2 or own.shape[1] != len(self.thresholds):
             raise ValueError(
                 f"log_probs must have shape (N, {len(self.thresholds)}), got {tuple(own.shape)}"
@@ -148,7 +148,7 @@ def fit_by_class(
     torch.Size([3])
     """
     scores = _scores_of_labels(log_probs, labels, coverage, score)
-    own = _as_tensor(labels, "labels").cpu()
+    own = _as_tensor(labels).cpu()
     thresholds = [_quantile(scores[own == k], coverage) for k in range(log_probs.shape[1])]
     return Conformal(score, coverage, _vector(thresholds))
 
@@ -160,10 +160,9 @@ def coverage_of(sets: Tensor, labels: Tensor) -> float:
     >>> coverage_of(sets, torch.tensor([1, 1]))
     0.5
     """
-    own, at = _checked_sets(sets), _as_tensor(labels, "labels").cpu()
-    _check_labels_form(at, len(own))
-    _check_classes(at, own.shape[1])
-    return own.gather(1, at.long().unsqueeze(1)).double().mean().item()
+    own = _checked_sets(sets)
+    at = _checked_labels(labels, *own.shape)
+    return own.gather(1, at.unsqueeze(1)).double().mean().item()
 
 
 def mean_size(sets: Tensor) -> float:
@@ -177,7 +176,7 @@ def mean_size(sets: Tensor) -> float:
 
 def _checked_sets(sets: Tensor) -> Tensor:
     """Check sets of at least one input and return them on the CPU."""
-    own = _as_tensor(sets, "sets").cpu()
+    own = _as_tensor(sets).cpu()
     if own.dtype != torch.bool or own.ndim != 2 or len(own) == 0:
         raise ValueError(
             "sets must be booleans of shape (N, K) with N ≥ 1, as `Conformal.sets` returns them, "

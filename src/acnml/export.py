@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from acnml._util import batches
 from acnml._util.batches import Inputs
@@ -65,14 +65,14 @@ def export_onnx(calibrated: Calibrated, example: Inputs, path: str | os.PathLike
     require_target(Path(path))
     module, prepared = calibrated.as_module(), calibrated.classifier.prepare(example)
     args, kwargs = batches.as_arguments(prepared)
+    tensors = (*args, *kwargs.values())
     names = list(kwargs) or [f"input_{i}" if i else "input" for i in range(len(args))]
     with torch.inference_mode(False), torch.no_grad(), _quiet_exporter():
         program = torch.onnx.export(
-            module,
-            args,
-            kwargs=kwargs,
+            _ByPosition(module, tuple(kwargs)),
+            tensors,
             dynamo=True,
-            dynamic_shapes=_dynamic(args, kwargs),
+            dynamic_shapes={"tensors": tuple(map(_dynamic, tensors))},
             input_names=names,
             output_names=["log_probs", "regret", "score"],
             verbose=False,
@@ -89,15 +89,25 @@ def export_onnx(calibrated: Calibrated, example: Inputs, path: str | os.PathLike
     return Exported(write_file(Path(path), content), difference)
 
 
-def _dynamic(args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return which dimensions of the inputs vary: the batch, and the length of token ids."""
+@final
+class _ByPosition(nn.Module):
+    """Takes all inputs by position, because torch's exporter fails for keywords of any name."""
+
+    def __init__(self, module: nn.Module, keywords: tuple[str, ...]) -> None:
+        super().__init__()
+        self.module, self.keywords = module, keywords
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if self.keywords:
+            return self.module(**dict(zip(self.keywords, tensors, strict=True)))
+        return self.module(*tensors)
+
+
+def _dynamic(tensor: Tensor) -> dict[int, Any]:
+    """Return which dimensions of an input vary: the batch, and the length of token ids."""
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
-
-    def of(tensor: Tensor) -> dict[int, Any]:
-        is_ids = tensor.ndim == 2 and not tensor.is_floating_point()
-        return {0: batch, 1: length} if is_ids else {0: batch}
-
-    return {"args": tuple(map(of, args)), "kwargs": {name: of(t) for name, t in kwargs.items()}}
+    is_ids = tensor.ndim == 2 and not tensor.is_floating_point()
+    return {0: batch, 1: length} if is_ids else {0: batch}
 
 
 @contextmanager

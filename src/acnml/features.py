@@ -150,7 +150,7 @@ def joined(
     for place in places:
         if place not in kept:
             raise ValueError(f"the model did not run {place}: take features at other places")
-        if len(kept[place]) != size:
+        if kept[place].shape[0] != size:
             raise ValueError(
                 f"the {place} has {len(kept[place])} rows for a batch of {size} inputs: its first "
                 "dimension must be the batch; take features at other places"
@@ -226,7 +226,7 @@ class _Search:
             raise ValueError(
                 "no features were found: no Linear layer receives one vector per input"
                 + ("" if with_positions else ", and positions of texts are not pooled")
-                + '; name places, such as places=[acnml.Place("encoder")]'
+                + '; name places, such as places=[acnml.features.Place("encoder")]'
             )
         return tuple(place for _, place in sorted(found, key=lambda item: item[0]))
 

@@ -44,7 +44,7 @@ def from_laplace(la: ParametricLaplace) -> Posterior:
     | "full" | `Full` | `LowRank`, with one direction for each weight of the subnetwork |
 
     Its parameters have the names that they have in the model that `la` was made from:
-    `acnml.Glm(acnml.Classifier(model), acnml.from_laplace(la))` is the prediction
+    `acnml.Glm(acnml.Classifier(model), from_laplace(la))` is the prediction
     `la(x, link_approx="probit")`.
 
     >>> import acnml, torch, warnings
@@ -56,7 +56,7 @@ def from_laplace(la: ParametricLaplace) -> Posterior:
     ...     from laplace import Laplace
     ...     la = Laplace(model, "classification", hessian_structure="kron")
     ...     la.fit(loader)
-    >>> acnml.from_laplace(la)
+    >>> from_laplace(la)
     Kronecker(27 parameters: 2.weight … 2.bias)
     """
     with needed_by("from_laplace", "laplace-torch"):
@@ -99,7 +99,7 @@ def to_laplace(posterior: Posterior, la: ParametricLaplace) -> Any:
     ...     la.fit(loader)
     >>> classifier = acnml.Classifier(model)
     >>> posterior = acnml.fit_laplace(classifier, torch.randn(30, 4), structure="full")
-    >>> acnml.to_laplace(posterior, la)(torch.randn(5, 4)).shape
+    >>> to_laplace(posterior, la)(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """
     with needed_by("to_laplace", "laplace-torch"):

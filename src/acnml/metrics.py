@@ -19,7 +19,6 @@ Arguments may be NumPy arrays. `reliability` and `risk_coverage` then return arr
 """
 
 import math
-import numbers
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -137,7 +136,6 @@ def reliability_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -
     >>> reliability_equal_width(log_probs, torch.tensor([0, 0, 1]), bins=2).count
     tensor([1, 2])
     """
-    _check_bins(bins)
     confidence, correct = _sorted_by_confidence(*confidences(log_probs, labels))
     inner_edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
     diagram = _binned(confidence, correct, torch.bucketize(confidence, inner_edges))
@@ -274,7 +272,6 @@ def _correct(log_probs: Tensor, labels: Tensor) -> Tensor:
 
 def _equal_mass(confidence: Tensor, correct: Tensor, bins: int) -> Reliability:
     """Average over bins of equal mass, see `reliability`."""
-    _check_bins(bins)
     confidence, correct = _sorted_by_confidence(confidence, correct)
     device = confidence.device
     sizes = torch.tensor([len(part) for part in confidence.tensor_split(bins)], device=device)
@@ -333,43 +330,36 @@ def _count_from_top(level: Tensor, levels: int) -> Tensor:
 
 def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Check both arguments and return them on the CPU as float64 and int64."""
-    log_probs, labels = _as_tensor(log_probs, "log_probs"), _as_tensor(labels, "labels")
-    _check_log_probs_form(log_probs)
-    _check_labels_form(labels, len(log_probs))
+    log_probs = _as_tensor(log_probs)
+    if log_probs.ndim != 2 or len(log_probs) == 0 or not log_probs.is_floating_point():
+        raise ValueError(
+            f"log_probs must be log-probabilities (N, K) of N ≥ 1 points, got {log_probs.dtype} of "
+            f"shape {tuple(log_probs.shape)}"
+        )
     tolerance = _row_sum_tolerance(log_probs)
-    log_probs, labels = log_probs.detach().cpu().double(), labels.cpu().long()
+    log_probs = log_probs.detach().cpu().double()
     _check_rows(log_probs, tolerance)
-    _check_classes(labels, log_probs.shape[1])
-    return log_probs, labels
+    return log_probs, _checked_labels(labels, *log_probs.shape)
 
 
-def _as_tensor(value: object, name: str) -> Tensor:
-    if isinstance(value, np.ndarray):
-        return torch.tensor(np.ascontiguousarray(value), device="cpu")
-    if not isinstance(value, Tensor):
-        kind = type(value).__name__
-        raise TypeError(f"{name} must be a tensor, got {kind}: use torch.as_tensor({name})")
-    return value
+def _checked_labels(labels: Tensor, points: int, classes: int) -> Tensor:
+    """Check labels of so many points and return them on the CPU as int64."""
+    labels = _as_tensor(labels).cpu()
+    if labels.shape != (points,) or labels.is_floating_point():
+        raise ValueError(
+            f"labels must be class indices of shape ({points},), got {labels.dtype} of shape "
+            f"{tuple(labels.shape)}"
+        )
+    row = _first((labels < 0) | (labels >= classes))
+    if row is not None:
+        label = f"labels[{row}] = {labels[row].item()}"
+        raise ValueError(f"{label} is outside 0..{classes - 1}: drop or relabel the point")
+    return labels.long()
 
 
-def _check_log_probs_form(log_probs: Tensor) -> None:
-    shape = tuple(log_probs.shape)
-    if log_probs.ndim != 2:
-        raise ValueError(f"log_probs must have shape (N, K), got {shape}: pass one row per point")
-    if shape[0] == 0:
-        raise ValueError(f"log_probs is empty, shape {shape}: pass at least one row")
-    if shape[1] < 2:
-        raise ValueError(f"log_probs has shape {shape}: pass one column for each of K ≥ 2 classes")
-    if not log_probs.is_floating_point():
-        raise ValueError(f"log_probs is {log_probs.dtype}: pass floating-point log-probabilities")
-
-
-def _check_labels_form(labels: Tensor, points: int) -> None:
-    shape = tuple(labels.shape)
-    if shape != (points,):
-        raise ValueError(f"labels must have shape ({points},), got {shape}: pass class indices")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"labels must be integers, got {labels.dtype}: use labels.long()")
+def _as_tensor(value: Tensor) -> Tensor:
+    is_array = isinstance(value, np.ndarray)
+    return torch.tensor(np.ascontiguousarray(value), device="cpu") if is_array else value
 
 
 def _row_sum_tolerance(log_probs: Tensor) -> float:
@@ -394,45 +384,24 @@ def _check_rows(log_probs: Tensor, tolerance: float) -> None:
         raise ValueError(f"the probabilities in log_probs[{row}] sum to {total:.4g}, not 1: {hint}")
 
 
-def _check_classes(labels: Tensor, classes: int) -> None:
-    row = _first((labels < 0) | (labels >= classes))
-    if row is not None:
-        label = f"labels[{row}] = {labels[row].item()}"
-        raise ValueError(f"{label} is outside 0..{classes - 1}: drop or relabel the point")
-
-
-def _check_bins(bins: int) -> None:
-    if isinstance(bins, bool) or not isinstance(bins, numbers.Integral):
-        raise TypeError(f"bins must be an integer, got {bins!r}")
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
-
-
 def _checked_confidences(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     """Check both vectors and return them on the CPU as float64."""
-    confidence, correct = _as_tensor(confidence, "confidence"), _as_tensor(correct, "correct")
+    confidence, correct = _as_tensor(confidence), _as_tensor(correct)
     if confidence.ndim != 1 or len(confidence) == 0 or correct.shape != confidence.shape:
         shapes = f"{tuple(confidence.shape)} and {tuple(correct.shape)}"
         raise ValueError(
             f"confidence and correct must be vectors of one length N ≥ 1, got {shapes}"
         )
     confidence, correct = confidence.detach().cpu().double(), correct.detach().cpu().double()
-    index = _first(~((confidence >= 0) & (confidence <= 1)))
-    if index is not None:
-        value = confidence[index].item()
-        raise ValueError(f"confidence[{index}] is {value:.4g}: pass probabilities from 0 to 1")
-    index = _first((correct != 0) & (correct != 1))
-    if index is not None:
-        raise ValueError(f"correct[{index}] is {correct[index].item():.4g}: pass 0 and 1")
+    if not ((confidence >= 0) & (confidence <= 1) & ((correct == 0) | (correct == 1))).all():
+        raise ValueError("confidence must be probabilities from 0 to 1, and correct 0 or 1")
     return confidence, correct
 
 
 def _checked_scores(scores: Tensor, name: str) -> Tensor:
-    scores = _as_tensor(scores, name)
-    if scores.ndim != 1:
-        raise ValueError(f"{name} must be a vector, got shape {tuple(scores.shape)}: flatten it")
-    if len(scores) == 0:
-        raise ValueError(f"{name} is empty: pass at least one score")
+    scores = _as_tensor(scores)
+    if scores.ndim != 1 or len(scores) == 0:
+        raise ValueError(f"{name} must be a vector (N,) with N ≥ 1, got {tuple(scores.shape)}")
     index = _first(scores.isnan())
     if index is not None:
         raise ValueError(f"{name}[{index}] is NaN: drop the point or fix the score")

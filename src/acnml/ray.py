@@ -213,7 +213,7 @@ def fit(
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> def fit_one(seed):
     ...     x = torch.randn(100, 4, generator=torch.Generator().manual_seed(seed))
-    ...     return acnml.fit_curvature(classifier, x)
+    ...     return acnml.fit.fit_curvature(classifier, x)
     >>> fit([0, 1, 2], fit_one).data  # doctest: +SKIP
     300
     """

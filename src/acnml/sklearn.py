@@ -401,7 +401,7 @@ class _Fitted:
                 "features are NaN or infinite: impute them, also for a classifier that takes them, "
                 "e.g. by features=SimpleImputer()"
             )
-        return np.require(checked, requirements=["WRITEABLE"])  # as torch needs it
+        return np.require(checked, requirements=["C", "WRITEABLE"])  # as torch needs it
 
     def require_classes(self, classes: NDArray[Any]) -> None:
         """Raise an error unless the classifier has these: a frozen one has its own."""
@@ -453,10 +453,12 @@ def _cross_fitted(
     """
     own = [fold.atypicality(classes) for fold in folds]
     scores = [score(torch.from_numpy(f.test)) for score, f in zip(own, folds, strict=True)]
+    rank = int(median(len(score.directions) for score in own))
     whole = Atypicality.fit(
         _moments(features, labels, classes),
         *map(torch.from_numpy, (features, labels)),
-        rank=int(median(len(score.directions) for score in own)),
+        rank=rank,
+        least_rank=rank,
         shrinkages=(math.exp(fmean(math.log(score.shrinkage) for score in own)),),
     )
     typical, overfit = (fmean(getattr(s, name) for s in own) for name in ("typical", "overfit"))

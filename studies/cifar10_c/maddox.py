@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import acnml
-from acnml import Affine, Classifier, FactorBlock, Kronecker
+from acnml import Classifier, Kronecker
 from acnml._util.seeding import seeded
+from acnml.posteriors import Affine, FactorBlock
 from studies.engine.grounds import Ground, Pair
 from studies.engine.method import Method
 from studies.engine.workshop import Workshop

@@ -15,8 +15,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml import FactorBlock, Swag
+from acnml import Swag
 from acnml._util.structure import tracking_batch_norms
+from acnml.posteriors import FactorBlock
 from studies.cifar10_c import methods as ms
 from studies.cifar10_c import report
 from studies.cifar10_c.claims import all_claims

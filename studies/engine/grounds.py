@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import acnml
-from acnml import Classifier, Posterior, Swag, last_linear
+from acnml import Classifier, Swag, last_linear
 from acnml.fit.curvature import Factors, KroneckerCurvature
+from acnml.posteriors import Posterior
 from studies.data import Labelled
 from studies.engine.method import TAU, Method
 from studies.engine.workshop import Workshop
@@ -241,7 +242,7 @@ class KfacLaplace(Ground):
         def make(_: Work) -> Content:
             classifier = workshop.classifier(self.network, weights).tempered(likelihood)
             batches = Batches(data, workshop, self.network)
-            found = acnml.fit_curvature(
+            found = acnml.fit.fit_curvature(
                 classifier, batches, layers=self.cover(classifier), progress=False
             )
             assert isinstance(found, KroneckerCurvature)

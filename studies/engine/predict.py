@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acnml import Predictor
+from acnml.predictors import Predictor
 from studies.data import Labelled
 from studies.engine.method import Method
 from studies.engine.predictors import outputs, predictor, sampling

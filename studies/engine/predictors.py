@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 import acnml
-from acnml import Acnml, Bma, Map, Posterior, Predictor, Solver, UnsolvedError
+from acnml import Acnml, Bma, Map
+from acnml.posteriors import Posterior
+from acnml.predictors import Predictor
+from acnml.solvers import Solver, UnsolvedError
 from studies.engine.grounds import Pair
 from studies.engine.method import (
     ACNML,

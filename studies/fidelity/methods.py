@@ -17,18 +17,16 @@ from acnml import (
     Full,
     Glm,
     Gradient,
-    Influence,
     Linearised,
     Map,
-    Posterior,
-    Predictor,
-    Solver,
-    UnsolvedError,
     fit_if_comp,
     fit_laplace,
     fit_pnml,
 )
 from acnml.fit import ExactFisher, Structure
+from acnml.posteriors import Posterior
+from acnml.predictors import Predictor
+from acnml.solvers import Influence, Solver, UnsolvedError
 from acnml.tuning.temperature import least_nll_temperature
 from studies.fidelity.problems import Trained
 

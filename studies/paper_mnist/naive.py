@@ -14,7 +14,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from acnml import Acnml, Refit, tuning
+from acnml import Acnml, tuning
+from acnml.fit import Refit
 from acnml.fit.refitting import refit_each
 from studies.engine.grounds import Batches, MeanField
 from studies.engine.method import ACNML, ALPHA, BMA, MAP, PAPER_STEPS, SCALE, Method

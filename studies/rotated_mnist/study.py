@@ -10,7 +10,8 @@ from functools import lru_cache, partial
 
 from torch import Tensor
 
-from acnml import FactorBlock, Swag
+from acnml import Swag
+from acnml.posteriors import FactorBlock
 from studies.data import Labelled, digits, shuffled, split
 from studies.data.catalogue import MNIST
 from studies.data.digits import SIDE, rotate

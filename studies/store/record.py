@@ -94,7 +94,7 @@ class Content:
 
     @staticmethod
     def of_saved(
-        value: acnml.Posterior | Curvature, facts: Mapping[str, Any] | None = None
+        value: acnml.posteriors.Posterior | Curvature, facts: Mapping[str, Any] | None = None
     ) -> Content:
         """Return what `acnml.save` writes of a posterior or a curvature."""
         with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml import Acnml, Gradient, Linearised, Map, Solver
+from acnml import Acnml, Gradient, Linearised, Map
 from acnml.exact import Laplace, LogisticProblem, Refits, cnml, laplace, with_intercept
 from acnml.exact.theory import (
     Constants,
@@ -30,6 +30,7 @@ from acnml.exact.theory import (
     theorem_bound,
     theorem_constants,
 )
+from acnml.solvers import Solver
 from studies.terminal import Progress, one_thread
 
 METHODS = MAP, INFLUENCE, ACNML = "MAP", "influence function", "ACNML"

@@ -16,8 +16,9 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml import Acnml, Bma, Linearised, Map, Predictor
+from acnml import Acnml, Bma, Linearised, Map
 from acnml.exact import LogisticProblem, cnml, fit, laplace, with_intercept
+from acnml.predictors import Predictor
 from studies.terminal import Progress, one_thread
 
 METHODS = CNMAP, ACNML, BMA, MAP = "CNMAP", "ACNML", "BMA", "MAP"

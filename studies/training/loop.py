@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml import Classifier, Swag, batch_norm_statistics
+from acnml import Classifier, Swag
 from acnml._util.seeding import seeded
+from acnml.fit import batch_norm_statistics
 from acnml.fit.batches import require_classes
 from studies.data import Labelled
 from studies.store import Artefact, Content, Stage, Store, Work

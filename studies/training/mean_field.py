@@ -27,7 +27,7 @@ def train_mean_field(
     The fact "std" has the mean standard deviation after every epoch, as a share of the prior's: it
     tells whether the variances were still growing when training ended.
     """
-    trainer = acnml.BayesByBackprop(
+    trainer = acnml.fit.BayesByBackprop(
         Classifier(network),
         len(data.labels),
         settings.prior_std,

@@ -111,17 +111,17 @@ def last_layer(own: Subject) -> tuple[Classifier, Posterior]:
     """The network at its best temperature, and a posterior of its last layer."""
     plain = Classifier(own.build())
     best = plain.tempered(tuning.temperature_by_nll(Map(plain), [own.held_out]).value)
-    curvature = acnml.fit_curvature(best, [own.train], layers="last", progress=False)
+    curvature = acnml.fit.fit_curvature(best, [own.train], layers="last", progress=False)
     return best, curvature.posterior(RELATIVE_PRIOR * curvature.mean_eigenvalue())
 
 
 def weighed(own: Subject, knob: float, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """ACNML with α · s(x), input by input; s is the distance from all training data."""
     read = acnml.calibrate(own.build(), [own.train], [own.held_out], price=PRICE).features
-    moments, nobody = acnml.Moments(1), torch.zeros_like(own.train.labels)
+    moments, nobody = acnml.atypicality.Moments(1), torch.zeros_like(own.train.labels)
     moments.add(read(own.train.inputs), nobody)
     held_out = read(own.held_out.inputs), torch.zeros_like(own.held_out.labels)
-    scores = acnml.Atypicality.fit(moments, *held_out)(read(x))
+    scores = acnml.atypicality.Atypicality.fit(moments, *held_out)(read(x))
     predict = acnml.Acnml(*last_layer(own))
     solved = [
         replace(predict, alpha=knob * float(score)).solve(one)
@@ -315,7 +315,7 @@ def test_all_weights_are_solved_for(finished):
     (row,) = select(evidence.rows, shift="2", price=PRICE, method=WHOLE, seed=0)
     own = subject()
     classifier, _ = last_layer(own)
-    curvature = acnml.fit_curvature(classifier, [own.train])
+    curvature = acnml.fit.fit_curvature(classifier, [own.train])
     posterior = curvature.posterior(1e-4 * len(own.train.labels))
     solver = acnml.Acnml(classifier, posterior, alpha=row.knob, on_unsolved="ignore")
     data = own.load("2")

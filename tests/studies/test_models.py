@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from acnml import Classifier, Gradient, Linearised, McDropout, Reference
+from acnml import Classifier, Gradient, Linearised, McDropout
+from acnml.solvers import Reference
 from cases import POSTERIORS, Case, normal
 from studies.data import cifar10
 from studies.data.folder import data_folder

@@ -20,7 +20,7 @@ from acnml._util.batches import Inputs, size
 from acnml._util.params import Params
 from acnml.classifier import Classifier, Forward, Hook, naming_checkpoints, strays
 
-WAY_OUT = "leave it out of the posterior, or solve with acnml.Reference"
+WAY_OUT = "leave it out of the posterior, or solve with acnml.solvers.Reference"
 
 # What a hook does to an output: (site, module, index of the passage, input, output) -> the new
 # output and, where it needed them, the layer inputs as vectors.

@@ -453,5 +453,7 @@ def _batch_gradients(
         return {name: grad.sum(0) for name, grad in grads.items()}
     # Treat the batch as positions of one example, so that the matrix is written out only once.
     pair = joined_inputs(site, passages), joined_deltas(site, deltas)
-    vectors, joined = (each.movedim(0, -3).flatten(-3, -2) for each in pair)
+    # A layer that runs under autocast has inputs and output gradients of different types.
+    like_both = torch.promote_types(pair[0].dtype, pair[1].dtype)
+    vectors, joined = (each.to(like_both).movedim(0, -3).flatten(-3, -2) for each in pair)
     return site.layer.split(Outers(joined, LayerInputs.new(vectors)).dense(), like)

@@ -4,7 +4,7 @@
 one over the validation data. `fit_calibrator` takes them as arrays. Both
 
 1. choose the temperature T of least validation NLL (Guo et al. 2017),
-2. fit a score m(x) of how atypical an input's features are (`acnml.Atypicality`),
+2. fit a score m(x) of how atypical an input's features are (`acnml.atypicality.Atypicality`),
 3. find the largest α whose validation NLL is at most `price` nats above that of the tempered
    logits, for logits with the covariance V(x) = α m(x)² I.
 """

@@ -18,6 +18,7 @@ from torch import Tensor
 from acnml._util import batches, checks
 from acnml._util.callers import callers_level
 from acnml._util.threads import one_thread
+from acnml.accuracy import accuracy_of
 from acnml.atypicality import Atypicality, Moments
 from acnml.calibration.rules import RULES, RuleName, spread
 from acnml.calibration.search import LARGEST, least_nll_temperature
@@ -30,9 +31,9 @@ from acnml.calibration.table import (
     as_text,
 )
 from acnml.calibration.validation import Validation, require_usable, row
-
-# Quantiles of the validation data that are kept for abstaining: 0.1 % apart.
-QUANTILES = 1001
+from acnml.decisions import Abstention, abstention
+from acnml.monitor import Monitor
+from acnml.outcomes import By, Outcomes
 
 # Scores tie if they differ by at most this share: rounding differs from batch to batch.
 TIE = 1e-5
@@ -57,6 +58,12 @@ class Answer(NamedTuple):
     score: Tensor  # (B,) atypicality: about 1 for data like the training data
     abstain: Tensor  # (B,) whether the input is less certain than most validation data
 
+    @property
+    def confidence(self) -> Tensor:
+        """The probability of the likeliest class (B,)."""
+        largest: Any = torch.as_tensor(self.probs).amax(-1)
+        return largest.numpy() if isinstance(self.probs, np.ndarray) else largest
+
     def without(self, rows: Tensor) -> Answer:
         """Return the answers without those of some inputs (B,)."""
         rows = rows.to(self.label.device)
@@ -77,11 +84,19 @@ class Calibrator:
         price: that was asked for, in nats.
         table: methods on the validation data, see `CalibrationRow`.
         notes: what to know about the choice, in sentences.
-        confidence_quantiles: of the validation data, for `threshold`.
-        regret_quantiles: of the validation data, for `threshold`.
+        outcomes: the answers for the validation data, from which decisions follow.
         on_error: what to do about inputs without an answer: their logits or features are not
             finite. "raise" raises an error that names them. "flag" answers for the others; these
             have NaN, the label -1, and abstain.
+
+    >>> x = torch.randn(4000, 2, generator=torch.Generator().manual_seed(0))
+    >>> labels = (x.sum(1) > 0).long()
+    >>> logits = 3 * x[:, :1] * torch.tensor([-1.0, 1.0])
+    >>> train, validation = (x[:2000], labels[:2000]), (logits[2000:], x[2000:], labels[2000:])
+    >>> calibrator = fit_calibrator(train, validation)
+    >>> certificate = calibrator.abstention(risk=0.05).certificates[0]
+    >>> certificate.is_certified
+    True
     """
 
     atypicality: Atypicality
@@ -91,8 +106,7 @@ class Calibrator:
     price: float
     table: tuple[CalibrationRow, ...]
     notes: tuple[str, ...]
-    confidence_quantiles: Tensor
-    regret_quantiles: Tensor
+    outcomes: Outcomes
     on_error: Literal["raise", "flag"] = "raise"
 
     def __call__(
@@ -100,7 +114,7 @@ class Calibrator:
         logits: Any,
         features: Any,
         share: float = 0.05,
-        by: Literal["confidence", "regret"] = "confidence",
+        by: By = "confidence",
     ) -> Answer:
         """Return everything about inputs with logits (B, K) and features (B, q).
 
@@ -140,21 +154,61 @@ class Calibrator:
         """Return the likeliest class of every input (B,), or -1 for one without an answer."""
         return self(logits, features).label
 
-    def threshold(self, share: float, by: Literal["confidence", "regret"] = "confidence") -> float:
+    def threshold(self, share: float, by: By = "confidence") -> float:
         """Return the value beyond which the least certain `share` of the validation data lies.
 
         Inputs with a confidence below it, or a regret above it, are rejected. On data like the
         validation data that is a share of `share`; on other data usually a larger one.
         """
-        if not 0 <= share <= 1:
-            raise ValueError(f"share must be between 0 and 1, got {share}")
-        if by not in ("confidence", "regret"):
-            raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
-        if by == "confidence":
-            quantiles, at = self.confidence_quantiles, share
-        else:
-            quantiles, at = self.regret_quantiles, 1 - share
-        return float(quantiles[round(at * (len(quantiles) - 1))])
+        limit = self.outcomes.limit(share, by)
+        return limit if by == "confidence" else -limit
+
+    def abstention(
+        self,
+        risk: float | None = None,
+        *,
+        coverage: float | None = None,
+        confidence: float = 0.95,
+        by: By = "confidence",
+        by_class: bool = False,
+    ) -> Abstention:
+        """Return when to abstain, with a guarantee for data like the validation data.
+
+        Either `risk`: at most this share of the accepted predictions is wrong. Or `coverage`: at
+        least this share of the predictions is accepted, and the result says how many of them are
+        wrong at most. Assumptions, and what happens if they are broken: `acnml.decisions`.
+
+        Args:
+            risk: largest tolerated error rate among accepted predictions.
+            coverage: least tolerated share of accepted predictions.
+            confidence: with which the guarantee holds.
+            by: what a threshold is put on, "confidence" or "regret".
+            by_class: whether every predicted class has a threshold of its own.
+        """
+        return abstention(self.outcomes, risk, coverage, confidence, by, by_class)
+
+    def expected_accuracy(
+        self, logits: Any, features: Any, groups: Any = None, level: float = 0.95
+    ) -> Any:
+        """Return the accuracy that predictions without labels probably have, with an interval.
+
+        Args:
+            logits: as the network returns them (B, K).
+            features: of the same inputs.
+            groups: a value for every input (B,). Then the result maps each value to an estimate.
+                The predicted classes give the precision of every class.
+            level: of the interval; what it assumes is in `acnml.accuracy`.
+        """
+        confidence = self(logits, features).confidence
+        return accuracy_of(confidence, self.outcomes, groups, level)
+
+    def monitor(self, level: float = 0.01) -> Monitor:
+        """Return a monitor of answers, see `acnml.monitor`.
+
+        Args:
+            level: largest probability of a false alarm, over the whole life of the monitor.
+        """
+        return Monitor.of(self.outcomes, level)
 
     @property
     def temperature_of_equal_price(self) -> float:
@@ -298,8 +352,13 @@ def _chosen(
         price=price,
         table=(*plain, *rows),
         notes=notes,
-        confidence_quantiles=_quantiles(log_probs.amax(-1).exp()),
-        regret_quantiles=_quantiles(torch.logsumexp(log_liks[rule], -1).clamp(min=0.0)),
+        outcomes=Outcomes.of(
+            label=data.labels,
+            predicted=data.logits.argmax(-1),
+            confidence=log_probs.amax(-1).exp(),
+            regret=torch.logsumexp(log_liks[rule], -1).clamp(min=0.0),
+            score=data.score,
+        ),
         on_error=on_error,
     )
 
@@ -352,11 +411,6 @@ def _notes(
 def _like(rows: Tensor, values: Tensor) -> Tensor:
     """Return (B,) in the number of dimensions of values (B, ...)."""
     return rows.reshape(-1, *[1] * (values.ndim - 1))
-
-
-def _quantiles(values: Tensor) -> Tensor:
-    """Return the quantiles that are kept, from 0 to 1."""
-    return torch.quantile(values.double().cpu(), torch.linspace(0, 1, QUANTILES).double())
 
 
 def as_tensor(array: Any) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from acnml.atypicality import Atypicality
-from acnml.classifier import Classifier, without_autocast
 from acnml.calibration.calibrator import Calibrator
 from acnml.calibration.rules import RULES, spread
+from acnml.classifier import Classifier, without_autocast
 from acnml.features import Folding, Place, joined
 
 
@@ -50,15 +50,23 @@ class CalibratedModule(nn.Module):
         for place in self._places:
             module = self.network.get_submodule(place.module)
             module.register_forward_hook(_Keep(place, self._kept), with_kwargs=True)
+        self.eval()
 
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def train(self, mode: bool = True) -> CalibratedModule:
+        """Stay in eval mode, also inside of modules that are trained."""
+        del mode
+        return super().train(False)
+
+    def forward(self, *args: Any, **kwargs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probabilities, the regret log C(x), and the atypicality m(x)."""
+        if len(args) == 1 and isinstance(args[0], Mapping):  # as `Calibrated` takes it
+            args, kwargs = (), dict(args[0])
         self._kept.features = {}
         logits = self._get_logits(self.network(*args, **kwargs))
         kept, self._kept.features = self._kept.features, {}
         with without_autocast(logits):
             folding = Folding(self.factors) if self._folds else None
-            features = joined(self._places, kept, len(logits), folding)
+            features = joined(self._places, kept, logits.shape[0], folding)
             score = self._atypicality()(features)
             z = logits.float() / self.temperature
             log_lik = RULES[self._rule](z, spread(self.alpha, score))

@@ -16,16 +16,18 @@ from acnml._util.params import Params, is_same_or_rounded
 from acnml._util.passes import each_batch, in_chunks
 from acnml._util.processes import Group, group
 from acnml._util.structure import tracking_batch_norms
+from acnml.accuracy import accuracy_of
 from acnml.atypicality import Moments
-from acnml.classifier import Classifier
 from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_calibrator
 from acnml.calibration.module import CalibratedModule
 from acnml.calibration.rules import RuleName
 from acnml.calibration.table import CalibrationRow
+from acnml.classifier import Classifier
+from acnml.decisions import Abstention
 from acnml.features import PROBED, Folding, Place, Taps, find_places
 from acnml.fit.batches import checked_labels, require_classes
-
-By = Literal["confidence", "regret"]
+from acnml.monitor import Monitor
+from acnml.outcomes import By
 
 
 @final
@@ -125,6 +127,31 @@ class Calibrated:
     def threshold(self, share: float, by: By = "confidence") -> float:
         """Return the confidence or regret at which inputs are rejected, see `Calibrator`."""
         return self.calibrator.threshold(share, by)
+
+    def abstention(
+        self,
+        risk: float | None = None,
+        *,
+        coverage: float | None = None,
+        confidence: float = 0.95,
+        by: By = "confidence",
+        by_class: bool = False,
+    ) -> Abstention:
+        """Return when to abstain, with a guarantee, see `Calibrator.abstention`.
+
+        `calibrated.abstention(risk=0.02).accepts(answer)` says which predictions may go out.
+        """
+        return self.calibrator.abstention(
+            risk, coverage=coverage, confidence=confidence, by=by, by_class=by_class
+        )
+
+    def expected_accuracy(self, x: Any, groups: Any = None, level: float = 0.95) -> Any:
+        """Return the expected accuracy on inputs without labels, see `Calibrator`."""
+        return accuracy_of(self(x).confidence, self.calibrator.outcomes, groups, level)
+
+    def monitor(self, level: float = 0.01) -> Monitor:
+        """Return a monitor of answers, see `Calibrator.monitor`."""
+        return self.calibrator.monitor(level)
 
     @property
     def temperature(self) -> float:

@@ -4,8 +4,8 @@ All rules take logits z (B, K), already divided by the temperature, and a *sprea
 
     v(x) = α m(x)²,
 
-where m(x) is the score of `acnml.Atypicality`. For v = 0 each of them returns log softmax(z). A
-larger spread is never surer, and no rule changes the order of the classes.
+where m(x) is the score of `acnml.atypicality.Atypicality`. For v = 0 each of them returns
+log softmax(z). A larger spread is never surer, and no rule changes the order of the classes.
 
 - `acnml`: log p_θ̂_y(y|x) for logits with covariance V = vI, the posterior of a linear head under
   squared loss: W | data ~ MN(μ, (ΦᵀΦ)⁻¹, σ²I), whose leverage φᵀ(ΦᵀΦ)⁻¹φ is a Mahalanobis distance.

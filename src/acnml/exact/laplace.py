@@ -23,10 +23,7 @@ from acnml.posteriors import LowRank
 class Laplace(NamedTuple):
     """A logistic regression in the form that the predictors take; inputs are feature vectors.
 
-    >>> import torch
-    >>> from acnml.exact import LogisticProblem, laplace, with_intercept
-    >>> points = with_intercept(torch.tensor([[-1.0], [0.0], [0.5], [1.0]]))
-    >>> problem = LogisticProblem(points, torch.tensor([0, 0, 1, 1]), l2=1.0)
+    >>> problem = LogisticProblem(torch.eye(2), torch.tensor([0, 1]), l2=1.0)
     >>> laplace(problem).posterior
     LowRank(2 parameters: 0.weight)
     """
@@ -43,14 +40,11 @@ def laplace(problem: LogisticProblem) -> Laplace:
     H = Σ_i ∇²loss_i + 2λI sums over the training set and is not divided by n. The covariance is
     exact. It is stored as Σ = F Fᵀ in a `LowRank` posterior without a diagonal part.
 
-    >>> import torch
-    >>> from acnml.exact import LogisticProblem, laplace, with_intercept
-    >>> points = with_intercept(torch.tensor([[-1.0], [0.0], [0.5], [1.0]]))
-    >>> problem = LogisticProblem(points, torch.tensor([0, 0, 1, 1]), l2=1.0)
+    >>> problem = LogisticProblem(torch.eye(2), torch.tensor([0, 1]), l2=1.0)
     >>> import acnml
     >>> classifier, posterior, _ = laplace(problem)
-    >>> acnml.Acnml(classifier, posterior)(points).shape
-    torch.Size([4, 2])
+    >>> acnml.Acnml(classifier, posterior)(torch.eye(2)).shape
+    torch.Size([2, 2])
     """
     design, found = Design.of(problem), fit(problem)
     if bool(found.limit) or not bool(found.converged) or not design.knows_all_directions:

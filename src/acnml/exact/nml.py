@@ -37,8 +37,6 @@ AT_ONCE = 2**14  # sequences per batch
 class Nml(NamedTuple):
     """The NML distribution over all S = Kⁿ label sequences of n points.
 
-    >>> import torch
-    >>> from acnml.exact import nml
     >>> nml(torch.tensor([[0.5], [1.0]])).sequences.shape  # of two labels
     torch.Size([4, 2])
     """
@@ -69,8 +67,6 @@ def nml(features: Tensor, l2: float | Tensor = 0.0, classes: int = 2) -> Nml:
 
     The arguments are those of `LogisticProblem`. With l2 > 0 this is `nmap`.
 
-    >>> import torch
-    >>> from acnml.exact import nml
     >>> found = nml(torch.tensor([[0.5], [1.0]]))
     >>> bool(found.complexity > 0)
     True

@@ -25,10 +25,7 @@ COPIES = 6  # intermediate results of the size of a row's logits that are in mem
 class Fit(NamedTuple):
     """The solution for the training set without a query; see `Refits` for the fields.
 
-    >>> import torch
-    >>> from acnml.exact import LogisticProblem, fit, with_intercept
-    >>> points = with_intercept(torch.tensor([[-1.0], [0.0], [0.5], [1.0]]))
-    >>> problem = LogisticProblem(points, torch.tensor([0, 0, 1, 1]), l2=1.0)
+    >>> problem = LogisticProblem(torch.eye(2), torch.tensor([0, 1]), l2=1.0)
     >>> bool(fit(problem).converged.all())
     True
     """
@@ -50,11 +47,8 @@ class Refits(NamedTuple):
     If a refit has no finite maximum, `limit` is True, `log_lik` is the limit of the log-likelihood,
     and `weights` are the last iterate. If `converged` is False, the result may be wrong.
 
-    >>> import torch
-    >>> from acnml.exact import LogisticProblem, cnml, with_intercept
-    >>> points = with_intercept(torch.tensor([[-1.0], [0.0], [0.5], [1.0]]))
-    >>> problem = LogisticProblem(points, torch.tensor([0, 0, 1, 1]), l2=1.0)
-    >>> refits = cnml(problem, points[:2])
+    >>> problem = LogisticProblem(torch.eye(2), torch.tensor([0, 1]), l2=1.0)
+    >>> refits = cnml(problem, torch.eye(2))
     >>> refits.log_lik.shape, bool(refits.converged.all())
     (torch.Size([2, 2]), True)
     """
@@ -83,10 +77,7 @@ def fit(problem: LogisticProblem) -> Fit:
     Without a penalty and with linearly dependent features, several weights are equally good. The
     ones with the smallest norm are returned.
 
-    >>> import torch
-    >>> from acnml.exact import LogisticProblem, fit, with_intercept
-    >>> points = with_intercept(torch.tensor([[-1.0], [0.0], [0.5], [1.0]]))
-    >>> problem = LogisticProblem(points, torch.tensor([0, 0, 1, 1]), l2=1.0)
+    >>> problem = LogisticProblem(torch.eye(2), torch.tensor([0, 1]), l2=1.0)
     >>> fit(problem).weights.shape  # (classes, features)
     torch.Size([2, 2])
     """
@@ -106,13 +97,10 @@ def cnml(problem: LogisticProblem, queries: Tensor, memory: int | None = None) -
         memory: maximum memory in bytes for one batch of refits; by default a fraction of the free
             memory.
 
-    >>> import torch
-    >>> from acnml.exact import LogisticProblem, cnml, with_intercept
-    >>> points = with_intercept(torch.tensor([[-1.0], [0.0], [0.5], [1.0]]))
-    >>> problem = LogisticProblem(points, torch.tensor([0, 0, 1, 1]), l2=1.0)
-    >>> far = with_intercept(torch.tensor([[0.5], [50.0]]))
+    >>> problem = LogisticProblem(torch.eye(2), torch.tensor([0, 1]), l2=1.0)
+    >>> far = torch.tensor([[1.0, 0.0], [50.0, 0.0]])
     >>> cnml(problem, far).regret  # near the data, and far from them: at most log 2
-    tensor([0.0897, 0.6787], dtype=torch.float64)
+    tensor([0.0943, 0.6862], dtype=torch.float64)
     """
     require_memory(memory)
     require_features(queries, "queries")

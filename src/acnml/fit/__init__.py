@@ -13,6 +13,7 @@ from acnml.fit.curvature import (
 )
 from acnml.fit.fisher import EmpiricalFisher, ExactFisher, Fisher, MonteCarloFisher
 from acnml.fit.laplace import Structure, fit_curvature, fit_laplace
+from acnml.fit.refitting import Refit
 from acnml.fit.swag import Swag, fit_swag
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "FullCurvature",
     "KroneckerCurvature",
     "MonteCarloFisher",
+    "Refit",
     "Structure",
     "Swag",
     "batch_norm_statistics",

@@ -39,7 +39,7 @@ def batch_norm_statistics(
     >>> import acnml, torch
     >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
     >>> classifier = acnml.Classifier(model)
-    >>> statistics = acnml.batch_norm_statistics(classifier, [torch.randn(50, 4) + 2])
+    >>> statistics = acnml.fit.batch_norm_statistics(classifier, [torch.randn(50, 4) + 2])
     >>> refreshed = classifier.at(statistics)  # the model itself is not changed
     >>> bool(statistics["0.running_mean"].mean() > 1)
     True

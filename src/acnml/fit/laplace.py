@@ -154,10 +154,10 @@ def fit_curvature(
 
     >>> import acnml, torch
     >>> model, x = torch.nn.Linear(4, 3), torch.randn(100, 4)
-    >>> curvature = acnml.fit_curvature(model, x)
+    >>> curvature = acnml.fit.fit_curvature(model, x)
     >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # without another pass over the data
     [Kronecker(15 parameters: weight … bias), Kronecker(15 parameters: weight … bias)]
-    >>> both = acnml.fit_curvature(model, x[:30]) + acnml.fit_curvature(model, x[30:])
+    >>> both = acnml.fit.fit_curvature(model, x[:30]) + acnml.fit.fit_curvature(model, x[30:])
     >>> abs(both.log_evidence(1.0) - curvature.log_evidence(1.0)) < 1e-3
     True
     """

@@ -67,7 +67,7 @@ class Refit:
             the free memory. Use 1 to train rows one by one, without `torch.func.vmap`.
 
     >>> import acnml
-    >>> acnml.Refit(epochs=1, learning_rate=0.1).momentum  # see `NaiveCnml`
+    >>> acnml.fit.Refit(epochs=1, learning_rate=0.1).momentum  # see `NaiveCnml`
     0.9
     """
 

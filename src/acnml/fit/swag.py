@@ -58,7 +58,7 @@ def fit_swag(
     If the model has batch norm, its stored statistics do not fit the mean of the weights, and a
     warning says so. Recompute them before you predict:
 
-        statistics = acnml.batch_norm_statistics(classifier, loader, posterior.mean)
+        statistics = acnml.fit.batch_norm_statistics(classifier, loader, posterior.mean)
         classifier = classifier.at({**posterior.mean, **statistics})
 
     `Bma(classifier, posterior).refreshed(loader)` recomputes them for every sample as well.
@@ -142,7 +142,7 @@ def _advice(layer: str) -> str:
     return (
         f"the stored statistics of batch norm, first of layer {layer!r}, do not fit the mean of "
         "the weights that SWAG has collected. Before you predict, recompute them: "
-        "statistics = acnml.batch_norm_statistics(classifier, loader, mean); "
+        "statistics = acnml.fit.batch_norm_statistics(classifier, loader, mean); "
         "classifier = classifier.at({**mean, **statistics})"
     )
 

@@ -1,5 +1,6 @@
 """Gaussian posteriors over weights. They are independent of any model and data."""
 
+from acnml._algebra.dual import Affine
 from acnml.posteriors.base import Posterior
 from acnml.posteriors.diagonal import Diagonal
 from acnml.posteriors.full import Full
@@ -7,6 +8,7 @@ from acnml.posteriors.kronecker import Block, EigenBlock, FactorBlock, Kronecker
 from acnml.posteriors.low_rank import LowRank
 
 __all__ = [
+    "Affine",
     "Block",
     "Diagonal",
     "EigenBlock",

@@ -35,7 +35,7 @@ class Posterior(ABC):
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> isinstance(posterior, acnml.Posterior)
+    >>> isinstance(posterior, acnml.posteriors.Posterior)
     True
     >>> wide, narrow = posterior.scaled(10.0), posterior.scaled(0.1)
     >>> v = {name: torch.ones_like(tensor) for name, tensor in posterior.mean.items()}

@@ -83,8 +83,8 @@ class FactorBlock(Block):
     """Σ = A⁻¹ ⊗ G⁻¹, given by the two inverses (symmetric, positive definite).
 
     >>> import acnml, torch
-    >>> layer = acnml.Affine("weight", "bias")
-    >>> block = acnml.FactorBlock(layer, input_cov=torch.eye(5), output_cov=torch.eye(3))
+    >>> layer = acnml.posteriors.Affine("weight", "bias")
+    >>> block = acnml.posteriors.FactorBlock(layer, input_cov=torch.eye(5), output_cov=torch.eye(3))
     >>> mean = {"weight": torch.zeros(3, 4), "bias": torch.zeros(3)}
     >>> acnml.Kronecker(mean, (block,))
     Kronecker(15 parameters: weight … bias)
@@ -168,8 +168,8 @@ class EigenBlock(Block):
     """Σ = U diag(S) Uᵀ with U = U_A ⊗ U_G: the entries are independent in a rotated basis.
 
     >>> import acnml, torch
-    >>> layer = acnml.Affine("weight", "bias")
-    >>> block = acnml.EigenBlock(layer, torch.eye(5), torch.eye(3), torch.ones(3, 5))
+    >>> layer = acnml.posteriors.Affine("weight", "bias")
+    >>> block = acnml.posteriors.EigenBlock(layer, torch.eye(5), torch.eye(3), torch.ones(3, 5))
     >>> mean = {"weight": torch.zeros(3, 4), "bias": torch.zeros(3)}
     >>> acnml.Kronecker(mean, (block,))
     Kronecker(15 parameters: weight … bias)

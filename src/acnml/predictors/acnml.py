@@ -18,7 +18,7 @@ from acnml._util.callers import callers_level
 from acnml._util.checks import RowsError
 from acnml._util.params import Params
 from acnml.classifier import Classifier
-from acnml.head.features import Features, all_features, features, only_linear
+from acnml.head.features import Features, all_features, only_linear
 from acnml.posteriors import Kronecker, Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.solvers import (

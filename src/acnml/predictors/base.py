@@ -20,7 +20,7 @@ class Predictor(ABC):
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> isinstance(acnml.Map(classifier), acnml.Predictor)
+    >>> isinstance(acnml.Map(classifier), acnml.predictors.Predictor)
     True
     """
 

@@ -38,7 +38,7 @@ class Probit:
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> acnml.Glm(classifier, posterior, acnml.Probit())(torch.randn(5, 4)).shape
+    >>> acnml.Glm(classifier, posterior, acnml.predictors.Probit())(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """
 
@@ -62,7 +62,8 @@ class LogitSampling:
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> acnml.Glm(classifier, posterior, acnml.LogitSampling(samples=50))(torch.randn(5, 4)).shape
+    >>> sampling = acnml.predictors.LogitSampling(samples=50)
+    >>> acnml.Glm(classifier, posterior, sampling)(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """
 

@@ -90,7 +90,9 @@ class NaiveCnml(_Refitting):
         layers: layers, parameters or their names to train, e.g. "last"; by default the whole model.
         progress: whether to show progress bars; by default only in a terminal.
 
-    >>> from acnml import Classifier, NaiveCnml, Refit
+    >>> from acnml import Classifier
+    >>> from acnml.fit import Refit
+    >>> from acnml.predictors import NaiveCnml
     >>> data = [(torch.eye(2), torch.tensor([0, 1]))]
     >>> predict = NaiveCnml(Classifier(torch.nn.Linear(2, 3)), data, Refit(epochs=1))
     >>> predict(torch.zeros(4, 2)).shape
@@ -112,7 +114,8 @@ class NaiveCnmlMax(_Refitting):
     >>> import acnml, torch
     >>> data = [(torch.eye(2), torch.tensor([0, 1]))]
     >>> classifier = acnml.Classifier(torch.nn.Linear(2, 3))
-    >>> acnml.NaiveCnmlMax(classifier, data, acnml.Refit(epochs=1))(torch.zeros(4, 2)).shape
+    >>> predict = acnml.predictors.NaiveCnmlMax(classifier, data, acnml.fit.Refit(epochs=1))
+    >>> predict(torch.zeros(4, 2)).shape
     torch.Size([4, 3])
     """
 

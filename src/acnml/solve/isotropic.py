@@ -79,7 +79,7 @@ def solve_isotropic(logits: Tensor, var: Tensor, nodes: int | None = None) -> Te
     v = var.unsqueeze(-1).clamp(min=LEAST_VARIANCE)
     n = nodes or max(LEAST_NODES, min(MOST_NODES, CELLS // z.shape[1]))
     size = max(1, BLOCK // (n * z.shape[1]))
-    if len(z) <= size or torch.compiler.is_exporting():
+    if torch.compiler.is_exporting() or len(z) <= size:  # exporting, the batch must stay unread
         return _read(_curve(z, v, n), z)
     parts = zip(z.split(size), v.split(size), strict=True)
     return torch.cat([_read(_curve(own, its, n), own) for own, its in parts])

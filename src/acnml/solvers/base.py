@@ -81,7 +81,7 @@ class UnsolvedError(RowsError):
     >>> predict = acnml.Acnml(classifier, posterior.scaled(100.0), rough, on_unsolved="raise")
     >>> try:
     ...     predict(torch.randn(5, 4))
-    ... except acnml.UnsolvedError as error:
+    ... except acnml.solvers.UnsolvedError as error:
     ...     print(error.rows)
     (0, 1, 2, 3, 4)
     """
@@ -113,7 +113,7 @@ class Solver(Protocol):
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> solver: acnml.Solver = acnml.Linearised()
+    >>> solver: acnml.solvers.Solver = acnml.Linearised()
     >>> solver.log_lik(classifier, posterior, torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """

@@ -61,7 +61,7 @@ class Influence:
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> x = torch.randn(100, 4)
     >>> posterior = acnml.fit_laplace(classifier, x)
-    >>> predict = acnml.Acnml(classifier, posterior, acnml.Influence(), alpha=0.001)
+    >>> predict = acnml.Acnml(classifier, posterior, acnml.solvers.Influence(), alpha=0.001)
     >>> predict(x[:5]).shape
     torch.Size([5, 3])
     """

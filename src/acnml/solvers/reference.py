@@ -43,7 +43,7 @@ class Reference:
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> x = torch.randn(5, 4)
-    >>> slow = acnml.Acnml(classifier, posterior, acnml.Reference(steps=10))(x)
+    >>> slow = acnml.Acnml(classifier, posterior, acnml.solvers.Reference(steps=10))(x)
     >>> fast = acnml.Acnml(classifier, posterior, acnml.Gradient(steps=10))(x)
     >>> torch.allclose(slow, fast, atol=1e-5)
     True

@@ -18,7 +18,9 @@ from acnml._util.params import Params
 from acnml.atypicality import Atypicality
 from acnml.calibration import Calibrated, Calibrator
 from acnml.classifier import Classifier, require_classifier
+from acnml.decisions import Abstention
 from acnml.fit import Curvature, Swag
+from acnml.monitor import Monitor
 from acnml.posteriors import Posterior
 from acnml.predictors import Predictor
 from acnml.storage import disk
@@ -28,15 +30,22 @@ from acnml.storage.tree import KINDS, Encoder, decode
 
 Network: TypeAlias = Classifier | nn.Module
 Storable: TypeAlias = (
-    Posterior | Curvature | Swag | Predictor | Calibrated | Calibrator | Atypicality
+    Posterior
+    | Curvature
+    | Swag
+    | Predictor
+    | Calibrated
+    | Calibrator
+    | Atypicality
+    | Abstention
+    | Monitor
 )
 
 __all__ = ["CHECKSUM", "FORMAT_VERSION", "HEADER", "KINDS", "StorageError", "load", "save"]
 
 
 def save(value: Storable, path: str | os.PathLike[str]) -> None:
-    """Store a posterior, a curvature, a `Swag`, or a predictor or calibrated network without
-    the network itself.
+    """Store a posterior, a curvature, a `Swag`, or a predictor without its network.
 
     The write is atomic: if it fails, no partial file is left and an existing file is unchanged. A
     file that cannot be written raises a `StorageError`. Only regular files are replaced; a symbolic
@@ -56,8 +65,10 @@ def save(value: Storable, path: str | os.PathLike[str]) -> None:
     True
     """
     if not isinstance(value, Storable):
-        what = "only posteriors, curvatures, Swag, predictors and calibrated networks can be stored"
-        raise TypeError(f"{what}, got a {type(value).__name__}")
+        raise TypeError(
+            "only posteriors, curvatures, Swag, predictors, calibrated networks and what follows "
+            f"from these can be stored, got a {type(value).__name__}"
+        )
     if isinstance(value, Swag) and value.updates == 0:
         raise ValueError("the Swag has not collected any weights: store it after the first update")
     disk.require_target(Path(path))

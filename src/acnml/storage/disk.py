@@ -38,7 +38,7 @@ class StorageError(ValueError):
     """Raised when a file cannot be written or restored. The message gives the reason.
 
     >>> import acnml
-    >>> issubclass(acnml.StorageError, ValueError)
+    >>> issubclass(acnml.storage.StorageError, ValueError)
     True
     """
 

@@ -14,7 +14,18 @@ from typing import Any, final
 
 from torch import Tensor
 
-from acnml import atypicality, calibration, features, fit, posteriors, predictors, solvers
+from acnml import (
+    atypicality,
+    calibration,
+    decisions,
+    features,
+    fit,
+    monitor,
+    outcomes,
+    posteriors,
+    predictors,
+    solvers,
+)
 from acnml._algebra import dual
 from acnml._util.params import Params
 from acnml.classifier import Classifier
@@ -38,6 +49,9 @@ KINDS: dict[str, Any] = {
         (calibration, "Calibrated Calibrator CalibrationRow"),
         (atypicality, "Atypicality"),
         (features, "Folding Place"),
+        (outcomes, "Outcomes"),
+        (decisions, "Abstention Certificate"),
+        (monitor, "Monitor"),
     )
     for name in names.split()
 }

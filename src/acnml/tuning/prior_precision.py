@@ -49,7 +49,7 @@ def prior_precision_by_evidence(
     >>> model = torch.nn.Linear(4, 3)
     >>> model.weight.data = torch.eye(3, 4)
     >>> classifier = acnml.Classifier(model)
-    >>> curvature = acnml.fit_curvature(classifier, x)
+    >>> curvature = acnml.fit.fit_curvature(classifier, x)
     >>> choice = acnml.tuning.prior_precision_by_evidence(curvature)
     >>> posterior = curvature.posterior(choice.value)
     """
@@ -91,7 +91,7 @@ def prior_precision_by_nll(
     >>> model = torch.nn.Linear(4, 3)
     >>> model.weight.data = torch.eye(3, 4)
     >>> classifier = acnml.Classifier(model)
-    >>> curvature = acnml.fit_curvature(classifier, x[:250])
+    >>> curvature = acnml.fit.fit_curvature(classifier, x[:250])
     >>> choice = acnml.tuning.prior_precision_by_nll(
     ...     lambda tau: acnml.Glm(classifier, curvature.posterior(tau)),
     ...     grid=(0.1, 1.0, 10.0),

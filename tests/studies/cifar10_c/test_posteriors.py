@@ -28,7 +28,7 @@ def test_rescaling_is_repeating_the_data():
     with acnml._util.seeding.seeded(0):
         classifier = acnml.Classifier(nn.Linear(4, 3).double())
     once, thrice = (
-        acnml.fit_curvature(classifier, [(x.repeat(n, 1), torch.zeros(5 * n).long())])
+        acnml.fit.fit_curvature(classifier, [(x.repeat(n, 1), torch.zeros(5 * n).long())])
         for n in (1, 3)
     )
     for scaled, expected in zip(rescaled(once, 3).factors, thrice.factors, strict=True):
@@ -49,7 +49,7 @@ def test_kfac_of_one_batch_has_the_factors_of_the_empirical_fisher():
         classifier = acnml.Classifier(nn.Sequential(*layers).double())
     found = kfac_of_one_batch(classifier, x, labels, data)
     fisher = acnml.fit.EmpiricalFisher()
-    curvature = acnml.fit_curvature(classifier, [(x, labels)], fisher=fisher)
+    curvature = acnml.fit.fit_curvature(classifier, [(x, labels)], fisher=fisher)
     for block, factors, positions in zip(found.blocks, curvature.factors, (4, 1), strict=True):
         assert block.layer == factors.layer
         damping = (5e-4 / positions) ** 0.5
@@ -80,7 +80,7 @@ def test_the_curvature_counts_all_training_images(finished, tiny, study, data):
     batch = [(makers.prepared(methods.SWA, few[0]), few[1])]
     weights, fitted = study.grounds[methods.KFAC].artefacts(methods.BMA_KFAC, makers)
     classifier = makers.classifier(methods.SWA, weights)
-    measured = acnml.fit_curvature(classifier, batch, progress=False)
+    measured = acnml.fit.fit_curvature(classifier, batch, progress=False)
     found = fitted.load_saved()
     expected = measured.eigenvalues().sum() * (TRAIN / 20)
     torch.testing.assert_close(found.eigenvalues().sum(), expected, rtol=1e-4, atol=1e-6)

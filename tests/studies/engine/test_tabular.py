@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from acnml import Predictor, metrics
+from acnml import metrics
+from acnml.predictors import Predictor
 from stores import store_in
 from studies.data import Labelled
 from studies.engine import method as m

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import acnml
-from acnml import Gradient, NaiveCnml, NaiveCnmlMax, Refit, metrics
+from acnml import Gradient, metrics
+from acnml.fit import Refit
+from acnml.predictors import NaiveCnml, NaiveCnmlMax
 from stores import made, store_in
 from studies.engine.claims import verdicts
 from studies.engine.command import build as command_build

@@ -28,7 +28,7 @@ def test_the_mean_field_is_that_of_the_library():
         network, Labelled(x, y), lambda inputs, _: inputs, settings, 5, Nobody()
     )
     classifier = acnml.Classifier(network)
-    trainer = acnml.BayesByBackprop(classifier, 30, 0.2, 0.01, 0.1, seed=5)
+    trainer = acnml.fit.BayesByBackprop(classifier, 30, 0.2, 0.01, 0.1, seed=5)
     order = torch.Generator().manual_seed(mixed(5, 0))
     for rows in torch.randperm(30, generator=order).split(10):
         trainer.step(x[rows], y[rows])
@@ -45,7 +45,7 @@ def test_curvature_survives_the_disk(finished, study, data):
     fixed = methods.ACNML_KFAC
     weights, fitted = study.grounds[methods.KFAC].artefacts(fixed, workshop)
     network = workshop.classifier(methods.NETWORK, weights)
-    expected = acnml.fit_curvature(network, [tuple(data.train)], progress=False)
+    expected = acnml.fit.fit_curvature(network, [tuple(data.train)], progress=False)
     found = fitted.load_saved()
     assert [f.layer for f in found.factors] == [f.layer for f in expected.factors]
     for ours, theirs in zip(found.factors, expected.factors, strict=True):

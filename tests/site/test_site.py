@@ -9,7 +9,7 @@ import pytest
 from browsing import once
 from playground import browser
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SITE = ROOT / "build" / "docs"
 
 

@@ -24,7 +24,7 @@ pytest.importorskip("sklearn", reason="the playground needs scikit-learn")
 from browsing import once
 from playground import browser, drawing, model, server
 
-ROOT = Path(__file__).parents[1] / "playground"
+ROOT = Path(__file__).parents[2] / "playground"
 DIST = ROOT / "dist"
 DRAWINGS = json.loads((ROOT / "src" / "digits" / "drawings.json").read_text())
 METHODS = ("network", "temperature", "acnml")

@@ -14,7 +14,7 @@ import pytest
 
 import acnml
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RAW = f"https://raw.githubusercontent.com/acnml/acnml/v{acnml.__version__}/"
 PAGES = f"https://github.com/acnml/acnml/blob/v{acnml.__version__}/"
 # All targets of links and images, in Markdown and HTML.

@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     litserve = pytest.importorskip("litserve", reason="needs the extra `serving`")
 pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
 
-sys.path.append(str(Path(__file__).parents[1] / "examples"))
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 from serving import files
 from serving.server import Network, Onnx, Predictor

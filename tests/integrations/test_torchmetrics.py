@@ -135,22 +135,6 @@ def test_confidences_are_all_that_these_metrics_need():
     assert correct.mean().item() == metrics.accuracy(log_probs, labels)
 
 
-@pytest.mark.parametrize(
-    ("confidence", "correct", "message"),
-    [
-        ([0.5, 1.5], [0, 1], r"confidence\[1\] is 1\.5: pass probabilities"),
-        ([0.5, float("nan")], [0, 1], r"confidence\[1\] is nan: pass probabilities"),
-        ([0.5, 0.5], [0, 2], r"correct\[1\] is 2: pass 0 and 1"),
-        ([0.5, 0.5], [0], r"vectors of one length N ≥ 1, got \(2,\) and \(1,\)"),
-        ([], [], r"vectors of one length N ≥ 1, got \(0,\) and \(0,\)"),
-    ],
-)
-def test_confidences_that_are_none_are_refused(confidence, correct, message):
-    for function in (metrics.ece_of_confidences, metrics.aurc_of_confidences):
-        with pytest.raises(ValueError, match=message):
-            function(torch.tensor(confidence), torch.tensor(correct))
-
-
 # Real processes ----------------------------------------------------------------------------------
 
 

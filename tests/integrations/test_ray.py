@@ -24,7 +24,7 @@ import pyarrow as pa
 import ray
 import torch
 
-from acnml import fit_curvature
+from acnml.fit import fit_curvature
 from acnml.ray import Cluster, fit, score
 from acnml.scoring import Job, Reading
 from acnml.scoring import score as score_files

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import acnml
 from acnml import Classifier, Full, Glm, Kronecker, LowRank
+from acnml.laplace_torch import from_laplace, to_laplace
 from acnml.solvers._linearisation import logit_moments
 from cases import normal
 
@@ -51,7 +52,7 @@ def fitted(model: nn.Module, **options):
     return la
 
 
-def require_same_prediction(la, model: nn.Module, posterior: acnml.Posterior) -> None:
+def require_same_prediction(la, model: nn.Module, posterior: acnml.posteriors.Posterior) -> None:
     x, classifier = 3 * normal(7, 4, seed=4), Classifier(model)
     mean, cov = la._glm_predictive_distribution(x)
     moments = logit_moments(classifier, posterior, x)
@@ -75,7 +76,7 @@ def test_the_linearised_prediction_is_the_same(build, weights, structure):
         temperature=0.7,
         prior_mean=0.1,
     )
-    posterior = acnml.from_laplace(la)
+    posterior = from_laplace(la)
     assert isinstance(
         posterior, {"diag": acnml.Diagonal, "kron": Kronecker, "full": Full}[structure]
     )
@@ -91,7 +92,7 @@ def test_kronecker_factors_of_other_backends(backend):
         backend=getattr(laplace.curvature, backend),
         subset_of_weights="all",
     )
-    require_same_prediction(la, model, acnml.from_laplace(la))
+    require_same_prediction(la, model, from_laplace(la))
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -99,20 +100,20 @@ def test_a_prior_for_every_layer(structure):
     model = mlp()
     prior = torch.tensor([0.1, 0.5, 2.0, 3.0], dtype=torch.float64)
     la = fitted(model, subset_of_weights="all", hessian_structure=structure, prior_precision=prior)
-    require_same_prediction(la, model, acnml.from_laplace(la))
+    require_same_prediction(la, model, from_laplace(la))
     if structure != "kron":
         la.prior_precision = torch.linspace(0.1, 2, 43, dtype=torch.float64)
-        require_same_prediction(la, model, acnml.from_laplace(la))
+        require_same_prediction(la, model, from_laplace(la))
 
 
 def test_damping_is_what_the_precision_says():
     model = mlp()
     la = fitted(model, subset_of_weights="all", hessian_structure="kron", damping=True)
-    require_same_prediction(la, model, acnml.from_laplace(la))
+    require_same_prediction(la, model, from_laplace(la))
     precision = la.posterior_precision
     precision.damping = True  # laplace-torch 0.3 drops it where it adds the prior
     la.__class__ = type("Damped", (type(la),), {"posterior_precision": precision})
-    require_same_prediction(la, model, acnml.from_laplace(la))
+    require_same_prediction(la, model, from_laplace(la))
 
 
 @pytest.mark.parametrize("structure", ["diag", "full"])
@@ -125,12 +126,12 @@ def test_a_subnetwork(structure, places):
         hessian_structure=structure,
         subnetwork_indices=torch.tensor(places),
     )
-    posterior = acnml.from_laplace(la)
+    posterior = from_laplace(la)
     assert isinstance(posterior, acnml.Diagonal if structure == "diag" else LowRank)
     layers = {name.partition(".")[0] for name in posterior.mean}
     assert layers == {"0" if place < 25 else "2" for place in places}
     require_same_prediction(la, model, posterior)
-    again = acnml.to_laplace(posterior, la)
+    again = to_laplace(posterior, la)
     require_same_prediction(again, model, posterior)
 
 
@@ -138,7 +139,7 @@ def test_parameters_that_need_no_gradient_are_not_covered():
     model = mlp()
     model[0].requires_grad_(False)
     la = fitted(model, subset_of_weights="all", hessian_structure="kron")
-    posterior = acnml.from_laplace(la)
+    posterior = from_laplace(la)
     assert list(posterior.mean) == ["2.weight", "2.bias"]
     require_same_prediction(la, model, posterior)
 
@@ -146,9 +147,11 @@ def test_parameters_that_need_no_gradient_are_not_covered():
 def test_acnml_runs_on_it():
     model = mlp()
     la = fitted(model, subset_of_weights="last_layer", hessian_structure="kron")
-    posterior = acnml.from_laplace(la)
+    posterior = from_laplace(la)
     fast = acnml.Acnml(Classifier(model), posterior, alpha=0.1)
-    slow = acnml.Acnml(Classifier(model), posterior, acnml.Reference(steps=100, step_size=0.5), 0.1)
+    slow = acnml.Acnml(
+        Classifier(model), posterior, acnml.solvers.Reference(steps=100, step_size=0.5), 0.1
+    )
     torch.testing.assert_close(fast(X[:5]), slow(X[:5]), rtol=0, atol=1e-6)
 
 
@@ -164,9 +167,9 @@ def test_there_and_back(build, weights, structure):
     options = {"subset_of_weights": weights, "hessian_structure": structure, "temperature": 0.7}
     la = fitted(model, prior_precision=0.3, **options)
     state = copy.deepcopy(la.H) if structure != "kron" else None
-    posterior = acnml.from_laplace(la).scaled(1.0)
+    posterior = from_laplace(la).scaled(1.0)
     other = fitted(model, prior_precision=0.3, **options)
-    back = acnml.to_laplace(posterior, other)
+    back = to_laplace(posterior, other)
     require_same_prediction(back, model, posterior)
     x = normal(3, 4, seed=9)
     torch.testing.assert_close(back(x, link_approx="probit"), la(x, link_approx="probit"))
@@ -185,12 +188,12 @@ def test_every_posterior_fits_into_a_full_one():
     kron = acnml.fit_laplace(classifier, data, prior_precision=0.5)
     la = fitted(model, subset_of_weights="all", hessian_structure="full")
     before = la.H.clone()
-    require_same_prediction(acnml.to_laplace(kron, la), model, kron)
+    require_same_prediction(to_laplace(kron, la), model, kron)
     assert torch.equal(la.H, before)
     diagonal = acnml.fit_laplace(classifier, data, prior_precision=0.5, structure="diag")
-    require_same_prediction(acnml.to_laplace(diagonal, la), model, diagonal)
+    require_same_prediction(to_laplace(diagonal, la), model, diagonal)
     la = fitted(model, subset_of_weights="all", hessian_structure="diag")
-    require_same_prediction(acnml.to_laplace(diagonal, la), model, diagonal)
+    require_same_prediction(to_laplace(diagonal, la), model, diagonal)
 
 
 def test_our_curvature_is_theirs():
@@ -199,7 +202,7 @@ def test_our_curvature_is_theirs():
     # The default backend computes the full matrix in single precision.
     la = fitted(model, prior_precision=0.5, backend=laplace.curvature.BackPackGGN, **options)
     ours = acnml.fit_laplace(model, [(X, LABELS)], structure="full", prior_precision=0.5)
-    torch.testing.assert_close(acnml.from_laplace(la).cov, ours.cov, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(from_laplace(la).cov, ours.cov, rtol=1e-9, atol=1e-12)
 
 
 # Refusals ----------------------------------------------------------------------------------------
@@ -208,33 +211,33 @@ def test_our_curvature_is_theirs():
 def test_what_cannot_be_converted():
     model = mlp()
     with pytest.raises(TypeError, match="a Linear has no counterpart in acnml"):
-        acnml.from_laplace(nn.Linear(2, 2))
+        from_laplace(nn.Linear(2, 2))
     unfitted = laplace.Laplace(
         model, "classification", subset_of_weights="all", hessian_structure="diag"
     )
     with pytest.raises(ValueError, match=r"not fitted: call la\.fit\(train_loader\) first"):
-        acnml.from_laplace(unfitted)
+        from_laplace(unfitted)
     with pytest.raises(ValueError, match="acnml is for classification"):
-        acnml.from_laplace(laplace.Laplace(model, "regression"))
+        from_laplace(laplace.Laplace(model, "regression"))
     la = fitted(model, subset_of_weights="all", hessian_structure="kron")
     joint = acnml.fit_laplace(Classifier(model), [(X, LABELS)])
     with pytest.raises(TypeError, match=r"weight and the bias of a layer independent.*'0\.weight'"):
-        acnml.to_laplace(joint, la)
-    own = acnml.from_laplace(la)
+        to_laplace(joint, la)
+    own = from_laplace(la)
     la.prior_precision = 3.0
     with pytest.raises(ValueError, match=r"'0\.weight' is not a product of two factors"):
-        acnml.to_laplace(own, la)
+        to_laplace(own, la)
     diagonal = fitted(model, subset_of_weights="all", hessian_structure="diag")
     with pytest.raises(TypeError, match="a Kronecker posterior is not diagonal: use"):
-        acnml.to_laplace(own, diagonal)
+        to_laplace(own, diagonal)
     last = fitted(model, subset_of_weights="last_layer", hessian_structure="diag")
     with pytest.raises(ValueError, match=r"only the first has \['0\.bias', '0\.weight'\]"):
-        acnml.to_laplace(acnml.from_laplace(diagonal), last)
-    posterior = acnml.from_laplace(diagonal)
+        to_laplace(from_laplace(diagonal), last)
+    posterior = from_laplace(diagonal)
     with torch.no_grad():
         model[0].weight.add_(1)
     with pytest.raises(ValueError, match=r"mean of '0\.weight' is not the weight of the model"):
-        acnml.to_laplace(posterior, diagonal)
+        to_laplace(posterior, diagonal)
 
 
 def test_variance_outside_of_the_subnetwork_is_refused():
@@ -245,6 +248,6 @@ def test_variance_outside_of_the_subnetwork_is_refused():
         hessian_structure="diag",
         subnetwork_indices=torch.tensor([1, 2]),
     )
-    whole = acnml.from_laplace(fitted(model, subset_of_weights="all", hessian_structure="diag"))
+    whole = from_laplace(fitted(model, subset_of_weights="all", hessian_structure="diag"))
     with pytest.raises(ValueError, match="variance outside of the subnetwork"):
-        acnml.to_laplace(whole, la)
+        to_laplace(whole, la)

@@ -15,8 +15,9 @@ pytest.importorskip("pyarrow", reason="needs the extra `predict`")
 import pyarrow.parquet as pq
 
 import acnml
-from acnml import Classifier, cli, fit_curvature
+from acnml import Classifier, cli
 from acnml._util import progress
+from acnml.fit import fit_curvature
 from cases import normal, small_network
 from scored import calibrated_files, rows, write_parquet
 

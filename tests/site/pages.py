@@ -1,7 +1,7 @@
 """Run the code of the documentation: how the blocks of a page are read, run and compared.
 
 The Python blocks of a page run in order, in one namespace and in an empty folder. A page that
-speaks of "your model" starts with names that a function in tests/page_fixtures.py provides. A block
+speaks of "your model" starts with names that a function in page_fixtures.py provides. A block
 `output` holds what the block before it prints.
 """
 
@@ -22,7 +22,7 @@ import torch
 
 import results
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 
 Names = dict[str, Any]

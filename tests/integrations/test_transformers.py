@@ -187,12 +187,12 @@ def test_a_text_is_as_typical_alone_as_in_a_padded_batch(tokenizer):
 def test_batches_of_a_dataset_are_a_loader(tokenizer):
     model = bert()
     data = dataset(model, tokenizer, 12, 0)
-    ours = acnml.fit_curvature(
+    ours = acnml.fit.fit_curvature(
         acnml.Classifier(model), loader(data, model, tokenizer, 5), layers="last"
     )
     fixed = data.map(lambda row: tokenizer(row["text"], padding="max_length"), batched=True)
     batches = list(fixed.remove_columns("text").with_format("torch").iter(batch_size=4))
-    other = acnml.fit_curvature(acnml.Classifier(model), batches, layers="last")
+    other = acnml.fit.fit_curvature(acnml.Classifier(model), batches, layers="last")
     for a, b in zip(ours.factors[0], other.factors[0], strict=True):
         if isinstance(a, torch.Tensor):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -241,7 +241,8 @@ def test_a_decoder_is_refused_until_its_last_token_is_selected_first(build, toke
         x = tokenizer(texts(10, 3), padding=True, return_tensors="pt", return_token_type_ids=False)
         expected = model(**x).logits
         torch.testing.assert_close(LastToken(model)(**x), expected, rtol=1e-6, atol=1e-6)
-    assert calibrated_of(LastToken(model), tokenizer).predictor.last_layer.name == "model.score"
+    found = calibrated_of(LastToken(model), tokenizer)
+    assert found.places[-1] == acnml.Place("model.score", is_input=True)
 
 
 def test_batches_for_a_last_token_have_all_inputs_of_the_model(tokenizer, monkeypatch):
@@ -390,7 +391,7 @@ def test_model_and_calibration_share_a_folder(build, tokenizer, tmp_path):
 
 def test_a_model_in_another_precision_is_loaded_on_request(tokenizer, tmp_path):
     save_pretrained(calibrated_of(bert(), tokenizer), tmp_path, tokenizer)
-    with pytest.raises(acnml.StorageError, match="weights='rounded'"):
+    with pytest.raises(acnml.storage.StorageError, match="weights='rounded'"):
         from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
     loaded = from_pretrained(tmp_path, torch_dtype=torch.bfloat16, weights="rounded")
     rounded = bert()
@@ -408,7 +409,7 @@ def test_another_model_in_the_folder_is_noticed(tokenizer, tmp_path):
     with torch.no_grad():
         other.bert.encoder.layer[0].output.dense.weight.mul_(1.5)
     other.save_pretrained(tmp_path)
-    with pytest.raises(acnml.StorageError, match="differs"):
+    with pytest.raises(acnml.storage.StorageError, match="differs"):
         from_pretrained(tmp_path)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 builders = pytest.importorskip("hatchling.builders.wheel")
 sdist = pytest.importorskip("hatchling.builders.sdist")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def files_of(builder) -> set[str]:
@@ -28,7 +28,7 @@ def test_the_source_distribution_holds_the_studies():
     expected = (
         "studies/__main__.py",
         "src/acnml/__init__.py",
-        "tests/test_packaging.py",
+        "tests/site/test_packaging.py",
         "conftest.py",
     )
     assert set(expected) <= files
