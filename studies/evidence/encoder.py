@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from acnml import Place
+from acnml.features import Place
 from studies.corruptions import Corruption
 from studies.data.folder import DataError
 from studies.data.pictures import Pictures

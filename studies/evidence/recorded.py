@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from acnml import Classifier, Place, last_linear
-from acnml.features import find_places
+from acnml import Classifier, last_linear
+from acnml.features import Place, find_places
 from studies.data import Labelled
 from studies.engine.study import checksum
 from studies.store import Stage, Store

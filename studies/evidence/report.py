@@ -231,9 +231,9 @@ def about(study: EvidenceStudy) -> list[str]:
     return [
         f"All knobs are chosen on clean held-out data, up to {study.held_out}. Scores and "
         f"posteriors are fitted on up to {study.train_images or 'all'} training images, and on all "
-        f"training questions and rows. Every shift has up to {study.test} test inputs, and about as "
-        f"many of no class where there are some. {corrupted} Pictures: {study.pictures} of every "
-        "class for Tiny-ImageNet, half of that for Caltech-101; the other parts are shares of it. "
+        f"training questions and rows. Every shift has up to {study.test} test inputs, and about "
+        f"as many of no class where there are some. {corrupted} Pictures: {study.pictures} of "
+        "every class for Tiny-ImageNet, half of that for Caltech-101; the other parts are shares. "
         "The network with 1,000 classes has a third of 1,000 pictures each for the score, for "
         "choosing and for testing: one picture a class, so that most classes have no mean.",
         "Networks and heads of our own differ in their random seeds. Published weights have no "

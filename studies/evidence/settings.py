@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-DIGITS, LETTERS = "mnist", "letters"
+LETTERS = "letters"
 GIVEN, OWN = ("resnet20", "resnet56"), "resnet20-own"
 TEXT, TABLES = "clinc150", "tables"
 OWN_SEEDS = (0, 1, 2)  # of which there are weights
@@ -14,7 +14,7 @@ PRICE = 0.01  # at which everything is compared; one of the prices
 CIFAR100, TINY_IMAGENET, IMAGENET = "resnet14-cifar100", "tiny-imagenet", "imagenet"
 CALTECH, REVIEWS, STREAMS = "caltech101", "reviews", "streams"
 NETWORKS = (
-    *(DIGITS, LETTERS, *GIVEN, OWN, TEXT, TABLES),
+    *(LETTERS, *GIVEN, OWN, TEXT, TABLES),
     *(CIFAR100, TINY_IMAGENET, IMAGENET, CALTECH, REVIEWS, STREAMS),
 )
 
@@ -31,12 +31,10 @@ class EvidenceStudy:
         test: images of every shift.
         pictures: of every class for training heads on photographs; other parts are shares of it.
         severities: of the corruptions.
-        angles: of digits and letters.
+        angles: of letters.
         prices: in nats, over the best temperature.
         train_images: for posteriors and densities; None takes all.
-        epochs: of the networks for digits and the heads on photographs. Those for letters, of which
-            there are an eighth as many, have four times as many.
-        members: networks of the ensemble for digits.
+        epochs: of heads on photographs. Networks for letters have four times as many.
         folds: pairs of domains of questions that are left out of training, from 0 to 5.
         resamples: for bootstrap intervals.
         seeds: of the networks that are ours.
@@ -52,7 +50,6 @@ class EvidenceStudy:
     prices: tuple[float, ...] = (0.003, 0.01, 0.03)
     train_images: int | None = 10_000
     epochs: int = 8
-    members: int = 5
     folds: int = 5
     resamples: int = 200
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -78,7 +75,6 @@ PRESETS: Mapping[str, EvidenceStudy] = {
         train_images=5000,
         pictures=24,
         epochs=3,
-        members=2,
         folds=1,
         seeds=(0,),
     ),

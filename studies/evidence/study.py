@@ -16,7 +16,7 @@ from acnml import metrics
 from studies.evidence import (
     cifar,
     clinc150,
-    digits,
+    letters,
     pictures,
     reviews,
     settings,
@@ -102,8 +102,7 @@ def subjects(name: str, study: EvidenceStudy, out: Path, store: Store) -> list[S
     if name in settings.GIVEN:
         return cifar.given(name, study, out / "corruptions", store)
     makers: Mapping[str, Callable[[EvidenceStudy, Store], list[Subject]]] = {
-        settings.DIGITS: digits.digits,
-        settings.LETTERS: digits.letters,
+        settings.LETTERS: letters.letters,
         settings.OWN: lambda *own: cifar.own(own[0], out / "corruptions", own[1]),
         settings.TEXT: clinc150.questions,
         settings.TABLES: tabular_data.tables,

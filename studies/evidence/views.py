@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acnml import Atypicality, Moments
+from acnml.atypicality import Atypicality, Moments
 from acnml.calibration.search import least_nll_temperature
 from studies.evidence.recorded import Recorded
 from studies.evidence.subjects import HELD_OUT, TRAIN, Subject
