@@ -1,7 +1,10 @@
 """What pytest does not collect: modules without their package, and POSIX-only tests on Windows."""
 
 import importlib.util
+import os
 import sys
+
+os.environ.setdefault("MPLBACKEND", "Agg")  # figures in examples need no screen
 
 # A package -> the part of the library that is for it; its doctests are not collected without it.
 OPTIONAL = {
@@ -18,12 +21,12 @@ MISSING = sorted(name for name in OPTIONAL if importlib.util.find_spec(name) is 
 
 # Tests of killed processes, file modes, pipes and links; studies lock their stores with `fcntl`.
 POSIX_ONLY = [
-    "tests/studies",
-    "tests/test_files.py",
     "tests/integrations/test_killing.py",
     "tests/integrations/test_ray.py",
     "tests/integrations/test_scoring_files.py",
     "tests/integrations/test_scoring_resumed.py",
+    "tests/studies",
+    "tests/test_files.py",
 ]
 
 collect_ignore = [f"src/acnml/{OPTIONAL[name]}" for name in MISSING]

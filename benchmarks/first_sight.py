@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 import acnml
 from acnml import Acnml, Classifier, Map
-from acnml._engine import chunks
+from acnml._engine import chunks, last_layer
 from acnml._util.seeding import seeded
 from acnml.classifier import Findings
-from acnml.head import features
 from acnml.predictors import Predictor
 from acnml.predictors import map as map_
 from benchmarks.recording import MEASUREMENTS, record
@@ -127,7 +126,7 @@ def timed_checks() -> Iterator[list[float]]:
         return run
 
     with ExitStack() as stack:
-        for module in (features, map_, chunks):
+        for module in (last_layer, map_, chunks):
             for name in CHECKS:
                 if hasattr(module, name):
                     own = timed(getattr(module, name))

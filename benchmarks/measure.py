@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Bma, Gradient, Linearised
-from acnml._algebra.convex import solve_logits
 from acnml._engine.chunks import label_chunks, row_chunks
 from acnml._engine.rows import Path, Rows, inner_product
 from acnml.posteriors import Posterior
-from acnml.solvers import Reference
+from acnml.problem import Problem
+from acnml.solve import Reference
+from acnml.solve.logits import Precision, coefficients
 from benchmarks.subjects import Subject
 from benchmarks.timing import fastest, peak
 
@@ -82,9 +83,9 @@ def gaps(subject: Subject, posterior: str, inputs: int = 8) -> dict[str, Any]:
 
 
 def _paths(rows: Rows, labels: Tensor, steps: int, size: float) -> dict[str, Path]:
-    logits = rows.start.logits[:, 0].detach().double()
-    solved = solve_logits(logits, rows.kernel().double(), labels, 1e-5, 50)
-    weights = solved.coefficients.to(rows.start.logits.dtype)
+    problem = Problem.of(rows.start.logits[:, 0].detach(), rows.kernel())
+    found = coefficients(problem.logits, problem.kernel, labels, Precision(1e-5))
+    weights = found.to(rows.start.logits.dtype)
     linearised = Path.along(rows.tangent, weights)
     first = Path.along(rows.tangent, size * rows.logit_gradient(rows.start.logits, labels))
     return {
@@ -124,11 +125,12 @@ def _method(subject: Subject, posterior: Posterior, method: str) -> tuple[Run, i
     steps, size = (10, 0.25) if kronecker else (5, 0.5)
     solver = {
         "linearised": Linearised(),
-        "polished": Linearised(polish=2),
+        "network": Linearised("network"),
+        "polished": Linearised("network", polish=2),
         "the paper's loop": Reference(steps, size, rows_at_once=1),
     }.get(method, Gradient(steps, size))
     count = 1 if method == "the paper's loop" else subject.inputs
-    if "steps" in method or method == "polished":
+    if "steps" in method or method in ("network", "polished"):
         count = subject.climbing
     if method == "linearised" and len(posterior.mean) <= 2:
         count = subject.forward_inputs if subject.inputs > 1 else 5  # a last layer is cheap

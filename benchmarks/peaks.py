@@ -58,8 +58,8 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "1000 classes": thousand_classes,
 }
 SOLVERS: dict[str, Linearised | Gradient] = {
-    "logits": Linearised(),  # without residuals: no graph is kept
-    "Linearised": Linearised(polish=2),
+    "logits": Linearised(),
+    "Linearised": Linearised("network", polish=2),
     "Gradient": Gradient(),
 }
 POSTERIORS = ("diagonal", "kronecker")

@@ -75,7 +75,7 @@ def measure(model: nn.Module, subject: Subject) -> dict[str, float]:
     an_image = fastest(step, subject.repeats) / subject.batch
     return {
         "forward pass": fastest(lambda: classifier.log_probs(x), FORWARD_REPEATS),
-        "linearised": fastest(predict(Linearised(polish=0)), subject.repeats),
+        "linearised": fastest(predict(Linearised("network")), subject.repeats),
         "five exact steps": fastest(predict(Gradient(5, 0.5)), subject.repeats),
         "naive CNML, an epoch": an_image * subject.training_images * LABELS,
     }

@@ -64,7 +64,7 @@ def main() -> None:
     costs: list[dict[str, object]] = []
     for alpha in ALPHAS:
         for steps in STEPS:
-            solver = Linearised(polish=steps)
+            solver = Linearised("network", polish=steps)
             predict = Acnml(classifier, posterior, solver, alpha, on_unsolved="ignore")
             predict.solve(queries[:2])
             start = time.process_time()

@@ -85,11 +85,12 @@ def perceptron() -> Subject:
         "diagonal": (
             "5 exact steps",
             "linearised",
+            "network",
             "polished",
             "BMA, 30 samples",
             "the paper's loop",
         ),
-        "Kronecker": ("10 exact steps", "linearised", "polished", "the paper's loop"),
+        "Kronecker": ("10 exact steps", "linearised", "network", "the paper's loop"),
         "Kronecker, eigenbasis": ("linearised",),
         "last layer": ("linearised",),
     }
@@ -151,11 +152,12 @@ def _convolutional(
         "diagonal": (
             "5 exact steps",
             "linearised",
+            "network",
             "polished",
             "BMA, 30 samples",
             "the paper's loop",
         ),
-        "Kronecker": ("linearised", "polished"),
+        "Kronecker": ("linearised", "network"),
         "last layer": ("linearised",),
     }
     return Subject(name, network, data, posteriors, solvers, *sizes, CIFAR_IMAGES)

@@ -14,7 +14,7 @@ from torch import Tensor
 from acnml import Acnml, Classifier, Gradient, Linearised
 from acnml._util import batches
 from acnml.posteriors import Posterior
-from acnml.solvers import Influence, Reference, Solution
+from acnml.solve import Influence, Reference, Solution
 from fuzz.networks import Network, network
 from fuzz.oracles import (
     convex,
@@ -68,9 +68,8 @@ def _solver(rng: random.Random) -> Any:
     memory = rng.choice([None, 1, 10_000])
     return rng.choice(
         [
-            None,
             Linearised(memory=memory),
-            Linearised(polish=rng.randrange(4), step_size=size, memory=memory),
+            Linearised("network", polish=rng.randrange(4), step_size=size, memory=memory),
             Gradient(steps, size, memory),
             Reference(steps, size, rng.choice([1, 3, 64])),
             Influence(),
@@ -156,7 +155,7 @@ def _check_against_oracle(
         # Terms of V cancel in the gain, and rounding of the logits changes p.
         terms = float(kernel.diagonal().max()) * (1 + float(logits.abs().max()))
         allowed = 10 * tolerance_of(net) * (1 + abs(oracle) + terms)
-    elif is_linear(model, scaled, one, label):
+    elif predict.logit_solver is not None or is_linear(model, scaled, one, label):
         oracle = convex(logits, kernel, label)
         allowed = 10 * tolerance_of(net) * (1 + abs(oracle) + float(kernel.diagonal().max()) ** 0.5)
     elif float(kernel.trace()) < NARROW:

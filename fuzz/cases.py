@@ -11,8 +11,9 @@ from fuzz.answers import answer
 from fuzz.family import member_of_family
 from fuzz.files import mutated_file
 from fuzz.inputs import odd_input
+from fuzz.neighbours import neighbours
 from fuzz.outcome import Outcome
-from fuzz.settings import odd_setting
+from fuzz.scored import scored_folder
 
 # Every kind of case: a function of a seed that says what it did and how it ended.
 KINDS: dict[str, Callable[[int], tuple[str, Outcome]]] = {
@@ -20,11 +21,12 @@ KINDS: dict[str, Callable[[int], tuple[str, Outcome]]] = {
     "family": member_of_family,
     "files": mutated_file,
     "inputs": odd_input,
-    "settings": odd_setting,
+    "neighbours": neighbours,
+    "scored": scored_folder,
 }
 
 # How many of ten cases are of a kind.
-SHARES = {"answers": 2, "family": 1, "files": 3, "inputs": 2, "settings": 2}
+SHARES = {"answers": 2, "family": 1, "files": 3, "inputs": 1, "neighbours": 2, "scored": 1}
 
 
 class Case(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 import acnml
 from acnml import Acnml, Classifier, IfComp, Map, Modes, Tempered
 from acnml._util.params import map_tensors
-from acnml.solvers import Influence
+from acnml.solve import Influence
 from fuzz.networks import network
 from fuzz.outcome import Outcome, refused_or, require
 from fuzz.posteriors import posterior

@@ -3,8 +3,9 @@
 MNIST is used where the data folder has it (`ACNML_DATA`), else scikit-learn's digits. Everything
 goes into one folder:
 
-- `model.onnx`: images (B, 1, 28, 28) to the network's `logits`, ACNML's `log_probs`, and `regret`;
-- `model.json`: the temperature, thresholds for abstaining, examples and what was chosen;
+- `model.onnx`: images (B, 1, 28, 28) to the `logits` and the `score`, and ACNML's `log_probs` and
+  `regret`; the page computes the other rules from the logits and the score;
+- `model.json`: temperatures, thresholds for abstaining, examples and what was chosen;
 - `network.safetensors` and `calibrated.safetensors`: the same predictor for Python.
 """
 
@@ -25,6 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import acnml
+from acnml.calibration.rules import closed_form, spread
+from acnml.calibration.table import EQUAL_PRICE, CalibrationRow
 from playground import drawing
 from playground.drawing import BOX, CENTRE, SIDE
 from studies.data import Labelled, split
@@ -59,7 +62,6 @@ class Recipe:
         passes: what training does, one after the other.
         variants: distorted copies of every training digit that the network learns from, too.
         price: of `acnml.calibrate`, in nats.
-        steps: of the exported solver.
     """
 
     seed: int = 0
@@ -70,11 +72,9 @@ class Recipe:
     )
     variants: int = 0
     price: float = 0.01
-    steps: int = 5
 
 
-# A few hundred held-out digits do not tell a price of 0.01 nats from none. The posterior is wide,
-# so that the solver needs more steps.
+# A few hundred held-out digits do not tell a price of 0.01 nats from none.
 FEW_DIGITS = Recipe(
     validation=0.25,
     passes=(
@@ -83,7 +83,6 @@ FEW_DIGITS = Recipe(
     ),
     variants=12,
     price=0.03,
-    steps=16,
 )
 
 
@@ -244,8 +243,7 @@ def build(folder: Path, say: Callable[[str], None]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(net.state_dict(), folder / NETWORK)
     acnml.save(calibrated, folder / CALIBRATED)
-    example, steps = data.validation.inputs[:16], data.recipe.steps
-    acnml.export_onnx(calibrated, example, folder / ONNX, steps=steps)
+    acnml.export_onnx(calibrated, data.validation.inputs[:16], folder / ONNX)
     add_logits(folder / ONNX)
     info = {"fingerprint": digest, **describe(calibrated, net, data)}
     write_file(folder / INFO, json.dumps(info, indent=1).encode())  # last: it says "complete"
@@ -287,17 +285,19 @@ def add_logits(path: Path) -> None:
 def describe(calibrated: acnml.Calibrated, net: nn.Module, data: Data) -> dict[str, Any]:
     """Return what the page says about the model and what it needs beside the ONNX file."""
     logits = net(data.validation.inputs)
-    confidences = {
-        "network": logits.softmax(-1).amax(-1),
-        "temperature": (logits / calibrated.temperature).softmax(-1).amax(-1),
+    score = calibrated.score(data.validation.inputs)
+    closed, plain = (row_of(calibrated, method) for method in ("closed-form", EQUAL_PRICE))
+    log_probs = {
+        "network": logits.log_softmax(-1),
+        "temperature": (logits / plain.temperature).log_softmax(-1),
+        "closed": closed_form(logits / calibrated.temperature, spread(closed.alpha, score)),
     }
-    ours = {"acnml": acnml.Score.CONFIDENCE, "regret": acnml.Score.REGRET}
     thresholds = {
-        name: [values.double().quantile(share).item() for share in SHARES]
-        for name, values in confidences.items()
+        name: [values.softmax(-1).amax(-1).double().quantile(share).item() for share in SHARES]
+        for name, values in log_probs.items()
     } | {
-        name: [calibrated.threshold(share, score) for share in SHARES]
-        for name, score in ours.items()
+        "acnml": [calibrated.threshold(share) for share in SHARES],
+        "regret": [calibrated.threshold(share, "regret") for share in SHARES],
     }
     return {
         "data": data.name,
@@ -308,13 +308,20 @@ def describe(calibrated: acnml.Calibrated, net: nn.Module, data: Data) -> dict[s
         .mean()
         .item(),
         "temperature": calibrated.temperature,
+        "temperatureOfEqualPrice": plain.temperature,
         "alpha": calibrated.alpha,
+        "alphaOfClosedForm": closed.alpha,
         "price": calibrated.price,
         "table": [asdict(row) for row in calibrated.table],
         "shares": SHARES,
         "thresholds": thresholds,
         "examples": [_example(data.test, digit) for digit in range(CLASSES)],
     }
+
+
+def row_of(calibrated: acnml.Calibrated, method: str) -> CalibrationRow:
+    """Return what was measured for a method on the validation data."""
+    return next(row for row in calibrated.table if row.method == method)
 
 
 def _example(test: Labelled, digit: int) -> dict[str, Any]:

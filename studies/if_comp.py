@@ -23,7 +23,7 @@ from torch import nn
 from acnml import Acnml, Classifier, IfComp, Map, fit_pnml, last_linear, metrics
 from acnml.fit import fit_curvature
 from acnml.predictors import Predictor
-from acnml.solvers import UnsolvedError
+from acnml.solve import UnsolvedError
 from acnml.tuning.temperature import least_nll_temperature
 from studies.corruptions import CORRUPTIONS, Cifar10C
 from studies.data import Labelled, cifar10, shuffled

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import (
+    Acnml,
     Classifier,
     Diagonal,
     Map,
@@ -33,7 +34,7 @@ from acnml import (
     fit_pnml,
     metrics,
 )
-from acnml.solvers.influence import self_influence
+from acnml.solve.influence import self_influence
 from studies.data import Labelled, cifar10, split
 from studies.data.digits import load_mnist
 from studies.engine.report import Section, ShortReport
@@ -166,7 +167,7 @@ def scores(
     targets = nn.functional.one_hot(labels, CLASSES)
     mean = classifier.copy_parameters([name for name, _ in network.named_parameters()])
     identity = Diagonal(mean, {name: torch.ones_like(t) for name, t in mean.items()})
-    norms = self_influence(classifier, identity, classifier.prepare(x)).gain  # ‖∇ log p_y‖²
+    norms = self_influence(Acnml(classifier, identity).problem(x)).gain  # ‖∇ log p_y‖²
     data = [tuple(train)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few held-out data

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import acnml
+from acnml.problem import Problem, problems
 from cases import MODELS, POSTERIORS, Case, normal
 
 CASES = [
@@ -16,6 +17,11 @@ CASES = [
 ]
 each_case = pytest.mark.parametrize(("case", "build"), CASES)
 FINE = {"rtol": 1e-11, "atol": 1e-12}
+
+
+def moments_of(classifier, posterior, x) -> Problem:
+    """The logits and all of their covariance."""
+    return Problem.joined([*problems(classifier, posterior, x, differences=False)])
 
 
 def fingerprint(model: nn.Module) -> list:

@@ -23,7 +23,6 @@ def predictors() -> list[acnml.predictors.Predictor]:
     model = MLP.model()
     classifier, posterior = Classifier(model), diagonal(model)
     plain, data = Map(classifier), (MLP.x(40), torch.arange(40) % 3)
-    density = acnml.fit_typicality(classifier, data, data)
     explaining = Acnml(classifier, posterior)
     return [
         plain,
@@ -36,7 +35,6 @@ def predictors() -> list[acnml.predictors.Predictor]:
         acnml.McDropout(Classifier(dropping(MLP, 0.5)), 2),
         acnml.Tempered(plain, 2.0),
         acnml.Ensemble((plain, plain)),
-        acnml.DensityTempered(classifier, density, 2.0, 0.5),
         acnml.predictors.NaiveCnml(classifier, [(MLP.x(6), LABELS)], acnml.fit.Refit(1)),
         acnml.predictors.NaiveCnmlMax(classifier, [(MLP.x(6), LABELS)], acnml.fit.Refit(1)),
     ]
@@ -64,27 +62,12 @@ def test_predictors_return_arrays_for_arrays_and_tensors_for_tensors(predictor):
     assert converted.dtype == predictor(x).numpy().dtype
 
 
-def test_cnml_of_each_input_for_arrays():
-    predict = acnml.predictors.NaiveCnml(
-        Classifier(MLP.model()), [(MLP.x(6), LABELS)], acnml.fit.Refit(1)
-    )
-    assert_arrays_equal(predict.log_lik_each(MLP.x(2).numpy()), predict.log_lik_each(MLP.x(2)))
-
-
 def test_likelihoods_to_match_may_be_arrays():
     model, x = MLP.model(), MLP.x(4)
     predictor = Acnml(Classifier(model), diagonal(model))
     goal = predictor.log_lik(x)
     found = tuning.alpha_matching_cnml(predictor, x.numpy(), goal.numpy(), [0.1, 1.0])
     assert found == tuning.alpha_matching_cnml(predictor, x, goal, [0.1, 1.0])
-
-
-def test_a_step_of_bayes_by_backprop_takes_arrays():
-    first, second = (acnml.fit.BayesByBackprop(Classifier(MLP.model()), data=6) for _ in range(2))
-    first.step(MLP.x(6), LABELS)
-    second.step(MLP.x(6).numpy(), LABELS.numpy())
-    state = second.state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in first.state_dict().items())
 
 
 def test_every_predictor_is_tried():
@@ -105,15 +88,15 @@ def test_calibrate_takes_data_sets_of_arrays_and_returns_arrays():
     found = acnml.calibrate(model, (x.numpy(), y.numpy()), (xv.numpy(), yv.numpy()))
     unlabelled = acnml.calibrate(model, x.numpy(), (xv, yv))
     query = normal(5, 4, seed=1)
-    methods = ("__call__", "log_probs", "probs", "predict", "regret", "abstains")
+    methods = ("log_probs", "probs", "predict", "regret", "score", "abstains")
     for name in methods:
         array, tensor = getattr(found, name)(query.numpy()), getattr(expected, name)(query)
         assert isinstance(array, np.ndarray)
         assert isinstance(tensor, Tensor)
         assert array.dtype == tensor.numpy().dtype
         np.testing.assert_allclose(array, tensor.numpy(), rtol=1e-4, atol=1e-6)
-    assert torch.equal(found.solve(query.numpy()).log_lik, found.solve(query).log_lik)
-    assert unlabelled.alpha == pytest.approx(found.alpha)
+    predicted = acnml.calibrate(model, (x, model(x).argmax(-1)), (xv, yv))
+    assert unlabelled.alpha == pytest.approx(predicted.alpha)
 
 
 @pytest.mark.parametrize(
@@ -201,13 +184,10 @@ class TestLabelsOfADataSet:
 
     X, Y = normal(6, 3, seed=0), torch.arange(6) % 3
     FORMS = (
-        (torch.eye(3)[Y], r"got shape \(6, 3\): pass y\.argmax\(1\) of one-hot labels"),
         (np.eye(3)[Y], r"got shape \(6, 3\): pass y\.argmax\(1\) of one-hot labels"),
         (Y[:, None], r"got shape \(6, 1\): pass y\[:, 0\]"),
-        (Y[:, None, None], r"got shape \(6, 1, 1\): pass one class index per input"),
         (Y[0], r"got shape \(\): pass one class index per input"),
         (Y.tolist(), r"got list: pass torch\.tensor\(y\)"),
-        (tuple(Y.tolist()), r"got tuple: pass torch\.tensor\(y\)"),
         (None, r"got None: without labels, pass X in place of \(X, None\)"),
     )
 
@@ -237,18 +217,15 @@ class TestOddArrays:
         assert np.array_equal(self.predict(self.x[::-1]), expected[::-1])
 
     @pytest.mark.parametrize(
-        ("x", "error", "message"),
+        ("x", "message"),
         [
-            (x.astype(object), TypeError, r"array of object, which torch has no type for; convert"),
-            (x.astype(str), TypeError, r"array of <U\d+, which torch has no type for; convert"),
-            (x.astype(int), ValueError, r"if the inputs are integers, convert them: x.float\(\)"),
-            ((x, torch.tensor(x)), TypeError, r"input x\[0\] must be a tensor, got ndarray"),
-            (x.tolist(), TypeError, r"input x\[0\] must be a tensor, got list"),
-            (3.0, TypeError, r"mapping of tensors, got float: pass torch.as_tensor"),
+            (x.astype(object), r"array of object, which torch has no type for; convert"),
+            (x.astype(int), r"if the inputs are integers, convert them: x.float\(\)"),
+            (x.tolist(), r"input x\[0\] must be a tensor, got list"),
         ],
     )
-    def test_what_cannot_be_converted_is_explained(self, x, error, message):
-        with pytest.raises(error, match=message):
+    def test_what_cannot_be_converted_is_explained(self, x, message):
+        with pytest.raises((TypeError, ValueError), match=message):
             self.predict(x)
 
 

@@ -117,11 +117,3 @@ def test_errors_name_the_batch():
     with pytest.raises(ValueError, match="batch 1: the model failed on inputs of shape"):
         first_layer([normal(5, 4), normal(5, 3)])
     assert first_layer(DataLoader(normal(257, 4), batch_size=256, drop_last=True))
-
-
-def test_errors_name_rows_of_data_in_memory():
-    x = normal(600, 3)
-    x[[300, 500], 1] = torch.nan
-    classifier = Classifier(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).double())
-    with pytest.raises(ValueError, match="for 2 of 600 inputs, first at index 300, 500;"):
-        batch_norm_statistics(classifier, x)

@@ -20,10 +20,10 @@ from test_calibrate import problem
 CASES = {case.name: case for case in MODELS}
 SOLVERS = {
     "linearised": Linearised(),
-    "polished": Linearised(polish=3),
+    "polished": Linearised("network", polish=3),
     "gradient": Gradient(3, 0.5),
-    "reference": acnml.solvers.Reference(2, 0.5),
-    "influence": acnml.solvers.Influence(),
+    "reference": acnml.solve.Reference(2, 0.5),
+    "influence": acnml.solve.Influence(),
 }
 CUDA = pytest.param(
     "cuda",
@@ -108,13 +108,12 @@ def test_prediction_sets_need_no_default_device(fit):
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("typicality", [False, True])
-def test_a_calibration_needs_no_default_device(typicality):
+@pytest.mark.parametrize("rule", ["acnml", "closed-form"])
+def test_a_calibration_needs_no_default_device(rule):
     model, train, validation, _ = problem()
 
     def run():
-        settings = {"typicality": typicality, "price": 0.05, "progress": False}
-        return acnml.calibrate(model, train, validation, **settings)
+        return acnml.calibrate(model, train, validation, rule=rule, price=0.05, progress=False)
 
     expected, (x, _) = run(), validation[0]
     with torch.device("meta"):
@@ -122,22 +121,9 @@ def test_a_calibration_needs_no_default_device(typicality):
         module = found.as_module()
         answers, abstains = module(x)[0], found.abstains(x)
     assert found.table == expected.table
-    assert torch.equal(found.outcomes.regret, expected.outcomes.regret)
+    assert torch.equal(found.calibrator.outcomes.regret, expected.calibrator.outcomes.regret)
     assert torch.equal(answers, expected.as_module()(x)[0])
     assert torch.equal(abstains, expected.abstains(x))
-
-
-def test_a_calibration_by_folds_needs_no_default_device():
-    model, train, validation, _ = problem()
-
-    def run():
-        folds = [(model, train, validation[:4]), (model, train, validation[4:])]
-        return acnml.calibrate_folds(model, train, folds, price=0.05, progress=False)
-
-    expected = run()
-    with torch.device("meta"):
-        found = run()
-    assert found.table == expected.table
 
 
 def test_states_of_fits_need_no_default_device():

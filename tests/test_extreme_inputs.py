@@ -11,10 +11,9 @@ from torch import nn
 
 import acnml
 from acnml import Acnml, Classifier, Diagonal
-from acnml._algebra.convex import solve_logits
 from acnml._algebra.kernels import DenseKernel, DiagonalKernel
 from acnml._util.checks import RowsError
-from acnml.head.solve import Precision, solve_head
+from acnml.solve.logits import Precision, solve
 from cases import normal
 
 RAY = torch.tensor([[1.0, -0.7]])
@@ -111,18 +110,10 @@ def test_the_exported_file_gives_nan_as_well(tmp_path):
 @pytest.mark.parametrize("kind", [DiagonalKernel, lambda var: DenseKernel(torch.diag_embed(var))])
 def test_a_kernel_that_is_not_finite_spoils_its_own_input_only(bad, classes, kind):
     logits, var = normal(3, classes), normal(3, classes, seed=1).exp()
-    expected = solve_head(logits, kind(var), Precision(negligible=0.0))
+    expected = solve(logits, kind(var), Precision(negligible=0.0))
     var[1, 2] = bad
-    found = solve_head(logits, kind(var), Precision(negligible=0.0))
+    found = solve(logits, kind(var), Precision(negligible=0.0))
     assert not (found.residual[1] <= torch.inf).any()
     assert found.log_lik[1].isnan().all()
     for i in (0, 2):
         torch.testing.assert_close(found.log_lik[i], expected.log_lik[i], rtol=0, atol=1e-9)
-
-
-def test_newton_does_not_take_nan_for_solved():
-    matrix = torch.eye(3).double().expand(2, 3, 3).clone()
-    matrix[1] *= torch.inf
-    found = solve_logits(normal(2, 3), DenseKernel(matrix), torch.arange(3), 1e-9, 50)
-    assert (found.residual[0] <= 1e-9).all()
-    assert not (found.residual[1] <= 1e-9).any()

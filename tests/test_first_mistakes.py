@@ -62,15 +62,6 @@ def test_only_acnml_has_an_alpha(choose):
         choose(Map(Classifier(MLP.model())), DATA)
 
 
-def test_a_choice_is_not_a_number():
-    model = MLP.model()
-    choice = tuning.alpha_by_nll(Acnml(Classifier(model), diagonal(model)), DATA, [0.1])
-    with pytest.raises(TypeError, match=r"alpha must be a number, got a Choice: pass its \.value"):
-        Acnml(Classifier(model), diagonal(model), alpha=choice)
-    with pytest.raises(TypeError, match=r"alpha must be a number, got a str$"):
-        Acnml(Classifier(model), diagonal(model), alpha="1")
-
-
 def covered(model: nn.Module, layers) -> list[list[str]]:
     """The parameters that each way of selecting them covers."""
     swag = Swag(layers=layers())

@@ -10,7 +10,7 @@ from fuzz.cases import KINDS, Case, cases, run
 from fuzz.outcome import Outcome, WrongError, refused_or, require
 
 # Seeds per kind: some seconds each. `make fuzz` runs thousands.
-SLICE = {"answers": 60, "family": 60, "files": 200, "inputs": 60, "settings": 200}
+SLICE = {"answers": 60, "family": 60, "files": 200, "inputs": 60, "neighbours": 40, "scored": 30}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,4 +57,4 @@ def test_accidents_are_no_refusals(result):
 
 
 def test_a_refusal_is_one():
-    assert refused_or(lambda: acnml.Linearised(memory="1")) is Outcome.REFUSED
+    assert refused_or(lambda: acnml.Linearised(step_size=-1.0)) is Outcome.REFUSED

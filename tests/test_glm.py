@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Bma, Classifier, Glm, Map
+from acnml._algebra.kernels import DenseKernel
 from acnml.predictors import LogitSampling, Probit
-from acnml.solvers._linearisation import LogitMoments, logit_moments
+from acnml.problem import Problem
 from cases import LINEAR, diagonal, normal, spd
-from predicting import FINE, Idle, each_case, posterior_over
+from predicting import FINE, Idle, each_case, moments_of, posterior_over
 
 
 @each_case
@@ -28,8 +29,8 @@ def test_small_covariance_makes_glm_map(case, build):
 @each_case
 def test_probit_is_its_formula(case, build):
     model = case.model()
-    moments = logit_moments(Classifier(model), build(model), case.x())
-    var = torch.stack([kernel.diag() for kernel in moments.kernel])
+    moments = moments_of(Classifier(model), build(model), case.x())
+    var = torch.stack([kernel.diag() for kernel in moments.kernel.dense()])
     expected = (moments.logits / torch.sqrt(1 + math.pi / 8 * var)).log_softmax(-1)
     torch.testing.assert_close(Glm(Classifier(model), build(model))(case.x()), expected, **FINE)
 
@@ -41,16 +42,18 @@ def test_more_variance_is_less_confident(link):
         torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]]).double(),
         torch.eye(2).double(),
     )
-    moments = [LogitMoments(logits, (var * eye).expand(3, 2, 2)) for var in (0.1, 1.0, 10.0)]
+    moments = [
+        Problem(logits, DenseKernel((var * eye).expand(3, 2, 2))) for var in (0.1, 1.0, 10.0)
+    ]
     confidences = torch.stack([link(m).max(-1).values for m in moments])
     assert (confidences.diff(dim=0) < 0).all()
 
 
-def two_class_moments(n: int = 6) -> LogitMoments:
+def two_class_moments(n: int = 6) -> Problem:
     """Means and kernels of two classes, the last kernels singular."""
     kernel = 3 * spd(n, 2, seed=5)
     kernel[-1] = torch.tensor([[4.0, -2.0], [-2.0, 1.0]])
-    return LogitMoments(2 * normal(n, 2, seed=6), kernel)
+    return Problem(2 * normal(n, 2, seed=6), DenseKernel(kernel))
 
 
 def sigmoid_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +67,7 @@ def sigmoid_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_logit_sampling_converges_to_the_integral():
     moments, n = two_class_moments(), 20_000
-    kernel = moments.kernel
+    kernel = moments.kernel.dense()
     var = kernel[:, 0, 0] + kernel[:, 1, 1] - 2 * kernel[:, 0, 1]
     expected, spread = sigmoid_moments(moments.logits[:, 0] - moments.logits[:, 1], var)
     actual = LogitSampling(samples=n)(moments).exp()
@@ -74,7 +77,8 @@ def test_logit_sampling_converges_to_the_integral():
 def test_logit_sampling_draws_have_the_kernel_as_covariance():
     """The log-ratios of a sample are its logit differences, whose moments are known."""
     mean, kernel, n = normal(1, 3), 2 * spd(1, 3, seed=1), 4000
-    draws = [LogitSampling(1, seed)(LogitMoments(mean, kernel))[0] for seed in range(n)]
+    problem = Problem(mean, DenseKernel(kernel))
+    draws = [LogitSampling(1, seed)(problem)[0] for seed in range(n)]
     gaps = torch.stack(draws)[:, :2] - torch.stack(draws)[:, 2:]
     contrast = torch.tensor([[1.0, 0, -1], [0, 1, -1]]).double()
     expected = contrast @ kernel[0] @ contrast.T
@@ -87,7 +91,7 @@ def test_logit_sampling_draws_have_the_kernel_as_covariance():
 def test_logits_that_only_move_together_are_certain(kernel):
     """Such kernels are singular, and softmax is invariant to the common shift."""
     logits = normal(2, 3)
-    actual = LogitSampling(samples=7)(LogitMoments(logits, kernel.double().expand(2, 3, 3)))
+    actual = LogitSampling(samples=7)(Problem(logits, DenseKernel(kernel.double().expand(2, 3, 3))))
     torch.testing.assert_close(actual, logits.log_softmax(-1), rtol=1e-6, atol=1e-6)
 
 

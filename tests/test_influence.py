@@ -10,13 +10,12 @@ from torch import nn
 from torch.func import functional_call
 
 import acnml
-from acnml import Acnml, Classifier, IfComp, Linearised, Map, UnsolvedWarning
+from acnml import Acnml, Classifier, IfComp, Map, UnsolvedWarning
 from acnml._util.batches import as_arguments, size, take
-from acnml.solvers import Influence, Reference
-from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, normal
+from acnml.solve import Influence, Reference
+from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, normal
 from dense import covariance, vector
 from predicting import Idle, each_case
-from test_calibrate import joined, problem
 from test_solvers import Scale
 
 
@@ -118,7 +117,7 @@ def test_the_residual_is_that_of_the_linearised_problem():
 def test_residuals_do_not_depend_on_the_block_of_labels(monkeypatch):
     model, x = MLP.model(), MLP.x(4)
     expected = Influence()(Classifier(model), diagonal(model), x).residual
-    monkeypatch.setattr("acnml.solvers.influence.BLOCK", 1)
+    monkeypatch.setattr("acnml.solve.influence.BLOCK", 1)
     found = Influence()(Classifier(model), diagonal(model), x).residual
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
@@ -138,16 +137,6 @@ def test_the_estimate_has_no_upper_limit_and_says_so():
     assert (narrow.regret >= 0).all()
 
 
-def test_fallback_solves_what_the_estimate_does_not():
-    model, x = LINEAR.model(), LINEAR.x(4)
-    wide = diagonal(model).scaled(50.0)
-    found = Acnml(Classifier(model), wide, Influence(), on_unsolved="fallback").solve(x)
-    exact = Linearised()(Classifier(model), wide, x)
-    assert found.solved.all()
-    rough = ~Influence()(Classifier(model), wide, x).solved
-    torch.testing.assert_close(found.log_lik[rough], exact.log_lik[rough], rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("classes", [3, 200])
 def test_a_last_layer_needs_only_its_features(classes):
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, classes)).double()
@@ -160,25 +149,6 @@ def test_a_last_layer_needs_only_its_features(classes):
     expected = Map(classifier)(x) + 0.1 * expected_gain(classifier, posterior, x)
     torch.testing.assert_close(found.log_lik, expected, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(predict.solve(x).log_lik, found.log_lik, rtol=0, atol=1e-11)
-
-
-def test_typicality_scales_it():
-    model, train, validation, test = problem()
-    classifier, (x, _) = Classifier(model), joined(test)
-    posterior = acnml.fit_laplace(classifier, train, layers="last")
-    typicality = acnml.fit_typicality(classifier, train, validation)
-    predict = Acnml(classifier, posterior, Influence(), 0.01, "ignore", typicality=typicality)
-    plain = Map(classifier)(x)
-    gain = Influence().log_lik(classifier, posterior, classifier.prepare(x)) - plain
-    expected = plain + 0.01 * typicality(x).unsqueeze(1) * gain
-    torch.testing.assert_close(predict.log_lik(x), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_it_does_not_become_a_module():
-    model = MLP.model()
-    predict = Acnml(Classifier(model), last_layer(model), Influence())
-    with pytest.raises(ValueError, match="solved by Linearised, can become a module"):
-        predict.as_module()
 
 
 def test_single_precision_loses_few_digits():

@@ -21,58 +21,6 @@ X, Y = MLP.x(60), torch.arange(60) % 3
 DATA = [(X, Y)]
 
 
-def _nested(x):
-    return torch.nested.nested_tensor(list(x))
-
-
-KINDS = {
-    "sparse": (lambda x: x.to_sparse(), r"x is sparse \(torch.sparse_coo\).* pass x.to_dense\(\)"),
-    "nested": (_nested, r"x is nested, .*torch.nested.to_padded_tensor"),
-    "jagged": (
-        lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),
-        r"x is nested, .*torch.nested.to_padded_tensor",
-    ),
-    "meta": (lambda x: x.to("meta"), "x is on the meta device and has no values.* pass the data"),
-    "quantised": (
-        lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
-        r"x is quantised \(torch.qint8\).* pass x.dequantize\(\)",
-    ),
-    "float8": (lambda x: x.to(torch.float8_e4m3fn), r"type torch.float8_e4m3fn.* pass x.float\(\)"),
-}
-
-ENTRIES = {
-    "predictor": lambda c, x: Map(c)(x),
-    "fit": lambda c, x: acnml.fit_laplace(c, [(x, Y)]),
-    "calibrate": lambda c, x: acnml.calibrate(c, [x], DATA),
-}
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.filterwarnings("ignore:.*quantize.*")
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_kinds_of_tensors_get_a_sentence(kind):
-    convert, message = KINDS[kind]
-    x = convert(X)
-    for use in ENTRIES.values():
-        with pytest.raises(TypeError, match=message):
-            use(Classifier(MLP.model()), x)
-
-
-def test_tensors_in_tuples_and_mappings_are_named():
-    classifier = Classifier(MLP.model())
-    with pytest.raises(TypeError, match=r"input x\[1\] is sparse"):
-        Map(classifier)((X, X.to_sparse()))
-    with pytest.raises(TypeError, match="input mask is on the meta device"):
-        Map(classifier)({"mask": X.to("meta")})
-    with pytest.raises(TypeError, match="inputs must be a tensor, a tuple or a mapping"):
-        Map(classifier)("x")
-
-
-def test_a_model_without_values_is_refused():
-    with pytest.raises(ValueError, match=r"'weight' is on the meta device .* load the model's"):
-        Classifier(nn.Linear(3, 2, device="meta"))
-
-
 # A missing batch dimension -----------------------------------------------------------------------
 
 
@@ -117,12 +65,6 @@ def test_numpy_integers_are_integers():
     acnml.Bma(classifier, posterior, samples=TWO, seed=TWO)(X)
     solver = acnml.Gradient(TWO, 0.3, np.int64(10**7))
     Acnml(classifier, posterior, solver, alpha=np.float32(0.1), on_unsolved="ignore")(X)
-
-
-@pytest.mark.parametrize("value", [2.0, "2", None, True, torch.tensor(2)])
-def test_other_kinds_of_numbers_are_refused_where_integers_belong(value):
-    with pytest.raises(TypeError, match="steps must be an integer, got"):
-        acnml.Gradient(steps=value)
 
 
 # Posteriors --------------------------------------------------------------------------------------
@@ -173,11 +115,6 @@ def test_a_classifier_with_a_function_of_the_standard_library_can_be_pickled():
     expected = predict(X)
     again = pickle.loads(pickle.dumps(predict))
     assert torch.equal(again(X), expected)
-
-
-def test_get_logits_must_be_a_function():
-    with pytest.raises(TypeError, match="get_logits must be a function of the model's output"):
-        Classifier(Wrapped(), get_logits="logits")
 
 
 # Names of modules --------------------------------------------------------------------------------

@@ -22,12 +22,11 @@ from acnml import Classifier, fit_laplace
 from acnml.fit import (
     EmpiricalFisher,
     ExactFisher,
-    Factors,
     MonteCarloFisher,
     fit_curvature,
     laplace,
 )
-from acnml.fit.curvature import EigenFactors, EkfacCurvature
+from acnml.fit.curvature import EkfacCurvature
 from acnml.fit.fisher import Outputs
 from acnml.posteriors import FactorBlock
 from cases import CONV, LINEAR, MLP, MODELS, Case, Sequence, affine_layers, normal, small_network
@@ -42,7 +41,6 @@ from fits import (
     labelled,
     tensors,
 )
-from stored import rewrite
 
 FISHERS = [ExactFisher(), MonteCarloFisher(3, seed=1), EmpiricalFisher()]
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
@@ -144,16 +142,6 @@ def test_ekfac_is_never_farther_from_the_curvature_than_kfac(seed, n, case):
         assert ours < theirs
 
 
-def test_ekfac_is_exact_for_two_classes_and_orthogonal_inputs_where_kfac_is_not():
-    """Σ h_n vvᵀ ⊗ a_n a_nᵀ with v = (1, -1) is diagonal in a basis of the inputs, for any h_n."""
-    model = nn.Linear(3, 2, bias=False).double()
-    x = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
-    exact = gauss_newton(model, x, ["weight"])
-    ekfac, kron = (dense(fit_curvature(model, [x], structure=s)) for s in ("ekfac", "kron"))
-    torch.testing.assert_close(ekfac, exact, rtol=1e-10, atol=1e-10)
-    assert (kron - exact).abs().max() > 0.01
-
-
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 def test_the_full_curvature_is_the_hessian_of_the_loss(case):
     """The softmax loss is convex in a last layer, and its Hessian needs no approximation."""
@@ -224,20 +212,6 @@ def test_the_closed_form_of_a_last_layer_is_the_general_way(
     backward_passes()
     slow = fit_curvature(classifier, data, **options)
     torch.testing.assert_close(dense(fast), dense(slow), rtol=1e-8, atol=1e-9)
-
-
-@by_fisher
-def test_the_full_curvature_is_the_sum_over_the_vectors_of_the_fisher(fisher):
-    model, x, labels = nn.Linear(4, 5, bias=False).double(), normal(9, 4), torch.arange(9) % 5
-    classifier = Classifier(model).tempered(1.3)
-    found = fit_curvature(classifier, [(x, labels)], structure="full", fisher=fisher)
-    generator = torch.Generator().manual_seed(getattr(fisher, "seed", 0))
-    outputs = Outputs(classifier.log_probs(x).detach().exp(), labels, generator)
-    expected = torch.zeros(20, 20).double()
-    for s in fisher.vectors(outputs):
-        grads = torch.einsum("bc,bi->bci", s, x).flatten(1) / 1.3
-        expected += grads.T @ grads
-    torch.testing.assert_close(found.hessian, expected, rtol=1e-11, atol=1e-12)
 
 
 def confident(dtype: torch.dtype) -> tuple[Classifier, torch.Tensor]:
@@ -428,72 +402,7 @@ def test_a_basis_must_be_of_the_same_network():
             fit_curvature(model, data, basis=basis, **options)
 
 
-def test_a_basis_may_have_another_precision_than_the_network():
-    data = [(normal(12, 4), torch.arange(12) % 3)]
-    model = small_network(nn.Linear(4, 3)).float()
-    basis = fit_curvature(model, [(data[0][0].float(), data[0][1])])
-    found = fit_curvature(model.double(), data, structure="ekfac", basis=basis)
-    assert {tensor.dtype for tensor in found.mean.values()} == {torch.float64}
-    own = fit_curvature(model, data, structure="ekfac")
-    assert found.trace() == pytest.approx(own.trace(), rel=1e-5)
-
-
-def test_an_iterator_that_is_used_up_is_an_error():
-    with pytest.raises(ValueError, match="pass a loader that can be iterated again"):
-        fit_curvature(MLP.model(), iter(labelled(MLP, 2, 2)), structure="ekfac")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda value: value["factors"][0]["layer"].update(groups=1), "of shape"),
-        (lambda value: value["factors"].pop(), "the names of the blocks and mean differ"),
-        (lambda value: value["factors"][0].update(kind="Affine"), "cannot be restored"),
-        (lambda value: value.update(kind="Factors"), "cannot be restored"),
-    ],
-)
-def test_a_damaged_curvature_is_a_storage_error(change, message, tmp_path):
-    path = tmp_path / "curvature.safetensors"
-    acnml.save(fitted(CASES[-1], "kron", 6), path)
-    rewrite(path, lambda header: change(header["value"]))
-    with pytest.raises(acnml.storage.StorageError, match=message):
-        acnml.load(path)
-
-
-def test_a_curvature_has_no_network_and_its_parts_are_no_values(tmp_path):
-    curvature, path = fitted(CONV, "kron", 6), tmp_path / "curvature.safetensors"
-    acnml.save(curvature, path)
-    with pytest.raises(
-        acnml.storage.StorageError, match="KroneckerCurvature, which has no network"
-    ):
-        acnml.load(path, Classifier(CONV.model()))
-    with pytest.raises(TypeError, match="Swag, densities and predictors can be stored"):
-        acnml.save(curvature.factors, path)
-    (layer,) = affine_layers(LINEAR.model())
-    mean = {"weight": normal(3, 4), "bias": normal(3)}
-    wrong = EigenFactors(layer, torch.eye(4), torch.eye(3), torch.ones(3, 4))
-    with pytest.raises(ValueError, match=r"matrix of shape \(3, 4\), but .* \(3, 5\)"):
-        EkfacCurvature(mean, (wrong,))
-
-
-def test_named_tuples_keep_their_type_when_tensors_are_mapped():
-    curvature = fitted(CONV, "kron", 6)
-    half = acnml._util.params.map_tensors(curvature, lambda tensor: tensor / 2)
-    for found, factors in zip(half.factors, curvature.factors, strict=True):
-        assert type(found) is Factors
-        assert found.layer == factors.layer
-        assert torch.equal(found.inputs, factors.inputs / 2)
-
-
 # Fisher matrices ---------------------------------------------------------------------------------
-
-
-def test_fisher_vectors_sum_to_the_hessian():
-    outputs = Outputs(normal(4, 3).softmax(-1), None, torch.Generator())
-    hessian = ExactFisher().hessians(outputs)
-    vectors = torch.stack(list(ExactFisher().vectors(outputs)))
-    outer = torch.einsum("sbi,sbj->bij", vectors, vectors)
-    torch.testing.assert_close(outer, hessian, rtol=1e-12, atol=1e-12)
 
 
 def test_monte_carlo_fisher_is_unbiased():
@@ -504,15 +413,6 @@ def test_monte_carlo_fisher_is_unbiased():
     outers = n * drawn.unsqueeze(-1) * drawn.unsqueeze(-2)
     hessian = torch.diag(probs[0]) - probs[0].outer(probs[0])
     assert ((outers.mean(0) - hessian).abs() < 6 * outers.std(0) / math.sqrt(n)).all()
-
-
-def test_monte_carlo_fisher_is_seeded():
-    first, same, other = (
-        vector(fitted(MLP, "diag", 3, 3, fisher=MonteCarloFisher(2, seed)).diagonal)
-        for seed in (1, 1, 2)
-    )
-    assert torch.equal(first, same)
-    assert not torch.equal(first, other)
 
 
 def test_monte_carlo_draws_the_same_labels_in_both_passes():
@@ -592,20 +492,6 @@ def test_covers_what_is_asked_for(structure, layers, names):
     assert list(found.mean) == names
 
 
-def test_a_weight_without_its_bias_has_the_same_factors():
-    weight, both = (fitted(CONV, "kron", 4, layers=names) for names in (["head.weight"], ["head"]))
-    torch.testing.assert_close(weight.factors[0].inputs, both.factors[0].inputs[:-1, :-1])
-
-
-def test_sees_the_tensors_that_the_classifier_sees():
-    model, data = CONV.model(), labelled(CONV, 4)
-    moved = {"norm.running_mean": torch.ones(4).double(), "head.bias": normal(3)}
-    viewed = fit_curvature(Classifier(model).at(moved), data, structure="diag")
-    model.load_state_dict(moved, strict=False)
-    expected = fit_curvature(model, data, structure="diag")
-    torch.testing.assert_close(viewed.diagonal, expected.diagonal)
-
-
 def test_leaves_the_model_alone_and_survives_in_place_activations():
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)).double().train()
     plain = nn.Sequential(model[0], nn.ReLU(), model[2])
@@ -617,15 +503,6 @@ def test_leaves_the_model_alone_and_survives_in_place_activations():
     assert model.training
     assert all(p.grad is None for p in model.parameters())
     assert not model[0]._forward_hooks
-
-
-@pytest.mark.parametrize("form", [lambda x, y: [x, y], lambda x, y: {"input": x, "labels": y}])
-def test_batches_may_be_lists_or_mappings(form):
-    model, x, y = nn.Linear(4, 3), normal(4, 4), torch.tensor([0, 1, 2, 0])
-    found, expected = (
-        fit_laplace(model, [batch], fisher=EmpiricalFisher()) for batch in (form(x, y), (x, y))
-    )
-    assert_identical(found, expected)
 
 
 @pytest.mark.parametrize("name", [name for name in acnml.__all__ if name.startswith("fit_")])

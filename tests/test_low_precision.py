@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import acnml
 from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import MLP, MODELS, POSTERIORS, Case, diagonal, normal
 
 HALVES = [torch.float16, torch.bfloat16]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 
@@ -16,7 +15,6 @@ from acnml import Acnml, Classifier, Ensemble, Map, Modes, tuning
 from acnml.storage import StorageError
 from cases import LINEAR, MLP, POSTERIORS, diagonal, last_layer, normal
 from predicting import fingerprint, same
-from test_calibrate import joined, problem
 
 
 def network(seed: int) -> nn.Module:
@@ -159,18 +157,6 @@ def test_several_networks_are_stored_in_one_file(tmp_path):
         acnml.load(path, networks[::-1])
     with pytest.raises(StorageError, match="stored with 3 networks, but 1 were given"):
         acnml.load(path, networks[0])
-
-
-def test_typicality_goes_with_its_network(tmp_path):
-    model, train, validation, test = problem()
-    other, path = copy.deepcopy(model), tmp_path / "modes.safetensors"
-    with torch.no_grad():
-        other.body.weight.mul_(1.1)
-    parts = [acnml.calibrate(one, train, validation).predictor for one in (model, other)]
-    acnml.save(Modes(parts), path)
-    loaded = acnml.load(path, [Classifier(model), Classifier(other)])
-    x, _ = joined(test)
-    assert torch.equal(loaded(x), Modes(parts)(x))
 
 
 def test_members_may_be_of_any_kind_and_models_stay_as_they_are():

@@ -41,15 +41,6 @@ def test_touches_neither_the_model_nor_the_random_state(case, mode):
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_starts_at_the_weights_that_the_classifier_has():
-    case = MODELS[1]
-    moved = {"2.bias": torch.tensor([3.0, 0.0, -3.0]).double()}
-    classifier = Classifier(case.model()).at(moved).tempered(2.0)
-    loader = [(case.x(), torch.arange(3))]
-    actual = NaiveCnml(classifier, loader, Refit(1, 1e-9)).log_lik(case.x())
-    torch.testing.assert_close(actual, classifier.log_probs(case.x()).detach(), atol=1e-7, rtol=0)
-
-
 def test_a_result_does_not_depend_on_the_other_inputs():
     """An interrupted run can therefore continue with the remaining inputs."""
     loader = DataLoader(TensorDataset(X, Y), batch_size=5, shuffle=True)
@@ -73,11 +64,3 @@ def test_the_seed_decides_the_order_of_the_data():
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-def test_repr_shows_the_settings_of_training():
-    predict = NaiveCnmlMax(Classifier(regression()), [(X, Y)], Refit(3, 0.1))
-    assert repr(predict) == (
-        "NaiveCnmlMax(Classifier(Linear), Refit(epochs=3, learning_rate=0.1, momentum=0.9, "
-        "weight_decay=0.0, seed=0, memory=None), 9 parameters: weight … bias)"
-    )

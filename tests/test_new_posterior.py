@@ -15,7 +15,7 @@ from acnml._engine.layers import AFFINE, SCALING, find_sites
 from acnml._engine.rows import rows_can_part
 from acnml._util.params import Params, flatten, scale
 from acnml.posteriors import Posterior
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import MODELS, Case, diagonal, last_layer, normal
 from test_solvers import MORE
 

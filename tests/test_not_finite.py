@@ -13,7 +13,7 @@ import acnml
 from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised, Map
 from acnml._util.checks import RowsError
 from acnml.fit import Refit
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import diagonal, normal
 
 Y = torch.tensor([0, 1, 2, 0])
@@ -135,8 +135,6 @@ def head(model: nn.Module) -> Diagonal:
         lambda c, x: acnml.IfComp(c, head(c.model)).ood_score,
         lambda c, x: acnml.fit_pnml(c, x),
         lambda c, x: acnml.fit_pnml(c, x).leverage,
-        lambda c, x: acnml.fit_typicality(c, x, x),
-        lambda c, x: acnml.DensityTempered(c, acnml.fit_typicality(c, x, x)),
         lambda c, x: acnml.Tempered(Map(c), 2.0),
         lambda c, x: acnml.Ensemble((Map(c), Map(c))),
     ],
@@ -154,7 +152,6 @@ def test_errors_name_rows_of_the_batch_and_not_of_a_chunk(make):
 
 USES_OF_DATA = [
     lambda c, data: acnml.fit_laplace(c, data, structure="diag"),
-    lambda c, data: acnml.fit_typicality(c, data, data),
     lambda c, data: acnml.tuning.temperature_by_nll(Map(c), data),
 ]
 
@@ -170,7 +167,7 @@ def test_errors_name_rows_of_data_in_memory(use):
     assert refused.value.rows == (300, 500)
 
 
-@pytest.mark.parametrize("use", [USES_OF_DATA[0], USES_OF_DATA[2]])  # typicality takes no labels
+@pytest.mark.parametrize("use", USES_OF_DATA)
 def test_errors_name_rows_of_labels_in_memory(use):
     classifier, labels = Classifier(Exploding().double()), torch.arange(600) % 3
     labels[[300, 500]] = 7

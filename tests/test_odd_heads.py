@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+import acnml
 from acnml import Acnml, Classifier, Glm, Linearised
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import POSTERIORS, diagonal, normal
 
 X = normal(3, 4)
@@ -103,12 +104,12 @@ def test_modules_run_the_hooks_of_the_last_layer_once(name):
     layer = model.get_submodule(name)
     layer.register_forward_pre_hook(lambda _, args: (2 * args[0] + 1,))
     layer.register_forward_hook(_unchanged)
-    names = [f"{name}.{key}".lstrip(".") for key in ("weight", "bias")]
-    exact = Linearised(tolerance=1e-12)
-    predict = Acnml(Classifier(model), diagonal(model, names), exact, alpha=0.5)
-    log_probs, regret = predict.as_module(steps=30)(X)
-    torch.testing.assert_close(log_probs, predict(X), rtol=0, atol=1e-8)
-    torch.testing.assert_close(regret, predict.regret(X), rtol=0, atol=1e-8)
+    x = normal(300, 4)
+    labels = (model(x).detach() + normal(300, 3, seed=1)).argmax(-1)
+    found = acnml.calibrate(model, (x[:100], labels[:100]), (x[100:], labels[100:]), price=0.05)
+    log_probs, regret, _ = found.as_module()(X)
+    torch.testing.assert_close(log_probs.double(), found.log_probs(X), rtol=0, atol=1e-5)
+    torch.testing.assert_close(regret.double(), found.regret(X), rtol=0, atol=1e-5)
     assert len(layer._forward_pre_hooks) == 1  # the user's model keeps its own
 
 

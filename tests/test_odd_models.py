@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import acnml
 from acnml import Acnml, Classifier, Gradient, Linearised
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import POSTERIORS, diagonal, normal
 
 X = normal(3, 6, 4)

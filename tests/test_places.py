@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from acnml.core import calibrate
 from torch import nn
 
-from acnml import Classifier
+from acnml import Classifier, calibrate
 from acnml.features import MOST_FEATURES, Folding, Place, Taps, find_places
 from cases import normal
 
@@ -194,5 +193,6 @@ def test_a_model_without_places_is_told_to_name_some():
         def forward(self, x):
             return x @ self.weight
 
-    with pytest.raises(ValueError, match=r'name places, such as places=\[acnml\.Place\("encoder"'):
+    message = r'name places, such as places=\[acnml\.features\.Place\("encoder"'
+    with pytest.raises(ValueError, match=message):
         places_of(Model(), torch.randn(20, 4))

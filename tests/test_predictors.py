@@ -13,14 +13,14 @@ from torch import nn
 import acnml
 from acnml import Acnml, Bma, Classifier, Map
 from acnml._util.batches import size, take
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import MODELS, POSTERIORS, Case, diagonal, normal
 from predicting import Idle, bad_inputs, each_case, fingerprint, posterior_over, same
 
 
 def predictors(model: nn.Module, build) -> list:
     classifier, posterior = Classifier(model), build(model)
-    acnml = Acnml(classifier, posterior, on_unsolved="fallback")
+    acnml = Acnml(classifier, posterior)
     return [Map(classifier), Bma(classifier, posterior, samples=3), acnml]
 
 
@@ -37,7 +37,7 @@ def test_rows_are_distributions(case, build):
 
 @each_case
 def test_regret_is_between_zero_and_log_k(case, build):
-    predict = Acnml(Classifier(case.model()), build(case.model()), on_unsolved="fallback")
+    predict = Acnml(Classifier(case.model()), build(case.model()))
     regret = predict.regret(case.x())
     assert (regret > 0).all()
     assert (regret < math.log(3)).all()
@@ -92,10 +92,10 @@ def test_calls_run_the_network_no_more_often_than_needed(monkeypatch):
     assert runs_of(Bma(classifier, posterior, samples=3), case.x(), monkeypatch) == 3
     assert runs_of(acnml.Glm(classifier, posterior), case.x(), monkeypatch) == 1
     assert runs_of(Acnml(classifier, posterior, alpha=0.1), case.x(), monkeypatch) == 1
-    careful = Acnml(classifier, posterior, alpha=0.1, on_unsolved="fallback")
+    careful = Acnml(classifier, posterior, alpha=0.1)
     assert runs_of(careful, case.x(), monkeypatch) == 1
     # Over all layers: one input, or a batch, at the mean; all rows at the solution.
-    solver = acnml.Linearised(polish=0)
+    solver = acnml.Linearised("network")
     literal = Acnml(classifier, diagonal(case.model()), solver, 0.1, on_unsolved="ignore")
     assert runs_of(literal, case.x(1), monkeypatch) == 2
     assert runs_of(literal, case.x(3), monkeypatch) == 3

@@ -8,7 +8,7 @@ from torch import nn
 
 from acnml import Classifier
 from acnml._util.batches import size, take
-from acnml.solvers import Reference, UnsolvedError
+from acnml.solve import Reference, UnsolvedError
 from cases import MODELS, POSTERIORS, normal
 from dense import literal_acnml
 

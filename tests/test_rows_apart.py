@@ -12,7 +12,7 @@ from torch import nn
 import acnml
 from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map
 from acnml._engine.trust import _equal_rows
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import MODELS, diagonal, last_layer, normal
 
 X, Y = normal(12, 4, seed=3), torch.arange(12) % 3

@@ -14,7 +14,7 @@ import acnml
 from acnml import Acnml, Classifier, Gradient, Linearised, UnsolvedWarning, metrics
 from acnml._algebra.dual import combination
 from acnml._util.batches import take
-from acnml.solvers import Reference, Solution, UnsolvedError
+from acnml.solve import Reference, Solution, UnsolvedError
 from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, low_rank, normal
 
 WIDE = [
@@ -39,7 +39,7 @@ def relu_network() -> nn.Module:
 def test_no_label_is_explained_worse_than_at_the_mean(case, build, polish, alpha):
     model, x = case.model(), case.x(4)
     posterior, classifier = build(model).scaled(alpha), Classifier(model)
-    solution = Linearised(polish=polish)(classifier, posterior, x)
+    solution = Linearised("network", polish=polish)(classifier, posterior, x)
     assert (solution.log_lik >= classifier.log_probs(x, posterior.mean) - 1e-12).all()
     assert (solution.regret >= -1e-12).all()
     assert (solution.regret <= math.log(3) + 1e-12).all()
@@ -49,16 +49,16 @@ def test_a_wide_low_rank_posterior_never_explains_a_label_worse():
     model, x = relu_network(), normal(50, 4)
     posterior, classifier = low_rank(model).scaled(30.0), Classifier(model)
     for polish in (0, 2):
-        solution = Linearised(polish=polish)(classifier, posterior, x)
+        solution = Linearised("network", polish=polish)(classifier, posterior, x)
         assert (solution.log_lik >= classifier.log_probs(x) - 1e-12).all()
         assert (solution.regret >= -1e-12).all()
 
 
 def steps_of(solver, classifier, posterior, x):
     """Solve, and return the solution with the bundles before and after every step of the ascent."""
-    from acnml.solvers import linearised
+    from acnml.solve import ascent
 
-    seen, advanced = [], linearised._advanced
+    seen, advanced = [], ascent._advanced
 
     def spy(rows, old, labels, active):
         new = advanced(rows, old, labels, active)
@@ -66,7 +66,7 @@ def steps_of(solver, classifier, posterior, x):
         return new
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linearised, "_advanced", spy)
+        patch.setattr(ascent, "_advanced", spy)
         solution = solver(classifier, posterior, x)
     return solution, seen
 
@@ -93,7 +93,9 @@ def test_no_step_lowers_the_objective(name, alpha):
     """The objective that the ascent keeps track of is log p + log q, and it never falls."""
     model, x = MLP.model(), MLP.x(3)
     posterior, classifier = POSTERIORS[name](model).scaled(alpha), Classifier(model)
-    solver = Linearised(polish=6, polish_tolerance=1e-12)  # no row ends before the last step
+    solver = Linearised(
+        "network", polish=6, polish_tolerance=1e-12
+    )  # no row ends before the last step
     solution, seen = steps_of(solver, classifier, posterior, x)
     assert len(seen) == solver.polish
     for old, new in seen:
@@ -110,7 +112,7 @@ def test_no_step_lowers_the_objective(name, alpha):
 def test_polishing_converges_with_wide_posteriors(name, alpha):
     model, x = MLP.model(), MLP.x(5)
     posterior, classifier = POSTERIORS[name](model).scaled(alpha), Classifier(model)
-    solution = Linearised(polish=60)(classifier, posterior, x)
+    solution = Linearised("network", polish=60)(classifier, posterior, x)
     assert (solution.residual <= 0.05).all()
     assert solution.solved.all()
 
@@ -119,10 +121,10 @@ def test_polishing_converges_with_wide_posteriors(name, alpha):
 def test_rows_that_are_run_alone_equal_those_of_the_whole_grid(case, monkeypatch):
     model, x = case.model(), case.x(4)
     posterior, classifier = diagonal(model).scaled(3.0), Classifier(model)
-    solver = Linearised(polish=8, polish_tolerance=1e-3)
+    solver = Linearised("network", polish=8, polish_tolerance=1e-3)
     expected = solver(classifier, posterior, x)
     for many in (0.0, 1.1):  # never alone, always alone
-        monkeypatch.setattr("acnml.solvers.linearised.MANY", many)
+        monkeypatch.setattr("acnml.solve.ascent.MANY", many)
         found = solver(classifier, posterior, x)
         torch.testing.assert_close(found.log_lik, expected.log_lik, rtol=0, atol=1e-9)
         torch.testing.assert_close(found.residual, expected.residual, rtol=0, atol=1e-7)
@@ -131,9 +133,9 @@ def test_rows_that_are_run_alone_equal_those_of_the_whole_grid(case, monkeypatch
 @pytest.mark.parametrize("rounds", [1, 4, 200])
 def test_combinations_of_gradients_have_a_low_cost(rounds, monkeypatch):
     """The cost never rises. The duality gap λᵀh - min_i h_i, with derivatives h, becomes small."""
-    from acnml._algebra.convex import least_on_simplex
+    from acnml._algebra.simplex import least_on_simplex
 
-    monkeypatch.setattr("acnml._algebra.convex.ROUNDS", rounds)
+    monkeypatch.setattr("acnml._algebra.simplex.ROUNDS", rounds)
     roots, costs = normal(50, 6, 4), normal(50, 6).abs()
     matrix, start = roots @ roots.mT, torch.zeros(50, 6, dtype=torch.float64)
     start[:, 2] = 1
@@ -153,7 +155,7 @@ def test_combinations_of_gradients_have_a_low_cost(rounds, monkeypatch):
 # Unsolved labels ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("solver", [Gradient(1, 0.1), Reference(1, 0.1), Linearised()])
+@pytest.mark.parametrize("solver", [Gradient(1, 0.1), Reference(1, 0.1), Linearised("network")])
 def test_solved_is_a_small_residual(solver):
     model, x = MLP.model(), MLP.x(5)
     solution = solver(Classifier(model), diagonal(model).scaled(3.0), x)
@@ -193,7 +195,7 @@ def test_one_warning_per_call_counts_the_unsolved_labels(use):
     message = str(caught[0].message)
     assert "3 of 9 labels are not solved (the largest residual is 0.3" in message
     assert "for 1 of 3 inputs, first at index 1;" in message
-    assert 'or on_unsolved="fallback"' in message
+    assert "The default solver, Linearised(), solves every label." in message
     assert caught[0].filename == __file__
 
 
@@ -210,77 +212,6 @@ def test_solved_or_ignored_labels_are_silent(use):
         warnings.simplefilter("error")
         use(known(0.0, 0.0, 0.1), MLP.x(3))
         use(known(0.0, 1.0, math.nan, on_unsolved="ignore"), MLP.x(3))
-
-
-@pytest.mark.parametrize("solver", [Linearised(), Gradient(1, 0.1), Reference(1, 0.1)])
-def test_the_fallback_solves_what_the_solver_does_not(solver):
-    model, x = MLP.model(), MLP.x(5)
-    ignoring = Acnml(Classifier(model), diagonal(model), solver, 3.0, "ignore")
-    first = ignoring.solve(x)
-    assert not first.solved.all()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = replace(ignoring, on_unsolved="fallback").solve(x)
-    assert found.solved.all()
-    assert torch.equal(found.log_lik[first.solved], first.log_lik[first.solved])
-    assert (found.log_lik >= Classifier(model).log_probs(x) - 1e-12)[~first.solved].all()
-
-
-def test_the_fallback_falls_back_to_the_literal_iteration():
-    """A parameter that belongs to no layer: the engine cannot run this model."""
-
-    class Scale(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale, self.head = nn.Parameter(torch.ones(4)), nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.head(self.scale * x)
-
-    model = Scale().double()
-    predict = Acnml(Classifier(model), diagonal(model), Reference(1, 0.1), on_unsolved="fallback")
-    assert predict.solve(normal(4, 4)).solved.all()
-
-
-def test_the_fallback_solves_many_more_labels_of_a_trained_relu_network():
-    """Optima at kinks of a network with 128 hidden units, which few steps do not reach."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        centres = torch.randn(10, 20)
-        labels = torch.arange(500) % 10
-        x = centres[labels] + torch.randn(500, 20)
-        layers = nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
-        model = nn.Sequential(*layers)
-        optimiser = torch.optim.Adam(model.parameters(), 3e-3)
-        for _ in range(200):
-            optimiser.zero_grad()
-            nn.functional.cross_entropy(model(x), labels).backward()
-            optimiser.step()
-        queries = centres[:2] + torch.randn(2, 20)
-    posterior = acnml.fit_laplace(
-        Classifier(model), [(x, labels)], prior_precision=1.0, progress=False
-    )
-    predict = Acnml(Classifier(model), posterior, alpha=1.0, on_unsolved="ignore")
-    first = predict.solve(queries)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnsolvedWarning)  # of what is left
-        found = replace(predict, on_unsolved="fallback").solve(queries)
-    assert first.solved.double().mean() < 0.5
-    assert found.solved.double().mean() > 0.8
-    assert (found.log_lik >= predict.classifier.log_probs(queries) - 1e-6).all()
-
-
-def test_what_no_fallback_solves_stays_flagged(monkeypatch):
-    monkeypatch.setattr("acnml.predictors.acnml.FALLBACK_POLISH", 1)
-    monkeypatch.setattr("acnml.predictors.acnml.FALLBACK_STEPS", 1)
-    model = MLP.model()
-    predict = Acnml(
-        Classifier(model), diagonal(model), Gradient(1, 0.01), 30.0, on_unsolved="fallback"
-    )
-    with pytest.warns(UnsolvedWarning) as caught:
-        solution = predict.solve(MLP.x(5))
-    assert not solution.solved.all()
-    assert "fallback" not in str(caught[0].message)  # it has been tried
 
 
 # Inputs without an answer ------------------------------------------------------------------------
@@ -321,8 +252,8 @@ def huge_input() -> tuple[nn.Module, torch.Tensor]:
 
 
 SOLVERS = {
-    "default": None,
     "linearised": Linearised(),
+    "network": Linearised("network"),
     "gradient": Gradient(3, 0.3),
     "reference": Reference(3, 0.3),
 }
@@ -394,12 +325,9 @@ def test_a_batch_without_any_answer_is_all_flagged():
 def test_calibrated_abstains_from_flagged_inputs():
     x = normal(400, 4)
     model = LINEAR.model()
-    labels = torch.distributions.Categorical(logits=model(x).detach())
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        y = labels.sample()
-    calibrated = acnml.calibrate(model, [(x[:200], y[:200])], [(x[200:], y[200:])], price=0.1)
-    flagging = replace(calibrated, predictor=replace(calibrated.predictor, on_error="flag"))
+    y = (model(x).detach() + normal(400, 3, seed=1)).argmax(-1)
+    calibrated = acnml.calibrate(model, [(x[:200], y[:200])], [(x[200:], y[200:])], price=0.05)
+    flagging = replace(calibrated, calibrator=replace(calibrated.calibrator, on_error="flag"))
     query = x[:3].clone()
     query[1] = math.nan
     assert flagging.predict(query).tolist() == [
@@ -407,8 +335,8 @@ def test_calibrated_abstains_from_flagged_inputs():
         -1,
         *calibrated.predict(x[2:3]).tolist(),
     ]
-    for score in acnml.Score:
-        abstained = flagging.abstains(query, share=0.0, score=score)
+    for by in ("confidence", "regret"):
+        abstained = flagging.abstains(query, share=0.0, by=by)
         assert abstained.tolist() == [False, True, False]
     with pytest.raises(ValueError, match="first at index 1"):
         calibrated.predict(query)
@@ -426,15 +354,25 @@ def test_unknown_settings_are_refused(name):
 
 def test_the_settings_are_stored(tmp_path):
     model = MLP.model()
-    predict = Acnml(Classifier(model), diagonal(model), None, 0.1, "fallback", "flag")
+    predict = Acnml(
+        Classifier(model), diagonal(model), Linearised("network"), 0.1, "ignore", "flag"
+    )
     acnml.save(predict, tmp_path / "a")
     loaded = acnml.load(tmp_path / "a", Classifier(model))
-    assert (loaded.on_unsolved, loaded.on_error) == ("fallback", "flag")
+    assert (loaded.on_unsolved, loaded.on_error) == ("ignore", "flag")
+    assert loaded.solver == Linearised("network")
 
 
 def test_a_polish_tolerance_must_be_positive():
     with pytest.raises(ValueError, match="polish_tolerance must be a positive"):
         Linearised(polish_tolerance=0.0)
+
+
+def test_only_the_network_is_polished():
+    with pytest.raises(ValueError, match='add evaluate="network"'):
+        Linearised(polish=3)
+    with pytest.raises(ValueError, match="evaluate must be"):
+        Linearised("true")
 
 
 def test_a_kernel_that_overflows_is_refused():

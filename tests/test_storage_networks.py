@@ -106,11 +106,6 @@ def test_a_network_stored_in_half_precision_loads_for_the_original(tmp_path):
         acnml.load(tmp_path / "map", Classifier(shifted(network())), weights="rounded")
 
 
-def test_unknown_words_for_weights_are_refused(path):
-    with pytest.raises(ValueError, match="weights must be 'exact' or 'rounded', got 'about'"):
-        acnml.load(path, Classifier(network()), weights="about")
-
-
 # The same network in another dress -----------------------------------------------------------
 
 
@@ -194,34 +189,12 @@ def sequential(*layers: nn.Module) -> nn.Module:
 
 
 STRUCTURES = [
-    (lambda: Block(), lambda: Block(scale=0.25), r"scale of 'the model' \(Block\) is 0\.25.*0\.5"),
-    (
-        lambda: Block(),
-        lambda: Block(activation=torch.relu),
-        'activation .* is "relu" .* was "tanh"',
-    ),
+    (Block, lambda: Block(scale=0.25), r"scale of 'the model' \(Block\) is 0\.25.*0\.5"),
+    (Block, lambda: Block(activation=torch.relu), 'activation .* is "relu" .* was "tanh"'),
     (lambda: Block(tied=True), Block, "has 'second.weight', but had no such tensor"),
     (Block, lambda: Block(tied=True), "has no 'second.weight', but had such tensor"),
-    (
-        lambda: sequential(nn.ReLU(), Block()),
-        lambda: sequential(nn.GELU(), Block()),
-        "no ReLU at '1'",
-    ),
-    (
-        lambda: sequential(nn.LeakyReLU(0.1), Block()),
-        lambda: sequential(nn.LeakyReLU(0.3), Block()),
-        r"negative_slope of '1' \(LeakyReLU\) is 0\.3",
-    ),
-    (
-        lambda: sequential(Block(), nn.ReLU()),
-        lambda: sequential(Block(), nn.ReLU(), nn.ReLU()),
-        "more modules",
-    ),
-    (
-        lambda: sequential(nn.LayerNorm(3, eps=1e-5), Block()),
-        lambda: sequential(nn.LayerNorm(3, eps=1e-3), Block()),
-        r"eps of '1' \(LayerNorm\)",
-    ),
+    (lambda: sequential(nn.ReLU()), lambda: sequential(nn.GELU()), "no ReLU at '1'"),
+    (lambda: sequential(Block()), lambda: sequential(Block(), nn.ReLU()), "more modules"),
 ]
 
 
@@ -271,16 +244,6 @@ def test_private_attributes_are_settings_too(tmp_path):
     model._scale = 5.0
     with pytest.raises(StorageError, match=r"_scale of 'the model' .* is 5\.0 .*was 1\.0"):
         acnml.load(tmp_path / "a", Classifier(model))
-
-
-def test_the_error_for_an_attribute_that_changes_says_what_to_do(tmp_path):
-    model = Counting()
-    acnml.save(acnml.Map(Classifier(model)), tmp_path / "a")
-    model(torch.zeros(1, 4))
-    with pytest.raises(StorageError, match="such as a counter, set it to 0 before loading"):
-        acnml.load(tmp_path / "a", Classifier(model))
-    model._calls = 0
-    acnml.load(tmp_path / "a", Classifier(model))
 
 
 def test_the_model_itself_stands_for_its_classifier(path):

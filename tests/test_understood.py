@@ -197,12 +197,12 @@ def test_custom_layers_are_refused_with_other_ways(structure):
     classifier, data = Classifier(model), [(X.float(), Y)]
     with pytest.raises(ValueError, match=r"layer '0' \(Custom\) with parameters \['matrix'\]") as e:
         acnml.fit_laplace(classifier, data, structure=structure, layers=[model])
-    for way in ('layers="last"', "acnml.fit_swag", "acnml.solvers.Reference"):
+    for way in ('layers="last"', "acnml.fit_swag", "acnml.solve.Reference"):
         assert way in str(e.value)
     # All of these ways are open.
     acnml.fit_laplace(classifier, data, structure=structure, layers="last")
     posterior = acnml.fit_swag(classifier, data, epochs=2, learning_rate=0.5).low_rank()
-    predict = Acnml(classifier, posterior, acnml.solvers.Reference(1), alpha=0.1)
+    predict = Acnml(classifier, posterior, acnml.solve.Reference(1), alpha=0.1)
     assert predict(X).shape == (6, 3)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from acnml import Acnml, Classifier, Diagonal
 from acnml.predictors import Predictor
-from acnml.solvers import Solution
+from acnml.solve import Solution
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ from acnml.predictors import (
     fit_if_comp,
     fit_pnml,
 )
-from acnml.solvers import Gradient, Linearised, UnsolvedWarning
+from acnml.problem import Problem
+from acnml.solve import Gradient, Linearised, UnsolvedWarning
 from acnml.storage import load, save
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "McDropout",
     "Modes",
     "Pnml",
+    "Problem",
     "Swag",
     "Tempered",
     "UnsolvedWarning",

@@ -59,9 +59,9 @@ class Moments:
     """
 
     def __init__(self, classes: int) -> None:
-        self.counts = torch.zeros(classes, dtype=torch.float64)
+        self.counts = torch.zeros(classes, dtype=torch.float64, device="cpu")
         self._origin: Tensor | None = None
-        self._sums = self._products = torch.zeros(())
+        self._sums = self._products = torch.zeros((), device="cpu")
 
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Count a batch of features (B, q) with classes (B,) in."""
@@ -302,8 +302,8 @@ def _main_directions(matrix: Tensor, rank: int) -> Tensor:
     if size <= DENSE:
         return torch.linalg.eigh(matrix)[1][:, size - rank :].T.contiguous()
     # Subspace iteration. Directions of nearly equal variance may mix, which does no harm.
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(size, rank, generator=generator, dtype=matrix.dtype)
+    generator = torch.Generator(matrix.device).manual_seed(0)
+    start = torch.randn(size, rank, generator=generator, dtype=matrix.dtype, device=matrix.device)
     basis = torch.linalg.qr(start)[0]
     for _ in range(ITERATIONS):
         basis = torch.linalg.qr(matrix @ basis)[0]

@@ -83,12 +83,8 @@ def reliability(
         label: name of the method.
         ax: axes to draw on.
 
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
-    >>> import torch
-    >>> from acnml import plots
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> axes = plots.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
+    >>> axes = reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
     """
     diagram = metrics.reliability(_tensor(log_probs), _tensor(labels), bins)
     error = metrics.ece(_tensor(log_probs), _tensor(labels), bins)
@@ -110,13 +106,9 @@ def reliability(
 def frame_of_reliability(ax: Axes) -> None:
     """Draw the diagonal of perfect calibration, and set limits and labels.
 
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
-    >>> import torch
-    >>> from acnml import plots
     >>> from matplotlib.figure import Figure
     >>> axes = Figure().add_subplot()
-    >>> plots.frame_of_reliability(axes)
+    >>> frame_of_reliability(axes)
     >>> axes.get_xlabel()
     'confidence'
     """
@@ -136,12 +128,8 @@ def risk_coverage(
         label: name of the method. The legend states the area under the curve (AURC).
         ax: axes to draw on.
 
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
-    >>> import torch
-    >>> from acnml import plots
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> axes = plots.risk_coverage(log_probs, torch.tensor([0, 0, 1]))
+    >>> axes = risk_coverage(log_probs, torch.tensor([0, 0, 1]))
     """
     curve = metrics.risk_coverage(_tensor(log_probs), _tensor(labels))
     area = curve.risk.mean().item()
@@ -174,11 +162,7 @@ def regret(
         bins: of the histograms.
         ax: axes to draw on.
 
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
-    >>> import torch
-    >>> from acnml import plots
-    >>> axes = plots.regret(torch.rand(100), 1 + torch.rand(100))
+    >>> axes = regret(torch.rand(100), 1 + torch.rand(100))
     """
     inside, outside = _tensor(in_regret), _tensor(out_regret)
     area = metrics.auroc(inside, outside)
@@ -205,16 +189,12 @@ def price_frontier(calibrated: Calibrated | Calibrator, *, ax: Axes | None = Non
         calibrated: the result of `acnml.calibrate` or `acnml.fit_calibrator`.
         ax: axes to draw on.
 
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
-    >>> import torch
-    >>> from acnml import plots
     >>> import acnml
     >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
     >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
     >>> logits = 3 * x[:, :1] * torch.tensor([-1.0, 1.0])  # of a classifier that is too sure
     >>> train, validation = (x[:1000], labels[:1000]), (logits[1000:], x[1000:], labels[1000:])
-    >>> axes = plots.price_frontier(acnml.fit_calibrator(train, validation, price=0.05))
+    >>> axes = price_frontier(acnml.fit_calibrator(train, validation, price=0.05))
     """
     own = calibrated.calibrator if isinstance(calibrated, Calibrated) else calibrated
     ax = _axes(ax)
@@ -224,7 +204,7 @@ def price_frontier(calibrated: Calibrated | Calibrator, *, ax: Axes | None = Non
         colour = INK if row.method == "network" else _next_colour(ax)
         ax.plot(row.nll - best, row.confidence, mark, color=colour, label=row.method)
     ax.axvline(own.price, color=FAINT, linestyle=DASHES, linewidth=1)
-    place = {"xycoords": ("data", "axes fraction"), "va": "top", "color": FAINT}
+    place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "va": "top", "color": FAINT}
     ax.annotate(f" price {own.price:g}", (own.price, 1), **place)
     ax.set(xlabel="NLL over the best temperature (nats)", ylabel="mean confidence")
     _title(ax, "Caution and its price")
@@ -249,11 +229,7 @@ def class_probabilities(
         most: classes to show. The true class is shown below them if it is not one of them.
         ax: axes to draw on.
 
-    >>> import matplotlib
-    >>> matplotlib.use("Agg")
-    >>> import torch
-    >>> from acnml import plots
-    >>> axes = plots.class_probabilities(torch.tensor([0.7, 0.2, 0.1]).log(), names=["a", "b", "c"])
+    >>> axes = class_probabilities(torch.tensor([0.7, 0.2, 0.1]).log(), names=["a", "b", "c"])
     """
     values = _tensor(log_probs).double().cpu()
     if values.ndim == 2 and len(values) == 1:

@@ -17,7 +17,7 @@ import acnml
 from acnml import Acnml, Bma, Map
 from acnml.posteriors import Posterior
 from acnml.predictors import Predictor
-from acnml.solvers import Solver, UnsolvedError
+from acnml.solve import Solver, UnsolvedError
 from studies.engine.grounds import Pair
 from studies.engine.method import (
     ACNML,
@@ -58,8 +58,9 @@ def solver_of(method: Method) -> Solver:
         kfac = method.posterior.startswith("KFAC")
         return acnml.Gradient(10, 0.25) if kfac else acnml.Gradient(5, 0.5)
     if method.solver == CONVERGED:
-        return acnml.Linearised(polish=10, step_size=0.3, polish_tolerance=1e-4)
-    return acnml.Linearised()
+        return acnml.Linearised("network", polish=10, step_size=0.3, polish_tolerance=1e-4)
+    # The studies evaluate the network itself at the solution of the linearised problem.
+    return acnml.Linearised("network")
 
 
 def sampling(method: Method, workshop: Workshop) -> dict[str, object]:

@@ -26,12 +26,13 @@ from acnml import (
 from acnml.fit import ExactFisher, Structure
 from acnml.posteriors import Posterior
 from acnml.predictors import Predictor
-from acnml.solvers import Influence, Solver, UnsolvedError
+from acnml.solve import Influence, Solver, UnsolvedError
 from acnml.tuning.temperature import least_nll_temperature
 from studies.fidelity.problems import Trained
 
 NETWORK, TEMPERATURE = "network", "temperature"
 STEPS, LINEARISED, SOLVED = "ACNML, 10 steps", "ACNML, linearised", "ACNML, solved"
+CONVEX = "ACNML, linearised network"
 INFLUENCE, IF_COMP, PNML, GLM = "influence", "IF-COMP", "pNML", "GLM"
 FULL, EKFAC, KFAC, DIAGONAL = "full", "EK-FAC", "KFAC", "diagonal"
 LAST = "last layer, "
@@ -42,11 +43,13 @@ STRUCTURES: Mapping[str, Structure] = {
     DIAGONAL: "diag",
 }
 
-# The paper's steps for KFAC posteriors; the maximum of the linear model; and the maximum itself.
+# The paper's steps for KFAC posteriors; the network at the maximum of the linear model, and that
+# model itself, which is the library's default; and the network at its own maximum.
 SOLVERS: Mapping[str, Solver] = {
     STEPS: Gradient(10, 0.25),
-    LINEARISED: Linearised(),
-    SOLVED: Linearised(polish=20),
+    LINEARISED: Linearised("network"),
+    CONVEX: Linearised(),
+    SOLVED: Linearised("network", polish=20),
     INFLUENCE: Influence(),
 }
 
@@ -108,7 +111,7 @@ class Methods:
         for name, posterior in self.posteriors.items():
             solvers = [LINEARISED, INFLUENCE] if name.startswith(LAST) else list(SOLVERS)
             if isinstance(self.own.network, nn.Linear):  # the linearised problem is the problem
-                solvers.remove(SOLVED)
+                solvers = [name for name in solvers if name not in (SOLVED, CONVEX)]
             for solver in solvers:
                 acnml = Acnml(
                     self.classifier, posterior, SOLVERS[solver], alpha, on_unsolved="ignore"

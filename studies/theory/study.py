@@ -30,7 +30,7 @@ from acnml.exact.theory import (
     theorem_bound,
     theorem_constants,
 )
-from acnml.solvers import Solver
+from acnml.solve import Solver
 from studies.terminal import Progress, one_thread
 
 METHODS = MAP, INFLUENCE, ACNML = "MAP", "influence function", "ACNML"

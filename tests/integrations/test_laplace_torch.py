@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import acnml
 from acnml import Classifier, Full, Glm, Kronecker, LowRank
 from acnml.laplace_torch import from_laplace, to_laplace
-from acnml.solvers._linearisation import logit_moments
 from cases import normal
+from predicting import moments_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its dependencies, about torch.jit
@@ -55,9 +55,9 @@ def fitted(model: nn.Module, **options):
 def require_same_prediction(la, model: nn.Module, posterior: acnml.posteriors.Posterior) -> None:
     x, classifier = 3 * normal(7, 4, seed=4), Classifier(model)
     mean, cov = la._glm_predictive_distribution(x)
-    moments = logit_moments(classifier, posterior, x)
+    moments = moments_of(classifier, posterior, x)
     torch.testing.assert_close(moments.logits, mean, rtol=0, atol=1e-12)
-    torch.testing.assert_close(moments.kernel, cov, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(moments.kernel.dense(), cov, rtol=1e-9, atol=1e-12)
     theirs = la(x, pred_type="glm", link_approx="probit")
     torch.testing.assert_close(Glm(classifier, posterior)(x).exp(), theirs, rtol=0, atol=1e-9)
 
@@ -150,7 +150,7 @@ def test_acnml_runs_on_it():
     posterior = from_laplace(la)
     fast = acnml.Acnml(Classifier(model), posterior, alpha=0.1)
     slow = acnml.Acnml(
-        Classifier(model), posterior, acnml.solvers.Reference(steps=100, step_size=0.5), 0.1
+        Classifier(model), posterior, acnml.solve.Reference(steps=100, step_size=0.5), 0.1
     )
     torch.testing.assert_close(fast(X[:5]), slow(X[:5]), rtol=0, atol=1e-6)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import acnml
-from acnml.head.features import features, only_linear
+from acnml._engine.last_layer import features, only_linear
 from test_calibrate import problem
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

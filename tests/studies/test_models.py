@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from acnml import Classifier, Gradient, Linearised, McDropout
-from acnml.solvers import Reference
+from acnml.solve import Reference
 from cases import POSTERIORS, Case, normal
 from studies.data import cifar10
 from studies.data.folder import data_folder

@@ -6,6 +6,7 @@ import { type Answer, CLASSES, each, type Info, METHODS, type Method } from "./m
 export const NAMES: Readonly<Record<Method, string>> = {
   network: "Network",
   temperature: "Temperature",
+  closed: "Closed form",
   acnml: "ACNML",
 };
 
@@ -39,8 +40,9 @@ export class AnswerTable {
   constructor(table: HTMLTableElement, info: Info) {
     const notes: Readonly<Record<Method, string>> = {
       network: "as trained",
-      temperature: `T = ${info.temperature.toFixed(2)}`,
-      acnml: `α = ${Number(info.alpha.toPrecision(3))}`,
+      temperature: `of equal price, T = ${info.temperatureOfEqualPrice.toFixed(2)}`,
+      closed: `NML, α = ${Number(info.alphaOfClosedForm.toPrecision(2))}`,
+      acnml: `α = ${Number(info.alpha.toPrecision(2))}`,
     };
     this.columns = each((method) => makeColumn(method, notes[method]));
     const columns = METHODS.map((method) => this.columns[method]);

@@ -1,5 +1,6 @@
 // The network and ACNML, as exported by `acnml.export_onnx`, run by onnxruntime-web.
 
+import { decompress } from "fzstd";
 import * as ort from "onnxruntime-web/wasm";
 import runtimeGlue from "../../node_modules/onnxruntime-web/dist/ort-wasm-simd-threaded.mjs?url";
 import runtimeUrl from "../../build/runtime.bin?url";
@@ -8,12 +9,13 @@ import modelUrl from "../../model/model.onnx?url";
 import { type Image, PIXELS, SIDE } from "./strokes";
 
 export const CLASSES = 10;
-export const METHODS = ["network", "temperature", "acnml"] as const;
+export const METHODS = ["network", "temperature", "closed", "acnml"] as const;
 export type Method = (typeof METHODS)[number];
 
 /** Something for every method. */
 export function each<T>(make: (method: Method) => T): Record<Method, T> {
-  return { network: make("network"), temperature: make("temperature"), acnml: make("acnml") };
+  const [network, temperature, closed, acnml] = METHODS.map(make);
+  return { network, temperature, closed, acnml };
 }
 
 /** What `playground/model.py` writes beside the ONNX file. */
@@ -22,8 +24,10 @@ export interface Info {
   readonly variants: number; // distorted copies of every training image
   readonly images: { readonly train: number; readonly validation: number };
   readonly accuracy: number;
-  readonly temperature: number;
+  readonly temperature: number; // of least NLL; both rules use it
+  readonly temperatureOfEqualPrice: number;
   readonly alpha: number;
+  readonly alphaOfClosedForm: number;
   readonly price: number;
   readonly shares: readonly number[];
   readonly thresholds: Readonly<Record<Method | "regret", readonly number[]>>;
@@ -46,8 +50,8 @@ export interface Answer {
 
 export async function loadFiles(): Promise<Files> {
   const [runtime, model, info] = await Promise.all([
-    download(runtimeUrl).then((response) => decompressed(response)),
-    download(modelUrl).then(async (response) => new Uint8Array(await response.arrayBuffer())),
+    download(runtimeUrl).then(async (response) => decompress(await bytes(response))),
+    download(modelUrl).then(bytes),
     download(infoUrl).then((response) => response.json() as Promise<Info>),
   ]);
   return { runtime, glue: new URL(runtimeGlue, import.meta.url).href, model, info };
@@ -59,19 +63,14 @@ async function download(url: string): Promise<Response> {
   return response;
 }
 
-/** Decompress a response, unless the server or the browser has done so already. */
-async function decompressed(response: Response): Promise<Uint8Array> {
-  const bytes = new Uint8Array(await response.arrayBuffer());
-  const isZipped = bytes[0] === 0x1f && bytes[1] === 0x8b;
-  if (!isZipped) return bytes;
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
+async function bytes(response: Response): Promise<Uint8Array> {
+  return new Uint8Array(await response.arrayBuffer());
 }
 
 export class Model {
   private constructor(
     private readonly session: ort.InferenceSession,
-    private readonly temperature: number,
+    private readonly info: Info,
   ) {}
 
   static async start(files: Files): Promise<Model> {
@@ -79,7 +78,7 @@ export class Model {
     ort.env.wasm.wasmBinary = files.runtime;
     ort.env.wasm.wasmPaths = { mjs: files.glue };
     const session = await ort.InferenceSession.create(files.model);
-    return new Model(session, files.info.temperature);
+    return new Model(session, files.info);
   }
 
   /** Answer for all images in one run. */
@@ -88,16 +87,18 @@ export class Model {
     images.forEach((image, i) => pixels.set(image, i * PIXELS));
     const input = new ort.Tensor("float32", pixels, [images.length, 1, SIDE, SIDE]);
     const found = await this.session.run({ input });
-    const [logits, logProbs, regret] = ["logits", "log_probs", "regret"].map(
+    const [logits, logProbs, regret, score] = ["logits", "log_probs", "regret", "score"].map(
       (name) => found[name].data as Float32Array,
     );
+    const { temperature, temperatureOfEqualPrice, alphaOfClosedForm } = this.info;
     return images.map((_, i) => {
       const own = logits.subarray(i * CLASSES, (i + 1) * CLASSES);
       const acnml = logProbs.subarray(i * CLASSES, (i + 1) * CLASSES);
       return {
         probabilities: {
           network: softmax(own, 1),
-          temperature: softmax(own, this.temperature),
+          temperature: softmax(own, temperatureOfEqualPrice),
+          closed: closedForm(softmax(own, temperature), alphaOfClosedForm * score[i] ** 2),
           acnml: Float64Array.from(acnml, Math.exp),
         },
         regret: regret[i],
@@ -108,7 +109,16 @@ export class Model {
 
 function softmax(logits: Float32Array, temperature: number): Float64Array {
   const largest = Math.max(...logits);
-  const weights = Float64Array.from(logits, (logit) => Math.exp((logit - largest) / temperature));
+  return normalised(Float64Array.from(logits, (logit) => Math.exp((logit - largest) / temperature)));
+}
+
+/** Closed-form NML, `acnml.calibration.rules.closed_form`: p / (p + p^h (1 - p)), h = v / (1 + v). */
+function closedForm(probabilities: Float64Array, spread: number): Float64Array {
+  const exponent = -1 / (1 + spread); // h - 1
+  return normalised(probabilities.map((p) => (p > 0 ? 1 / (1 + p ** exponent * (1 - p)) : 0)));
+}
+
+function normalised(weights: Float64Array): Float64Array {
   const total = weights.reduce((sum, weight) => sum + weight, 0);
   return weights.map((weight) => weight / total);
 }

@@ -1,4 +1,4 @@
-"""V = JΣJᵀ, the covariance of an input's K logits, in the form that its structure allows.
+"""V, the covariance of an input's K logits, in the form that its structure allows.
 
 For a last Linear layer the logits are its outputs, and their covariance has the structure of the
 posterior: it is diagonal, or a fixed matrix times a number per input, or diagonal in a fixed basis.
@@ -8,26 +8,28 @@ With many classes that is what makes the problem small: no K×K matrix per input
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Up to this many classes a K×K system per row is solved directly, beyond it iteratively.
-DIRECT = 64
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Up to this many classes a matrix is copied for every vector that it is multiplied with.
 SMALL = 32
 
-# The iterative solution of a Newton step: how exact, and how long at most.
-RELATIVE_ERROR = 0.03
-ITERATIONS = 200
-
 
 class Kernel(ABC):
-    """A symmetric, positive semidefinite K×K matrix for each of B inputs."""
+    """A symmetric, positive semidefinite K×K matrix for each of B inputs.
+
+    One field has an entry for every input and is proportional to V. All inputs share the others.
+    """
+
+    EACH: ClassVar[str]  # the name of that field
 
     @abstractmethod
     def mv(self, u: Tensor) -> Tensor:
@@ -41,42 +43,51 @@ class Kernel(ABC):
     def dense(self) -> Tensor:
         """Write the matrices out: (B, K, K)."""
 
-    @abstractmethod
-    def scaled(self, factor: float | Tensor) -> Kernel:
-        """Return factor · V, for one number or one per input (B,)."""
-
-    @abstractmethod
-    def take(self, rows: slice | Tensor) -> Kernel:
-        """Return the matrices of some inputs."""
-
-    @abstractmethod
-    def to(self, dtype: torch.dtype) -> Kernel:
-        """Return it in another precision."""
-
-    @final
-    def double(self) -> Kernel:
-        """Return it in double precision."""
-        return self.to(torch.float64)
-
     def mv_rows(self, u: Tensor, inputs: Tensor) -> Tensor:
         """Return Vu for vectors u (N, K), each with the matrix of its own input (N,), sorted."""
         return self.take(inputs).mv(u.unsqueeze(1)).squeeze(1)
 
     def columns(self, inputs: Tensor, classes: Tensor) -> Tensor:
         """Return Ve_c for classes (N,), each with the matrix of its own input (N,): (N, K)."""
-        return self.mv_rows(one_hot(classes, self.diagonal()), inputs)
+        chosen = functional.one_hot(classes, self.diagonal().shape[1]).to(self.diagonal().dtype)
+        return self.mv_rows(chosen, inputs)
 
-    def newton_direction(self, p: Tensor, gap: Tensor) -> Tensor:
-        """Solve (I + HV)d = gap for rows (B, L, K), where H = diag(p) - ppᵀ."""
-        if p.shape[-1] <= DIRECT:
-            return _solved_directly(self.dense(), p, gap)
-        return _solved_iteratively(self, p, gap)
+    @final
+    def scaled(self, factor: float | Tensor) -> Self:
+        """Return factor · V, for one number or one per input (B,)."""
+
+        def times(each: Tensor) -> Tensor:
+            if not isinstance(factor, Tensor):
+                return each * factor
+            return each * factor.reshape(-1, *[1] * (each.ndim - 1))
+
+        return self._with_each(times)
+
+    @final
+    def take(self, rows: slice | Tensor) -> Self:
+        """Return the matrices of some inputs."""
+        return self._with_each(lambda each: each[rows])
+
+    @final
+    def double(self) -> Self:
+        """Return it in double precision."""
+        return replace(self, **{f.name: getattr(self, f.name).double() for f in fields(self)})  # type: ignore[type-var,arg-type]
+
+    @staticmethod
+    def joined(parts: Sequence[Kernel]) -> Kernel:
+        """Return the kernels of several batches, which share what inputs share, as one."""
+        return parts[0]._with_each(lambda _: torch.cat([getattr(k, k.EACH) for k in parts]))
+
+    def _with_each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return replace(self, **{self.EACH: change(getattr(self, self.EACH))})  # type: ignore[type-var]
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class DenseKernel(Kernel):
     """Matrices without structure, (B, K, K)."""
+
+    EACH: ClassVar[str] = "matrix"
 
     matrix: Tensor
 
@@ -104,23 +115,13 @@ class DenseKernel(Kernel):
         """Return the matrices."""
         return self.matrix
 
-    def scaled(self, factor: float | Tensor) -> DenseKernel:
-        """Return factor · V."""
-        return DenseKernel(self.matrix * _column(_column(factor)))
-
-    def take(self, rows: slice | Tensor) -> DenseKernel:
-        """Return the matrices of some inputs."""
-        return DenseKernel(self.matrix[rows])
-
-    def to(self, dtype: torch.dtype) -> DenseKernel:
-        """Return it in another precision."""
-        return DenseKernel(self.matrix.to(dtype))
-
 
 @final
 @dataclass(frozen=True, eq=False)
 class DiagonalKernel(Kernel):
     """Independent logits with variances (B, K)."""
+
+    EACH: ClassVar[str] = "var"
 
     var: Tensor
 
@@ -136,27 +137,13 @@ class DiagonalKernel(Kernel):
         """Write the matrices out: (B, K, K)."""
         return torch.diag_embed(self.var)
 
-    def scaled(self, factor: float | Tensor) -> DiagonalKernel:
-        """Return factor · V."""
-        return DiagonalKernel(self.var * _column(factor))
-
-    def take(self, rows: slice | Tensor) -> DiagonalKernel:
-        """Return the matrices of some inputs."""
-        return DiagonalKernel(self.var[rows])
-
-    def to(self, dtype: torch.dtype) -> DiagonalKernel:
-        """Return it in another precision."""
-        return DiagonalKernel(self.var.to(dtype))
-
-    def newton_direction(self, p: Tensor, gap: Tensor) -> Tensor:
-        """Solve in closed form."""
-        return diagonal_newton(self.var.unsqueeze(1), p, gap)
-
 
 @final
 @dataclass(frozen=True, eq=False)
 class ScaledKernel(Kernel):
     """One matrix (K, K) for all inputs, times a number per input (B,)."""
+
+    EACH: ClassVar[str] = "scale"
 
     matrix: Tensor
     scale: Tensor
@@ -177,23 +164,13 @@ class ScaledKernel(Kernel):
         """Write the matrices out: (B, K, K)."""
         return self.scale[:, None, None] * self.matrix
 
-    def scaled(self, factor: float | Tensor) -> ScaledKernel:
-        """Return factor · V."""
-        return ScaledKernel(self.matrix, self.scale * factor)
-
-    def take(self, rows: slice | Tensor) -> ScaledKernel:
-        """Return the matrices of some inputs."""
-        return ScaledKernel(self.matrix, self.scale[rows])
-
-    def to(self, dtype: torch.dtype) -> ScaledKernel:
-        """Return it in another precision."""
-        return ScaledKernel(self.matrix.to(dtype), self.scale.to(dtype))
-
 
 @final
 @dataclass(frozen=True, eq=False)
 class SpectralKernel(Kernel):
     """U diag(s) Uᵀ with one orthogonal U (K, K) for all inputs and s (B, K)."""
+
+    EACH: ClassVar[str] = "var"
 
     basis: Tensor
     var: Tensor
@@ -214,18 +191,6 @@ class SpectralKernel(Kernel):
         """Write the matrices out: (B, K, K)."""
         matrix = (self.basis * self.var.unsqueeze(1)) @ self.basis.T
         return (matrix + matrix.mT) / 2
-
-    def scaled(self, factor: float | Tensor) -> SpectralKernel:
-        """Return factor · V."""
-        return SpectralKernel(self.basis, self.var * _column(factor))
-
-    def take(self, rows: slice | Tensor) -> SpectralKernel:
-        """Return the matrices of some inputs."""
-        return SpectralKernel(self.basis, self.var[rows])
-
-    def to(self, dtype: torch.dtype) -> SpectralKernel:
-        """Return it in another precision."""
-        return SpectralKernel(self.basis.to(dtype), self.var.to(dtype))
 
 
 def centred_variances(kernel: Kernel) -> Tensor:
@@ -248,17 +213,12 @@ def gap_variances(kernel: Kernel, p: Tensor) -> Tensor:
     With V_yy - 2(Vp)_y + pᵀVp, no K×K matrix is needed where V has a structure.
     """
     moved = kernel.mv(p.unsqueeze(1)).squeeze(1)
-    return kernel.diagonal() - 2 * moved + _dot(p, moved)
+    return kernel.diagonal() - 2 * moved + dot(p, moved)
 
 
-def one_hot(classes: Tensor, like: Tensor) -> Tensor:
-    """Return e_c for classes (N,), with as many entries as the rows of another tensor: (N, K)."""
-    return functional.one_hot(classes, like.shape[-1]).to(like.dtype)
-
-
-def _column(factor: float | Tensor) -> float | Tensor:
-    """Return a factor that scales the rows of a matrix: one number, or one per input (B, 1)."""
-    return factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner products of vectors (..., K), as (..., 1)."""
+    return (a * b).sum(-1, keepdim=True)
 
 
 def diagonal_newton(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
@@ -270,52 +230,5 @@ def diagonal_newton(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
     weights = p * var
     ratio = (weights + 1).reciprocal_()
     column, solved = p * ratio, ratio.mul_(gap)
-    factor = _dot(weights, solved) / column.sum(-1, keepdim=True)
+    factor = dot(weights, solved) / column.sum(-1, keepdim=True)
     return solved.addcmul_(factor, column)
-
-
-def _solved_directly(kernel: Tensor, p: Tensor, gap: Tensor) -> Tensor:
-    """Factorise the K×K system of every row."""
-    mean = (p @ kernel).unsqueeze(-2)  # pᵀV (B, L, 1, K)
-    system = p.unsqueeze(-1) * (kernel.unsqueeze(1) - mean)  # HV (B, L, K, K)
-    system.diagonal(dim1=-2, dim2=-1).add_(1)
-    return torch.linalg.solve_ex(system, gap)[0]  # a singular system gives a step that is refused
-
-
-def _solved_iteratively(kernel: Kernel, p: Tensor, gap: Tensor) -> Tensor:
-    """Take conjugate gradients in the inner product xᵀVy, in which I + HV is self-adjoint.
-
-    Its eigenvalues are 1 but for as many as classes have noticeable probability: few iterations
-    suffice, and hardly any where logits of different classes are nearly independent, for which the
-    start is exact. A row that has converged is not touched any more, whatever the others need.
-    """
-    enough = _dot(gap, kernel.mv(gap)) * RELATIVE_ERROR**2
-    d = diagonal_newton(kernel.diagonal().unsqueeze(1), p, gap)
-    residual = gap - _system(p, d, kernel.mv(d))
-    moved = kernel.mv(residual)  # Vr
-    step, moved_step = residual, moved
-    energy = _dot(residual, moved)
-    for _ in range(ITERATIONS):
-        active = (energy > enough) & (energy > 0)
-        if not bool(active.any()):
-            break
-        image = _system(p, step, moved_step)
-        size = torch.where(active, energy / _dot(moved_step, image).clamp(min=TINY), 0.0)
-        d, residual = d + size * step, residual - size * image
-        moved = kernel.mv(residual)
-        before, energy = energy, torch.where(active, _dot(residual, moved), energy)
-        turn = torch.where(active, energy / before.clamp(min=TINY), 0.0)
-        step, moved_step = residual + turn * step, moved + turn * moved_step
-    return d
-
-
-TINY = 1e-300
-
-
-def _system(p: Tensor, d: Tensor, moved: Tensor) -> Tensor:
-    """Return (I + HV)d, where `moved` is Vd."""
-    return d + p * (moved - _dot(p, moved))
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(-1, keepdim=True)

@@ -9,8 +9,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from acnml._algebra.convex import UNSOLVED
-from acnml._algebra.kernels import DIRECT
 from acnml._engine.layers import Site
 from acnml._engine.rows import Path, Rows
 from acnml._engine.trust import require_understood
@@ -19,7 +17,7 @@ from acnml._util.batches import Inputs
 from acnml._util.memory import MOST, budget
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
-from acnml.solvers.base import Solution, UnsolvedError
+from acnml.solution import UNSOLVED, Solution, UnsolvedError
 
 # Copies of a row's activations that autograd, the factors and intermediate results hold at once,
 # and copies of a row's gradients. Measured as peaks of processes, see docs/reliability.md.
@@ -170,7 +168,7 @@ def _not_recorded() -> Tensor:
 def _scalars_per_row(rows: Rows, n_gradients: int, recorded: bool) -> int:
     """Estimate the numbers that one row keeps in memory."""
     classes = rows.start.logits.shape[-1]
-    newton = COPIES * classes * min(classes, 2 * DIRECT)  # the system of a step, or its vectors
+    newton = COPIES * classes  # its share of the matrices of an input
     sizes = [_Size.of(rows, site) for site in rows.start.passages]
     if recorded:
         own = sum(_if_recorded(size, n_gradients, classes) for size in sizes)

@@ -33,7 +33,7 @@ SCALING = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
 # What a fit says to do with parameters of layers that it does not know.
 OTHER_WAYS = (
     'leave it out of `layers`; or cover the last layer alone, with layers="last"; or use '
-    "acnml.fit_swag, which covers any parameters, and solve with acnml.solvers.Reference"
+    "acnml.fit_swag, which covers any parameters, and solve with acnml.solve.Reference"
 )
 
 # Convolution kernels with more weights than this are applied as matrix products.

@@ -9,7 +9,9 @@ output on the way: that is how rows get weights of their own (see `rows.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from contextlib import ExitStack
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +22,30 @@ from acnml._util.batches import Inputs, size
 from acnml._util.params import Params
 from acnml.classifier import Classifier, Forward, Hook, naming_checkpoints, strays
 
-WAY_OUT = "leave it out of the posterior, or solve with acnml.solvers.Reference"
+P = ParamSpec("P")
+T = TypeVar("T")
+
+WAY_OUT = "leave it out of the posterior, or solve with acnml.solve.Reference"
 
 # What a hook does to an output: (site, module, index of the passage, input, output) -> the new
 # output and, where it needed them, the layer inputs as vectors.
 Change: TypeAlias = Callable[
     [Site, nn.Module, int, Tensor, Tensor], tuple[Tensor, LayerInputs | None]
 ]
+
+
+def exactly(function: Callable[P, T]) -> Callable[P, T]:
+    """Leave autocast inside a function: half precision has too few digits for algebra with Σ."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        with ExitStack() as left:
+            for kind in kinds:
+                left.enter_context(torch.autocast(kind, enabled=False))
+            return function(*args, **kwargs)
+
+    return run
 
 
 class Passage(NamedTuple):

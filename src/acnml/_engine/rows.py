@@ -35,7 +35,7 @@ from acnml._engine.layers import (
     output_positions,
     scaling_gradients,
 )
-from acnml._engine.recorder import WAY_OUT, Passage, Tape, record, run_changed
+from acnml._engine.recorder import WAY_OUT, Passage, Tape, exactly, record, run_changed
 from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, add
@@ -49,6 +49,7 @@ class Tangent(NamedTuple):
     jacobian: Dual  # (B, C, ...)
     moved: Displacement  # ΣJᵀ
 
+    @exactly
     def kernel(self) -> Tensor:
         """Return the covariance JΣJᵀ of these combinations, (B, C, C)."""
         pairs = _inner_product_pairs(*self)
@@ -63,6 +64,7 @@ class Path(NamedTuple):
     moved: Displacement  # Σv
 
     @staticmethod
+    @exactly
     def along(tangent: Tangent, weights: Tensor) -> Path:
         """Begin with v = Jᵀw for weights (B, L, K) of the logits that sum to zero.
 
@@ -73,10 +75,12 @@ class Path(NamedTuple):
         return Path((step,), tangent.moved.combined(weights))
 
     @staticmethod
+    @exactly
     def to(posterior: Posterior, v: Dual) -> Path:
         """Go straight to v."""
         return Path(((1.0, lambda: v),), posterior.displacement(v))
 
+    @exactly
     def stepped(self, gradient: Dual, moved: Displacement, step_size: Weight) -> Path:
         """Return the path to (1 - ε)v + ε · gradient, where `moved` is Σ · gradient.
 
@@ -86,6 +90,7 @@ class Path(NamedTuple):
         steps = *((weight * kept, one) for weight, one in self.steps), (step_size, lambda: gradient)
         return Path(steps, self.moved.blended(moved, kept, step_size))
 
+    @exactly
     def v(self) -> Dual:
         """Return v."""
         return reduce(Dual.plus, (step().scaled(weight) for weight, step in self.steps))
@@ -201,6 +206,7 @@ class Rows:
         eye = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
         return self.tangent_of(eye[:-1] - eye[-1])
 
+    @exactly
     def tangent_of(self, combinations: Tensor) -> Tangent:
         """Return the gradients of combinations (C, K) of the logits at the mean, with Σ applied."""
         size, count = self.size, len(combinations)
@@ -216,8 +222,14 @@ class Rows:
                 for whole, part in zip(deltas[site], passed, strict=True):
                     whole[:, index] = part
         jacobian = self._dual(self.start, {s: [d.flatten(0, 1) for d in deltas[s]] for s in deltas})
-        return Tangent(jacobian, self.posterior.displacement(jacobian))
+        return Tangent(jacobian, self.moved(jacobian))
 
+    @exactly
+    def moved(self, v: Dual) -> Displacement:
+        """Return Σv."""
+        return self.posterior.displacement(v)
+
+    @exactly
     def log_lik_gradient(self, tape: Tape, labels: Tensor) -> Dual:
         """Return ∇ log p_θ(y|x) of every row at the weights of a tape."""
         return self._dual(tape, tape.pulled_back(self.logit_gradient(tape.logits, labels)))
@@ -267,7 +279,7 @@ class Rows:
         """Take steps of the paper's iteration, θ ← θ + ε Σ(∇log p_θ(y|x) + ∇log q(θ))."""
         for _ in range(steps):
             gradient = self.log_lik_gradient(self.recorded(path, len(labels)), labels)
-            path = path.stepped(gradient, self.posterior.displacement(gradient), step_size)
+            path = path.stepped(gradient, self.moved(gradient), step_size)
         return path
 
     # Evaluating ----------------------------------------------------------------------------------
@@ -279,17 +291,23 @@ class Rows:
         index = labels.expand(len(log_probs), -1).unsqueeze(-1)
         return log_probs.expand(-1, len(labels), -1).gather(-1, index).squeeze(-1)
 
+    @exactly
     def residual(self, gradient: Dual) -> Tensor:
         """Return √(gᵀΣg) of every row for the gradient g of the objective, (B, L)."""
-        squared = inner_product(gradient, self.posterior.displacement(gradient))
+        squared = inner_product(gradient, self.moved(gradient))
         return squared.clamp(min=0).sqrt().to(torch.promote_types(squared.dtype, torch.float32))
 
-    def kernel(self) -> DenseKernel:
-        """Return the covariance of z - z_K at the mean, whose last row and column are zero.
+    @exactly
+    def kernel(self, differences: bool = True) -> DenseKernel:
+        """Return the covariance of the logits at the mean, or of z - z_K.
 
-        It can replace the covariance of z wherever the weights of the logits sum to zero.
+        The latter has zeros in its last row and column. It can replace the covariance of z wherever
+        the weights of the logits sum to zero.
         """
-        return DenseKernel(functional.pad(self.tangent.kernel(), (0, 1, 0, 1)))
+        if differences:
+            return DenseKernel(functional.pad(self.tangent.kernel(), (0, 1, 0, 1)))
+        logits = self.start.logits
+        return DenseKernel(self.tangent_of(torch.eye(logits.shape[-1]).to(logits)).kernel())
 
 
 @final
@@ -305,6 +323,7 @@ class _Move:
     displacement: Displacement
     expected: int  # entries that a layer receives behind the point where rows part
 
+    @exactly
     def __call__(
         self, site: Site, module: nn.Module, index: int, received: Tensor, output: Tensor
     ) -> tuple[Tensor, LayerInputs | None]:
@@ -406,6 +425,7 @@ def _with_inputs(site: Site, one: Passage, size: int, dtype: torch.dtype) -> Pas
     return one._replace(inputs=LayerInputs.new(vectors.to(dtype)))
 
 
+@exactly
 def inner_product(dual: Dual, moved: Displacement) -> Tensor:
     """Return vᵀΣw of every row, (B, L), where `moved` is Σw."""
     pairs = _inner_product_pairs(dual, moved)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from acnml._algebra.dual import LayerInputs, Outers
 from acnml._engine.gradients import joined_deltas, joined_inputs, summed_scaling_gradients
 from acnml._engine.layers import Site, names_of
-from acnml._engine.recorder import WAY_OUT, Passage, Tape, record, require_batch_first
+from acnml._engine.recorder import WAY_OUT, Passage, Tape, exactly, record, require_batch_first
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
@@ -444,6 +444,7 @@ def _require_equal_gradients(
                 )
 
 
+@exactly
 def _batch_gradients(
     site: Site, passages: Sequence[Passage], deltas: Sequence[Tensor], like: Params
 ) -> Params:
@@ -453,7 +454,6 @@ def _batch_gradients(
         return {name: grad.sum(0) for name, grad in grads.items()}
     # Treat the batch as positions of one example, so that the matrix is written out only once.
     pair = joined_inputs(site, passages), joined_deltas(site, deltas)
-    # A layer that runs under autocast has inputs and output gradients of different types.
-    like_both = torch.promote_types(pair[0].dtype, pair[1].dtype)
-    vectors, joined = (each.to(like_both).movedim(0, -3).flatten(-3, -2) for each in pair)
+    common = torch.promote_types(*(each.dtype for each in pair))  # they differ under autocast
+    vectors, joined = (each.to(common).movedim(0, -3).flatten(-3, -2) for each in pair)
     return site.layer.split(Outers(joined, LayerInputs.new(vectors)).dense(), like)

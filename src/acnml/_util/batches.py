@@ -38,7 +38,6 @@ CHUNK = 256
 def named_tensors(x: Inputs) -> dict[str, Tensor]:
     """Return the tensors of a batch by name."""
     if isinstance(x, Tensor):
-        require_plain(x, "input x")
         return {"x": x}
     if not isinstance(x, (tuple, list, Mapping)):
         raise TypeError(
@@ -50,27 +49,9 @@ def named_tensors(x: Inputs) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"input {name} must be a tensor, got {type(tensor).__name__}")
-        require_plain(tensor, f"input {name}")
     if not tensors:
         raise ValueError("the batch contains no tensors: pass at least one")
     return tensors
-
-
-def require_plain(tensor: Tensor, what: str) -> None:
-    """Raise an error for kinds of tensors that rows cannot be taken from, and say what to pass."""
-    if tensor.is_nested:
-        kind, remedy = "nested", "pad it to one length: torch.nested.to_padded_tensor(x, 0.0)"
-    elif tensor.layout != torch.strided:
-        kind, remedy = f"sparse ({tensor.layout})", "pass x.to_dense()"
-    elif tensor.is_meta:
-        kind, remedy = "on the meta device and has no values", "pass the data itself"
-    elif tensor.is_quantized:
-        kind, remedy = f"quantised ({tensor.dtype})", "pass x.dequantize()"
-    elif tensor.is_floating_point() and tensor.dtype.itemsize == 1:
-        kind, remedy = f"of type {tensor.dtype}", "pass x.float()"
-    else:
-        return
-    raise TypeError(f"{what} is {kind}, which is not supported; {remedy}")
 
 
 def map_inputs(x: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:

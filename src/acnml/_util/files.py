@@ -22,26 +22,15 @@ try:
 except ImportError:  # Windows, where an open file cannot be removed: locks are not needed
     fcntl = None  # type: ignore[assignment]
 
+ANOTHER_PLACE = "make it writable, or choose another folder"
 REMEDIES = {
     errno.ENOSPC: "free some space on the disk",
     errno.EDQUOT: "free some space, your quota is used up",
-    errno.EFBIG: "allow larger files (`ulimit -f`)",
-    errno.EACCES: "make it writable, or choose another folder",
-    errno.EPERM: "make it writable, or choose another folder",
-    errno.EROFS: "make the disk writable, or choose another folder",
-    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EACCES: ANOTHER_PLACE,
+    errno.EPERM: ANOTHER_PLACE,
+    errno.EROFS: ANOTHER_PLACE,
     errno.EISDIR: "choose the name of a file",
     errno.EINVAL: "choose the name of a regular file, or a new one",
-    errno.ELOOP: "remove the symbolic link that leads to itself",
-    errno.ENOENT: "create the folder first",
-}
-
-KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
 }
 
 LONGEST_NAME = 200  # bytes of a file's name that are part of its drafts' names
@@ -67,9 +56,10 @@ def require_target(path: Path) -> int | None:
 def require_regular(path: Path, mode: int) -> None:
     """Raise an error unless the mode is that of a regular file."""
     if not stat.S_ISREG(mode):
-        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-        kind = KINDS.get(stat.S_IFMT(mode), "something else")
-        raise OSError(code, f"it is {kind}, not a file", str(path))
+        is_folder = stat.S_ISDIR(mode)
+        what = "it is a folder" if is_folder else "it is a device, a pipe or a socket"
+        code = errno.EISDIR if is_folder else errno.EINVAL
+        raise OSError(code, f"{what}, not a file", str(path))
 
 
 def write_file(path: Path, content: bytes) -> Path:

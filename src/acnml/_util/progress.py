@@ -16,8 +16,6 @@ from typing import TypeVar, final
 
 from tqdm import TqdmExperimentalWarning
 
-from acnml._util import checks
-
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", TqdmExperimentalWarning)
     # Not tqdm.auto: it calls iter() twice, which starts the workers of a DataLoader twice.
@@ -77,7 +75,6 @@ def track(
         progress: whether to show the bar; None shows it in a terminal, and logs lines elsewhere.
         total: number of items, if `items` has no length.
     """
-    checks.require_iterable(items, "a loader: something that yields batches")
     if progress is None and not sys.stderr.isatty():
         return _logged(items, description, total)
     return iter(tqdm(items, desc=description, total=total, disable=progress is False, leave=False))

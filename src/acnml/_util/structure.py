@@ -38,15 +38,6 @@ def require_viewable(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise ValueError(f"{name!r} has no shape yet; run the model once on a batch first")
-        if parameter.is_inference():
-            raise ValueError(
-                f"{name!r} was created in torch.inference_mode and has no gradients; "
-                "pass copy.deepcopy(model), copied outside of that mode"
-            )
-        if parameter.is_meta:
-            raise ValueError(
-                f"{name!r} is on the meta device and has no values; load the model's weights first"
-            )
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is None:
             raise ValueError(

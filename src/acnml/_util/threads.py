@@ -6,31 +6,27 @@ waits for them: a thousand such operations took a hundred times as long.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-_lock = threading.Lock()
-_inside = 0
-_before = 1
-
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread inside, in the whole process; the last to leave restores it."""
-    global _inside, _before
-    with _lock:
-        if _inside == 0:
-            _before = torch.get_num_threads()
-            if _before > 1:
-                torch.set_num_threads(1)
-        _inside += 1
+    """Let torch use one thread inside; also a decorator.
+
+    torch keeps the number for each thread of the program, so threads that are inside at once do not
+    disturb each other. A thread that uses torch for the first time takes the number that was set
+    last: it may take 1, if another one is inside. A number that is set inside is kept.
+    """
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        with _lock:
-            _inside -= 1
-            if _inside == 0 and _before > 1:
-                torch.set_num_threads(_before)
+        if torch.get_num_threads() == 1:
+            torch.set_num_threads(before)

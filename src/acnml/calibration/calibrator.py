@@ -414,8 +414,9 @@ def _like(rows: Tensor, values: Tensor) -> Tensor:
 
 
 def as_tensor(array: Any) -> Tensor:
-    """Turn an array into a tensor."""
-    return torch.as_tensor(batches.as_tensor(array, "an array"))
+    """Turn an array, or a list of numbers, into a tensor."""
+    found = batches.as_tensor(array, "an array")
+    return found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
 
 
 def as_arrays(answer: Answer) -> Answer:

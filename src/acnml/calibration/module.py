@@ -44,9 +44,10 @@ class CalibratedModule(nn.Module):
         for name, tensor in _tensors(calibrator.atypicality).items():
             self.register_buffer(name, tensor.clone())
         self.register_buffer("factors", None if folding is None else folding.factors.clone())
+        device = calibrator.atypicality.mean.device
         # As tensors: plain numbers are rounded to single precision in an ONNX file.
-        self.register_buffer("temperature", torch.tensor(calibrator.temperature))
-        self.register_buffer("alpha", torch.tensor(calibrator.alpha))
+        self.register_buffer("temperature", torch.tensor(calibrator.temperature, device=device))
+        self.register_buffer("alpha", torch.tensor(calibrator.alpha, device=device))
         for place in self._places:
             module = self.network.get_submodule(place.module)
             module.register_forward_hook(_Keep(place, self._kept), with_kwargs=True)

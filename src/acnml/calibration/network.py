@@ -284,6 +284,7 @@ def calibrate(
         )
     classifier = model if isinstance(model, Classifier) else Classifier(model)
     classifier, processes = classifier.untempered(), group(distributed)
+    _require_same_weights(classifier, processes)
     reader = _Reader(classifier, places, progress)
     logits, features, labels = reader.validation(validation_loader, processes)
     moments = reader.moments(train_loader, logits.shape[1]).over_processes(processes)
@@ -298,6 +299,15 @@ def calibrate(
     assert reader.reading is not None  # the first batch made one
     taps = reader.reading.taps
     return Calibrated(classifier, taps.places, taps.folding, calibrator.to(classifier.device))
+
+
+def _require_same_weights(classifier: Classifier, processes: Group) -> None:
+    for name, tensor in classifier.tensors.items():
+        if not processes.agree(tensor):
+            raise ValueError(
+                f"the processes have different weights: {name!r} is not the same in all of them; "
+                "load the trained network in every process"
+            )
 
 
 @final
@@ -400,7 +410,7 @@ def _without_broken(x: Inputs) -> tuple[Inputs, Tensor]:
     Additive attention masks contain -inf, so that counts as finite.
     """
     tensors = [t for t in batches.named_tensors(x).values() if t.is_floating_point()]
-    broken = torch.zeros(batches.size(x), dtype=torch.bool)
+    broken = torch.zeros(batches.size(x), dtype=torch.bool, device="cpu")
     for tensor in tensors:
         bad = tensor.isnan() | (tensor == torch.inf)
         broken |= bad.reshape(len(tensor), -1).any(1).cpu()

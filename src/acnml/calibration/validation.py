@@ -69,8 +69,8 @@ class Validation:
 
     def _some(self, count: int) -> Validation:
         """Return some of the data, drawn at random."""
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randperm(len(self.labels), generator=generator)[:count]
+        generator = torch.Generator("cpu").manual_seed(0)
+        rows = torch.randperm(len(self.labels), generator=generator, device="cpu")[:count]
         return Validation(self.logits[rows], self.score[rows], self.labels[rows])
 
 

@@ -31,6 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from acnml._util.threads import one_thread
 from acnml.exact.rows import Rows, Step
 
 TOLERANCE = 1e-8  # for the last step, in logits; the remaining error is of the order of its square
@@ -55,6 +56,7 @@ class Optimum(NamedTuple):
     separated: Tensor  # (R,) whether the limit is separation, where the likelihood tends to 1
 
 
+@one_thread()
 def maximise(rows: Rows, start: Tensor) -> Optimum:
     """Find the maximum of every row, or the limit if there is no finite maximum."""
     optimum = climb(rows, start, TOLERANCE)

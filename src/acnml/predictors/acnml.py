@@ -5,40 +5,32 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypeVar, final, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from acnml._engine.layers import Site, unsupported
+from acnml._engine.last_layer import Features, all_features, only_linear
+from acnml._engine.layers import Site
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, tensors_for_arrays
 from acnml._util.callers import callers_level
 from acnml._util.checks import RowsError
 from acnml._util.params import Params
+from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier
-from acnml.head.features import Features, all_features, only_linear
-from acnml.posteriors import Kronecker, Posterior
+from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched
-from acnml.solvers import (
-    UNSOLVED,
-    Gradient,
-    Influence,
-    Linearised,
-    Reference,
-    Solution,
-    Solver,
-    UnsolvedError,
-    UnsolvedWarning,
-)
+from acnml.problem import Problem, of_features, problems
+from acnml.solution import UNSOLVED, Solution, UnsolvedError, UnsolvedWarning
+from acnml.solve.base import LogitSolver, Solver, located
+from acnml.solve.linearised import Linearised
 
 T = TypeVar("T")
 
-# What "fallback" takes where the solver has not reached an optimum: steps of `Linearised`, and then
-# of `Reference`.
-FALLBACK_POLISH = 50
-FALLBACK_STEPS, FALLBACK_STEP_SIZE = 100, 0.1
+DEFAULT = Linearised()
 
 
 class NmlPredictor(Predictor):
@@ -69,18 +61,18 @@ class Acnml(NmlPredictor):
     Args:
         classifier: the model.
         posterior: q, fitted once on the training data.
-        solver: how θ̂_y is found; by default `Linearised(polish=10)`, see `default_solver`.
+        solver: how θ̂_y is found. By default the network is linearised in the weights that the
+            posterior covers, see `Linearised`: this is solved exactly, at the price of one
+            Jacobian, or of one forward pass for a last layer.
         alpha: α, the weight of the query. Larger is more cautious, and α → 0 is the model at the
             mean. Always choose it on validation data (`acnml.calibrate`, `acnml.tuning`): at the
             default of 1 a Laplace posterior is often so wide that every label can be explained,
             and the predictions are useless.
         on_unsolved: what to do about labels whose solution is not close to an optimum (`solved` of
-            a `Solution` is False). "warn" answers with an `UnsolvedWarning` that counts them.
-            "raise" raises an `UnsolvedError` that names the inputs. "fallback" takes more steps
-            for these inputs, first with the solver's own method and then with `Reference`, and
-            warns of what is left. "ignore" answers; predictions then skip the last gradient,
-            which is what tells how good a solution is. For a last layer the problem is convex:
-            it is solved, or an error is raised.
+            a `Solution` is False). This happens with other solvers than the default. "warn" answers
+            with an `UnsolvedWarning` that counts them. "raise" raises an `UnsolvedError` that names
+            the inputs. "ignore" answers; predictions then skip the last gradient, which is what
+            tells how good a solution is.
         on_error: what to do about inputs without an answer: they or their logits are not finite,
             or the solver diverges. "raise" raises an error that names them. "flag" answers for
             the others and returns NaN for these, see `Solution.failed`.
@@ -97,11 +89,10 @@ class Acnml(NmlPredictor):
 
     classifier: Classifier
     posterior: Posterior
-    solver: Solver | None = None
+    solver: Solver = DEFAULT
     alpha: float = 1.0
-    on_unsolved: Literal["warn", "raise", "fallback", "ignore"] = "warn"
+    on_unsolved: Literal["warn", "raise", "ignore"] = "warn"
     on_error: Literal["raise", "flag"] = "raise"
-    _scaled: Posterior = field(init=False, repr=False)
 
     @torch.inference_mode(False)
     def __post_init__(self) -> None:
@@ -110,24 +101,41 @@ class Acnml(NmlPredictor):
             allowed = get_args(get_type_hints(Acnml)[name])
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        is_solver = callable(self.solver) and hasattr(self.solver, "log_lik")
-        if self.solver is not None and (isinstance(self.solver, type) or not is_solver):
+        if isinstance(self.solver, type) or not hasattr(self.solver, "log_lik"):
             raise TypeError(f"solver must be a solver such as Linearised(), got {self.solver!r}")
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
-        object.__setattr__(
-            self, "solver", self.solver or default_solver(self.classifier, self.posterior)
-        )
-        object.__setattr__(self, "_scaled", self.posterior.scaled(self.alpha))
 
     def at(self, tensors: Params) -> Acnml:
         """View the same predictor with some tensors of its network replaced: `Classifier.at`."""
         return replace(self, classifier=self.classifier.at(tensors))
 
     @property
+    def logit_solver(self) -> LogitSolver | None:
+        """The solver, if the logits of an input and their covariance are all that it needs."""
+        takes_problem = isinstance(self.solver, LogitSolver) and self.solver.takes_problem
+        return self.solver if takes_problem else None  # type: ignore[return-value]
+
+    @tensors_for_arrays
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def problem(self, x: Inputs) -> Problem:
+        """Return the logits and their covariance for α = 1, which serve every α and any rule."""
+        prepared = self.classifier.prepare(x)
+        find = partial(problems, self.classifier, self.posterior)
+        return Problem.joined([one for some in in_chunks(prepared, find) for one in some])
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def solve_problem(self, problem: Problem) -> Solution:
+        """Solve the problem of some inputs, from `problem`, at this predictor's α."""
+        assert self.logit_solver is not None
+        return self.logit_solver.of(problem.scaled(self.alpha))
+
+    @property
     def last_layer(self) -> Site | None:
         """The layer that the posterior covers, if it is one Linear layer solved in logit space."""
-        in_logit_space = isinstance(self.solver, (Linearised, Influence))
-        return only_linear(self.classifier, self.posterior.mean) if in_logit_space else None
+        solves = self.logit_solver is not None
+        return only_linear(self.classifier, self.posterior.mean) if solves else None
 
     @tensors_for_arrays
     @torch.inference_mode(False)
@@ -144,10 +152,10 @@ class Acnml(NmlPredictor):
     @torch.no_grad()
     def solve_features(self, features: Features) -> Solution:
         """Solve for inputs whose features are known, without running the network."""
-        assert isinstance(self.solver, (Linearised, Influence))
         assert self.last_layer is not None
         layer, temperature = self.last_layer.layer, self.classifier.temperature
-        return self.solver.solve_features(features, self._scaled, layer, temperature)
+        parts = of_features(features, self.posterior, layer, temperature)
+        return Solution.joined(located(parts, self.solve_problem, len(features.logits)))
 
     @tensors_for_arrays
     @torch.inference_mode(False)
@@ -185,7 +193,7 @@ class Acnml(NmlPredictor):
                 rows.append(kept)
         if not parts:
             return _nowhere(self.classifier, x)
-        whole = Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        whole = Solution.joined(parts)
         return whole if len(whole.log_lik) == size else _spread(whole, torch.cat(rows), size)
 
     def _without_failures(
@@ -209,36 +217,26 @@ class Acnml(NmlPredictor):
 
     def _unchecked(self, x: Inputs) -> Solution:
         """Solve for a prepared batch without looking at residuals."""
-        assert self.solver is not None  # __post_init__ has chosen one
-        log_lik = self.solver.log_lik(self.classifier, self._scaled, x)
+        if self.logit_solver is None:
+            scaled = self.posterior.scaled(self.alpha)
+            log_lik = self.solver.log_lik(self.classifier, scaled, x)
+        else:
+            solver = self.logit_solver
+            log_lik = torch.cat(self._by_problem(x, solver.log_lik_of))
         unknown = torch.full_like(log_lik, torch.nan)
         return Solution(log_lik, unknown, unknown, torch.zeros_like(log_lik, dtype=torch.bool))
 
     def _solved(self, x: Inputs) -> Solution:
-        """Solve for a prepared batch, with other solvers where the first one does not succeed."""
-        posterior = self._scaled
-        assert self.solver is not None  # __post_init__ has chosen one
-        solution = self.solver(self.classifier, posterior, x)
-        if self.on_unsolved != "fallback" or bool(solution.solved.all()):
-            return solution
-        at_mean = self.classifier.log_probs(x, posterior.mean)
-        for solver in _fallbacks(self.solver, self.classifier, posterior):
-            rows = (~solution.solved).any(1).nonzero().flatten()
-            if not len(rows):
-                break
-            try:
-                again = solver(self.classifier, posterior, batches.take(x, rows))
-            except UnsolvedError:  # it diverged: the next one may not
-                continue
-            closer = again.solved | (again.residual < solution.residual[rows])
-            better = ~solution.solved[rows] & closer & (again.log_lik >= at_mean[rows])
-            solution = Solution(
-                *(
-                    old.index_put((rows,), torch.where(better, new, old[rows]))
-                    for old, new in zip(solution, again, strict=True)
-                )
-            )
-        return solution
+        """Solve for a prepared batch."""
+        if self.logit_solver is None:
+            return self.solver(self.classifier, self.posterior.scaled(self.alpha), x)
+        return Solution.joined(self._by_problem(x, self.logit_solver.of))
+
+    def _by_problem(self, x: Inputs, solve: Callable[[Problem], T]) -> list[T]:
+        memory = None if self.logit_solver is None else self.logit_solver.memory
+        parts = problems(self.classifier, self.posterior, x, memory)
+        scaled = (problem.scaled(self.alpha) for problem in parts)
+        return located(scaled, solve, batches.size(x))
 
     def _report(self, unsolved: Tensor, residual: Tensor) -> None:
         """Warn of unsolved labels (B, K), or raise an error."""
@@ -249,27 +247,15 @@ class Acnml(NmlPredictor):
             f"{int(unsolved.sum())} of {unsolved.numel()} labels are not solved (the largest "
             f"residual is {residual[unsolved].max().item():.2g}, the limit {UNSOLVED})"
         )
-        fallback = "" if self.on_unsolved == "fallback" else ', or on_unsolved="fallback"'
         remedy = (
-            "their probabilities are inaccurate. Lower alpha, use a posterior over the last layer, "
-            f"take more steps (Linearised(polish=50){fallback}), or accept this with "
+            "their probabilities are inaccurate. The default solver, Linearised(), solves every "
+            "label. With another one, lower alpha, take more steps, or accept this with "
             'on_unsolved="ignore". `solve` says which labels are solved'
         )
         error = UnsolvedError(what, inputs.nonzero().flatten().tolist(), len(inputs), remedy)
         if self.on_unsolved == "raise":
             raise error
         warnings.warn(str(error), UnsolvedWarning, stacklevel=callers_level())
-
-
-def _fallbacks(solver: Solver, classifier: Classifier, posterior: Posterior) -> list[Solver]:
-    """Return solvers to try in turn where one has not reached an optimum."""
-    literal = Reference(FALLBACK_STEPS, FALLBACK_STEP_SIZE)
-    if unsupported(classifier.model, posterior.mean) is not None:
-        return [literal]
-    longer = Linearised(polish=FALLBACK_POLISH)
-    if isinstance(solver, (Linearised, Gradient)):
-        longer = replace(longer, memory=solver.memory)
-    return [longer, literal]
 
 
 def _spread(some: Solution, rows: Tensor, size: int) -> Solution:
@@ -290,18 +276,3 @@ def _nowhere(classifier: Classifier, x: Inputs) -> Solution:
     solved = torch.zeros_like(unknown, dtype=torch.bool)
     none = Solution(unknown, unknown, unknown, solved)
     return Solution(*(tensor.expand(batches.size(x), -1) for tensor in none))
-
-
-def default_solver(classifier: Classifier, posterior: Posterior) -> Solver:
-    """Return the solver to use where the user names none.
-
-    Linearise-then-evaluate wherever the fast engine knows all layers that the posterior covers,
-    with up to ten gradient steps for the labels that need them; a last layer is exact and needs
-    none. Else the paper's iteration, 10 steps of 0.25 for Kronecker
-    posteriors and 5 of 0.5 for others.
-    """
-    if unsupported(classifier.model, posterior.mean) is None:
-        return Linearised(polish=10)
-    if isinstance(posterior, Kronecker):
-        return Reference(steps=10, step_size=0.25)
-    return Reference(steps=5, step_size=0.5)

@@ -100,4 +100,8 @@ def matched(posterior: Posterior, classifier: Classifier) -> Posterior:
     parameters = classifier.parameters
     checks.require_fits(posterior.mean, parameters)
     own = parameters[next(iter(posterior.mean))]
-    return posterior.to(own.device, torch.promote_types(own.dtype, torch.float32))
+    dtype = torch.promote_types(own.dtype, torch.float32)
+    mean = next(iter(posterior.mean.values()))
+    if (mean.device, mean.dtype) == (own.device, dtype) and not mean.is_inference():
+        return posterior  # the same object: what is known of it stays known
+    return posterior.to(own.device, dtype)

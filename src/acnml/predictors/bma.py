@@ -62,8 +62,7 @@ class Bma(Predictor):
                 "statistics must be a tuple with the batch-norm statistics of every sample, got a "
                 f"{type(self.statistics).__name__}; use Bma(...).refreshed(loader)"
             )
-        for index, each in enumerate(self.statistics):
-            checks.require_tensors(each, f"statistics[{index}]")
+        for each in self.statistics:
             checks.require_fits(each, self.classifier.tensors)
         if self.statistics and len(self.statistics) != self.samples:
             raise ValueError(

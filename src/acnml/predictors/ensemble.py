@@ -10,7 +10,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml.predictors.base import Predictor, require_predictor
 
@@ -33,7 +32,6 @@ class Ensemble(Predictor):
     predictors: tuple[Predictor, ...]
 
     def __post_init__(self) -> None:
-        checks.require_iterable(self.predictors, "a tuple of predictors")
         object.__setattr__(self, "predictors", tuple(self.predictors))
         if not self.predictors:
             raise ValueError("an Ensemble needs at least one predictor, got none")

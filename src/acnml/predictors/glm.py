@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, final
 
 import torch
@@ -17,13 +17,13 @@ from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.predictors.ensemble import log_mean
-from acnml.solvers._linearisation import LogitMoments, logit_moments
+from acnml.problem import Problem, problems
 
 
 class Link(Protocol):
     """A frozen dataclass that computes E[softmax f] for Gaussian logits f ~ N(m, V)."""
 
-    def __call__(self, moments: LogitMoments) -> Tensor:
+    def __call__(self, problem: Problem) -> Tensor:
         """Return log-probabilities (B, K)."""
         ...
 
@@ -42,10 +42,10 @@ class Probit:
     torch.Size([5, 3])
     """
 
-    def __call__(self, moments: LogitMoments) -> Tensor:
+    def __call__(self, problem: Problem) -> Tensor:
         """Return log-probabilities (B, K)."""
-        var = moments.kernel.diagonal(dim1=-2, dim2=-1)
-        return torch.log_softmax(moments.logits / (1 + math.pi / 8 * var).sqrt(), dim=-1)
+        var = problem.kernel.diagonal()
+        return torch.log_softmax(problem.logits / (1 + math.pi / 8 * var).sqrt(), dim=-1)
 
 
 @final
@@ -74,12 +74,12 @@ class LogitSampling:
     def __post_init__(self) -> None:
         checks.settle_integers(self, samples=1, seed=None)
 
-    def __call__(self, moments: LogitMoments) -> Tensor:
+    def __call__(self, problem: Problem) -> Tensor:
         """Return log-probabilities (B, K)."""
         generator = torch.Generator().manual_seed(self.seed)
-        noise = normal_like(moments.logits[0], self.samples, generator)  # (n, K)
-        root = _symmetric_root(moments.kernel)
-        return log_mean([torch.log_softmax(moments.logits + root @ e, dim=-1) for e in noise])
+        noise = normal_like(problem.logits[0], self.samples, generator)  # (n, K)
+        root = _symmetric_root(problem.kernel.dense())
+        return log_mean([torch.log_softmax(problem.logits + root @ e, dim=-1) for e in noise])
 
 
 @final
@@ -107,8 +107,6 @@ class Glm(Predictor):
     classifier: Classifier
     posterior: Posterior
     link: Link = Probit()
-    # Whether the logits were found to depend on the posterior's parameters.
-    _is_used: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.link, type) or not callable(self.link):
@@ -120,15 +118,12 @@ class Glm(Predictor):
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the expected probabilities."""
-        prepared = self.classifier.prepare(x)
-        log_probs = torch.cat([*in_chunks(prepared, self._linked)])
-        if not self._is_used:
-            self.classifier.require_used(prepared, self.posterior.mean)
-            object.__setattr__(self, "_is_used", True)
-        return log_probs
+        return torch.cat([*in_chunks(self.classifier.prepare(x), self._linked)])
 
     def _linked(self, x: Inputs) -> Tensor:
-        log_probs = self.link(logit_moments(self.classifier, self.posterior, x))
+        # The links need all of V, not only the covariance of differences.
+        parts = problems(self.classifier, self.posterior, x, differences=False)
+        log_probs = torch.cat([self.link(problem).to(problem.dtype) for problem in parts])
         return checks.require_finite(log_probs, "log-probabilities are", "check the posterior")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -19,8 +18,8 @@ from acnml.fit import Fisher, MonteCarloFisher, fit_curvature
 from acnml.fit.batches import checked_labels, require_classes
 from acnml.posteriors import Posterior
 from acnml.predictors.acnml import Acnml, NmlPredictor
-from acnml.solvers import Influence
-from acnml.solvers.influence import SelfInfluence, self_influence
+from acnml.problem import problems
+from acnml.solve.influence import Influence, SelfInfluence, self_influence
 
 # The default damping as a share of the mean eigenvalue of the curvature.
 RELATIVE_DAMPING = 1e-2
@@ -108,8 +107,11 @@ class IfComp(NmlPredictor):
     @torch.inference_mode(False)
     @torch.no_grad()
     def _terms(self, x: Inputs) -> SelfInfluence:
-        influence = partial(self_influence, self.classifier, self.posterior)
-        parts = in_chunks(self.classifier.prepare(x), influence)
+        parts = in_chunks(self.classifier.prepare(x), self._terms_of)
+        return SelfInfluence(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    def _terms_of(self, x: Inputs) -> SelfInfluence:
+        parts = map(self_influence, problems(self.classifier, self.posterior, x))
         return SelfInfluence(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 

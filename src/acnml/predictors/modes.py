@@ -10,7 +10,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml.predictors.acnml import Acnml, NmlPredictor
 from acnml.predictors.base import Predictor, require_predictor
@@ -53,7 +52,6 @@ class Modes(NmlPredictor):
     log_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        checks.require_iterable(self.predictors, "a tuple of predictors")
         object.__setattr__(self, "predictors", tuple(self.predictors))
         if not self.predictors:
             raise ValueError("Modes needs at least one predictor, got none")
@@ -63,7 +61,6 @@ class Modes(NmlPredictor):
                 kind = type(member).__name__
                 raise TypeError(f"members of Modes need log_lik, as Acnml has it; {kind} has none")
         if self.log_weights is not None:
-            checks.require_iterable(self.log_weights, "a tuple of log_weights")
             weights = tuple(float(weight) for weight in self.log_weights)
             if len(weights) != len(self.predictors):
                 raise ValueError(

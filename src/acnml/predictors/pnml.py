@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from acnml._engine.last_layer import Features, features, only_linear
 from acnml._engine.layers import Site
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
@@ -16,7 +17,6 @@ from acnml._util.passes import in_chunks
 from acnml._util.selection import Layers, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.batches import over_batches
-from acnml.head.features import Features, features, only_linear
 from acnml.predictors.acnml import NmlPredictor
 
 # The default ridge as a share of the mean squared feature, summed over the data.
@@ -64,7 +64,6 @@ class Pnml(NmlPredictor):
         require_classifier(self.classifier)
         checks.require_positive(self.c, "c")
         checks.require_square(self.input_cov, "input_cov")
-        checks.require_iterable(self.parameters, "the names of the last layer's parameters")
         object.__setattr__(self, "parameters", tuple(self.parameters))
         layer = _site(self.classifier, self.parameters).layer
         size = layer.join(*[self.classifier.parameters] * 2).shape[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Literal, final
 
 from acnml._util import checks
 
@@ -79,7 +79,7 @@ class Answers:
 
     log_probs: bool = False
     abstain_share: float = 0.05
-    abstain_by: str = "confidence"
+    abstain_by: Literal["confidence", "regret"] = "confidence"
 
 
 @final

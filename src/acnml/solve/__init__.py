@@ -1,1 +1,21 @@
-"""Solve z_y = z + V(e_y - softmax z_y) for every label y, in logit space."""
+"""Finding, for every label of every input, the weights that explain it best."""
+
+from acnml.solution import UNSOLVED, Solution, UnsolvedError, UnsolvedWarning
+from acnml.solve.base import LogitSolver, Solver
+from acnml.solve.gradient import Gradient
+from acnml.solve.influence import Influence
+from acnml.solve.linearised import Linearised
+from acnml.solve.reference import Reference
+
+__all__ = [
+    "UNSOLVED",
+    "Gradient",
+    "Influence",
+    "Linearised",
+    "LogitSolver",
+    "Reference",
+    "Solution",
+    "Solver",
+    "UnsolvedError",
+    "UnsolvedWarning",
+]

@@ -96,16 +96,16 @@ def solve_diagonal(logits: Tensor, var: Tensor) -> Tensor:
     L = (z.logsumexp(-1, keepdim=True) - v.amax(-1, keepdim=True)).expand_as(z)
     for _ in range(DIAGONAL_STEPS):
         mass, decline = _mass(z, v, L)
-        own, other = (_lambert(z + v.log() + shift - L) for shift in (v, 0))
+        own, other = (lambert(z + v.log() + shift - L) for shift in (v, 0))
         excess = mass + (own - other) / v - 1
         step = excess / (decline + (own / (1 + own) - other / (1 + other)) / v)
         L = L + step
         if bool((step.abs() <= 4 * torch.finfo(z.dtype).eps * (1 + L.abs())).all()):
             break
-    return (z + v - L) - _lambert(z + v.log() + v - L)
+    return (z + v - L) - lambert(z + v.log() + v - L)
 
 
-def _lambert(x: Tensor) -> Tensor:
+def lambert(x: Tensor) -> Tensor:
     """Solve w + log w = x by Newton steps (Iacono & Boyd 2017)."""
     x = x.clamp(min=LEAST_EXPONENT)
     start = functional.softplus(x)
@@ -117,7 +117,7 @@ def _lambert(x: Tensor) -> Tensor:
 
 def _mass(z: Tensor, v: Tensor, L: Tensor) -> tuple[Tensor, Tensor]:
     """Return T and -dT/dL (B, n) at L (B, n), for v (B, 1) or (B, K)."""
-    w = _lambert((z + v.log()).unsqueeze(1) - L.unsqueeze(2))
+    w = lambert((z + v.log()).unsqueeze(1) - L.unsqueeze(2))
     share, change = w, w / (1 + w)
     if v.shape[1] > 1:
         v = v.unsqueeze(1)

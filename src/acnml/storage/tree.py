@@ -24,7 +24,7 @@ from acnml import (
     outcomes,
     posteriors,
     predictors,
-    solvers,
+    solve,
 )
 from acnml._algebra import dual
 from acnml._util.params import Params
@@ -44,7 +44,7 @@ KINDS: dict[str, Any] = {
         (posteriors, "Diagonal Full Kronecker LowRank FactorBlock EigenBlock"),
         (dual, "Affine"),
         (fit, f"{_CURVATURES} Factors EigenFactors Swag"),
-        (solvers, "Reference Gradient Linearised Influence"),
+        (solve, "Reference Gradient Linearised Influence"),
         (predictors, f"{_PREDICTORS} IfComp Pnml Modes"),
         (calibration, "Calibrated Calibrator CalibrationRow"),
         (atypicality, "Atypicality"),

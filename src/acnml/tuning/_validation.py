@@ -9,17 +9,21 @@ import torch
 from torch import Tensor
 
 from acnml import metrics
+from acnml._engine.last_layer import Features, all_features
 from acnml._engine.layers import Site
 from acnml._util.batches import NO_LABELS, Inputs, as_loader, split_labels
 from acnml._util.passes import each_batch
 from acnml.classifier import Classifier, log_softmax
 from acnml.fit.batches import require_classes
-from acnml.head.features import Features, all_features
 from acnml.predictors import Acnml, Ensemble, Map, Modes, Predictor
 from acnml.predictors.ensemble import log_mean
-from acnml.solvers import Solution
+from acnml.problem import Problem
+from acnml.solution import Solution
 
 T = TypeVar("T")
+
+# Numbers in the covariances of the logits that are kept from one α to the next.
+MOST_KEPT = 2**25
 
 
 class _Layer(NamedTuple):
@@ -54,13 +58,28 @@ class _Cached(NamedTuple):
     labels: Tensor
 
 
+class _Linearised(NamedTuple):
+    """The logits of all data and their covariance, for α = 1."""
+
+    predictor: Acnml
+    problem: Problem | None  # None if it takes too much memory
+    labels: Tensor
+
+    def serves(self, other: Acnml) -> bool:
+        """Whether another predictor has the same problem, but for α."""
+        if other.posterior is not self.predictor.posterior:
+            return False
+        return other.classifier.agrees_with(self.predictor.classifier)
+
+
 @final
 class Validation:
     """A labelled validation set, with a cache of its features.
 
     If predictors differ only in the posterior of the last layer or in α, their predictions can be
-    computed from the features, that is the inputs and outputs of that layer. The features are
-    computed in one pass and cached, so a search needs only one pass for any number of values.
+    computed from the features, that is the inputs and outputs of that layer. If they differ in α
+    alone, the logits and their covariance are enough, whatever layers the posterior covers. Both
+    are computed in one pass and cached, so a search needs only one pass for any number of values.
 
     Args:
         loader: validation data, with labels.
@@ -70,6 +89,7 @@ class Validation:
     def __init__(self, loader: Iterable[Any], progress: bool | None = None) -> None:
         self._loader, self._progress = as_loader(loader), progress
         self._cache: list[_Cached] = []
+        self._problems: list[_Linearised] = []
 
     def predictions(self, predictor: Predictor, description: str) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities (N, K) and labels (N,) of all data, on the CPU."""
@@ -86,7 +106,33 @@ class Validation:
                 network = known.layer.network
                 if known.features is not None and network.agrees_with(predictor.classifier):
                     return log_softmax(known.features.logits).cpu(), known.labels
+        if isinstance(predictor, Acnml) and predictor.logit_solver is not None:
+            known_problem = self._problem(predictor)
+            if known_problem.problem is not None:
+                solution = predictor.solve_problem(known_problem.problem)
+                return solution.log_probs.cpu(), known_problem.labels
         return self.over_batches(description, lambda x: predictor(x), torch.cat)
+
+    def _problem(self, predictor: Acnml) -> _Linearised:
+        """Return the problem of all data, from one pass."""
+        for known in self._problems:
+            if known.serves(predictor):
+                return known
+        left = MOST_KEPT
+
+        def compute(x: Inputs) -> Problem | None:
+            nonlocal left
+            problem = predictor.problem(x) if left > 0 else None
+            left -= 0 if problem is None else problem.logits.shape[1] * problem.logits.numel()
+            return problem
+
+        def join(parts: list[Problem | None]) -> Problem | None:
+            found = [part for part in parts if part is not None]
+            return Problem.joined(found) if left > 0 else None
+
+        new = _Linearised(predictor, *self.over_batches("Jacobians", compute, join))
+        self._problems.append(new)
+        return new
 
     def prepare(self, predictor: Acnml) -> None:
         """Compute the features for a predictor, if it adapts only the last layer."""
@@ -163,7 +209,8 @@ def _checked_labels(labels: Any, result: Any) -> Tensor:
     if isinstance(result, list):
         result = result[0]
     if result is not None:
-        log_probs = log_softmax(result.logits) if isinstance(result, Features) else result
+        is_log_probs = isinstance(result, Tensor)
+        log_probs = result if is_log_probs else log_softmax(result.logits)
         if labels.shape == log_probs.shape[:1] and not labels.is_floating_point():
             require_classes(labels, log_probs)  # it names all rows
         metrics.nll(log_probs, labels)

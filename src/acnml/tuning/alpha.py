@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, final
 
 from torch import Tensor
 
+from acnml._engine.last_layer import Features
 from acnml._util.batches import Inputs, as_inputs, as_tensor
 from acnml._util.progress import track
-from acnml.head.features import Features
 from acnml.predictors import Acnml, Map
 from acnml.tuning._validation import Validation
 from acnml.tuning.choice import Choice, table_text

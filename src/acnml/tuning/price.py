@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from acnml import metrics
 from acnml._util import checks
 from acnml.predictors import Predictor
-from acnml.solvers import UnsolvedError
+from acnml.solution import UnsolvedError
 from acnml.tuning._validation import Validation
 from acnml.tuning.choice import Choice, table_text
 from acnml.tuning.sweep import MakePredictor, Scores, score, until_unsolved

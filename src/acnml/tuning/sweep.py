@@ -10,7 +10,7 @@ from torch import Tensor
 from acnml import metrics
 from acnml._util import checks
 from acnml.predictors import Predictor
-from acnml.solvers import UnsolvedError
+from acnml.solution import UnsolvedError
 from acnml.tuning._validation import Validation
 
 # A function from the value of a hyperparameter to the predictor with this value.

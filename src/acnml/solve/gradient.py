@@ -17,7 +17,7 @@ from acnml._util.batches import Inputs
 from acnml._util.memory import require_memory
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
-from acnml.solvers.base import Solution
+from acnml.solution import Solution
 
 
 @final

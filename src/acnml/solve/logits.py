@@ -1,4 +1,4 @@
-"""ACNML for a last Linear layer: solve for every label of every input, in logit space.
+"""Solve a `Problem`: for every label of every input, in logit space.
 
 The problem. For logits z₀ and their covariance V (the weight α is part of V), find for each label y
 
@@ -44,29 +44,15 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.convex import two_class_share
-from acnml._algebra.kernels import (
-    DenseKernel,
-    DiagonalKernel,
-    Kernel,
-    centred_variances,
-    gap_variances,
-)
-from acnml.head.ascent import (
-    DIAGONAL,
-    EXACT,
-    ROUNDING,
-    Point,
-    Rows,
-    ascend,
-    dot,
-    settled,
-)
-from acnml.head.few import solve_few
-from acnml.head.independent import MOST_NODES, solve_independent
+from acnml._algebra.kernels import DenseKernel, Kernel, centred_variances, dot, gap_variances
+from acnml._util.threads import one_thread
+from acnml.solve.newton import DIAGONAL, EXACT, ROUNDING, Point, Rows, ascend, settled
 
-# Up to this many classes every label is solved for, first by plain Newton steps.
+# Up to this many classes every label is solved for.
 FEW_CLASSES = 64
+
+# Scalar steps for the share t of a starting point.
+SHARE_STEPS = 8
 
 # Steps with the diagonal approximation, before the remaining rows take exact Newton steps.
 CHEAP_STEPS = 40
@@ -74,9 +60,8 @@ CHEAP_STEPS = 40
 # Numbers in one block of rows: its tensors should stay in the processor's cache.
 BLOCK = 2**16
 
-# Vectors of K numbers, and K×K matrices, that an input takes at most. A table takes up to seven
-# vectors at every node.
-VECTORS, MATRICES, TABLE_VECTORS = 40, 4, 7 * MOST_NODES
+# Vectors of K numbers, and K×K matrices, that an input takes at most.
+VECTORS, MATRICES = 40, 4
 
 # `omitted` of a label left out is at least this: 0 means that it was solved for.
 LEAST = 1e-30
@@ -93,7 +78,7 @@ class Precision(NamedTuple):
 DEFAULT = Precision()
 
 
-class HeadSolution(NamedTuple):
+class LogitSolution(NamedTuple):
     """All labels of a batch of inputs."""
 
     log_lik: Tensor  # (B, K)
@@ -101,9 +86,10 @@ class HeadSolution(NamedTuple):
     omitted: Tensor  # (B, K) bound on the gain of a label left at the mean, 0 for a solved one
 
 
-def solve_head(
+@one_thread()
+def solve(
     logits: Tensor, kernel: Kernel, precision: Precision = DEFAULT, at_once: int | None = None
-) -> HeadSolution:
+) -> LogitSolution:
     """Solve for all labels that matter; the others keep their log-likelihood at the mean.
 
     Args:
@@ -118,78 +104,56 @@ def solve_head(
     finite = (logits + var).isfinite().all(-1)
     if not bool(finite.all()):
         return _only(finite, logits, kernel, precision, at_once)
-    if logits.shape[1] <= FEW_CLASSES:
-        few = solve_few(logits, kernel, var, precision.tolerance)
-        found, wanted = HeadSolution(few.log_lik, few.residual, torch.zeros_like(var)), ~few.solved
-        if not bool(wanted.any()):
-            return found._replace(log_lik=torch.maximum(found.log_lik, at_mean))
     start = Start.of(logits, kernel, background(logits, at_mean, kernel, var))
+    omitted, log_lik = torch.zeros_like(at_mean), at_mean.clone()
     if logits.shape[1] > FEW_CLASSES:
-        found, wanted = _of_many(logits, kernel, at_mean, start, precision)
-    _solve_labels(found, wanted, logits, kernel, var, start, precision, at_once)
-    return found._replace(log_lik=torch.maximum(found.log_lik, at_mean))
+        omitted = _left_out(start.upper_bound(at_mean).exp() - at_mean.exp(), precision.negligible)
+    residual = start.residual_at_mean(at_mean.exp(), kernel)
+    size = max(1, BLOCK // logits.shape[1])
+    for block in _blocks((omitted == 0).nonzero(), min(at_once or size, size)):
+        i, y = block.unbind(1)
+        rows = Rows(kernel, i, logits[i], var[i], y[:, None])
+        point, residual[i, y] = _solved(rows, start.point(rows), precision)
+        log_lik[i, y] = point.log_lik
+    return LogitSolution(torch.maximum(log_lik, at_mean), residual, omitted)
+
+
+def coefficients(
+    logits: Tensor, kernel: Kernel, labels: Tensor, precision: Precision = DEFAULT
+) -> Tensor:
+    """Return u (B, L, K) of some labels (L,), the same of every input; arguments as in `solve`."""
+    logits, var = logits - logits.amax(-1, keepdim=True), centred_variances(kernel)
+    at_mean = torch.log_softmax(logits, -1)
+    start = Start.of(logits, kernel, background(logits, at_mean, kernel, var))
+    i = torch.arange(len(logits), device=logits.device).repeat_interleave(len(labels))
+    rows = Rows(kernel, i, logits[i], var[i], labels.repeat(len(logits))[:, None])
+    point, _ = _solved(rows, start.point(rows), precision)
+    return point.u.unflatten(0, (len(logits), -1))
 
 
 def bytes_per_input(classes: int, kernel: Kernel | None = None) -> int:
-    """Return how many bytes `solve_head` and the kernel take for an input, at most.
+    """Return how many bytes `solve` and the kernel take for an input, at most.
 
     Args:
         classes: K.
         kernel: of some inputs; None for the kernel that takes most.
     """
     matrices = MATRICES * classes if kernel is None or isinstance(kernel, DenseKernel) else 0
-    tabled = classes > FEW_CLASSES and (kernel is None or isinstance(kernel, DiagonalKernel))
-    vectors = VECTORS + max(matrices, TABLE_VECTORS if tabled else 0)
-    return vectors * classes * torch.float64.itemsize
+    return (VECTORS + matrices) * classes * torch.float64.itemsize
 
 
 def _only(
     chosen: Tensor, logits: Tensor, kernel: Kernel, precision: Precision, at_once: int | None
-) -> HeadSolution:
+) -> LogitSolution:
     """Solve for the chosen inputs (B,). The others become NaN, which no comparison can pass."""
     rows = chosen.nonzero()[:, 0]
     unknown = torch.full_like(logits, torch.nan)
-    found = HeadSolution(unknown, unknown.clone(), torch.zeros_like(logits))
+    found = LogitSolution(unknown, unknown.clone(), torch.zeros_like(logits))
     if len(rows):
-        part = solve_head(logits[rows], kernel.take(rows), precision, at_once)
+        part = solve(logits[rows], kernel.take(rows), precision, at_once)
         for tensor, new in zip(found, part, strict=True):
             tensor[rows] = new
     return found
-
-
-def _of_many(
-    logits: Tensor, kernel: Kernel, at_mean: Tensor, start: Start, precision: Precision
-) -> tuple[HeadSolution, Tensor]:
-    """Return what many classes allow to know before solving, and which labels to solve (B, K)."""
-    if isinstance(kernel, DiagonalKernel):
-        # All labels cost next to nothing. What the table leaves unsolved is solved for.
-        tabled = solve_independent(logits, kernel.var, precision.tolerance / 4)
-        size = (2 * (tabled.log_lik - at_mean)).clamp(min=1).sqrt()  # bounds ‖u‖
-        wanted = ~(tabled.residual * size <= precision.tolerance)
-        return HeadSolution(*tabled, torch.zeros_like(at_mean)), wanted
-    gains = start.upper_bound(at_mean).exp() - at_mean.exp()
-    omitted = _left_out(gains, precision.negligible)
-    residual = start.residual_at_mean(at_mean.exp(), kernel)
-    return HeadSolution(at_mean.clone(), residual, omitted), omitted == 0
-
-
-def _solve_labels(
-    found: HeadSolution,
-    wanted: Tensor,
-    logits: Tensor,
-    kernel: Kernel,
-    var: Tensor,
-    start: Start,
-    precision: Precision,
-    at_once: int | None,
-) -> None:
-    """Solve for the labels wanted (B, K) and note them in `found`."""
-    size = max(1, BLOCK // logits.shape[1])
-    for block in _blocks(wanted.nonzero(), min(at_once or size, size)):
-        i, y = block.unbind(1)
-        rows = Rows(kernel, i, logits[i], var[i], y[:, None])
-        point, residual = _solved(rows, start.point(rows), precision)
-        found.log_lik[i, y], found.residual[i, y] = point.log_lik, residual
 
 
 def background(logits: Tensor, log_probs: Tensor, kernel: Kernel, var: Tensor) -> Tensor:
@@ -246,7 +210,7 @@ class Start:
         others = others.scatter(1, top, 1.0)
         spread = (spread[:, 0] / others**2).scatter(1, top, spread[:, 1].gather(1, top))
         spread = spread.clamp(min=0)
-        share = two_class_share(lead, spread)
+        share = _share(lead, spread)
         return Start(q, moved, top, lead, spread, share, share / others)
 
     def point(self, rows: Rows) -> Point:
@@ -269,6 +233,15 @@ class Start:
     def residual_at_mean(self, p: Tensor, kernel: Kernel) -> Tensor:
         """Return √((e_y - p)ᵀV(e_y - p)) for every label, (B, K)."""
         return gap_variances(kernel, p).clamp(min=0).sqrt()
+
+
+def _share(lead: Tensor, spread: Tensor) -> Tensor:
+    """Solve t = sigmoid(-(lead + t · spread)) roughly, by Newton steps: bounds hold for any t."""
+    share = torch.sigmoid(-lead)
+    for _ in range(SHARE_STEPS):
+        s = torch.sigmoid(-(lead + share * spread))
+        share = (share - (share - s) / (1 + spread * s * (1 - s))).clamp(0, 1)
+    return share
 
 
 def _blocks(indices: Tensor, size: int) -> tuple[Tensor, ...]:

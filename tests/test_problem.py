@@ -1,4 +1,4 @@
-"""The moments of linearised logits, against J Σ Jᵀ written out."""
+"""Logits and their covariance, against J Σ Jᵀ written out."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from torch.func import functional_call
 
 import acnml
 from acnml import Classifier
+from acnml import problem as making
 from acnml._util.batches import as_arguments, take
-from acnml.solvers import _linearisation as linearisation
-from acnml.solvers._linearisation import logit_moments
 from cases import CONV, LINEAR, MLP, diagonal, factor_kronecker
 from dense import covariance, vector
-from predicting import FINE, each_case
+from predicting import FINE, each_case, moments_of
 
 
 def dense_kernel(model: nn.Module, posterior: acnml.posteriors.Posterior, one: object) -> Tensor:
@@ -33,10 +32,12 @@ def dense_kernel(model: nn.Module, posterior: acnml.posteriors.Posterior, one: o
 def test_kernel_equals_the_dense_one(case, build):
     model, x = case.model(), case.x()
     posterior = build(model)
-    moments = logit_moments(Classifier(model), posterior, x)
+    moments = moments_of(Classifier(model), posterior, x)
     expected = [dense_kernel(model, posterior, take(x, slice(i, i + 1))) for i in range(3)]
-    torch.testing.assert_close(moments.kernel, torch.stack(expected), rtol=1e-10, atol=1e-11)
-    assert torch.equal(moments.kernel, moments.kernel.mT)
+    torch.testing.assert_close(
+        moments.kernel.dense(), torch.stack(expected), rtol=1e-10, atol=1e-11
+    )
+    assert torch.equal(moments.kernel.dense(), moments.kernel.dense().mT)
     torch.testing.assert_close(moments.logits, Classifier(model).logits(x), **FINE)
 
 
@@ -45,9 +46,9 @@ def test_kernel_is_taken_at_the_posterior_mean():
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.5)
-    moments = logit_moments(Classifier(model), diagonal(other), MLP.x())
-    expected = logit_moments(Classifier(other), diagonal(other), MLP.x())
-    torch.testing.assert_close(moments.kernel, expected.kernel, **FINE)
+    moments = moments_of(Classifier(model), diagonal(other), MLP.x())
+    expected = moments_of(Classifier(other), diagonal(other), MLP.x())
+    torch.testing.assert_close(moments.kernel.dense(), expected.kernel.dense(), **FINE)
     torch.testing.assert_close(moments.logits, expected.logits, **FINE)
 
 
@@ -57,28 +58,28 @@ def test_kernel_of_a_linear_model_is_exact():
     inputs = torch.cat([x, torch.ones(3, 1).double()], dim=-1)
     posterior = diagonal(model)
     var = torch.cat([posterior.var["weight"], posterior.var["bias"][:, None]], dim=-1)
-    actual = logit_moments(Classifier(model), posterior, x).kernel
+    actual = moments_of(Classifier(model), posterior, x).kernel.dense()
     torch.testing.assert_close(actual, torch.diag_embed(inputs**2 @ var.T), **FINE)
 
     kronecker = factor_kronecker(model)
     block = kronecker.blocks[0]
     lengths = ((inputs @ block.input_cov) * inputs).sum(-1)
-    actual = logit_moments(Classifier(model), kronecker, x).kernel
+    actual = moments_of(Classifier(model), kronecker, x).kernel.dense()
     torch.testing.assert_close(actual, lengths[:, None, None] * block.output_cov, **FINE)
 
 
 def test_kernel_does_not_depend_on_how_many_inputs_share_a_computation(monkeypatch):
     model, x = CONV.model(), CONV.x(5)
-    together = logit_moments(Classifier(model), diagonal(model), x)
+    together = moments_of(Classifier(model), diagonal(model), x)
     for budget in (1, 10_000):
-        monkeypatch.setattr(linearisation, "JACOBIAN_BYTES", budget)
-        parts = logit_moments(Classifier(model), diagonal(model), x)
-        torch.testing.assert_close(parts.kernel, together.kernel, **FINE)
+        monkeypatch.setattr(making, "JACOBIAN_BYTES", budget)
+        parts = moments_of(Classifier(model), diagonal(model), x)
+        torch.testing.assert_close(parts.kernel.dense(), together.kernel.dense(), **FINE)
 
 
 def test_tempering_divides_logits_and_kernel():
     model, x = MLP.model(), MLP.x()
-    plain = logit_moments(Classifier(model), diagonal(model), x)
-    tempered = logit_moments(Classifier(model).tempered(2.0), diagonal(model), x)
+    plain = moments_of(Classifier(model), diagonal(model), x)
+    tempered = moments_of(Classifier(model).tempered(2.0), diagonal(model), x)
     torch.testing.assert_close(tempered.logits, plain.logits / 2, **FINE)
-    torch.testing.assert_close(tempered.kernel, plain.kernel / 4, **FINE)
+    torch.testing.assert_close(tempered.kernel.dense(), plain.kernel.dense() / 4, **FINE)

@@ -1,4 +1,4 @@
-"""Solver: the interface of all solvers, and Solution: their result.
+"""Solution: what every solver returns, and the errors of those that do not succeed.
 
 ACNML asks for each label y how well the model can fit y at the input x without moving far from its
 trained weights. The posterior q(θ) = N(μ, Σ) over the weights defines "far". For every label, a
@@ -12,15 +12,16 @@ logarithm is called the regret. In the code, B is the number of inputs and K the
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, final
+from collections.abc import Sequence
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from acnml._util.batches import Inputs
 from acnml._util.checks import RowsError
-from acnml.classifier import Classifier
-from acnml.posteriors import Posterior
+
+# Largest residual of a label that counts as solved, in posterior standard deviations.
+UNSOLVED = 0.1
 
 
 class Solution(NamedTuple):
@@ -54,6 +55,11 @@ class Solution(NamedTuple):
     omitted: Tensor  # (B, K)
     solved: Tensor  # (B, K), bool
 
+    @staticmethod
+    def joined(parts: Sequence[Solution]) -> Solution:
+        """Return the solutions of several batches as that of one."""
+        return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
     @property
     def failed(self) -> Tensor:
         """The inputs without an answer, (B,): see `Acnml`'s `on_error`."""
@@ -81,7 +87,7 @@ class UnsolvedError(RowsError):
     >>> predict = acnml.Acnml(classifier, posterior.scaled(100.0), rough, on_unsolved="raise")
     >>> try:
     ...     predict(torch.randn(5, 4))
-    ... except acnml.solvers.UnsolvedError as error:
+    ... except acnml.solve.UnsolvedError as error:
     ...     print(error.rows)
     (0, 1, 2, 3, 4)
     """
@@ -100,28 +106,5 @@ class UnsolvedWarning(UserWarning):
     ...     warnings.simplefilter("always")
     ...     log_probs = acnml.Acnml(classifier, posterior.scaled(100.0), rough)(torch.randn(5, 4))
     >>> caught[0].category
-    <class 'acnml.solvers.base.UnsolvedWarning'>
+    <class 'acnml.solution.UnsolvedWarning'>
     """
-
-
-class Solver(Protocol):
-    """A frozen dataclass that finds θ̂_y = argmax_θ log p_θ(y|x) + log q(θ) for every label y.
-
-    The paper's weight α of the query is part of the posterior: α log p + log q has the same
-    maximiser as log p + log q_α, where q_α is `posterior.scaled(α)`.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> solver: acnml.solvers.Solver = acnml.Linearised()
-    >>> solver.log_lik(classifier, posterior, torch.randn(5, 4)).shape
-    torch.Size([5, 3])
-    """
-
-    def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
-        """Solve for every label of every input of a prepared batch."""
-        ...
-
-    def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
-        """Return only the log-likelihoods (B, K). It may skip residuals."""
-        ...

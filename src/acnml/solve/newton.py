@@ -1,6 +1,6 @@
 """Raising φ for many rows at once: directions, step sizes, and when to stop.
 
-A row is one label of one input; see `acnml.head.solve` for φ, the gap F and the residual. With
+A row is one label of one input; see `acnml.solve.logits` for φ, the gap F and the residual. With
 p = softmax(z) and H = diag(p) - ppᵀ, Newton's step solves (I + HV)d = F. There are three ways to
 choose a step:
 
@@ -24,19 +24,19 @@ and halved otherwise. A row never ends below the φ at which it started.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import Kernel, diagonal_newton
+from acnml._algebra.kernels import Kernel, diagonal_newton, dot
+from acnml.solve.isotropic import lambert
 
 # Rows with a larger residual settle, in this many of their first steps at most.
 FAR, SETTLING_STEPS = 0.3, 1
 
-# Newton steps for L, and for Lambert's function within each.
-NORMALISER_STEPS, LAMBERT_STEPS = 5, 2
+# Newton steps for L.
+NORMALISER_STEPS = 5
 
 # Smaller variances are raised to this where one divides by them.
 SMALL_VARIANCE = 1e-8
@@ -52,11 +52,6 @@ ROUNDING = 64
 
 # Finished rows are dropped once less than this share remains.
 WORTH_KEEPING = 0.75
-
-
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Return the inner products of rows, (N, 1)."""
-    return (a * b).sum(-1, keepdim=True)
 
 
 class Rows(NamedTuple):
@@ -302,26 +297,14 @@ def settled(z: Tensor, belief: Tensor, var: Tensor) -> Tensor:
     """Return the p of the diagonal problem, for rows at logits z and e_y - u, all (N, K)."""
     var = var.clamp(min=SMALL_VARIANCE)
     log_var, a = var.log(), z + var * belief
-    least = 0.9 * math.log(torch.finfo(z.dtype).tiny)  # exp(x) must not vanish
     # At L = a_c - D_c, p_c is 1; at L = logsumexp(a) - max D, the sum is at least 1. So the right L
     # is not to the left of them.
     leftmost = a.logsumexp(-1, keepdim=True) - var.amax(-1, keepdim=True)
     leftmost = torch.maximum(leftmost, (a - var).amax(-1, keepdim=True))
     L = torch.maximum(leftmost, z.logsumexp(-1, keepdim=True))
     for _ in range(NORMALISER_STEPS):
-        x = (a - L + log_var).clamp(min=least)
-        v = softplus(x)
-        w = v * (1 - v.log1p() / (2 + v))  # a good start (Iacono & Boyd 2017)
-        for _ in range(LAMBERT_STEPS):
-            w = w * (1 + x - w.log()) / (1 + w)
+        w = lambert(a - L + log_var)
         p = w / var
         total = p.sum(-1, keepdim=True)
         L = torch.maximum(L + (total - 1) / (p / (1 + w)).sum(-1, keepdim=True), leftmost)
     return (p / total).clamp(min=torch.finfo(z.dtype).tiny)
-
-
-def softplus(x: Tensor) -> Tensor:
-    """Return log(1 + exp(x)), in operations that ONNX runtimes have in double precision, too."""
-    positive = x.clamp(min=0) + x.abs().neg().exp().log1p()
-    # Runtimes without log1p lose softplus(x) where it is nearly exp(x).
-    return torch.where(x < -10, x.exp(), positive)

@@ -1,9 +1,8 @@
-"""The solver of the last layer against scipy, and what must hold for any problem."""
+"""The solver in logit space against scipy, and what must hold for any problem."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,15 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import acnml
-from acnml import Classifier, Linearised
-from acnml._algebra.convex import solve_logits
+from acnml import Acnml, Classifier, Linearised, LowRank
+from acnml import problem as making
 from acnml._algebra.kernels import DenseKernel, DiagonalKernel, centred_variances
-from acnml.head import ascent
-from acnml.head.ascent import EXACT, Rows, ascend, settled
-from acnml.head.features import Features
-from acnml.head.independent import solve_independent
-from acnml.head.solve import Precision, Start, background, bytes_per_input, solve_head
-from acnml.solvers import linearised
+from acnml._engine.last_layer import Features
+from acnml.problem import Problem, of_features
+from acnml.solve import newton
+from acnml.solve.logits import Precision, Start, background, coefficients, solve
+from acnml.solve.newton import EXACT, Rows, ascend, settled
 from cases import POSTERIORS, affine_layers, normal
 from heads import KINDS, by_scipy, covariance, kernel
 
@@ -42,7 +40,7 @@ def spread(classes: int) -> list[int]:
 @pytest.mark.parametrize("classes", [2, 3, 10, 64, 65, 150])
 def test_solutions_are_those_of_scipy(kind, classes, alpha):
     logits, V = 3 * normal(2, classes, seed=1), kernel(kind, 2, classes).scaled(alpha)
-    solved = solve_head(logits, V, ALL)
+    solved = solve(logits, V, ALL)
     assert (solved.omitted == 0).all()
     assert (solved.residual <= 1e-9).all()
     matrices = V.dense()
@@ -55,22 +53,23 @@ def test_solutions_are_those_of_scipy(kind, classes, alpha):
 @each_kind
 def test_a_thousand_classes(kind):
     logits, V = 4 * normal(1, 1000, seed=1), kernel(kind, 1, 1000, coupling=0.2)
-    solved = solve_head(logits, V)
+    solved = solve(logits, V)
     solved_for = (solved.omitted == 0)[0].nonzero()[:, 0]
     labels = solved.log_lik[0].topk(8).indices
     assert set(labels.tolist()) <= set(solved_for.tolist())
     assert (solved.residual[0, solved_for] <= 1e-9).all()
-    exact = solve_logits(logits, V, labels, 1e-11, 100)
-    expected = exact.log_probs.gather(-1, labels[None, :, None])[0, :, 0]
-    close(solved.log_lik[0, labels], expected)
+    u = coefficients(logits, V, labels)[0]
+    z = logits + V.take(slice(0, 1)).mv(u[None])[0]
+    close(u, nn.functional.one_hot(labels, 1000) - z.softmax(-1))
+    close(solved.log_lik[0, labels], z.log_softmax(-1)[range(8), labels])
 
 
 def test_a_weight_per_input():
     logits, V = normal(3, 7), kernel("dense", 3, 7)
     weights = torch.tensor([0.1, 2.0, 50.0]).double()
-    together = solve_head(logits, V.scaled(weights), ALL).log_lik
+    together = solve(logits, V.scaled(weights), ALL).log_lik
     for i, weight in enumerate(weights.tolist()):
-        one = solve_head(logits[i : i + 1], V.take(slice(i, i + 1)).scaled(weight), ALL).log_lik
+        one = solve(logits[i : i + 1], V.take(slice(i, i + 1)).scaled(weight), ALL).log_lik
         close(together[i : i + 1], one)
 
 
@@ -83,7 +82,7 @@ def test_the_literal_iteration_converges_to_the_solution(name, classes):
     classifier, x = Classifier(model).tempered(0.5), normal(3, 5)
     posterior = POSTERIORS[name](model).scaled(0.05)
     exact = Linearised(negligible=0, tolerance=1e-10)(classifier, posterior, x)
-    literal = acnml.solvers.Reference(steps=300, step_size=0.2)(classifier, posterior, x)
+    literal = acnml.solve.Reference(steps=300, step_size=0.2)(classifier, posterior, x)
     close(exact.log_lik, literal.log_lik, 1e-8)
 
 
@@ -105,7 +104,7 @@ def test_single_precision_models_get_the_solution_of_double_precision_ones(name)
 def test_labels_left_out_gain_no_more_than_their_bound(kind, seed):
     logits = (3 + seed) * normal(2, 90, seed=seed)
     V = kernel(kind, 2, 90, coupling=0.2 * (1 + seed)).scaled(0.1 * 3.0**seed)
-    exact, pruned = (solve_head(logits, V, Precision(1e-9, 50, n)) for n in (0.0, 0.02))
+    exact, pruned = (solve(logits, V, Precision(1e-9, 50, n)) for n in (0.0, 0.02))
     left_out = pruned.omitted > 0
     gain = exact.log_lik.exp() - pruned.log_lik.exp()
     assert (pruned.omitted.sum(-1) <= 0.02).all()
@@ -116,7 +115,7 @@ def test_labels_left_out_gain_no_more_than_their_bound(kind, seed):
 
 def test_some_labels_are_left_out():
     logits, V = 6 * normal(2, 90), kernel("scaled", 2, 90).scaled(0.1)
-    omitted = solve_head(logits, V).omitted
+    omitted = solve(logits, V).omitted
     assert ((omitted > 0).sum(-1) >= 20).all()
     assert ((omitted == 0).sum(-1) >= 1).all()
 
@@ -125,7 +124,7 @@ def test_some_labels_are_left_out():
 @pytest.mark.parametrize("width", [0.01, 1.0, 30.0])
 def test_the_bound_holds_for_any_distribution(kind, width):
     logits, V = 3 * normal(4, 9, seed=1), kernel(kind, 4, 9).scaled(width)
-    log_lik = solve_head(logits, V, ALL).log_lik
+    log_lik = solve(logits, V, ALL).log_lik
     at_mean = logits.log_softmax(-1)
     good = background(logits, at_mean, V, centred_variances(V))
     for log_q in (good, at_mean, torch.zeros_like(logits).log_softmax(-1)):
@@ -145,24 +144,24 @@ def test_constants_do_not_matter():
     logits, matrix, a = normal(1, 12), covariance(12, 0.5)[None], 0.2 * normal(12, 1)
     moved = matrix + a + a.T + 3
     assert torch.linalg.eigvalsh(moved).min() > 0
-    plain, shifted = (solve_head(logits, DenseKernel(m), ALL) for m in (matrix, moved))
+    plain, shifted = (solve(logits, DenseKernel(m), ALL) for m in (matrix, moved))
     close(plain.log_lik, shifted.log_lik)
     close(*(centred_variances(DenseKernel(m)) for m in (matrix, moved)), 1e-12)
 
 
 def test_exact_steps_help_where_cheap_ones_are_not_enough(monkeypatch):
     logits, V = 3 * normal(2, 20), kernel("dense", 2, 20, coupling=2.0).scaled(10.0)
-    expected = solve_head(logits, V, ALL)
-    monkeypatch.setattr("acnml.head.solve.CHEAP_STEPS", 1)
-    found = solve_head(logits, V, ALL)
+    expected = solve(logits, V, ALL)
+    monkeypatch.setattr("acnml.solve.logits.CHEAP_STEPS", 1)
+    found = solve(logits, V, ALL)
     assert (found.residual <= 1e-9).all()
     close(found.log_lik, expected.log_lik)
 
 
 def test_the_residual_says_how_far_a_row_is():
     logits, V = 3 * normal(2, 20), kernel("dense", 2, 20, coupling=2.0).scaled(10.0)
-    expected = solve_head(logits, V, ALL)
-    rough = solve_head(logits, V, Precision(1e-9, steps=1, negligible=0.0))
+    expected = solve(logits, V, ALL)
+    rough = solve(logits, V, Precision(1e-9, steps=1, negligible=0.0))
     assert rough.residual.max() > 1e-6
     far = (rough.log_lik - expected.log_lik).abs()
     reach = (2 * expected.log_lik - 2 * logits.log_softmax(-1)).clamp(min=0).sqrt()  # ≥ ‖u‖
@@ -207,7 +206,7 @@ def problem(seed, classes, kind, log_logits):
 def test_bounds_and_batches(seed, classes, kind, log_alpha, log_logits):
     logits, V = problem(seed, classes, kind, log_logits)
     V = V.scaled(10**log_alpha)
-    solved = solve_head(logits, V, ALL)
+    solved = solve(logits, V, ALL)
     assert solved.log_lik.isfinite().all()
     assert (solved.log_lik >= logits.log_softmax(-1)).all()
     assert (solved.log_lik <= 1e-12).all()
@@ -217,7 +216,7 @@ def test_bounds_and_batches(seed, classes, kind, log_alpha, log_logits):
     reachable = 1e-9 + 1e-14 * V.diagonal().max() ** 1.5
     assert (solved.residual <= reachable).all()
     for i in range(3):
-        alone = solve_head(logits[i : i + 1], V.take(slice(i, i + 1)), ALL)
+        alone = solve(logits[i : i + 1], V.take(slice(i, i + 1)), ALL)
         close(alone.log_lik[0], solved.log_lik[i], 1e-8)
 
 
@@ -227,8 +226,8 @@ def test_order_of_classes_does_not_matter(seed, classes, kind, log_alpha, log_lo
     logits, V = problem(seed, classes, kind, log_logits)
     order = torch.randperm(classes, generator=torch.Generator().manual_seed(seed))
     matrix = 10**log_alpha * V.dense()
-    plain = solve_head(logits, DenseKernel(matrix), ALL).log_lik
-    permuted = solve_head(logits[:, order], DenseKernel(matrix[:, order][:, :, order]), ALL).log_lik
+    plain = solve(logits, DenseKernel(matrix), ALL).log_lik
+    permuted = solve(logits[:, order], DenseKernel(matrix[:, order][:, :, order]), ALL).log_lik
     close(plain[:, order], permuted, 1e-8)
 
 
@@ -236,7 +235,7 @@ def test_order_of_classes_does_not_matter(seed, classes, kind, log_alpha, log_lo
 @problems
 def test_log_likelihoods_rise_with_alpha(seed, classes, kind, log_alpha, log_logits):
     logits, V = problem(seed, classes, kind, log_logits)
-    less, more = (solve_head(logits, V.scaled(f * 10**log_alpha), ALL) for f in (1.0, 2.0))
+    less, more = (solve(logits, V.scaled(f * 10**log_alpha), ALL) for f in (1.0, 2.0))
     assert (more.log_lik >= less.log_lik - 1e-8).all()
 
 
@@ -246,7 +245,7 @@ def test_log_likelihoods_rise_with_alpha(seed, classes, kind, log_alpha, log_log
 def test_extremes_are_solved_or_say_so(scale, logits, rank):
     factor = normal(4, 12, rank, seed=3)
     V = DenseKernel(scale * factor @ factor.mT)
-    solved = solve_head(logits * normal(4, 12), V, ALL)
+    solved = solve(logits * normal(4, 12), V, ALL)
     assert solved.log_lik.isfinite().all()
     # A V of rank 1 ignores nearly all of a gap, which then need not be small: √(FᵀVF) is only known
     # up to √eps · √scale.
@@ -257,7 +256,7 @@ def test_extremes_are_solved_or_say_so(scale, logits, rank):
 def test_not_a_number_is_never_solved():
     logits = normal(2, 5)
     logits[1, 2] = torch.nan
-    solved = solve_head(logits, kernel("dense", 2, 5), ALL)
+    solved = solve(logits, kernel("dense", 2, 5), ALL)
     assert (solved.residual[0] <= 1e-9).all()
     assert not (solved.residual[1] <= 1e-9).any()
 
@@ -265,66 +264,85 @@ def test_not_a_number_is_never_solved():
 def test_rows_are_solved_for_themselves(monkeypatch):
     widths = torch.logspace(-3, 3, 8).double()
     logits, V = 3 * normal(8, 12), kernel("spectral", 8, 12).scaled(widths)
-    expected = solve_head(logits, V, ALL)
+    expected = solve(logits, V, ALL)
     for keeping in (0.0, 1.0):
-        monkeypatch.setattr(ascent, "WORTH_KEEPING", keeping)
-        found = solve_head(logits, V, ALL, at_once=5)
+        monkeypatch.setattr(newton, "WORTH_KEEPING", keeping)
+        found = solve(logits, V, ALL, at_once=5)
         close(found.log_lik, expected.log_lik, 1e-12)
         close(found.residual, expected.residual, 1e-12)
 
 
 @pytest.mark.parametrize("name", ["diagonal", "kronecker_factors", "kronecker_eigen", "low_rank"])
 @pytest.mark.parametrize("classes", [3, 70])
-@pytest.mark.parametrize("with_scale", [False, True])
-def test_inputs_are_cut_to_the_memory(name, classes, with_scale, monkeypatch):
+def test_inputs_are_cut_to_the_memory(name, classes, monkeypatch):
     model = nn.Linear(4, classes).double()
     posterior, (layer,) = POSTERIORS[name](model), affine_layers(model)
     found = Features(nn.functional.pad(normal(7, 4), (0, 1), value=1.0), 3 * normal(7, classes))
-    scale = torch.logspace(-2, 2, 7).double() if with_scale else None
-    solver, sizes = Linearised(negligible=0.0), []
 
-    def counted(logits, *args):
-        sizes.append(len(logits))
-        return solve_head(logits, *args)
+    def sizes(memory):
+        return [len(part) for part in of_features(found, posterior, layer, 1.5, memory)]
 
-    monkeypatch.setattr(linearised, "solve_head", counted)
-    expected = solver.solve_features(found, posterior, layer, 1.5, scale)
-    assert sizes == [7]
-    of_one = bytes_per_input(classes, posterior.output_kernel(layer, found.inputs[:1]))
-    for memory, parts in [(1, [1] * 7), (3 * of_one, [3, 3, 1])]:
-        sizes.clear()
-        own = replace(solver, memory=memory)
-        actual = own.solve_features(found, posterior, layer, 1.5, scale)
-        assert sizes == parts
-        for part, whole in zip(actual[:3], expected[:3], strict=True):
-            close(part, whole, 1e-12)
+    assert sizes(None) == [7]
+    assert sizes(1) == [1] * 7
+    dense = isinstance(posterior.output_kernel(layer, found.inputs[:1]), DenseKernel)
+    of_one = 8 * classes * (making.VECTORS + (making.MATRICES * classes if dense else 0))
+    assert sizes(3 * of_one) == [3, 3, 1]
     # By default, a share of the free memory is the limit.
-    sizes.clear()
-    monkeypatch.setattr(linearised, "UNCUT", 1)
-    monkeypatch.setattr(linearised, "budget", lambda device, given: 2 * of_one)
-    close(solver.solve_features(found, posterior, layer, 1.5, scale).log_lik, expected.log_lik)
-    assert sizes == [2, 2, 2, 1]
+    monkeypatch.setattr(making, "UNCUT", 1)
+    monkeypatch.setattr(making, "default_budget", lambda device: 2 * of_one)
+    assert sizes(None) == [2, 2, 2, 1]
+    whole = Problem.joined([*of_features(found, posterior, layer, 1.5, 10**9)])
+    parts = Problem.joined([*of_features(found, posterior, layer, 1.5, 1)])
+    solver = Linearised(negligible=0.0)
+    for one, other in zip(solver.of(whole), solver.of(parts), strict=True):
+        close(one, other, 1e-12)
 
 
-def test_rows_unsolved_in_any_part_are_named():
-    model = nn.Linear(4, 3).double()
-    posterior, (layer,) = POSTERIORS["diagonal"](model), affine_layers(model)
-    found = Features(nn.functional.pad(normal(7, 4), (0, 1), value=1.0), normal(7, 3))
-    scale = torch.ones(7).double()
-    scale[[2, 5]] = torch.nan
-    with pytest.raises(acnml.solvers.UnsolvedError) as raised:
-        Linearised(memory=1).solve_features(found, posterior, layer, 1.0, scale)
+def test_rows_that_cannot_be_solved_are_named():
+    logits, V = normal(7, 3), kernel("dense", 7, 3)
+    V.matrix[[2, 5]] = torch.nan
+    with pytest.raises(acnml.solve.UnsolvedError) as raised:
+        Linearised().of(Problem(logits, V))
     assert raised.value.rows == (2, 5)
     assert raised.value.total == 7
+    with pytest.raises(acnml.solve.UnsolvedError, match="covariances of the logits are NaN"):
+        Problem.of(logits, V)
 
 
-def test_independent_inputs_are_solved_for_themselves():
-    """Inputs that need tables of different lengths, and different numbers of steps."""
-    logits, var = normal(6, 70), normal(6, 70, seed=2).exp()
-    widths = torch.logspace(-3, 3, 6).double()[:, None]
-    together = solve_independent(widths * logits, widths * var, 1e-6)
-    for i in range(6):
-        some = slice(i, i + 1)
-        alone = solve_independent((widths * logits)[some], (widths * var)[some], 1e-6)
-        for one, whole in zip(alone, together, strict=True):
-            close(one, whole[some], 1e-13 * float(1 + widths[i]))
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("classes", [2, 5, 30])
+def test_coefficients_are_the_fixed_point(scale, classes):
+    logits, root = 3 * normal(4, classes), normal(4, classes, classes + 2, seed=1)
+    V, labels = DenseKernel(scale * root @ root.mT / classes), torch.arange(classes)
+    u = coefficients(logits, V, labels, Precision(1e-11))
+    fixed = torch.eye(classes).double() - (logits[:, None] + V.mv(u)).softmax(-1)
+    close(u, fixed, 1e-8)
+
+
+@pytest.mark.parametrize("lead", [2.0, 5.757080287844746, 12.0, 40.0])
+@pytest.mark.parametrize("variance", [0.1, 11.507819863388864, 150.0, 1e5])
+def test_newton_does_not_zigzag(lead, variance):
+    """Two classes and one logit: z = lead and its posterior variance, at hand in one dimension."""
+    logits = torch.tensor([[lead, 0.0]], dtype=torch.float64)
+    V = DenseKernel(torch.tensor([[[variance, 0.0], [0.0, 0.0]]], dtype=torch.float64))
+    assert solve(logits, V, ALL).residual.max() <= 1e-9
+    t = coefficients(logits, V, torch.arange(2))[0, :, 0]  # e_y - p, by the first class
+    close(t, torch.tensor([1.0, 0.0]).double() - torch.sigmoid(lead + variance * t))
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e6])
+def test_large_kernels_of_low_rank(scale):
+    root = normal(20, 10, 3)
+    V = DenseKernel(scale * root @ root.mT)
+    assert solve(normal(20, 10, seed=1), V, Precision(1e-5)).residual.max() < 1e-2
+
+
+def test_far_inputs_are_solved_or_say_so():
+    model = nn.Linear(3, 10, bias=False)
+    classifier = Classifier(model)
+    mean = classifier.copy_parameters(["weight"])
+    directions = {"weight": normal(3, 10, 3).float()}
+    wide = LowRank(mean, {"weight": torch.full_like(mean["weight"], 1e-6)}, directions)
+    assert Acnml(classifier, wide).solve(100 * normal(6, 3).float()).residual.max() < 0.1
+    with pytest.raises(ValueError, match="not solved after 1 Newton steps: a residual of"):
+        Acnml(classifier, wide, Linearised(newton_steps=1))(100 * normal(6, 3).float())

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from acnml._algebra.convex import UNSOLVED
 from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, add, dot, scale, subtract, zip_with
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
-from acnml.solvers.base import Solution, UnsolvedError
+from acnml.solution import UNSOLVED, Solution, UnsolvedError
 
 # (parameters, inputs, labels), each with a leading row dimension -> (gradient, log p(y|x)) per row.
 Gradients: TypeAlias = Callable[[Params, Inputs, Tensor], tuple[Params, Tensor]]
@@ -43,7 +42,7 @@ class Reference:
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> x = torch.randn(5, 4)
-    >>> slow = acnml.Acnml(classifier, posterior, acnml.solvers.Reference(steps=10))(x)
+    >>> slow = acnml.Acnml(classifier, posterior, acnml.solve.Reference(steps=10))(x)
     >>> fast = acnml.Acnml(classifier, posterior, acnml.Gradient(steps=10))(x)
     >>> torch.allclose(slow, fast, atol=1e-5)
     True

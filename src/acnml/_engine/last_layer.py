@@ -12,12 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import parametrize
-from torch.nn.utils.prune import BasePruningMethod
 
 from acnml._algebra.dual import Affine
 from acnml._algebra.kernels import Kernel
-from acnml._engine.layers import AFFINE, Site, find_sites, is_plain, unsupported
+from acnml._engine.layers import AFFINE, Site, find_sites, unsupported
 from acnml._engine.recorder import Tape
 from acnml._engine.trust import Passed, probed, require_apart_from, require_understood
 from acnml._util import checks
@@ -75,54 +73,6 @@ def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
         known[key] = sites[0] if linear else None
     site: Site | None = known[key]
     return site
-
-
-def why_not_linear(classifier: Classifier, names: Iterable[str]) -> str | None:
-    """Say why `only_linear` finds no layer and what to do about it; None if it finds one."""
-    covered, modules = set(names), dict(classifier.model.named_modules(remove_duplicate=False))
-    objection = unsupported(classifier.model, covered, AFFINE)
-    if objection is None:
-        return None
-    for name, module in modules.items():
-        own = {f"{name}.{key}".lstrip(".") for key, _ in module.named_parameters()}
-        if isinstance(module, nn.Linear) and own & covered:
-            reason = _why_not_plain(f"layer {name!r} ({type(module).__name__})", module)
-            if reason is not None:
-                return reason
-            others = [other for other, same in modules.items() if same is module and other != name]
-            if others:
-                return (
-                    f"the same layer is registered as {name!r} and as {others[0]!r}: register it "
-                    "under one name"
-                )
-    if "the same parameter" in objection:
-        return (
-            f"{objection}: give the layer a weight of its own, "
-            "layer.weight = nn.Parameter(layer.weight.detach().clone())"
-        )
-    return objection
-
-
-def _why_not_plain(what: str, layer: nn.Linear) -> str | None:
-    """Say why a Linear layer computes its weight or its output in a way of its own, if it does."""
-    if parametrize.is_parametrized(layer):
-        return (
-            f"the weight of {what} is parametrised, as by weight_norm or spectral_norm: remove the "
-            "parametrisation first, by torch.nn.utils.parametrize.remove_parametrizations"
-        )
-    if any(isinstance(hook, BasePruningMethod) for hook in layer._forward_pre_hooks.values()):
-        return f"{what} is pruned: make this permanent first, by torch.nn.utils.prune.remove"
-    if "weight" not in layer._parameters:
-        return (
-            f"the weight of {what} is computed from other parameters: remove this first, for "
-            "example by torch.nn.utils.remove_weight_norm or remove_spectral_norm"
-        )
-    if not is_plain(layer):
-        return (
-            f"{what} is a subclass of nn.Linear with a computation of its own: replace it by an "
-            "nn.Linear with the same weights, if it computes the same"
-        )
-    return None
 
 
 def features(
@@ -189,24 +139,6 @@ def _run(
     if site.layer.bias is not None:
         inputs = functional.pad(inputs, (0, 1), value=1.0)
     return Features(inputs, logits)
-
-
-def is_changed_later(classifier: Classifier, site: Site, x: Inputs) -> bool:
-    """Whether the model returns something else of the shape of the layer's outputs.
-
-    This says more of a batch for which `features` returns None.
-    """
-    outputs: list[Tensor] = []
-
-    def keep(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        outputs.append(output.detach().clone())
-        return output
-
-    with torch.no_grad():
-        logits = classifier.hooked({site.name: keep}).logits(x)
-    if len(outputs) != 1 or outputs[0].shape != logits.shape:
-        return False
-    return not torch.equal(outputs[0].to(logits) / classifier.temperature, logits)
 
 
 def all_features(

@@ -1,38 +1,39 @@
-"""Linearised: solve with logits linear in the weights, then evaluate the network at the solution.
+"""The true network at the weights of every label: where it may lie and how to raise its objective.
 
 The linearised solution is where the ascent of the true objective log p_θ(y|x) + log q(θ) begins.
-Up to a constant, the objective is log p_θ(y|x) - ½ vᵀΣv at θ = μ + Σv. No point is kept where it is
+Up to a constant, this is F(v) = log p_θ(y|x) - ½ vᵀΣv at θ = μ + Σv. No point is kept where it is
 lower than at the mean, nor a step that lowers it. Hence p_θ̂_y(y|x) ≥ p_μ(y|x) for every label, and
-the regret lies between 0 and log K.
+the regret lies between 0 and log K. F is not concave: a small residual proves a stationary point.
+
+With gradients g_i of log p_θ(y|x), taken at points v_i, the method is a proximal bundle method
+(Kiwiel 1985; Teo et al. 2010, where the quadratic term is also exact): a step leads to the maximum
+of
+
+    min_i [log p(v_i) + g_iᵀΣ(v' - v_i)] - ½ v'ᵀΣv' - (1/t - 1)/2 · (v' - v)ᵀΣ(v' - v),
+
+which is v' = v + t (Σ_i λ_i g_i - v) for weights λ_i ≥ 0 that sum to one. One gradient gives the
+paper's step. Several are needed in ReLU networks, whose optima are often at kinks, where the
+gradients on all sides differ and none vanishes.
+
+Every point is a combination of the start and the gradients so far. So all that is kept, next to
+the gradients themselves, are coefficients and a Gram matrix.
 """
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acnml._algebra.convex import UNSOLVED, least_on_simplex, quadratic, solve_logits
-from acnml._algebra.dual import Affine, Dual, combination, taken
+from acnml._algebra.dual import Dual, combination, taken
 from acnml._algebra.kernels import Kernel
-from acnml._engine import chunks
-from acnml._engine.chunks import Solved, label_chunks
+from acnml._algebra.simplex import least_on_simplex, quadratic
+from acnml._engine.chunks import Solved
 from acnml._engine.recorder import Tape
 from acnml._engine.rows import Path, Rows, inner_product
-from acnml._util import checks
-from acnml._util.batches import Inputs
-from acnml._util.memory import budget, require_memory
-from acnml.classifier import Classifier
-from acnml.head.features import Features, features, only_linear
-from acnml.head.solve import HeadSolution, Precision, bytes_per_input, solve_head
-from acnml.posteriors import Posterior
-from acnml.solvers.base import Solution, UnsolvedError
 
 # Where the linearised solution is worse than the mean, it is halved this often, then given up.
 HALVINGS = 6
@@ -52,184 +53,40 @@ LONGEST_BLIND = 0.5
 # Changes of the objective below this many units of rounding mean nothing.
 ROUNDING = 64
 
-# A last layer's inputs that take no more bytes are solved for together, whatever memory is free.
-UNCUT = 2**26
-
 # A cost that keeps a gradient out of every combination.
 NEVER = 1e30
 
 
-@final
-@dataclass(frozen=True)
-class Linearised:
-    """Linearise, solve, then evaluate: one Jacobian, Newton steps in logit space, one pass.
+class Steps(NamedTuple):
+    """Settings of the ascent, see `Linearised`."""
 
-    The true network is evaluated at the solution θ = μ + ΣJᵀu of the linearised problem, or closer
-    to the mean where the objective is lower there. Gradient steps may follow (`polish`). Where a
-    posterior covers only a last Linear layer, the network is linear in it and the solution exact.
-
-    Args:
-        polish: gradient steps at most that start at the linearised solution; 0 takes it as it is.
-            A step that does not raise the objective is taken back, and a shorter one follows.
-        step_size: the first of those steps; later ones follow from how the objective changes.
-        polish_tolerance: rows with this residual, see `Solution`, are not polished any further.
-        tolerance: largest residual of the linearised problem.
-        newton_steps: maximum number of Newton steps.
-        negligible: with more than 64 classes and a last-layer posterior, labels are left out if
-            together they add at most this much to C(x). `Solution.omitted` bounds each of them.
-        memory: bytes that the inputs solved at once may take; a share of what is free by default.
-            It changes answers by rounding errors only.
-
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> solution = acnml.Linearised()(classifier, posterior, torch.randn(5, 4))
-    >>> bool(solution.solved.all())
-    True
-    """
-
-    polish: int = 0
-    step_size: float = 0.5
-    polish_tolerance: float = UNSOLVED / 2
-    tolerance: float = 1e-6
-    newton_steps: int = 50
-    negligible: float = 1e-3
-    memory: int | None = None
-
-    def __post_init__(self) -> None:
-        checks.settle_integers(self, polish=None, newton_steps=None)
-        if self.polish < 0 or self.newton_steps < 1:
-            raise ValueError(f"polish must be ≥ 0 and newton_steps ≥ 1, got {self}")
-        checks.require_positive(self.step_size, "step_size")
-        checks.require_positive(self.polish_tolerance, "polish_tolerance")
-        checks.require_positive(self.tolerance, "tolerance")
-        require_memory(self.memory)
-        if not isinstance(self.negligible, numbers.Real) or not self.negligible >= 0:
-            raise ValueError(f"negligible must be a number ≥ 0, got {self.negligible!r}")
-
-    @property
-    def n_gradients(self) -> int:
-        """The number of gradients that a row's v is a sum of."""
-        return 1 + self.polish
-
-    @property
-    def remedy(self) -> str:
-        """What to do when the solution is not finite."""
-        return "lower alpha, or use a narrower posterior"
-
-    def records(self, with_residuals: bool) -> bool:
-        """Whether rows are run with a graph, for residuals or further steps."""
-        return with_residuals or self.polish > 0
-
-    def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
-        """Solve for every label of every input."""
-        found = self._last_layer(classifier, posterior, x)
-        return found or chunks.solution(self, classifier, posterior, x)
-
-    def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
-        """Return the log-likelihoods of the solution, without a last gradient for residuals."""
-        found = self._last_layer(classifier, posterior, x)
-        return found.log_lik if found else chunks.log_lik(self, classifier, posterior, x)
-
-    def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
-        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
-        logits = rows.start.logits[:, 0].detach().double()
-        # In double precision: large kernels need more digits than single precision has.
-        kernel = rows.kernel().double()
-        what = "the covariances of the logits are"
-        checks.require_finite(kernel.diagonal(), what, self.remedy, UnsolvedError)
-        wide = torch.promote_types(rows.start.logits.dtype, torch.float32)
-        for labels in label_chunks(rows, n_labels):
-            found = solve_logits(logits, kernel, labels, self.tolerance, self.newton_steps)
-            at_mean = rows.log_lik(rows.start.logits, labels).double()
-            recorded = self.records(with_residuals)
-            view = _start(rows, labels, found.coefficients, kernel, at_mean, recorded)
-            begun = partial(_Bundle.begun, rows, view, labels, self.step_size)
-            if self.polish == 0:
-                log_lik = view.log_lik
-                residual = partial(lambda begin: _residual(rows, begin()).to(wide), begun)
-            else:
-                log_lik, known = _climbed(rows, begun(), labels, self.polish, self.polish_tolerance)
-                residual = partial(known.to, wide)
-            # Rounding may leave the likelihood a little below that at the mean.
-            yield Solved(torch.maximum(log_lik, at_mean).to(wide), residual)
-
-    def _last_layer(
-        self, classifier: Classifier, posterior: Posterior, x: Inputs
-    ) -> Solution | None:
-        """Solve in logit space if the posterior covers the last layer alone, else return None."""
-        layer = only_linear(classifier, posterior.mean)
-        found = None if layer is None else features(classifier, layer, x, posterior.mean)
-        if layer is None or found is None:
-            return None
-        return self.solve_features(found, posterior, layer.layer, classifier.temperature)
-
-    def solve_features(
-        self,
-        found: Features,
-        posterior: Posterior,
-        layer: Affine,
-        temperature: float,
-    ) -> Solution:
-        """Solve for every label of inputs with known features of the last layer."""
-        precision = Precision(self.tolerance, self.newton_steps, self.negligible)
-        # A row needs some twenty vectors of K numbers in double precision.
-        rows = None if self.memory is None else max(1, self.memory // (160 * found.logits.shape[1]))
-
-        def kernel(some: slice) -> Kernel:
-            return found.take(some).kernel(posterior, layer, temperature).double()
-
-        size = self._inputs_at_once(found.logits, kernel)
-        parts = [
-            solve_head(found.logits[some].double(), kernel(some), precision, rows)
-            for some in (slice(i, i + size) for i in range(0, len(found.logits), size))
-        ]
-        solved = HeadSolution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-        self._require_solved(solved)
-        wide = torch.promote_types(found.logits.dtype, torch.float32)
-        log_lik, residual, omitted = (tensor.to(wide) for tensor in solved)
-        return Solution(log_lik, residual, omitted, (residual <= UNSOLVED) | (omitted > 0))
-
-    def _inputs_at_once(self, logits: Tensor, kernel: Callable[[slice], Kernel]) -> int:
-        """Return how many inputs to solve for together; `kernel` is that of some of them."""
-        total, classes = logits.shape
-        most = total * bytes_per_input(classes)
-        if most <= (self.memory or UNCUT):
-            return total
-        limit = budget(logits.device, self.memory)
-        if most <= limit:
-            return total
-        return max(1, limit // bytes_per_input(classes, kernel(slice(0, 1))))
-
-    def _require_solved(self, solution: HeadSolution) -> None:
-        """Refuse rows that Newton left far from the optimum of a problem that has one."""
-        limit = max(UNSOLVED, self.tolerance)
-        unsolved = ~((solution.residual <= limit) | (solution.omitted > 0))
-        rows = unsolved.any(1).nonzero().flatten().tolist()
-        if rows:
-            raise UnsolvedError(
-                f"the linearised problem is not solved after {self.newton_steps} Newton steps: a "
-                f"residual of {solution.residual[unsolved].max().item():.2g} is left",
-                rows,
-                len(unsolved),
-                self.remedy,
-            )
+    most: int
+    size: float
+    tolerance: float
 
 
-# Ascent of the true objective --------------------------------------------------------------------
-#
-# Up to a constant the objective is F(v) = log p_θ(y|x) - ½ vᵀΣv at θ = μ + Σv. With gradients g_i
-# of log p_θ(y|x), taken at points v_i, the method is a proximal bundle method (Kiwiel 1985; Teo et
-# al. 2010, where the quadratic term is also exact): a step leads to the maximum of
-#
-#     min_i [log p(v_i) + g_iᵀΣ(v' - v_i)] - ½ v'ᵀΣv' - (1/t - 1)/2 · (v' - v)ᵀΣ(v' - v),
-#
-# which is v' = v + t (Σ_i λ_i g_i - v) for weights λ_i ≥ 0 that sum to one. One gradient gives the
-# paper's step. Several are needed in ReLU networks, whose optima are often at kinks, where the
-# gradients on all sides differ and none vanishes.
-#
-# Every point is a combination of the start and the gradients so far. So all that is kept, next to
-# the gradients themselves, are coefficients and a Gram matrix.
+def ascended(
+    rows: Rows,
+    labels: Tensor,
+    coefficients: Tensor,
+    kernel: Kernel,
+    steps: Steps,
+    with_residuals: bool,
+) -> Solved:
+    """Run the network at μ + ΣJᵀu for the u (B, L, K) of some labels, and take steps from there."""
+    wide = torch.promote_types(rows.start.logits.dtype, torch.float32)
+    at_mean = rows.log_lik(rows.start.logits, labels).double()
+    recorded = with_residuals or steps.most > 0
+    view = _start(rows, labels, coefficients, kernel, at_mean, recorded)
+    begun = partial(_Bundle.begun, rows, view, labels, steps.size)
+    if steps.most == 0:
+        log_lik = view.log_lik
+        residual = partial(lambda begin: _residual(rows, begin()).to(wide), begun)
+    else:
+        log_lik, known = _climbed(rows, begun(), labels, steps.most, steps.tolerance)
+        residual = partial(known.to, wide)
+    # Rounding may leave the likelihood a little below that at the mean.
+    return Solved(torch.maximum(log_lik, at_mean).to(wide), residual)
 
 
 class _View(NamedTuple):
@@ -342,12 +199,12 @@ class _Bundle(NamedTuple):
         """Add the gradient at another point, which has the given coefficients."""
         assert view.tape is not None
         gradient = rows.log_lik_gradient(view.tape, labels)
-        moved = rows.posterior.displacement(gradient)
+        moved = rows.moved(gradient)
         norm = inner_product(gradient, moved).double()
         usable = norm.isfinite() & view.log_lik.isfinite() & view.squared.isfinite()
         if not bool(usable.all()):
             gradient = gradient.where(usable)
-            moved, norm = rows.posterior.displacement(gradient), torch.where(usable, norm, 0.0)
+            moved, norm = rows.moved(gradient), torch.where(usable, norm, 0.0)
         products = [inner_product(each, moved).double() for each in self.points]
         edge, points = torch.stack([*products, norm], dim=-1), (*self.points, gradient)
         gram = torch.cat([self.gram, edge[..., None, :-1]], dim=-2)

@@ -1,1 +1,0 @@
-"""The last layer: the inner problem solved in logit space."""

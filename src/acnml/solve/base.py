@@ -1,0 +1,82 @@
+"""Solver: the interface of all solvers, and LogitSolver: those that need only a `Problem`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from acnml._util import batches, checks
+from acnml._util.batches import Inputs
+from acnml.classifier import Classifier
+from acnml.posteriors import Posterior
+from acnml.problem import Problem, problems
+from acnml.solution import Solution
+
+T = TypeVar("T")
+
+
+class Solver(Protocol):
+    """A frozen dataclass that finds θ̂_y = argmax_θ log p_θ(y|x) + log q(θ) for every label y.
+
+    The paper's weight α of the query is part of the posterior: α log p + log q has the same
+    maximiser as log p + log q_α, where q_α is `posterior.scaled(α)`.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
+    >>> solver: acnml.solve.Solver = acnml.Linearised()
+    >>> solver.log_lik(classifier, posterior, torch.randn(5, 4)).shape
+    torch.Size([5, 3])
+    """
+
+    def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
+        """Solve for every label of every input of a prepared batch."""
+        ...
+
+    def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
+        """Return only the log-likelihoods (B, K). It may skip residuals."""
+        ...
+
+
+class LogitSolver(ABC):
+    """A solver that needs only the `Problem` of an input: its logits and their covariance."""
+
+    memory: int | None = None
+
+    @property
+    def takes_problem(self) -> bool:
+        """Whether `of` is all that this solver does, with its present settings."""
+        return True
+
+    @abstractmethod
+    def of(self, problem: Problem) -> Solution:
+        """Solve for every label of every input of a problem."""
+
+    def log_lik_of(self, problem: Problem) -> Tensor:
+        """Return only the log-likelihoods (B, K)."""
+        return self.of(problem).log_lik
+
+    def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
+        """Solve for every label of every input."""
+        parts = problems(classifier, posterior, x, self.memory)
+        return Solution.joined(located(parts, self.of, batches.size(x)))
+
+    def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
+        """Return the log-likelihoods of the solution."""
+        parts = problems(classifier, posterior, x, self.memory)
+        return torch.cat(located(parts, self.log_lik_of, batches.size(x)))
+
+
+def located(parts: Iterable[Problem], solve: Callable[[Problem], T], total: int) -> list[T]:
+    """Solve the parts of a batch of `total` inputs; errors name inputs by their index in it."""
+    solved: list[T] = []
+    done = 0
+    for problem in parts:
+        with checks.counting_from(done, total):
+            solved.append(solve(problem))
+        done += len(problem)
+    return solved

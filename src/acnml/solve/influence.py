@@ -1,0 +1,86 @@
+"""Influence: the first-order estimate of how well every label can be explained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from acnml._algebra.kernels import Kernel, gap_variances
+from acnml.problem import Problem
+from acnml.solution import UNSOLVED, Solution
+from acnml.solve.base import LogitSolver
+
+# Numbers in one block of labels, whose residuals are computed together.
+BLOCK = 2**22
+
+
+class SelfInfluence(NamedTuple):
+    """What the estimate is made of, in double precision."""
+
+    log_probs: Tensor  # log p_μ(y|x) (B, K)
+    gain: Tensor  # (e_y - p)ᵀV(e_y - p) ≥ 0 (B, K)
+
+
+@final
+@dataclass(frozen=True)
+class Influence(LogitSolver):
+    """The first-order estimate by influence functions (section 3.2 of the paper), for every label.
+
+        log p_θ̂_y(y|x) ≈ log p_y + gᵀΣg = log p_y + (e_y - p)ᵀ V (e_y - p),    V = JΣJᵀ
+
+    Here p are the probabilities at the posterior mean μ, J is the Jacobian of the logits, and
+    g = ∇log p_μ(y|x) = Jᵀ(e_y - p). One full step of the paper's iteration leads from μ to
+    θ = μ + Σg. The estimate is the change of log p along this step, to first order in Σ. It takes
+    one Jacobian (none for a last layer) and no solver.
+
+    *Sign and scale.* Σ is a covariance, so the second term is not negative. A Laplace posterior has
+    Σ = -(nH)⁻¹ with the Hessian H of the paper's mean log-likelihood, which is negative definite.
+    The weight α scales Σ, as for all solvers: the term is α gᵀΣg.
+
+    *What it is not.* The exact solution differs by terms of order α². The estimate knows no upper
+    limit: it can exceed log 1 = 0, because the second term grows with α, while the true likelihood
+    saturates. It is returned as it is. `Acnml` normalises it by a softmax over labels, and the
+    regret log Σ_y exp(estimate) is at least 0, but can exceed log K.
+
+    `Solution.residual` measures θ = μ + Σg as a solution of the linearised problem: it is √(FᵀVF)
+    with the gap F = p - softmax(z + V(e_y - p)). Where it exceeds 0.1 the label is not `solved`:
+    the step overshoots, and `Linearised` gives another answer.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> x = torch.randn(100, 4)
+    >>> posterior = acnml.fit_laplace(classifier, x)
+    >>> predict = acnml.Acnml(classifier, posterior, acnml.solve.Influence(), alpha=0.001)
+    >>> predict(x[:5]).shape
+    torch.Size([5, 3])
+    """
+
+    def of(self, problem: Problem) -> Solution:
+        """Estimate the log-likelihood of every label of every input."""
+        log_lik = self.log_lik_of(problem)
+        residual = _residual(problem.logits, problem.kernel).to(problem.dtype)
+        return Solution(log_lik, residual, torch.zeros_like(log_lik), residual <= UNSOLVED)
+
+    def log_lik_of(self, problem: Problem) -> Tensor:
+        """Return the estimates, without residuals."""
+        return torch.stack(self_influence(problem)).sum(0).to(problem.dtype)
+
+
+def self_influence(problem: Problem) -> SelfInfluence:
+    """Return log p_y and (e_y - p)ᵀV(e_y - p) of every label."""
+    log_probs = torch.log_softmax(problem.logits, dim=-1)
+    return SelfInfluence(log_probs, gap_variances(problem.kernel, log_probs.exp()).clamp(min=0))
+
+
+def _residual(logits: Tensor, kernel: Kernel) -> Tensor:
+    """Return √(FᵀVF) (B, K) with F = p - softmax(z + V(e_y - p)), some labels at a time."""
+    z = logits.unsqueeze(1)
+    p, classes = z.softmax(-1), logits.shape[1]
+    eye, parts = torch.eye(classes, dtype=z.dtype, device=z.device), []
+    for targets in eye.split(max(1, BLOCK // logits.numel())):
+        gap = p - (z + kernel.mv(targets - p)).softmax(-1)
+        parts.append((kernel.mv(gap) * gap).sum(-1).clamp(min=0).sqrt())
+    return torch.cat(parts, dim=1)
