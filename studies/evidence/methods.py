@@ -38,23 +38,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml import metrics
-<<<<<<< HEAD
 from acnml.calibration.rules import LARGEST_SPREAD, closed_form, density_temperature
 from acnml.calibration.search import largest_at_price, least_nll_temperature
 from acnml.solve.isotropic import solve_isotropic as solve
 from studies.evidence.settings import PRICE
 from studies.evidence.views import BY_CLASS, DIAGONAL, LAST, OVERALL, UNIT, View
-=======
-from acnml._algebra.kernels import Kernel
-from acnml.calibration.rules import closed_form, density_temperature
-from acnml.predictors.ensemble import log_mean
-from acnml.problem import Problem
-from acnml.solve.influence import Influence
-from acnml.solve.isotropic import solve_isotropic
-from acnml.solve.logits import Precision, solve
-from studies.evidence.views import View
-from studies.search import Search
->>>>>>> main
 
 PLAIN, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"
 ACNML = {p: f"ACNML, m{mark}" for p, mark in {1: "", 2: "²", 3: "³"}.items()}
@@ -89,7 +77,6 @@ NODES = 24  # of the solver for V = vI: accurate to 3e-5
 Family: TypeAlias = Callable[[View, float], Tensor]
 
 
-<<<<<<< HEAD
 def solve_isotropic(logits: Tensor, var: Tensor) -> Tensor:
     """Return ACNML's log-likelihoods with V = vI, with half of the default nodes."""
     return solve(logits, var, NODES)
@@ -108,11 +95,6 @@ def ours(rule: Callable[[Tensor, Tensor], Tensor], power: int = 2, form: str = B
 def tempered_acnml(logits: Tensor, var: Tensor) -> Tensor:
     """Return ACNML of logits z / (1 + v) with the variance v / (1 + v)."""
     return solve_isotropic(logits / (1 + var).unsqueeze(-1), var / (1 + var))
-=======
-def solved(logits: Tensor, kernel: Kernel) -> Tensor:
-    """Return ACNML's log-likelihoods (N, K)."""
-    return solve(logits, kernel, Precision(TOLERANCE)).log_lik
->>>>>>> main
 
 
 def probit(view: View, knob: float) -> Tensor:
@@ -161,27 +143,8 @@ FAMILIES: Mapping[str, Family] = {
     **{name: ours(closed_form, 2, form) for form, name in OTHER_FORMS.items()},
     TEMPERED: ours(tempered_acnml),
     GLM: probit,
-<<<<<<< HEAD
     HEAD: kronecker_head,
     NEAREST: nearest,
-=======
-    BMA: averaged,
-    ACNML: acnml,
-    UNIT_PRIOR: lambda v, knob: solved(v.logits, v.unit_kernel.scaled(knob)),
-    WEIGHED: weighed,
-    SQUARED: lambda v, knob: solved(v.logits, v.kernel.scaled(knob * v.score**2)),
-    EXTENDED: lambda v, knob: solved(v.logits, v.extended.scaled(knob)),
-    LEVERAGE: lambda v, knob: closed_form(v.logits, knob * v.score**2),
-    CLOSED_FORM: lambda v, knob: closed_form(v.logits, knob * v.by_class**2),
-    **{name: isotropic(power) for power, name in ISOTROPIC.items()},
-    IF_COMP: lambda v, knob: Influence().log_lik_of(Problem(v.logits, v.kernel.scaled(knob))),
-    PNML: lambda v, knob: closed_form(v.logits, knob * v.leverage),
-    DROPOUT: lambda v, knob: warmer(v.dropout, knob),
-    ENSEMBLE: lambda v, knob: warmer(v.ensemble, knob),
-    ENSEMBLE_ACNML: mean_of_members(acnml),
-    ENSEMBLE_WEIGHED: mean_of_members(weighed),
-    WHOLE: whole,
->>>>>>> main
 }
 
 # Published methods: held-out data -> (data -> log-probabilities).
