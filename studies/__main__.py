@@ -62,6 +62,10 @@ def in_one_go() -> dict[str, Stored]:
             "Compare every approximation with CNML that is retrained to convergence.",
             "studies.fidelity.report",
         ),
+        "decisions": Stored(
+            "Abstain with a guarantee, estimate the accuracy without labels, and notice a change.",
+            "studies.decisions.report",
+        ),
         "label-noise": Stored(
             "Find wrong labels: complexities against loss, margin, EL2N, GraNd and self-influence.",
             "studies.label_noise",

@@ -7,7 +7,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 import acnml
 from acnml import Bma, Classifier
@@ -84,22 +83,10 @@ def test_rows_in_memory_have_equal_weights(count):
         torch.testing.assert_close(var, x.var(0), rtol=1e-12, atol=1e-12)
 
 
-def test_sorted_rows_in_memory_have_the_variance_of_all():
-    x = normal(1024, 4).sort(0).values
-    assert (first_layer(x)[1] / x.var(0) - 1).abs().max() < 0.02
-
-
 def test_batches_are_weighted_by_their_size():
     data = [normal(n, 4, seed=n) + n for n in (8, 3, 5)]
     for found, expected in zip(first_layer(data), weighted(data), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-def test_equal_batches_are_averaged_bitwise_as_by_torch():
-    model, data = MODELS[2].model(), [(normal(8, 2, 5, 5, seed=i), 0) for i in range(7)]
-    found = batch_norm_statistics(Classifier(model), [x for x, _ in data])
-    torch.optim.swa_utils.update_bn(data, model)
-    assert all(torch.equal(found[name], model.state_dict()[name]) for name in found)
 
 
 def test_a_layer_that_is_used_twice_averages_over_all_its_values():
@@ -108,12 +95,3 @@ def test_a_layer_that_is_used_twice_averages_over_all_its_values():
     parts = [rows for x in data for rows in (x.flatten(0, 1), x[:, 0])]
     for name, expected in zip(("running_mean", "running_var"), weighted(parts), strict=True):
         torch.testing.assert_close(found[f"norm.{name}"], expected, rtol=1e-12, atol=1e-12)
-
-
-def test_errors_name_the_batch():
-    message = r"batch 1: the model failed .* more than 1 value per channel"
-    with pytest.raises(ValueError, match=message):
-        first_layer(DataLoader(normal(257, 4), batch_size=256))
-    with pytest.raises(ValueError, match="batch 1: the model failed on inputs of shape"):
-        first_layer([normal(5, 4), normal(5, 3)])
-    assert first_layer(DataLoader(normal(257, 4), batch_size=256, drop_last=True))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from acnml import Classifier, Diagonal, fit_bayes_by_backprop
 from acnml.fit import BayesByBackprop
-from cases import MODELS, normal
+from cases import MODELS
 
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 STEPS = 6
@@ -66,19 +66,6 @@ def test_fitting_is_a_loop_of_steps():
     assert_identical(fitted, run(trainer(MLP), 2 * data).posterior())
 
 
-@pytest.mark.parametrize(
-    ("frozen", "settings"),
-    [("mean", {"learning_rate": 0.0}), ("log_var", {"variance_learning_rate": 0.0})],
-)
-def test_a_learning_rate_of_zero_keeps_a_part_as_it_is(frozen, settings):
-    own = trainer(MLP, **settings)
-    before = own.state_dict()
-    after = run(own, batches(MLP)).state_dict()
-    for name, tensor in before.items():
-        if name.startswith(("mean/", "log_var/")):
-            assert torch.equal(tensor, after[name]) == name.startswith(frozen)
-
-
 def test_a_state_and_a_posterior_are_snapshots():
     own = run(trainer(MLP), batches(MLP, 2))
     state, posterior = own.state_dict(), own.posterior()
@@ -94,18 +81,6 @@ def test_a_state_and_a_posterior_are_snapshots():
         state
     )  # what was loaded is a copy: the first continuation did not change it
     assert_identical(run(own, batches(MLP, 1)).posterior(), expected)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_trains_inside_of_contexts_without_gradients(mode):
-    expected = run(trainer(MLP), batches(MLP, 3))
-    classifier, settings = Classifier(MLP.model()), (18, 0.1, 3e-3, 0.05)
-    with mode():
-        own = run(BayesByBackprop(classifier, *settings), batches(MLP, 2))
-        resumed = BayesByBackprop(classifier, *settings)
-        resumed.load_state_dict(own.state_dict())
-    run(resumed, batches(MLP, 3)[2:])
-    assert_identical(resumed.posterior(), expected.posterior())
 
 
 @pytest.mark.parametrize(
@@ -124,10 +99,3 @@ def test_refuses_states_of_other_trainers_without_changing(change, message):
     with pytest.raises(ValueError, match=message):
         own.load_state_dict(state)
     assert all(torch.equal(before[name], t) for name, t in own.state_dict().items())
-
-
-def test_refuses_bad_labels():
-    own = trainer(MLP)
-    with pytest.raises(ValueError, match=r"labels have shape \(2,\), expected \(6,\)"):
-        own.step(normal(6, 4), LABELS[:2])
-    assert own.steps == 0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acnml import conformal
-from acnml.conformal import Conformal, SetScore
+from acnml.conformal import SetScore
 
 LOG_PROBS = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2]], dtype=torch.float64).log()
 
@@ -117,14 +117,6 @@ def test_a_class_with_too_few_data_is_in_every_set():
     assert not conformal.fit(log_probs[:9], labels[:9], 0.9).thresholds.isinf().any()
 
 
-def test_sizes_and_coverage_by_hand():
-    fitted = Conformal(SetScore.LAC, 0.9, torch.full((3,), -math.log(0.35)).double())
-    sets = fitted.sets(LOG_PROBS)
-    assert sets.tolist() == [[True, False, False], [True, True, False]]
-    assert conformal.mean_size(sets) == 1.5
-    assert conformal.coverage_of(sets, torch.tensor([1, 1])) == 0.5
-
-
 def test_arrays_for_arrays():
     log_probs, labels = drawn(100, 0)
     expected = conformal.fit(log_probs, labels).sets(log_probs)
@@ -162,3 +154,46 @@ def test_arrays_for_arrays():
 def test_mistakes(use, error, message):
     with pytest.raises(error, match=message):
         use(*drawn(50, 0))
+
+
+class TestWeighted:
+    def test_without_a_shift_it_is_the_plain_threshold(self):
+        log_probs, labels = drawn(199, 0)
+        scores = torch.arange(199).double()
+        weighted = conformal.fit_weighted(log_probs, labels, scores, scores)
+        assert torch.equal(
+            weighted.sets(log_probs, scores), conformal.fit(log_probs, labels).sets(log_probs)
+        )
+        assert weighted.effective == pytest.approx(199, rel=0.01)
+
+    def test_coverage_where_hard_inputs_have_become_common(self):
+        """Labels are as random as the score says, and the mean of the scores goes up."""
+
+        def inputs(n, power, generator):
+            scores = torch.rand(n, generator=generator, dtype=torch.float64) ** power
+            logits = 3 * torch.randn(n, 4, generator=generator, dtype=torch.float64)
+            true = torch.softmax(logits * (1 - scores).unsqueeze(1), 1)
+            return (
+                torch.log_softmax(logits, 1),
+                torch.multinomial(true, 1, generator=generator).squeeze(1),
+                scores,
+            )
+
+        generator, found = torch.Generator().manual_seed(0), []
+        for _ in range(50):
+            log_probs, labels, scores = inputs(1000, 2.0, generator)
+            new, new_labels, new_scores = inputs(1000, 0.5, generator)
+            weighted = conformal.fit_weighted(log_probs, labels, scores, new_scores, 0.8)
+            plain = conformal.fit(log_probs, labels, 0.8)
+            sets = weighted.sets(new, new_scores), plain.sets(new)
+            found.append([conformal.coverage_of(each, new_labels) for each in sets])
+        weighted_coverage, plain_coverage = np.mean(found, 0)
+        assert plain_coverage < 0.75
+        assert weighted_coverage == pytest.approx(0.8, abs=0.02)
+
+    def test_new_inputs_beyond_the_calibration_data_get_all_labels(self):
+        log_probs, labels = drawn(50, 0)
+        scores = torch.arange(50).double()
+        far = conformal.fit_weighted(log_probs, labels, scores, scores + 100, 0.9)
+        assert far.effective == pytest.approx(5)
+        assert far.sets(log_probs.numpy(), scores.numpy() + 100).all()

@@ -46,16 +46,6 @@ def test_ensemble_takes_a_list_and_other_ensembles():
     torch.testing.assert_close(nested(x), Ensemble(parts)(x), **FINE)
 
 
-def test_ensemble_refuses():
-    with pytest.raises(ValueError, match="at least one predictor"):
-        Ensemble(())
-    with pytest.raises(TypeError, match=r"expected a predictor such as Map.*, got a Classifier"):
-        Ensemble((Classifier(MLP.model()),))
-    wide = Map(Classifier(small_network(nn.Linear(4, 5))))
-    with pytest.raises(ValueError, match=r"same number of classes, got \[3, 5\]"):
-        Ensemble((*members(1), wide))(MLP.x())
-
-
 def test_ensembles_over_one_network_are_stored(tmp_path):
     model = MLP.model()
     first, second = Classifier(model), Classifier(model).at({"2.bias": torch.ones(3).double()})
@@ -84,15 +74,6 @@ def test_ensembles_over_several_networks_are_stored(tmp_path):
         acnml.load(path, classifiers(parts[::-1]))
     with pytest.raises(StorageError, match="without its network"):
         acnml.load(path, [])
-
-
-def test_a_list_of_one_network_is_that_network(tmp_path):
-    (part,) = members(1)
-    acnml.save(part, tmp_path / "map.safetensors")
-    loaded = acnml.load(tmp_path / "map.safetensors", classifiers([part]))
-    assert torch.equal(loaded(MLP.x()), part(MLP.x()))
-    with pytest.raises(StorageError, match="stored with 1 networks, but 2 were given"):
-        acnml.load(tmp_path / "map.safetensors", classifiers(members(2)))
 
 
 def test_two_heads_of_one_module_are_two_networks(tmp_path):

@@ -49,19 +49,6 @@ def test_a_model_is_not_a_predictor(use, wrap):
         use(wrap(MLP.model()))
 
 
-@pytest.mark.parametrize(
-    "choose",
-    [
-        tuning.largest_harmless_alpha,
-        tuning.alpha_by_nll,
-        lambda predictor, _: tuning.alpha_matching_cnml(predictor, X, torch.zeros(6, 3)),
-    ],
-)
-def test_only_acnml_has_an_alpha(choose):
-    with pytest.raises(TypeError, match="only Acnml has an alpha to choose, got a Map"):
-        choose(Map(Classifier(MLP.model())), DATA)
-
-
 def covered(model: nn.Module, layers) -> list[list[str]]:
     """The parameters that each way of selecting them covers."""
     swag = Swag(layers=layers())
@@ -79,20 +66,6 @@ def test_layers_may_be_chosen_as_for_an_optimiser():
     assert covered(model, lambda: "last") == [["2.weight", "2.bias"]] * 3
 
 
-@pytest.mark.parametrize(
-    ("choose", "message"),
-    [
-        (lambda _: [MLP.model()[2].weight], "no parameters of the given Parameter: pass a part"),
-        (lambda model: model[2].named_parameters(), "no parameters of the given tuple"),
-        (lambda model: [model[2].weight.detach()], "no parameters of the given Tensor"),
-    ],
-)
-def test_layers_of_another_model_are_refused(choose, message):
-    model = MLP.model()
-    with pytest.raises(ValueError, match=message):
-        acnml.fit_laplace(model, DATA, layers=choose(model))
-
-
 def test_a_dataset_is_not_a_loader():
     data = torch.utils.data.TensorDataset(X, Y)
     with pytest.raises(TypeError, match=r"TensorDataset yields single examples: pass DataLoader\("):
@@ -101,7 +74,7 @@ def test_a_dataset_is_not_a_loader():
 
 def test_one_hot_labels_are_explained():
     one_hot = torch.eye(3)[Y].long()
-    with pytest.raises(ValueError, match=r"y must be a vector .* pass y\.argmax\(1\) of one-hot"):
+    with pytest.raises(ValueError, match=r"pass y\.argmax\(1\) of one-hot labels"):
         acnml.calibrate(MLP.model(), DATA, (X, one_hot))
 
 
@@ -129,9 +102,3 @@ def test_only_what_can_be_loaded_is_saved(value, tmp_path):
     ):
         acnml.save(value, tmp_path / "file.safetensors")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    path = tmp_path / "missing" / "file.safetensors"
-    with pytest.raises(FileNotFoundError, match=r"the folder .*missing does not exist"):
-        acnml.save(diagonal(MLP.model()), path)

@@ -42,15 +42,6 @@ def test_one_input_without_a_batch_dimension_is_explained(model, x):
             assert predict(x[None]).shape[0] == 1
 
 
-def test_several_inputs_without_a_batch_dimension_are_explained():
-    class Two(nn.Module):
-        def forward(self, left, right):
-            return left @ torch.ones(4, 3).double() + right @ torch.ones(4, 3).double()
-
-    with pytest.raises(ValueError, match="the batch dimension is missing"):
-        Map(Classifier(Two()))((X[0], X[1]))
-
-
 # NumPy numbers -----------------------------------------------------------------------------------
 
 TWO = np.int64(2)
@@ -120,14 +111,6 @@ def test_a_classifier_with_a_function_of_the_standard_library_can_be_pickled():
 # Names of modules --------------------------------------------------------------------------------
 
 PACKAGE = Path(acnml.__file__).parent
-
-
-def test_no_module_has_the_name_of_another_library():
-    """A script that is run inside a folder sees the modules there before all others."""
-    known = {*sys.stdlib_module_names, "torch", "numpy", "tqdm", "safetensors"}
-    files = [*PACKAGE.rglob("*.py"), *(PACKAGE.parents[1] / "studies").rglob("*.py")]
-    names = {file.stem if file.stem != "__init__" else file.parent.name for file in files}
-    assert not names & known
 
 
 def test_torch_can_be_imported_inside_every_folder_of_the_package():

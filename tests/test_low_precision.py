@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 import acnml
-from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map
+from acnml import Acnml, Classifier, Glm, Gradient, Linearised, Map
 from acnml.solve import Reference
-from cases import MLP, MODELS, POSTERIORS, Case, diagonal, normal
+from cases import MODELS, POSTERIORS, Case, diagonal, normal
 
 HALVES = [torch.float16, torch.bfloat16]
 
@@ -117,29 +117,6 @@ def test_autocast_is_no_reason_to_refuse_a_model(case, structure):
         torch.testing.assert_close(moved[name], exactly[name], rtol=0.02, atol=0.02)
 
 
-class AutocastInside(torch.nn.Module):
-    """Leaves single precision in its forward pass, whoever calls it."""
-
-    def __init__(self, inner: torch.nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.inner(x)
-
-
-@pytest.mark.parametrize("structure", ["kron", "diag"])
-def test_autocast_inside_of_the_model_changes_digits_only(structure):
-    inner, x = MLP.model().float(), MLP.x(20).float()
-    data, probs = [(x, torch.arange(20) % 3)], []
-    for model in (inner, AutocastInside(inner)):
-        fitted = acnml.fit_laplace(model, data, structure=structure)
-        predict = Acnml(Classifier(model), fitted, alpha=0.1, on_unsolved="ignore")
-        probs.append(predict(x[:5]).float().exp())
-    torch.testing.assert_close(probs[1], probs[0], rtol=0, atol=0.03)
-
-
 def rules(classifier: Classifier, posterior: acnml.posteriors.Posterior, alpha: float) -> list:
     solvers = Linearised(), Gradient(2, 0.25), Reference(2, 0.25)
     return [
@@ -163,15 +140,6 @@ def test_covariances_of_any_size_keep_their_meaning_in_half_precision(
     for actual, wanted in zip(rules(low, posterior, alpha=1 / size), expected, strict=True):
         p, q = (predict(case.x()).double().exp() for predict in (actual, wanted))
         torch.testing.assert_close(p, q, rtol=0, atol=0.02)
-
-
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_samples_of_a_wide_posterior_are_finite_in_half_precision(dtype):
-    model = MODELS[1].model().to(dtype)
-    posterior = diagonal(model).to("cpu", torch.float32).scaled(1e6)
-    log_probs = Bma(Classifier(model), posterior, samples=3)(MODELS[1].x())
-    assert log_probs.dtype == torch.float32
-    assert (log_probs.exp().sum(-1) - 1).abs().max() < 1e-6
 
 
 def test_a_model_in_two_precisions_takes_a_posterior_over_both():

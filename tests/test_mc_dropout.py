@@ -13,7 +13,7 @@ from torch import nn
 from acnml import Classifier, Map, McDropout
 from acnml._util.seeding import seeded
 from acnml.predictors import mc_dropout
-from cases import MLP, MODELS, normal, small_network
+from cases import MODELS, normal, small_network
 from predicting import FINE, dropping
 
 
@@ -97,20 +97,6 @@ def test_dropout_in_a_transformer_layer_is_on():
     assert not torch.allclose(McDropout(classifier, samples=3)(x), Map(classifier)(x))
 
 
-def test_inplace_dropout_does_not_write_to_the_inputs():
-    x = normal(3, 4)
-    kept = x.clone()
-    actual = McDropout(Classifier(input_dropout(0.5, inplace=True)), samples=4)(x)
-    assert torch.equal(x, kept)
-    assert torch.equal(actual, McDropout(Classifier(input_dropout(0.5)), samples=4)(x))
-
-
-def test_dropout_follows_the_classifiers_view():
-    model = dropping(MLP, 0.0)
-    moved = Classifier(model).at({"model.2.bias": torch.ones(3).double()}).tempered(2.0)
-    torch.testing.assert_close(McDropout(moved)(MLP.x()), Map(moved)(MLP.x()), **FINE)
-
-
 def test_dropout_is_off_again_afterwards_also_after_a_failure():
     classifier, state = Classifier(input_dropout(0.5)), torch.get_rng_state()
     before = Map(classifier)(normal(3, 4))
@@ -119,18 +105,6 @@ def test_dropout_is_off_again_afterwards_also_after_a_failure():
         McDropout(classifier)(normal(3, 5))
     assert torch.equal(Map(classifier)(normal(3, 4)), before)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_dropout_seeds_differ():
-    classifier, x = Classifier(input_dropout(0.5)), normal(3, 4)
-    assert not torch.equal(McDropout(classifier, seed=0)(x), McDropout(classifier, seed=1)(x))
-
-
-def test_dropout_refuses():
-    with pytest.raises(ValueError, match="Sequential has no dropout layers"):
-        McDropout(Classifier(MLP.model()))
-    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
-        McDropout(Classifier(input_dropout(0.5)), samples=0)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])

@@ -14,7 +14,6 @@ import acnml
 from acnml import Acnml, Classifier, Ensemble, Map, Modes, tuning
 from acnml.storage import StorageError
 from cases import LINEAR, MLP, POSTERIORS, diagonal, last_layer, normal
-from predicting import fingerprint, same
 
 
 def network(seed: int) -> nn.Module:
@@ -159,38 +158,6 @@ def test_several_networks_are_stored_in_one_file(tmp_path):
         acnml.load(path, networks[0])
 
 
-def test_members_may_be_of_any_kind_and_models_stay_as_they_are():
-    model, x = network(0), normal(20, 4)
-    before = fingerprint(model)
-    classifier = Classifier(model)
-    parts = [
-        acnml.fit_pnml(classifier, [x]),
-        acnml.IfComp(classifier, last_layer(model), c=0.01),
-        Modes(members(2)),
-    ]
-    expected = torch.stack([part.log_lik(x) for part in parts]).amax(0)
-    torch.testing.assert_close(Modes(parts).log_lik(x), expected)
-    assert same(before, fingerprint(model))
-
-
-def test_refusals():
-    parts = members(2)
-    with pytest.raises(ValueError, match="at least one predictor"):
-        Modes(())
-    with pytest.raises(TypeError, match="need log_lik, as Acnml has it; Map has none"):
-        Modes([Map(parts[0].classifier)])
-    with pytest.raises(ValueError, match="1 log_weights for 2 predictors"):
-        Modes(parts, (0.0,))
-    with pytest.raises(ValueError, match="log_weights must be finite"):
-        Modes(parts, (0.0, -math.inf))
-    with pytest.raises(TypeError, match="only Acnml has an alpha to choose, got a Pnml"):
-        Modes([acnml.fit_pnml(parts[0].classifier, [MLP.x()])]).with_alpha(1.0)
-    wide = nn.Linear(4, 5).double()
-    other = Acnml(Classifier(wide), diagonal(wide))
-    with pytest.raises(ValueError, match=r"same number of classes, got \[3, 3, 5\]"):
-        Modes([*parts, other])(MLP.x())
-
-
 # Complexity --------------------------------------------------------------------------------------
 
 
@@ -215,16 +182,3 @@ def test_complexity_of_every_predictor_is_its_loss():
     for predict in (Map(classifier), acnml.fit_pnml(classifier, [x]), Modes(members(2))):
         found = predict.complexity(x, labels)
         assert found.mean().item() == pytest.approx(acnml.metrics.nll(predict(x), labels))
-
-
-@pytest.mark.parametrize(
-    ("labels", "error", "message"),
-    [
-        (torch.tensor([0, 1]), ValueError, r"labels have shape \(2,\), expected \(3,\)"),
-        (torch.tensor([0, 1, 3]), ValueError, "label 3 is outside .* first at index 2"),
-        (torch.tensor([0.0, 1.0, 2.0]), TypeError, "labels must be a tensor of integers"),
-    ],
-)
-def test_complexity_refuses_labels_that_do_not_fit(labels, error, message):
-    with pytest.raises(error, match=message):
-        Map(Classifier(MLP.model())).complexity(MLP.x(3), labels)

@@ -36,13 +36,3 @@ def test_names_the_query_for_which_the_model_is_not_finite():
     x = QUERIES * torch.tensor([[1.0], [1e200]], dtype=torch.float64)
     with pytest.raises(ValueError, match=r"log-probabilities are NaN .* first at index 1; check"):
         NaiveCnml(Classifier(model), [(X, Y)])(x)
-
-
-def test_refuses_parameters_that_cannot_learn():
-    model = regression()
-    with pytest.raises(ValueError, match="no parameter or buffer 'wieght'; did you mean 'weight'"):
-        NaiveCnml(Classifier(model), [(X, Y)], layers=["wieght"])
-    model.spare = nn.Linear(2, 2).double()
-    predict = NaiveCnml(Classifier(model), [(X, Y)], layers=[model.spare])
-    with pytest.raises(ValueError, match=r"use none of the parameters \['spare.weight', "):
-        predict(QUERIES)

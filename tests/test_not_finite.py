@@ -100,12 +100,6 @@ def test_errors_name_the_logits_that_are_not_finite(use, factor):
         use(classifier, x)
 
 
-def test_naive_cnml_may_blame_the_batch():
-    classifier, x = Classifier(Undefined(math.nan).double()), normal(4, 4)
-    with pytest.raises(ValueError, match=r"batch 0: the loss is NaN .* or check the model on this"):
-        acnml.predictors.NaiveCnml(classifier, [(-x.abs(), Y)])(x.abs())
-
-
 class Exploding(nn.Module):
     """Has infinite features and logits for inputs with a large first entry."""
 
@@ -168,15 +162,6 @@ def test_errors_name_rows_of_data_in_memory(use):
 
 
 @pytest.mark.parametrize("use", USES_OF_DATA)
-def test_errors_name_rows_of_labels_in_memory(use):
-    classifier, labels = Classifier(Exploding().double()), torch.arange(600) % 3
-    labels[[300, 500]] = 7
-    message = "^label 7 is outside the model's 3 classes for 2 of 600 .* index 300, 500; "
-    with pytest.raises(RowsError, match=message):
-        use(classifier, (normal(600, 4), labels))
-
-
-@pytest.mark.parametrize("use", USES_OF_DATA)
 def test_errors_name_the_batch_of_a_loader_and_its_rows(use):
     classifier, x = Classifier(Exploding().double()), normal(80, 4)
     x[67, 2] = math.nan
@@ -185,9 +170,3 @@ def test_errors_name_the_batch_of_a_loader_and_its_rows(use):
     with pytest.raises(RowsError, match=message) as refused:
         use(classifier, loader)
     assert refused.value.rows == (27,)
-
-
-def test_other_errors_name_a_range_of_data_in_memory():
-    classifier, x, labels = Classifier(Exploding().double()), normal(600, 4), torch.zeros(600)
-    with pytest.raises(ValueError, match=r"^rows 0 to 255: labels must be integers"):
-        acnml.tuning.temperature_by_nll(Map(classifier), (x, labels))

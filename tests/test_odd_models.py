@@ -214,30 +214,3 @@ class Checkpointed(nn.Module):
 def test_models_that_run_again_for_gradients_are_refused(use):
     with pytest.raises(ValueError, match="switch the model's gradient checkpointing off"):
         use(Classifier(Checkpointed().double()))
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_are_refused():
-    class Padded(nn.Module):
-        def __init__(self, nested: bool) -> None:
-            super().__init__()
-            layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-            self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested)
-            self.head = nn.Linear(4, 3)
-
-        def forward(self, x, padding):
-            return self.head(self.body(x, src_key_padding_mask=padding)[:, 0])
-
-    padding = torch.zeros(3, 6, dtype=torch.bool)
-    padding[1, 4:] = True
-    data = [({"x": X, "padding": padding}, torch.tensor([0, 1, 2]))]
-    with pytest.raises(ValueError, match="with enable_nested_tensor=False"):
-        acnml.fit_laplace(Classifier(Padded(nested=True).double()), data)
-    posterior = acnml.fit_laplace(Classifier(Padded(nested=False).double()), data)
-    assert "body.layers.0.linear1.weight" in posterior.mean
-
-
-def test_reparametrised_weights_are_left_out_of_kfac():
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 3))
-    posterior = acnml.fit_laplace(Classifier(model), [(normal(3, 4), torch.tensor([0, 1, 2]))])
-    assert list(posterior.mean) == ["1.weight", "1.bias"]

@@ -79,13 +79,3 @@ def test_a_terminal_has_a_bar_and_no_lines(clock, caplog, capsys, monkeypatch):
         clock[0] += 100
     assert "letters" in capsys.readouterr().err
     assert caplog.messages == []
-
-
-def test_a_loader_without_a_length_is_logged_without_a_share(clock, caplog):
-    class Unsized(Counted):
-        def __len__(self):
-            raise TypeError("an iterable data set has no length")
-
-    for _ in track(Unsized(), "letters", None):
-        clock[0] += 10
-    assert caplog.messages == ["letters: 1.00it [00:10, 10.0s/it]"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -64,21 +63,12 @@ class Branching(Base):
         return self.head(torch.tanh(self.body(x)) if x.sum() > 0 else self.body(x))
 
 
-class Scaled(Base):
-    """A scale of the whole batch in front of the last layer."""
-
-    def forward(self, x):
-        hidden = self.body(x)
-        return self.head(hidden / hidden.abs().max())
-
-
 TOUCHING = {
     Reordered: "before module 'body'",
     ReorderedFeatures: "before module 'head'",
     Centred: "in the forward of Centred itself",
     Attending: "in module 'attend'",
     Branching: "before module 'head'",
-    Scaled: "before module 'head'",
 }
 
 
@@ -125,7 +115,7 @@ def test_models_whose_rows_touch_are_refused_by_name(kind, use):
 
 
 @pytest.mark.parametrize("use", USES_OF_LOGITS)
-@pytest.mark.parametrize("kind", [Centred, Attending, Branching, Scaled])
+@pytest.mark.parametrize("kind", [Centred, Attending, Branching])
 def test_logits_that_depend_on_the_batch_are_refused_by_name(kind, use):
     message = f"depend on the rest of its batch, beginning {TOUCHING[kind]}"
     with pytest.raises(ValueError, match=message):
@@ -136,22 +126,6 @@ def test_calibrate_refuses_them_too():
     x, labels = normal(400, 4, seed=5), torch.arange(400) % 3
     with pytest.raises(ValueError, match="the rest of its batch, beginning before module 'head'"):
         acnml.calibrate(built(ReorderedFeatures), [x], [(x + 1, labels)])
-
-
-def test_models_that_cannot_run_a_single_input_are_checked_too():
-    class Squeezed(Base):
-        def forward(self, x):
-            y = self.head(self.body(x).squeeze())
-            return y - y.mean(0)
-
-    with pytest.raises(ValueError, match="depend on the rest of its batch"):
-        Map(Classifier(built(Squeezed)))(X)
-
-
-def test_rows_that_are_sorted_already_hide_nothing():
-    x = X[X[:, 0].argsort()]
-    with pytest.raises(ValueError, match="the rest of its batch, beginning before module 'head'"):
-        Acnml(Classifier(model := built(ReorderedFeatures)), posterior_of(model))(x)
 
 
 def permuted(order):
@@ -183,16 +157,6 @@ def test_no_order_inside_hides_behind_the_order_of_the_batch(name, size):
             ValueError, match="the rest of its batch, beginning before module 'head'"
         ):
             Acnml(Classifier(model), posterior_of(model))(x)
-
-
-@pytest.mark.parametrize("size", [2, 3, 12])
-@pytest.mark.parametrize("sign", [-1, 1])
-def test_a_branch_at_zero_is_found_if_one_row_can_tell(sign, size):
-    """One row has a sum of another sign than the others and the batch."""
-    x = X.abs()[:size] + 1
-    x[1] = -0.1
-    with pytest.raises(ValueError, match="depend on the rest of its batch"):
-        Map(Classifier(built(Branching)))(sign * x)
 
 
 @pytest.mark.parametrize("threshold", [-0.5, 0.5])
@@ -348,7 +312,7 @@ ORDINARY = {
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_models_are_accepted(name, dtype):
     build, inputs = ORDINARY[name]
-    for seed in range(3):
+    for seed in range(2):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = build().to(dtype)
@@ -359,16 +323,6 @@ def test_ordinary_models_are_accepted(name, dtype):
         data = [(x, torch.zeros(40, dtype=torch.long))]
         acnml.fit_laplace(classifier, data, layers="last")
         assert classifier.findings.apart  # it was checked
-
-
-def test_ordinary_models_are_accepted_under_autocast():
-    for name in ("convolutional", "recurrent", "tokens"):
-        build, inputs = ORDINARY[name]
-        model = build()
-        with torch.autocast("cpu", torch.bfloat16):
-            classifier = Classifier(model)
-            acnml.fit_laplace(classifier, [inputs(40)])
-        assert classifier.findings.apart
 
 
 def test_a_model_is_checked_once():
@@ -391,18 +345,6 @@ def test_a_model_is_checked_once():
         for _ in range(14):
             predict(X)
         assert calls == [len(X)] * 14
-
-
-def test_threads_that_start_together_all_refuse():
-    classifier = Classifier(built(Centred))
-
-    def refused(_):
-        with pytest.raises(ValueError, match="depend on the rest of its batch"):
-            Map(classifier)(X)
-        return True
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(refused, range(16)))
 
 
 def test_an_accepted_model_predicts_as_before():

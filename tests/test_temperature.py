@@ -51,14 +51,6 @@ def test_refuses_temperatures_that_are_not_positive(temperature):
             temper(temperature)
 
 
-def test_refuses_temperatures_that_overflow():
-    classifier = Classifier(MLP.model())
-    with pytest.raises(ValueError, match="product of all temperatures must be a positive"):
-        classifier.tempered(1e-200).tempered(1e-200)
-    with pytest.raises(ValueError, match=r"raise the temperature \(1e-310\)"):
-        Tempered(Map(classifier), 1e-310)(MLP.x())
-
-
 def test_inputs_without_an_answer_stay_without_one():
     """NaN of the predictor is not due to the temperature."""
     model, x = MLP.model(), MLP.x(4)

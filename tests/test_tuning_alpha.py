@@ -113,23 +113,3 @@ def test_matching_finds_the_alpha_that_the_likelihoods_were_made_with(alpha):
     for row in choice.table:
         assert (row.distance == 0) == (row.value == alpha)
         assert math.copysign(row.distance, row.value - alpha) == pytest.approx(row.excess)
-
-
-def test_matching_measures_probabilities():
-    x, cnml = FOUR[0][0], torch.full((4, 3), 0.5).double().log()
-    choice = tuning.alpha_matching_cnml(fake_acnml(), x, cnml, [1.0])
-    high, low = (math.exp(z) / (math.e + 2) for z in (1, 0))
-    distance = (abs(high - 0.5) + 2 * abs(low - 0.5)) / 3
-    excess = ((high - 0.5) + 2 * (low - 0.5)) / 3
-    assert choice.table[0] == pytest.approx((1.0, distance, excess), rel=1e-12)
-
-
-def test_matching_refuses_likelihoods_of_other_inputs():
-    with pytest.raises(ValueError, match=r"shape \(5, 3\), but ACNML's .* \(4, 3\)"):
-        tuning.alpha_matching_cnml(fake_acnml(), FOUR[0][0], torch.zeros(5, 3))
-
-
-@pytest.mark.parametrize("tolerance", [{"accuracy": -0.1}, {"nll": -1.0}, {"nll": math.nan}])
-def test_refuses_negative_tolerances(tolerance):
-    with pytest.raises(ValueError, match="tolerances must not be negative"):
-        Tolerance(**tolerance)

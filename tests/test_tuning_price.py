@@ -50,9 +50,6 @@ class TestMostCautious:
     def test_by_hand(self, nlls, value):
         assert most_cautious([1, 10, 100], nlls, 0.2) == value
 
-    def test_the_order_may_be_decreasing(self):
-        assert most_cautious([100, 10, 1], [0.4, 0.1, 0.1], 0.2) == 31.62
-
     @pytest.mark.parametrize("limit", [0.11, 0.15, 0.3, 0.39])
     def test_log_nll_is_interpolated_linearly_in_the_logarithm(self, limit):
         """For an NLL that is a power of the value, the interpolation is exact."""
@@ -63,23 +60,6 @@ class TestMostCautious:
     def test_rounding_does_not_leave_the_interval(self):
         values = [1.00004, 1.00001]
         assert min(values) <= most_cautious(values, [0.4, 0.1], 0.2) <= max(values)
-
-    @pytest.mark.parametrize(
-        ("values", "nlls", "limit", "message"),
-        [
-            ([1, 10], [0.4, 0.3], 0.2, r"an NLL of at most 0.2 \(the lowest is 0.3\)"),
-            ([1, 10], [0.4, 0.3], math.nan, "at most nan"),
-            ([1, 10], [0.4, math.nan], 0.5, "nlls contains NaN"),
-            ([1, 10], [0.4], 0.2, "2 values and 1 NLLs"),
-            ([], [], 0.2, "the grid is empty"),
-            ([1, 10, 5], [0.4, 0.1, 0.1], 0.2, "must begin with the most cautious value and then"),
-            ([1, 1], [0.4, 0.1], 0.2, "must begin with the most cautious value and then"),
-            ([0, 1], [0.4, 0.1], 0.2, "every value in the grid must be a positive, finite number"),
-        ],
-    )
-    def test_refusals(self, values, nlls, limit, message):
-        with pytest.raises(ValueError, match=message):
-            most_cautious(values, nlls, limit)
 
 
 class TestWithinPrice:
@@ -115,10 +95,6 @@ class TestWithinPrice:
         choice = within_price(Scaled, [0.2, 0.4, 0.8], FOUR, price, nll_of(0.8))
         assert choice.value == pytest.approx(0.4, rel=1e-3)
         assert choice.value <= 0.4
-
-    def test_no_price_is_no_more_than_the_reference(self):
-        best = math.log(6) / 2
-        assert within_price(Scaled, [0.5, best], FOUR, 0.0, Scaled(best)).value == best
 
     def test_says_if_the_grid_ends_before_the_price_is_spent(self):
         choice = within_price(Scaled, [0.4, 0.8], FOUR, 5.0, nll_at(0.8))
@@ -157,10 +133,6 @@ class TestWithinPrice:
             within_price(Scaled, [0.1, 0.2], FOUR, 0.01, nll_at(0.8))
         assert "use less cautious values or a higher price" in str(refused.value)
         assert "accuracy" in str(refused.value).splitlines()[1]
-
-    def test_a_grid_in_the_wrong_order_is_refused(self):
-        with pytest.raises(ValueError, match=r"confident at 0.8 .* than at 0.1 .*: reverse the gr"):
-            within_price(Scaled, GRID[::-1], FOUR, 0.05, nll_at(0.8))
 
     def test_alphas_decrease_and_prior_precisions_increase(self):
         case = MODELS[1]
@@ -201,33 +173,6 @@ class TestWithinPrice:
         assert choice.rule.endswith("for which the solver finds a solution")
         with pytest.raises(UnsolvedError, match="too cautious"):
             within_price(by_alpha, [2.0, 1.0], FOUR, 9.0, 1.0)
-
-    @pytest.mark.parametrize(
-        ("grid", "price", "reference", "error", "message"),
-        [
-            ([], 0.1, 1.0, ValueError, "the grid is empty"),
-            ([0.2, 0.1, 0.4], 0.1, 1.0, ValueError, "must begin with the most cautious"),
-            ([-1.0], 0.1, 1.0, ValueError, "every value in the grid must be a positive"),
-            (GRID, -0.1, 1.0, ValueError, "price must be finite and not negative, got -0.1"),
-            (GRID, math.nan, 1.0, ValueError, "price must be finite"),
-            (GRID, 0.1, math.inf, ValueError, "the reference NLL must be finite"),
-            (GRID, 0.1, "MAP", TypeError, "reference must be a predictor such as Map, or its NLL"),
-        ],
-    )
-    def test_refuses_bad_arguments_before_any_prediction(
-        self, grid, price, reference, error, message
-    ):
-        def never(value: float) -> Predictor:
-            raise AssertionError("a predictor was built")
-
-        with pytest.raises(error, match=message):
-            within_price(never, grid, FOUR, price, reference)
-
-    def test_shows_progress_when_asked_to(self, capsys):
-        within_price(Scaled, GRID, FOUR, 0.05, Scaled(0.8), progress=True)
-        assert "reference" in capsys.readouterr().err
-        within_price(Scaled, GRID, FOUR, 0.05, Scaled(0.8))
-        assert capsys.readouterr() == ("", "")
 
 
 def nll_of(factor: float) -> float:

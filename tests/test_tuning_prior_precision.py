@@ -54,13 +54,6 @@ def test_each_matrix_is_decomposed_once(structure, decompositions, monkeypatch):
     assert len(calls) == decompositions
 
 
-@pytest.mark.parametrize("grid", [[1.0], [1e-4, 1e-3, 1e-2], [1e2, 1e3, 1e4]])
-def test_says_so_if_the_evidence_is_largest_at_an_end(grid):
-    curvature = DiagonalCurvature({"w": torch.ones(2)}, {"w": torch.ones(2)})
-    with pytest.raises(ValueError, match=r"largest at an end of the grid: widen it\n.*evidence"):
-        tuning.prior_precision_by_evidence(curvature, grid)
-
-
 def test_prior_precision_by_nll_is_the_minimum_of_its_sweep():
     case = MODELS[1]
     classifier, data = Classifier(case.model()), [(case.x(9), torch.arange(9) % 3)]

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from acnml import Classifier, Map, metrics, tuning
-from acnml.fit import DiagonalCurvature
 from acnml.tuning import Scores
 from cases import normal
-from tunable import FOUR, Scaled, fake_acnml, identity
+from tunable import Scaled, identity
 
 X, Y = normal(40, 3, seed=3), torch.arange(40) % 3
 DATA = [(X[:25], Y[:25]), (X[25:], Y[25:])]
@@ -63,35 +62,3 @@ def test_refuses_bad_validation_data(data, error, message):
         tuning.sweep(Scaled, [1.0], data)
     with pytest.raises(error, match=message):
         tuning.temperature_by_nll(Scaled(), data)
-
-
-def test_an_iterator_serves_one_value_only():
-    with pytest.raises(ValueError, match="an iterator that was used before"):
-        tuning.sweep(Scaled, [1.0, 2.0], iter(DATA))
-
-
-@pytest.mark.parametrize(
-    ("grid", "message"),
-    [
-        ([], "the grid is empty"),
-        ([1.0, 0.0], "every value in the grid must be a positive, finite number, got 0.0"),
-        ([math.nan], "got nan"),
-    ],
-)
-def test_refuses_bad_grids(grid, message):
-    curvature = DiagonalCurvature({"w": torch.ones(2)}, {"w": torch.ones(2)})
-    for choose in (
-        lambda: tuning.largest_harmless_alpha(fake_acnml(), FOUR, grid),
-        lambda: tuning.alpha_by_nll(fake_acnml(), FOUR, grid),
-        lambda: tuning.alpha_matching_cnml(fake_acnml(), FOUR[0][0], torch.zeros(4, 3), grid),
-        lambda: tuning.prior_precision_by_evidence(curvature, grid),
-        lambda: tuning.prior_precision_by_nll(Scaled, grid, FOUR),
-    ):
-        with pytest.raises(ValueError, match=message):
-            choose()
-
-
-@pytest.mark.parametrize("loader", [FOUR, FOUR[0], iter(FOUR)])
-def test_a_loader_in_the_place_of_the_grid_is_refused(loader):
-    with pytest.raises(TypeError, match="the grid must be a sequence of numbers"):
-        tuning.prior_precision_by_nll(Scaled, loader, [1.0])

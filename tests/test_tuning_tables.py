@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from acnml import tuning
-from acnml.tuning import Choice, Evidence, Judged, Tolerance
-from tunable import FOUR, fake_acnml
+from acnml.tuning import Choice, Judged
 
 
 def test_a_choice_prints_its_rule_and_an_aligned_table():
@@ -20,16 +18,3 @@ def test_a_choice_prints_its_rule_and_an_aligned_table():
         "→   0.25    0.9800   0.0800  0.0300  0.0100       yes\n"
         "      10    0.5000  12.3000  0.7000  0.2000        no"
     )
-
-
-def test_choices_are_plain_values():
-    one, other = (Choice(1.0, (Evidence(1.0, -3.0),), "why") for _ in range(2))
-    assert one == other
-    assert hash(one) == hash(other)
-
-
-def test_progress_bars_are_shown_when_asked_for(capsys):
-    tuning.largest_harmless_alpha(fake_acnml(), FOUR, [0.25], Tolerance(nll=9.0), progress=True)
-    assert "0.25" in capsys.readouterr().err
-    tuning.alpha_by_nll(fake_acnml(), FOUR, [0.25])
-    assert capsys.readouterr() == ("", "")

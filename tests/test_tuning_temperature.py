@@ -82,12 +82,6 @@ def test_tempered_predictors_and_classifiers_have_the_tables_nll():
     assert len({row.accuracy for row in choice.table}) == 1
 
 
-def test_temperature_of_single_precision_predictions():
-    x, y = learnable(2, 4.0)
-    single = tuning.temperature_by_nll(Scaled(), [(x.float(), y)]).value
-    assert single == pytest.approx(tuning.temperature_by_nll(Scaled(), [(x, y)]).value, rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
@@ -104,10 +98,3 @@ def test_temperature_of_single_precision_predictions():
 def test_refuses_data_without_an_optimal_temperature(x, y, message):
     with pytest.raises(ValueError, match=message):
         tuning.temperature_by_nll(Scaled(), [(x, y)])
-
-
-def test_a_temperature_can_be_chosen_in_inference_mode():
-    x, y = learnable(0, 3.0)
-    expected = tuning.temperature_by_nll(Scaled(), [(x, y)])
-    with torch.inference_mode():
-        assert tuning.temperature_by_nll(Scaled(), [(x.clone(), y.clone())]) == expected

@@ -214,6 +214,7 @@ class Classifier:
         self._changes = Changes()
         self.overrides: Params = {}
         self.temperature = 1.0
+        self._has_any_shape = False
         self.findings = Findings()
 
     @property
@@ -250,6 +251,12 @@ class Classifier:
         """View the same model without a temperature: its logits as the model returns them."""
         other = copy.copy(self)
         other.temperature = 1.0
+        return other
+
+    def of_any_shape(self) -> Classifier:
+        """View the same model with outputs (B, ...) of any shape in place of logits (B, K)."""
+        other = copy.copy(self)
+        other._has_any_shape = True
         return other
 
     @property
@@ -427,7 +434,7 @@ class Classifier:
             raise ValueError(what) from error
         picked = self._get_logits(output)
         try:
-            return _checked_logits(picked, size) / self.temperature
+            return _checked_logits(picked, size, self._has_any_shape) / self.temperature
         except ValueError:
             self._require_batch_dimension(x, run)
             raise
@@ -437,7 +444,7 @@ class Classifier:
         one = batches.map_inputs(x, lambda tensor: tensor.clone().unsqueeze(0))
         try:
             output = run(*batches.as_arguments(one))
-            _checked_logits(self._get_logits(output), 1)
+            _checked_logits(self._get_logits(output), 1, self._has_any_shape)
         except Exception:  # it fails for another reason, which the first error names
             return
         shapes = {name: tuple(t.shape) for name, t in batches.named_tensors(x).items()}
@@ -596,13 +603,15 @@ def _own_logits(output: Any) -> Any:
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)
 
 
-def _checked_logits(output: Any, size: int) -> Tensor:
+def _checked_logits(output: Any, size: int, any_shape: bool) -> Tensor:
     """Return the model's output, or raise an error if it is not (size, K) logits with K ≥ 2."""
     if not isinstance(output, Tensor):
         raise TypeError(
             f"the model returned {type(output).__name__}, not a tensor of logits; "
             "pass Classifier(model, get_logits=lambda output: ...)"
         )
+    if any_shape and output.shape[:1] == (size,):
+        return output.unsqueeze(1) if output.ndim == 1 else output
     if output.shape[:1] != (size,) or output.ndim > 2:
         raise ValueError(f"logits must have shape ({size}, K), got {tuple(output.shape)}")
     if output.ndim == 1 or output.shape[1] < 2:

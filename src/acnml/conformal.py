@@ -16,6 +16,12 @@ There is no guarantee under shift: there, the probabilities decide how much cove
 P(y ∈ C(x) | y = k) is then at least c. This needs about 1/(1 − c) data of every class at least: a
 class with fewer is in every set.
 
+`fit_weighted` is for inputs that have shifted (Tibshirani et al. 2019). Calibration data count as
+often as inputs with their score m(x) of atypicality occur among new, unlabelled inputs. The
+coverage is c if labels depend on inputs as before and the weights are the likelihood ratio of the
+inputs. Here the ratio is estimated in bins of the score: it corrects what a shift changes about the
+score, and nothing else.
+
 >>> generator = torch.Generator().manual_seed(0)
 >>> log_probs = torch.log_softmax(torch.randn(500, 3, generator=generator), dim=1)
 >>> labels = torch.multinomial(log_probs.exp(), 1, generator=generator).squeeze(1)
@@ -68,6 +74,10 @@ class SetScore(enum.Enum):
         # Tied labels share the score of the last of them, so that their order does not matter.
         ends = torch.searchsorted(-descending, -descending, right=True) - 1
         return torch.empty_like(probs).scatter_(1, order, total.gather(1, ends))
+
+
+# Bins of equal mass in which the likelihood ratio is estimated.
+BINS = 10
 
 
 @final
@@ -151,6 +161,83 @@ def fit_by_class(
     own = _as_tensor(labels).cpu()
     thresholds = [_quantile(scores[own == k], coverage) for k in range(log_probs.shape[1])]
     return Conformal(score, coverage, _vector(thresholds))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class WeightedConformal:
+    """A threshold for every bin of the score of atypicality, made by `fit_weighted`.
+
+    Attributes:
+        score: of labels.
+        coverage: that the sets have, if the weights are right.
+        edges: of the bins.
+        thresholds: of every bin; infinite where all labels are in a set.
+        effective: how many calibration data without weights say as much. If it is small, sets are
+            large and the coverage varies.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> log_probs = torch.log_softmax(torch.randn(500, 3, generator=generator), dim=1)
+    >>> labels = torch.multinomial(log_probs.exp(), 1, generator=generator).squeeze(1)
+    >>> scores = torch.rand(500, generator=generator)
+    >>> fitted = fit_weighted(log_probs, labels, scores, 0.5 + scores / 2)
+    >>> fitted.sets(log_probs[:2], scores[:2]).shape
+    torch.Size([2, 3])
+    """
+
+    score: SetScore
+    coverage: float
+    edges: Tensor
+    thresholds: Tensor
+    effective: float
+
+    def sets(self, log_probs: Tensor, scores: Tensor) -> Tensor:
+        """Return which labels are in the set of every input with a score (N,), (N, K) booleans."""
+        own, at = _as_tensor(log_probs), _as_tensor(scores).cpu()
+        bins = torch.bucketize(at.double(), self.edges)
+        found = self.score(own).cpu() <= self.thresholds[bins].unsqueeze(1)
+        return found.numpy() if isinstance(log_probs, np.ndarray) else found
+
+
+def fit_weighted(
+    log_probs: Tensor,
+    labels: Tensor,
+    scores: Tensor,
+    new_scores: Tensor,
+    coverage: float = 0.9,
+    score: SetScore = SetScore.LAC,
+) -> WeightedConformal:
+    """Return prediction sets for inputs with other scores of atypicality than the calibration data.
+
+    Args:
+        log_probs: log-probabilities (N, K) of the calibration data, as for `fit`.
+        labels: class indices (N,).
+        scores: of atypicality of the calibration data (N,).
+        new_scores: of unlabelled new inputs (M,), for the likelihood ratio.
+        coverage: the probability, between 0 and 1.
+        score: of labels.
+
+    >>> log_probs, scores = torch.zeros(99, 2).log_softmax(1), torch.linspace(0, 1, 99)
+    >>> fitted = fit_weighted(log_probs, torch.zeros(99).long(), scores, scores)
+    >>> round(fitted.effective)
+    99
+    """
+    own = _scores_of_labels(log_probs, labels, coverage, score).double().cpu()
+    ours, others = (_as_tensor(s).cpu().double() for s in (scores, new_scores))
+    inner = torch.linspace(0, 1, BINS + 1, dtype=torch.float64, device="cpu")[1:-1]
+    edges = torch.quantile(ours, inner)
+    bins = torch.bucketize(ours, edges)
+    here = torch.bincount(bins, minlength=BINS).double()
+    there = torch.bincount(torch.bucketize(others, edges), minlength=BINS).double()
+    ratio = (there / len(others)) / (here / len(ours)).clamp(min=1 / len(ours))
+    weights, (ordered, order) = ratio[bins], own.sort()
+    total = weights[order].cumsum(0)
+    # An input in a bin has the weight of the bin, at a score of infinity.
+    wanted = coverage * (total[-1] + ratio) - 1e-9 * total[-1]
+    rank = torch.searchsorted(total, wanted)
+    padded = torch.cat([ordered, ordered.new_tensor([math.inf])])
+    effective = float(weights.sum() ** 2 / weights.square().sum())
+    return WeightedConformal(score, coverage, edges, padded[rank], effective)
 
 
 def coverage_of(sets: Tensor, labels: Tensor) -> float:

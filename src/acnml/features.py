@@ -43,6 +43,9 @@ PROBED = 13
 CHANNELS_SECOND = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.EmbeddingBag)
 
+# Names of heads beside the main one, which may run after it.
+AUXILIARY = re.compile(r"aux", re.IGNORECASE)
+
 # Modules inside attention return heads and weights, not hidden states.
 INSIDE_ATTENTION = re.compile(r"att(entio)?n.*\.", re.IGNORECASE)
 
@@ -56,22 +59,24 @@ class Place:
         module: its name in the model, "" for the model itself.
         is_input: whether to take the first argument of the module instead of its output.
         channels: the dimension that counts channels, where there are positions to pool over.
+        is_pooled: whether to pool over positions; maps and tokens have features at each.
     """
 
     module: str
     is_input: bool = False
     channels: int = 1
+    is_pooled: bool = True
 
     def __str__(self) -> str:
         return f"{'input' if self.is_input else 'output'} of {self.module or 'the model'!r}"
 
     def pooled(self, args: tuple[Any, ...], output: Any) -> Tensor:
-        """Return what a module received or returned here: one vector per input (B, d)."""
+        """Return what a module received or returned here; pooled, one vector per input."""
         tensor = args[0] if self.is_input else output
         if not _is_feature(tensor):
             raise ValueError(f"the {self} is not a floating point tensor of features; name another")
         tensor = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
-        if tensor.ndim == 2:
+        if tensor.ndim == 2 or not self.is_pooled:
             return tensor
         flat = tensor.movedim(self.channels, 1).flatten(2)
         mean = flat.mean(-1, keepdim=True)
@@ -155,6 +160,7 @@ def joined(
                 f"the {place} has {len(kept[place])} rows for a batch of {size} inputs: its first "
                 "dimension must be the batch; take features at other places"
             )
+    # Features at positions are those of one place, in whichever layout it has.
     features = torch.cat([kept[place] for place in places], dim=1)
     return features if folding is None else folding(features)
 
@@ -173,6 +179,46 @@ def find_places(classifier: Classifier, x: Inputs) -> tuple[Place, ...]:
     classifier.hooked(hooks).logits(x)
     reads_positions = isinstance(x, Tensor) and x.is_floating_point()
     return search.places(reads_positions)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def find_last_layer(classifier: Classifier, x: Inputs, channels: int) -> Place:
+    """Return the input of the layer whose outputs are logits with positions.
+
+    It is the last convolution or Linear layer that has outputs at several positions, without those
+    of a head that is only used in training. If one of them returns the logits as they are, it is
+    that one.
+
+    Args:
+        classifier: the model.
+        x: a prepared batch, which is run once.
+        channels: the dimension of the logits that counts classes.
+    """
+    outputs: dict[str, Tensor] = {}
+
+    def keeping(name: str) -> Hook:
+        def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+            if _is_feature(args[0]) and args[0].ndim > 2 and not AUXILIARY.search(name):
+                outputs.pop(name, None)  # the order is that of the last calls
+                outputs[name] = output.detach().clone()
+            return output
+
+        return hook
+
+    layers = (_ConvNd, nn.Linear)
+    modules = classifier.model.named_modules()
+    hooks = {name: keeping(name) for name, module in modules if isinstance(module, layers)}
+    logits = classifier.hooked(hooks).logits(x)
+    size = logits.shape[channels]
+    fitting = [name for name, output in outputs.items() if output.shape[channels] == size]
+    exact = [name for name in fitting if torch.equal(outputs[name], logits)]
+    if not fitting:
+        raise ValueError(
+            "no layer was found whose outputs are the logits at positions: name where features are "
+            'taken, such as places=[acnml.Place("decoder", is_pooled=False)]'
+        )
+    return Place((exact or fitting)[-1], is_input=True, channels=channels, is_pooled=False)
 
 
 @final

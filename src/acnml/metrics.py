@@ -252,6 +252,42 @@ def summary(log_probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, floa
     return {**scores, "ece": ece(log_probs, labels, bins)}
 
 
+def multilabel(probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, Tensor]:
+    """Return the scores of independent labels by name, for every label (K,).
+
+    The mean over labels is the macro average. Each label counts as two classes, absent and present:
+    accuracy, NLL, Brier score (between 0 and 2) and ECE are those of `summary`. `auroc` says how
+    well its probability separates the points that have the label from the others; it is NaN if
+    there are none of either.
+
+    Args:
+        probs: probabilities of presence (N, K).
+        labels: 1 for labels that are present, and 0 for the others (N, K).
+        bins: of the ECE.
+
+    >>> found = multilabel(torch.tensor([[0.75], [0.5]]), torch.tensor([[1], [0]]))
+    >>> float(found["accuracy"].mean()), float(found["auroc"].mean())
+    (1.0, 1.0)
+    """
+    chances, present = _as_tensor(probs).double(), _as_tensor(labels).long()
+    scores = [
+        _of_label(own, is_there, bins) for own, is_there in zip(chances.T, present.T, strict=True)
+    ]
+    return {
+        name: torch.tensor([each[name] for each in scores], dtype=torch.float64)
+        for name in scores[0]
+    }
+
+
+def _of_label(probs: Tensor, labels: Tensor, bins: int) -> dict[str, float]:
+    """Return the scores of one label from probabilities of its presence (N,)."""
+    log_probs = torch.stack([torch.log1p(-probs), probs.log()], dim=1)
+    absent, present = probs[labels == 0], probs[labels == 1]
+    is_known = len(absent) > 0 and len(present) > 0
+    area = auroc(absent, present) if is_known else math.nan
+    return {**summary(log_probs, labels, bins), "auroc": area}
+
+
 # Helpers ---------------------------------------------------------------------------------------
 
 Result = TypeVar("Result", Reliability, RiskCoverage)

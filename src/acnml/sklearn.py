@@ -441,7 +441,9 @@ class _Fold(NamedTuple):
     def atypicality(self, classes: int) -> Atypicality:
         """Return the score of the training part, in the unit of the held-out part."""
         moments = _moments(self.train, self.train_labels, classes)
-        return Atypicality.fit(moments, *map(torch.from_numpy, (self.test, self.test_labels)))
+        return Atypicality.fit(
+            moments, torch.from_numpy(self.test), torch.from_numpy(self.test_labels)
+        )
 
 
 def _cross_fitted(
@@ -456,7 +458,8 @@ def _cross_fitted(
     rank = int(median(len(score.directions) for score in own))
     whole = Atypicality.fit(
         _moments(features, labels, classes),
-        *map(torch.from_numpy, (features, labels)),
+        torch.from_numpy(features),
+        torch.from_numpy(labels),
         rank=rank,
         least_rank=rank,
         shrinkages=(math.exp(fmean(math.log(score.shrinkage) for score in own)),),

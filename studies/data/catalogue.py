@@ -270,7 +270,26 @@ CLINC150 = DataSet(
     ),
 )
 
-CATALOGUE = {each.name: each for each in (MNIST, NOTMNIST, CIFAR10, CIFAR10_C, FROST, CLINC150)}
+STREAMS = DataSet(
+    name="streams",
+    about="electricity prices and weather in the order of time",
+    downloads=_one_by_one(
+        (
+            DataFile(
+                *("streams/elec.csv", 3200586),
+                "sha256:cdf901433885f29eca6911f70c0eeafb50d90596c879c30c5b99f5a2e8e734ff",
+            ),
+            DataFile(
+                *("streams/weather.csv", 772138),
+                "sha256:3c38f05bdc5c4cb115f122414c66976e3662c875d96d7199d9e47fc46aff150e",
+            ),
+        ),
+        ("https://raw.githubusercontent.com/scikit-multiflow/streaming-datasets/master/",),
+    ),
+)
+
+_ALL = (MNIST, NOTMNIST, CIFAR10, CIFAR10_C, FROST, CLINC150, STREAMS)
+CATALOGUE = {each.name: each for each in _ALL}
 
 STUDIES = (
     Study("demo", (), "scikit-learn's digits suffice"),
@@ -286,6 +305,11 @@ STUDIES = (
     Study("fidelity", (MNIST,), "and scikit-learn's digits"),
     Study("label-noise", (MNIST, CIFAR10), "needs weights for cifar10"),
     Study("if-comp", (CIFAR10, CIFAR10_C, FROST), "no cifar10-c: makes it; needs weights"),
+    Study(
+        "decisions",
+        (MNIST, CIFAR10, CIFAR10_C, FROST, STREAMS),
+        "leaves out networks and streams without data",
+    ),
     Study("paper-mnist", (MNIST,), "needs mnist"),
     Study("rotated-mnist", (MNIST, NOTMNIST), "no mnist: scikit-learn's digits"),
     Study("cifar10-c", (CIFAR10, CIFAR10_C, FROST), "no cifar10-c: makes it; needs weights"),

@@ -114,7 +114,9 @@ def _chosen(form: str, data: Recorded) -> Tensor:
 
 
 def _score(form: str, train: Recorded, held_out: Recorded) -> Atypicality:
-    classes = 1 if form == OVERALL else train.logits.shape[1]
+    count, classes = train.logits.shape
+    if form == OVERALL or count < 2 * classes:  # one input of a class shows no covariance
+        classes = 1
     moments = Moments(classes)
     moments.add(_chosen(form, train), train.labels % classes)
     own = _chosen(form, held_out), held_out.labels % classes

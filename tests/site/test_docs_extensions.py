@@ -10,7 +10,7 @@ pytest.importorskip("sphinx", reason="needs the extra docs")
 
 from sphinx.errors import ExtensionError
 
-from docstrings import as_rst, prepared
+from docstrings import as_rst
 from repository_links import REPOSITORY, with_links
 
 DOCS = ROOT / "docs"
@@ -51,20 +51,3 @@ def test_mathematics_in_docstrings_is_literal():
     ]
     expected = ["It solves", "", "::", "", "    θ = argmax", "", r"for \|x\| and `a|b`.", ""]
     assert as_rst(text) == [*expected, "Args:", r"    x: (\*, n)."]
-
-
-def test_what_stands_before_a_colon_is_no_type_of_a_property():
-    from sphinx.ext.napoleon import GoogleDocstring
-
-    text = ["The scale s(x): also a score."]
-    for what in ("property", "method"):
-        read = GoogleDocstring(prepared(what, text), what=what, name="x").lines()
-        assert text[0] in read
-        assert not any("type" in line for line in read)
-
-
-def test_examples_and_tables_in_docstrings_stay_as_they_are():
-    assert as_rst(["Text.", "", ">>> a | b"]) == ["Text.", "", ">>> a | b"]
-    table = ["Text.", "", "| a |", "|---|", "| b |", "", "More."]
-    inside = ["    | a |", "    |---|", "    | b |"]
-    assert as_rst(table) == ["Text.", "", "::", "", *inside, "", "More."]

@@ -52,11 +52,6 @@ def test_every_link_of_the_readme_is_absolute_in_the_metadata(metadata):
             assert (ROOT / before.split("#")[0]).exists()
 
 
-def test_nothing_but_links_is_changed(metadata):
-    text = metadata.get_payload().replace(RAW, "").replace(PAGES, "")
-    assert text.strip() == (ROOT / "README.md").read_text().strip()
-
-
 def test_the_ways_to_write_a_link(tmp_path, monkeypatch):
     """A README with all of them, built with the project's own settings."""
     project, out = tmp_path / "project", tmp_path / "out"
@@ -90,7 +85,3 @@ def test_the_project_has_its_urls(metadata):
     assert set(urls) == {"Homepage", "Source", "Documentation", "Changelog", "Issues"}
     assert urls.pop("Documentation") == "https://acnml.github.io/acnml/"
     assert all(url.startswith("https://github.com/acnml/acnml") for url in urls.values())
-
-
-def test_the_version_is_that_of_the_library(metadata):
-    assert metadata["Version"] == acnml.__version__

@@ -23,15 +23,11 @@ from studies.demo.report import report
 from studies.demo.study import ACNML, BEST, BMA, EQUAL, METHODS, NETWORK, PRICE, DemoStudy
 from studies.demo.summary import (
     closing_text,
-    cost_sentence,
-    nll_sentence,
-    price_text,
     table,
     verdict,
 )
 from studies.demo.training import Training, small_network, train
 from studies.files import write_file
-from studies.page import inline_svg, page
 from well_formed import fixed_colours
 
 tiny_study = partial(
@@ -176,39 +172,6 @@ def test_the_verdict_follows_from_the_numbers(findings, equal, bma, acnml, expec
     assert sentence in report(changed).html()
 
 
-def test_the_sentence_on_nll_follows_from_the_numbers(findings):
-    def sentence(equal, bma):
-        return nll_sentence(
-            with_scores(findings, "nll", network=(9.0, 9.0), equal=equal, bma=bma, acnml=(3.0, 3.2))
-        )
-
-    assert sentence((4, 4), (2, 2)) == (
-        "The NLL of ACNML on rotated digits, 3.10, is lower than that of a plain temperature (4.00)"
-        " and higher than that of BMA (2.00); the network has 9.00."
-    )
-    assert sentence((4, 3.1), (3.01, 3.21)).count("not clearly different from that of") == 2
-
-
-def test_costs_are_told(findings):
-    changed = with_scores(findings, "ece", network=(0.01, 0.01), acnml=(0.03, 0.03))
-    assert "the ECE 0.030 and 0.010." in cost_sentence(changed)
-    assert price_text(findings, BEST) == "+0.000"
-    assert price_text(findings, EQUAL) == "+0.010"
-
-
-def test_the_best_of_a_column_is_marked_also_when_several_look_alike(findings):
-    low, same, high = (0.2, 0.2), (0.2001, 0.2001), (0.7, 0.9)
-    changed = with_scores(findings, "ece", network=high, equal=high, bma=same, acnml=low)
-    upright, shifted = table(changed)
-    assert (upright.title, shifted.title) == ("Upright digits", "Rotated by 60° to 90°")
-    cells = {method: row[2] for method, row in shifted.rows.items()}
-    assert [cells[m].text for m in (NETWORK, BMA, ACNML)] == ["0.800", "0.200", "0.200"]
-    assert cells[NETWORK].spread == "0.141"
-    assert [cells[m].best for m in (NETWORK, BMA, ACNML)] == [False, True, True]
-    accuracies = {float(row[0].text.rstrip("%")): row[0].best for row in upright.rows.values()}
-    assert accuracies[max(accuracies)]
-
-
 # Figures ---------------------------------------------------------------------------------------
 
 
@@ -228,23 +191,11 @@ def test_figures_are_functions_of_the_findings(findings, draw):
     assert drawing.to_png(figure).startswith(b"\x89PNG")
 
 
-def test_labels_are_moved_apart_and_only_where_needed():
-    moved = drawing.spread({"a": 0.0, "b": 0.01, "c": 1.0}, gap=0.1)
-    assert moved["b"] - moved["a"] == pytest.approx(0.1)
-    assert moved["c"] == 1.0
-
-
 # Page ------------------------------------------------------------------------------------------
 
 
 def test_the_report_is_well_formed_and_self_contained(findings):
     assert fixed_colours(report(findings).html()) == set()  # all follow the page
-
-
-def test_the_report_shows_the_table_of_calibrate(findings):
-    rows, html = findings.runs[0].chosen.table.partition("\n\n")[0], report(findings).html()
-    assert f"<pre>{rows}</pre>" in html
-    assert len(html) < 300_000  # bytes: it opens at once, and can be mailed
 
 
 def test_the_report_shows_the_numbers_of_the_terminal(findings):
@@ -254,17 +205,6 @@ def test_the_report_shows_the_numbers_of_the_terminal(findings):
         for cell in (cell for cells in group.rows.values() for cell in cells):
             text = f"<strong>{cell.text}</strong>" if cell.best else cell.text
             assert f"<td>{text} ± {cell.spread}</td>" in html
-
-
-def test_text_is_escaped():
-    assert "<title>acnml: a &lt;b&gt;</title>" in page("a <b>", "", [])
-    svg = inline_svg('<?xml version="1.0"?><svg width="1"><g id="x"/></svg>', "n", 'say "<"', {})
-    assert svg == '<svg role="img" aria-label="say &quot;&lt;&quot;"><g id="n-x"/></svg>'
-
-
-def test_figures_lose_no_more_than_a_hundredth_of_a_point():
-    svg = inline_svg('<svg>\n <path d="M 1.004999 2.0 \nL -0.126 30"/>\n</svg>', "n", "", {})
-    assert svg == '<svg role="img" aria-label=""><path d="M 1 2 L -0.13 30"/></svg>'
 
 
 def test_a_file_is_complete_or_not_there(tmp_path):
@@ -295,13 +235,3 @@ def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, 
     assert (out / "report.html").read_text(encoding="utf-8") == report(findings).html()
     assert sorted(path.name for path in out.iterdir()) == ["overview.png", "report.html"]
     assert "\x1b" not in result.output  # no terminal, no escape codes
-
-
-def test_a_folder_that_cannot_be_written_is_refused_before_the_work(monkeypatch, tmp_path):
-    monkeypatch.setattr(demo, "run", lambda *_: pytest.fail("it trained first"))
-    (tmp_path / "file").touch()
-    for out in (tmp_path / "file", tmp_path / "file" / "inside"):
-        result = CliRunner().invoke(build_app(), ["demo", "--out", str(out)])
-        assert result.exit_code == 1
-        assert f"Cannot write to {out}: " in result.output
-        assert len(result.output.splitlines()) == 1

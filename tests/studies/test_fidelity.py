@@ -21,7 +21,7 @@ from studies.fidelity.retraining import (
     train,
 )
 from studies.fidelity.settings import DIGITS, LOGISTIC, FidelityStudy, Problem
-from studies.fidelity.study import collect, distances, rank
+from studies.fidelity.study import collect, distances
 from studies.store import Reporter, Store
 
 
@@ -100,12 +100,6 @@ def test_distances_by_hand():
     assert math.isnan(other["confidence_rank"])  # all confidences are equal
     nothing = torch.full_like(sure, math.nan)
     assert math.isnan(distances(nothing, nothing, cnml_lik, labels)["variation"])
-
-
-def test_rank_is_one_for_any_increasing_function():
-    a = normal(20)
-    assert rank(a, a.exp()) == pytest.approx(1)
-    assert rank(a, -a) == pytest.approx(-1)
 
 
 def test_a_tiny_study_end_to_end(tmp_path):

@@ -23,7 +23,6 @@ from studies.if_comp import (
     Scored,
     largest,
     predictors,
-    quartiles,
     table,
     write_pages,
 )
@@ -67,11 +66,6 @@ def test_the_first_knob_at_which_the_nll_exceeds_the_limit_is_taken():
         return lambda _: torch.tensor([[-nll, math.log(-math.expm1(-nll))]])
 
     assert math.log(largest(family, held_out, 0.3)) == pytest.approx(-3, abs=1e-6)
-
-
-def test_quartiles_are_numpys():
-    assert quartiles([3.0, 1.0, 2.0, 5.0, 4.0]) == (2.0, 3.0, 4.0)
-    assert quartiles([7.0]) == (7.0, 7.0, 7.0)
 
 
 def test_the_table_has_medians_over_corruptions(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -27,10 +26,9 @@ from acnml.exact.theory import (
 from silent import Silent
 from studies.__main__ import build_app
 from studies.theory import study
-from studies.theory.report import limits, report
+from studies.theory.report import report
 from studies.theory.study import ACNML, INFLUENCE, MAP, TheoryStudy
-from studies.theory.summary import IN_TERMINAL, claims, closing_text, number, power, table
-from well_formed import fixed_colours
+from studies.theory.summary import IN_TERMINAL, closing_text, table
 
 EXACTLY = Linearised(tolerance=1e-12)
 
@@ -176,14 +174,6 @@ def test_doubling_the_querys_weight_adds_it():
     torch.testing.assert_close(influence_estimate(problem, found, QUERIES)[0, 0], jackknife)
 
 
-def test_more_than_two_classes_are_refused():
-    problem = sample(50, classes=3)
-    with pytest.raises(ValueError, match="for 2 classes"):
-        convex_constants(problem, fit(problem), QUERIES)
-    with pytest.raises(ValueError, match="for 2 classes"):
-        influence_estimate(problem, fit(problem), QUERIES)
-
-
 # Bounds ----------------------------------------------------------------------------------------
 
 PROBLEMS = [
@@ -300,79 +290,12 @@ def test_the_study_finds_the_rates_and_breaks_no_bound(findings):
         assert findings.log_prob_slope(method) == pytest.approx(expected, abs=0.2)
 
 
-def test_smaller_training_sets_are_the_beginning_of_larger_ones():
-    whole, queries = study.draw(tiny_study())
-    assert len(whole.features) == 4800
-    assert queries.shape == (4, 3)
-    share = torch.sigmoid(whole.features @ torch.tensor(tiny_study().weights).double()).mean()
-    assert whole.labels.double().mean() == pytest.approx(share.item(), abs=0.03)
-
-
 def test_bounds_are_put_beside_their_errors():
     bound = torch.tensor([1.0, 2.0, math.inf, 3.0])
     found = study.compare(bound, torch.tensor([0.5, 4.0, 9.0, 1.0]))
     assert found == study.Bound(largest=math.inf, proven=0.75, broken=1, tightest=0.5)
     nothing = study.compare(torch.tensor([math.inf]), torch.tensor([1.0]))
     assert nothing == study.Bound(math.inf, 0.0, 0, math.inf)
-
-
-def with_theorem(findings, *proven: float):
-    """Findings with other shares of queries that meet the theorem's condition."""
-    measured = tuple(
-        m._replace(theorem_bound=m.theorem_bound._replace(proven=share))
-        for m, share in zip(findings.measured, proven, strict=True)
-    )
-    return replace(findings, measured=measured)
-
-
-def test_the_theorem_holds_from_where_it_holds_for_good(findings):
-    assert with_theorem(findings, 1, 0.5, 1).theorem_from == 4800
-    assert with_theorem(findings, 0, 1, 1).theorem_from == 1200
-    assert with_theorem(findings, 1, 1, 0.9).theorem_from is None
-    never, later = (claims(with_theorem(findings, *shares))[1] for shares in ((1, 1, 0), (0, 1, 1)))
-    assert "fails for some query at every n" in never.measured
-    assert not never.holds
-    assert "from n = 1,200 on" in later.measured
-    assert later.holds
-
-
-def test_words_follow_the_numbers(findings):
-    assert closing_text(findings).endswith("no error is above its bound.")
-    assert "as the theory says" in closing_text(findings)
-    last = findings.measured[-1]
-    broken = last._replace(acnml_bound=last.acnml_bound._replace(broken=2))
-    worse = last._replace(log_prob_errors={**last.log_prob_errors, ACNML: 1.0})
-    early = findings.measured[:-1]
-    assert "2 errors are above their bounds" in closing_text(
-        replace(findings, measured=(*early, broken))
-    )
-    assert "less than the theory says" in closing_text(replace(findings, measured=(*early, worse)))
-    unsolved = replace(findings, measured=(*early, last._replace(converged=False)))
-    assert "Not all refits converged" in limits(unsolved)
-    assert [claim.holds for claim in claims(findings)] == [True, True, False, True, True]
-    assert not claims(replace(findings, measured=(*early, broken)))[-1].holds
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(math.inf, "none"), (0.0123, "0.012"), (258.4, "258"), (1.26e-7, "1.3e-7"), (12345, "1.2e4")],
-)
-def test_numbers_are_written_short(value, expected):
-    assert number(value) == expected
-
-
-def test_powers_are_written_above_the_line():
-    assert power(-1.98) == "n⁻¹·⁹⁸"
-
-
-@pytest.mark.parametrize("sizes", [(100,), (200, 100), (100, 100)])
-def test_sizes_that_do_not_increase_are_refused(sizes):
-    with pytest.raises(ValueError, match="increase"):
-        tiny_study(sizes=sizes)
-
-
-def test_the_report_is_well_formed_and_self_contained(findings):
-    assert fixed_colours(report(findings).html()) == set()  # all follow the page
 
 
 def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, findings):

@@ -170,7 +170,7 @@ def as_loader(data: Any) -> Iterable[Any]:
     x, labels = data
     inputs = as_inputs(x)
     length = size(inputs)
-    _require_vector(labels)
+    _require_labels(labels)
     if length != len(labels):
         raise ValueError(
             f"X has {length} inputs, but y has {len(labels)} labels: pass one label per input"
@@ -185,23 +185,16 @@ def _is_batch(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def _require_vector(labels: Any) -> None:
-    """Raise an error if the labels of a data set are no vector, and say how to get one."""
+def _require_labels(labels: Any) -> None:
+    """Raise an error if the labels of a data set are no array."""
     what = "y must be a vector of class indices"
     if labels is None:
         raise TypeError(f"{what}, got None: without labels, pass X in place of (X, None)")
     if not isinstance(labels, (Tensor, np.ndarray)):
         remedy = "y.to_numpy()" if hasattr(labels, "to_numpy") else "torch.tensor(y)"
         raise TypeError(f"{what}, got {type(labels).__name__}: pass {remedy}")
-    if labels.ndim == 1:
-        return
-    remedy = "one class index per input"
-    if labels.ndim == 2:
-        remedy = "y[:, 0]" if labels.shape[1] == 1 else "y.argmax(1) of one-hot labels"
-    raise ValueError(
-        f"{what}, got shape {tuple(labels.shape)}: pass {remedy}; for two batches without labels, "
-        "such as X.split(100), pass a list of them"
-    )
+    if labels.ndim == 0:
+        raise ValueError(f"{what}, got shape (): pass one class index per input")
 
 
 def require_loader(data: Any, what: str) -> None:

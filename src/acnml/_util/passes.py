@@ -61,13 +61,13 @@ def _located(error: Exception, data: Iterable[Any], index: int) -> Exception:
     return kind(f"{where}: {error}")
 
 
-def in_chunks(x: Inputs, use: Callable[[Inputs], T]) -> Iterator[T]:
-    """Yield the results of a function for the chunks of a prepared batch.
+def in_chunks(x: Inputs, use: Callable[[Inputs], T], length: int = CHUNK) -> Iterator[T]:
+    """Yield the results of a function for the chunks of a prepared batch, of at most this length.
 
     Errors about single inputs name them by their index in the batch, not in the chunk.
     """
     done, total = 0, size(x)
-    for chunk in chunks(x):
+    for chunk in chunks(x, length):
         with checks.counting_from(done, total):
             found = use(chunk)
         done += size(chunk)

@@ -6,9 +6,8 @@ cost, and a `Calibrator` answers for arrays. `acnml.calibrate` reads the arrays 
 
 from __future__ import annotations
 
-import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
@@ -20,6 +19,7 @@ from acnml._util.callers import callers_level
 from acnml._util.threads import one_thread
 from acnml.accuracy import accuracy_of
 from acnml.atypicality import Atypicality, Moments
+from acnml.calibration.heads import IGNORED, Head, Places, Softmax, Task, as_labels, find_head
 from acnml.calibration.rules import RULES, RuleName, spread
 from acnml.calibration.search import LARGEST, least_nll_temperature
 from acnml.calibration.table import (
@@ -38,7 +38,7 @@ from acnml.outcomes import By, Outcomes
 # Scores tie if they differ by at most this share: rounding differs from batch to batch.
 TIE = 1e-5
 
-# Inputs that are counted at a time.
+# Inputs that are counted at a time, and places that are answered at a time.
 CHUNK = 4096
 
 # Held-out data may be this much less typical than the training data before a warning.
@@ -49,7 +49,12 @@ SAME_ANSWERS = 0.005
 
 
 class Answer(NamedTuple):
-    """What is known of a batch of inputs, from one forward pass."""
+    """What is known of a batch of inputs, from one forward pass.
+
+    With positions, as in maps and texts, every part has them in the layout of the logits. With
+    several labels per input, `label` (B, K) is 1 for those present, `probs` (B, K) are of presence,
+    and `regret` and `abstain` are (B, K).
+    """
 
     label: Tensor  # (B,) the likeliest class; -1 for an input without an answer
     probs: Tensor  # (B, K)
@@ -65,10 +70,12 @@ class Answer(NamedTuple):
         return largest.numpy() if isinstance(self.probs, np.ndarray) else largest
 
     def without(self, rows: Tensor) -> Answer:
-        """Return the answers without those of some inputs (B,)."""
+        """Return the answers without those of some inputs (B,), or places of them."""
         rows = rows.to(self.label.device)
         known = [part.masked_fill(_like(rows, part), torch.nan) for part in self[1:-1]]
-        return Answer(*(self.label.masked_fill(rows, -1), *known, self.abstain | rows))
+        label = self.label.masked_fill(_like(rows, self.label), -1)
+        parts: Any = (label, *known, self.abstain | _like(rows, self.abstain))
+        return Answer(*parts)
 
 
 @final
@@ -88,6 +95,7 @@ class Calibrator:
         on_error: what to do about inputs without an answer: their logits or features are not
             finite. "raise" raises an error that names them. "flag" answers for the others; these
             have NaN, the label -1, and abstain.
+        head: what the logits stand for, see `acnml.calibration.heads`.
 
     >>> x = torch.randn(4000, 2, generator=torch.Generator().manual_seed(0))
     >>> labels = (x.sum(1) > 0).long()
@@ -108,6 +116,7 @@ class Calibrator:
     notes: tuple[str, ...]
     outcomes: Outcomes
     on_error: Literal["raise", "flag"] = "raise"
+    head: Head = field(default_factory=Softmax)
 
     def __call__(
         self,
@@ -115,28 +124,56 @@ class Calibrator:
         features: Any,
         share: float = 0.05,
         by: By = "confidence",
+        mask: Any = None,
     ) -> Answer:
         """Return everything about inputs with logits (B, K) and features (B, q).
 
         Args:
-            logits: as the network returns them, without a temperature.
-            features: of the same inputs.
+            logits: as the network returns them, without a temperature; (B, K, H, W) and other
+                layouts as in the validation data.
+            features: of the same inputs, in the same layout; maps may be smaller.
             share: of validation data that are less certain than the inputs to answer.
             by: what decides, see `threshold`.
+            mask: of tokens (B, T): False for padding, which gets no answer.
         """
         if isinstance(logits, np.ndarray):
-            return as_arrays(self(as_tensor(logits), as_tensor(features), share, by))
+            known = None if mask is None else as_tensor(mask)
+            return as_arrays(self(as_tensor(logits), as_tensor(features), share, by, known))
         with one_thread():
-            log_lik, score = self._explained(logits, features)
-            log_probs = torch.log_softmax(log_lik, dim=-1)
-            regret = torch.logsumexp(log_lik, dim=-1).clamp(min=0.0)
-            confidence, limit = log_probs.amax(-1).exp(), self.threshold(share, by)
-            is_sure = (
-                confidence >= limit * (1 - TIE) if by == "confidence" else regret <= limit + TIE
-            )
-            # No rule changes the order of the classes, but a huge spread makes them all equal.
-            label = logits.argmax(-1).where(~regret.isnan(), -1)
-            return Answer(label, log_probs.exp(), log_probs, regret, score, ~is_sure)
+            logits = self.head.expanded(logits.detach())
+            flat, score = self.head.flat(logits), self._scores(features.detach(), logits.shape)
+            if mask is not None:
+                is_text = mask.bool().flatten()
+                flat = flat.where(is_text.unsqueeze(1), 0.0)
+                score = score.where(is_text, 1.0)
+            self._require_finite(flat, score, len(logits))
+            pairs = zip(flat.split(CHUNK), score.split(CHUNK), strict=True)
+            parts = [self._at_places(*pair, share, by) for pair in pairs]
+            joined = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
+            found = Answer(*(self.head.laid_out(part, logits.shape) for part in joined))
+            return found if mask is None else found.without(~mask.bool())
+
+    def _scores(self, features: Tensor, shape: torch.Size) -> Tensor:
+        """Return m of all places (P,) of logits of a shape."""
+        flat = self.head.flat(features)
+        score = torch.cat([self.atypicality(part) for part in flat.split(CHUNK)])
+        return (
+            self.head.on_positions(score, features.shape, shape) if self.head.positions else score
+        )
+
+    def _at_places(self, flat: Tensor, score: Tensor, share: float, by: By) -> Answer:
+        """Return the answers for places with logits (P, K) and scores (P,)."""
+        log_lik = self._explained(flat, score)
+        log_probs = torch.log_softmax(log_lik, dim=-1)
+        regret = torch.logsumexp(log_lik, dim=-1).clamp(min=0.0)
+        confidence, limit = log_probs.amax(-1).exp(), self.threshold(share, by)
+        is_sure = confidence >= limit * (1 - TIE) if by == "confidence" else regret <= limit + TIE
+        # No rule changes the order of the classes, but a huge spread makes them all equal.
+        label = self.head.rows(flat).argmax(-1).where(~regret.isnan(), -1)
+        rows = label, log_probs.exp(), log_probs, regret, ~is_sure
+        *known, abstain = (self.head.per_place(each, flat.shape[1]) for each in rows)
+        parts: Any = (*known, score.where(flat.isfinite().all(-1), torch.nan), abstain)
+        return Answer(*parts)
 
     def log_probs(self, logits: Any, features: Any) -> Any:
         """Return the log-probabilities (B, K)."""
@@ -185,6 +222,7 @@ class Calibrator:
             by: what a threshold is put on, "confidence" or "regret".
             by_class: whether every predicted class has a threshold of its own.
         """
+        self.head.require_one_row("a guarantee")
         return abstention(self.outcomes, risk, coverage, confidence, by, by_class)
 
     def expected_accuracy(
@@ -199,6 +237,7 @@ class Calibrator:
                 The predicted classes give the precision of every class.
             level: of the interval; what it assumes is in `acnml.accuracy`.
         """
+        self.head.require_one_row("an interval")
         confidence = self(logits, features).confidence
         return accuracy_of(confidence, self.outcomes, groups, level)
 
@@ -208,6 +247,7 @@ class Calibrator:
         Args:
             level: largest probability of a false alarm, over the whole life of the monitor.
         """
+        self.head.require_one_row("a bound on false alarms")
         return Monitor.of(self.outcomes, level)
 
     @property
@@ -219,23 +259,26 @@ class Calibrator:
         """Return the same calibrator for tensors on a device, or in a precision."""
         return replace(self, atypicality=self.atypicality.to(device))
 
-    def _explained(self, logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log p_θ̂_y(y|x) (B, K) and m (B,); NaN for inputs without an answer."""
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        z = logits.detach().to(wide) / self.temperature
-        score = self.atypicality(features.detach())
-        fine = z.isfinite().all(-1) & score.isfinite()
+    def _explained(self, flat: Tensor, score: Tensor) -> Tensor:
+        """Return log p_θ̂_y(y|x) of rows (R, C); NaN for places without an answer."""
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        z, scores = self.head.rows(flat), self.head.per_row(score, flat.shape[1])
+        z = z.to(wide) / self.temperature
+        log_lik = RULES[self.rule](z, spread(self.alpha, scores).to(wide))
+        fine = z.isfinite().all(-1) & scores.isfinite()
+        return log_lik.where(fine.unsqueeze(-1), torch.nan)
+
+    def _require_finite(self, flat: Tensor, score: Tensor, inputs: int) -> None:
+        """Raise an error about inputs without an answer, unless they are to be flagged."""
+        fine = flat.isfinite().all(-1) & score.isfinite()
         if self.on_error == "raise" and not bool(fine.all()):
-            rows = (~fine).nonzero().flatten().tolist()
+            rows = (~fine.reshape(inputs, -1).all(-1)).nonzero().flatten().tolist()
             raise checks.RowsError(
                 "logits or features are NaN or infinite",
                 rows,
-                len(fine),
+                inputs,
                 'clean these inputs, or flag them with on_error="flag"',
             )
-        log_lik = RULES[self.rule](z, spread(self.alpha, score).to(wide))
-        nothing = z.new_tensor(torch.nan)
-        return log_lik.where(fine.unsqueeze(-1), nothing), score.where(fine, nothing)
 
     def __str__(self) -> str:
         return as_text(self.table, self.notes)
@@ -259,6 +302,8 @@ def fit_calibrator(
     rule: RuleName = "closed-form",
     temperature: float | None = None,
     on_error: Literal["raise", "flag"] = "raise",
+    task: Task | None = None,
+    ignore_index: int = IGNORED,
 ) -> Calibrator:
     """Calibrate any classifier from arrays: its logits, features of its inputs, and labels.
 
@@ -274,6 +319,9 @@ def fit_calibrator(
         temperature: of the logits; by default that of least validation NLL. The price is counted
             from the NLL at this temperature.
         on_error: what the result does about inputs without an answer, see `Calibrator`.
+        task: "multilabel" for several labels per input; "dense" for maps, "tokens" for texts. By
+            default what the shape of the labels says, see `acnml.calibration.heads`.
+        ignore_index: label of positions that do not count.
 
     >>> from acnml import fit_calibrator
     >>> features = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
@@ -289,32 +337,59 @@ def fit_calibrator(
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
     logits, features, labels = (as_tensor(part) for part in validation)
+    head = find_head(logits.shape, labels, task, ignore_index)
+    generator = torch.Generator("cpu").manual_seed(0)
+    places = head.read(logits, features, as_labels(labels), generator=generator)
+    return fit_places(head, train, places, price, rule, temperature, on_error)
+
+
+def fit_places(
+    head: Head,
+    train: tuple[Any, Any] | Moments | Atypicality,
+    places: Places,
+    price: float,
+    rule: RuleName,
+    temperature: float | None,
+    on_error: Literal["raise", "flag"],
+) -> Calibrator:
+    """Calibrate from what was read at places of the validation data."""
+    size, given = places.logits.shape[1], places.features
+    assert places.labels is not None
+    labels = head.row_labels(places.labels)
+    logits = head.rows(places.logits)
     require_usable(logits, labels, temperature is not None)
-    score = _atypicality(train, features, labels, logits.shape[1])
+    score = _atypicality(train, head, places)
     chosen = least_nll_temperature(logits, labels) if temperature is None else temperature
     checks.require_positive(chosen, "temperature")
     with one_thread():
         wide = torch.promote_types(logits.dtype, torch.float32)
-        scores = features if features.ndim == 1 else score(features)
-        data = Validation(logits.to(wide) / chosen, scores, labels)
-        return _chosen(score, data, chosen, price, rule, on_error)
+        scores = head.per_row(given if given.ndim == 1 else score(given), size)
+        inputs = head.per_row(places.inputs, size)
+        data = Validation(logits.to(wide) / chosen, scores, labels, inputs)
+        found = _chosen(score, data, chosen, price, rule, on_error)
+        return replace(found, head=head)
 
 
-def _atypicality(train: Any, features: Tensor, labels: Tensor, classes: int) -> Atypicality:
+def _atypicality(train: Any, head: Head, places: Places) -> Atypicality:
     """Return the score from training data, in any form, and from validation data."""
     if isinstance(train, Atypicality):
         return train
-    moments = train if isinstance(train, Moments) else _moments(*train, classes=classes)
-    return Atypicality.fit(moments, features, labels)
+    size, features = places.logits.shape[1], places.features
+    moments = train if isinstance(train, Moments) else _moments(train, head, size)
+    assert places.labels is not None
+    return Atypicality.fit(moments, features, head.groups(places.labels, len(features)))
 
 
-def _moments(train_features: Any, train_labels: Any, classes: int) -> Moments:
-    """Return the moments of training features."""
-    features, labels = as_tensor(train_features), as_tensor(train_labels)
-    if len(features) != len(labels):
-        raise ValueError(f"there are {len(features)} training inputs, but {len(labels)} labels")
-    moments = Moments(classes)
-    for part, own in zip(features.split(CHUNK), labels.split(CHUNK), strict=True):
+def _moments(train: tuple[Any, Any], head: Head, size: int) -> Moments:
+    """Return the moments of training features with labels."""
+    given, labels = map(as_tensor, train)
+    if len(given) != len(labels):
+        raise ValueError(f"there are {len(given)} training inputs, but {len(labels)} labels")
+    features, moments = head.flat(given), Moments(head.group_count(size))
+    groups = head.groups(as_labels(labels), len(features))
+    counts = groups != head.ignored
+    parts = zip(features[counts].split(CHUNK), groups[counts].split(CHUNK), strict=True)
+    for part, own in parts:
         moments.add(part, own)
     return moments
 
@@ -373,7 +448,8 @@ def _notes(
 ) -> tuple[str, ...]:
     """Say what was chosen and what is doubtful; warn of what should not go unread."""
     added = (data.tempered(1.0) - log_probs).gather(1, data.labels.unsqueeze(1)).squeeze(1)
-    error, count = float(added.std()) / math.sqrt(len(added)), len(added)
+    error, inputs = data.standard_error(added), len(data.inputs.unique())
+    count = f"{len(added)} labels of {inputs}" if len(added) > inputs else f"{inputs}"
     notes = [
         f"Chosen: temperature {chosen.temperature:.3g}, then {chosen.method} with alpha = "
         f"{chosen.alpha:.4g}. On {count} validation examples this costs {float(added.mean()):.4f} "
@@ -409,8 +485,8 @@ def _notes(
 
 
 def _like(rows: Tensor, values: Tensor) -> Tensor:
-    """Return (B,) in the number of dimensions of values (B, ...)."""
-    return rows.reshape(-1, *[1] * (values.ndim - 1))
+    """Return (B,), or (B, T), in the number of dimensions of values (B, ...)."""
+    return rows.reshape(*rows.shape, *[1] * (values.ndim - rows.ndim))
 
 
 def as_tensor(array: Any) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from acnml.atypicality import Atypicality
 from acnml.calibration.calibrator import Calibrator
+from acnml.calibration.heads import padding
 from acnml.calibration.rules import RULES, spread
 from acnml.classifier import Classifier, without_autocast
 from acnml.features import Folding, Place, joined
@@ -20,6 +21,8 @@ from acnml.features import Folding, Place, joined
 @final
 class CalibratedModule(nn.Module):
     """Maps inputs to log-probabilities (B, K), regret (B,) and score (B,), in single precision.
+
+    For maps, tokens and several labels they have the layout of `Answer`.
 
     It holds a copy of the network, in eval mode. Inputs without an answer are NaN.
     """
@@ -39,7 +42,7 @@ class CalibratedModule(nn.Module):
         self.network = classifier.copy_module()
         self._get_logits = classifier.get_logits
         self._places, self._kept, self._folds = tuple(places), _Kept(), folding is not None
-        self._rule = calibrator.rule
+        self._rule, self._head = calibrator.rule, calibrator.head
         self._score = calibrator.atypicality
         for name, tensor in _tensors(calibrator.atypicality).items():
             self.register_buffer(name, tensor.clone())
@@ -64,17 +67,36 @@ class CalibratedModule(nn.Module):
             args, kwargs = (), dict(args[0])
         self._kept.features = {}
         logits = self._get_logits(self.network(*args, **kwargs))
+        logits = logits.unsqueeze(1) if logits.ndim == 1 else logits
         kept, self._kept.features = self._kept.features, {}
         with without_autocast(logits):
             folding = Folding(self.factors) if self._folds else None
             features = joined(self._places, kept, logits.shape[0], folding)
-            score = self._atypicality()(features)
-            z = logits.float() / self.temperature
-            log_lik = RULES[self._rule](z, spread(self.alpha, score))
-            fine = z.isfinite().all(-1) & score.isfinite()
+            head, score = self._head, self._atypicality()
+            logits = head.expanded(logits.float())
+            flat, m = head.flat(logits), score(head.flat(features))
+            m = head.on_positions(m, features.shape, logits.shape) if head.positions else m
+            z, scores = head.rows(flat) / self.temperature, head.per_row(m, flat.shape[1])
+            log_lik = RULES[self._rule](z, spread(self.alpha, scores))
+            fine = z.isfinite().all(-1) & scores.isfinite()
             log_lik = log_lik.where(fine.unsqueeze(-1), torch.nan)
-            regret = torch.logsumexp(log_lik, -1).clamp(min=0.0)
-            return torch.log_softmax(log_lik, -1), regret, score.where(fine, torch.nan)
+            rows = torch.log_softmax(log_lik, -1), torch.logsumexp(log_lik, -1).clamp(min=0.0)
+            log_probs, regret = (head.per_place(each, flat.shape[1]) for each in rows)
+            m = m.where(flat.isfinite().all(-1) & m.isfinite(), torch.nan)
+            log_probs, regret, m = (head.laid_out(e, logits.shape) for e in (log_probs, regret, m))
+            return self._without_padding(kwargs, logits, log_probs, regret, m)
+
+    def _without_padding(
+        self, inputs: dict[str, Tensor], logits: Tensor, *parts: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probabilities, regret and score with NaN for padding."""
+        mask = padding(self._head, inputs, logits)
+        log_probs, regret, score = parts
+        if mask is None:
+            return log_probs, regret, score
+        nothing = log_probs.new_tensor(torch.nan)
+        kept = log_probs.where(mask.unsqueeze(-1), nothing)
+        return kept, regret.where(mask, nothing), score.where(mask, nothing)
 
     def _atypicality(self) -> Atypicality:
         """Return the score with this module's buffers, which follow it to its device."""

@@ -10,24 +10,28 @@ import torch
 from torch import Tensor, nn
 
 from acnml._engine.trust import Passed, probed, require_apart_from
-from acnml._util import batches
-from acnml._util.batches import NO_LABELS, Inputs, arrays_for_arrays, as_inputs, split_labels
+from acnml._util import batches, checks
+from acnml._util.batches import CHUNK, NO_LABELS, Inputs, arrays_for_arrays, as_inputs, split_labels
 from acnml._util.params import Params, is_same_or_rounded
 from acnml._util.passes import each_batch, in_chunks
 from acnml._util.processes import Group, group
 from acnml._util.structure import tracking_batch_norms
 from acnml.accuracy import accuracy_of
 from acnml.atypicality import Moments
-from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_calibrator
+from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_places
+from acnml.calibration.heads import IGNORED, Head, Places, Task, as_labels, find_head, padding
 from acnml.calibration.module import CalibratedModule
 from acnml.calibration.rules import RuleName
 from acnml.calibration.table import CalibrationRow
 from acnml.classifier import Classifier
 from acnml.decisions import Abstention
-from acnml.features import PROBED, Folding, Place, Taps, find_places
+from acnml.features import PROBED, Folding, Place, Taps, find_last_layer, find_places
 from acnml.fit.batches import checked_labels, require_classes
 from acnml.monitor import Monitor
 from acnml.outcomes import By
+
+# Numbers in the inputs that are run at a time, where there are logits for each of their positions.
+MOST_NUMBERS = 2**20
 
 
 @final
@@ -80,15 +84,17 @@ class Calibrated:
         if batches.has_arrays_only(x):
             return as_arrays(self(as_inputs(x), share, by))
         self.require_current()
-        reading = Reading(self.classifier, self.places, self.folding)
+        reading, head = self._reading(), self.calibrator.head
         flag = self.calibrator.on_error == "flag"
 
         def answer(chunk: Inputs) -> Answer:
-            return self.calibrator(*reading(chunk), share, by)
+            logits, features = reading(chunk)
+            return self.calibrator(logits, features, share, by, padding(head, chunk, logits))
 
         with torch.inference_mode(False), torch.no_grad():
             harmless, broken = _without_broken(x) if flag else (x, None)
-            parts = [*in_chunks(self.classifier.prepare(harmless), answer)]
+            prepared = self.classifier.prepare(harmless)
+            parts = [*in_chunks(prepared, answer, chunk_length(head, prepared))]
         found = Answer(*(torch.cat(part) for part in zip(*parts, strict=True)))
         return found if broken is None else found.without(broken)
 
@@ -119,10 +125,13 @@ class Calibrated:
     @arrays_for_arrays
     def features(self, x: Inputs) -> Tensor:
         """Return the features (B, q) that the score is computed from, for other scores."""
-        reading = Reading(self.classifier, self.places, self.folding)
+        reading, prepared = self._reading(), self.classifier.prepare(x)
         with torch.inference_mode(False), torch.no_grad():
-            parts = in_chunks(self.classifier.prepare(x), lambda chunk: reading(chunk)[1])
-            return torch.cat([*parts])
+            length = chunk_length(self.calibrator.head, prepared)
+            return torch.cat([*in_chunks(prepared, lambda chunk: reading(chunk)[1], length)])
+
+    def _reading(self) -> Reading:
+        return Reading(self.classifier, self.places, self.folding, self.calibrator.head)
 
     def threshold(self, share: float, by: By = "confidence") -> float:
         """Return the confidence or regret at which inputs are rejected, see `Calibrator`."""
@@ -147,6 +156,7 @@ class Calibrated:
 
     def expected_accuracy(self, x: Any, groups: Any = None, level: float = 0.95) -> Any:
         """Return the expected accuracy on inputs without labels, see `Calibrator`."""
+        self.calibrator.head.require_one_row("an interval")
         return accuracy_of(self(x).confidence, self.calibrator.outcomes, groups, level)
 
     def monitor(self, level: float = 0.01) -> Monitor:
@@ -211,12 +221,17 @@ class Calibrated:
 
 @final
 class Reading:
-    """Runs a network on prepared chunks and returns its logits (B, K) and features (B, q)."""
+    """Runs a network on prepared chunks and returns its logits and features, by its head."""
 
     def __init__(
-        self, classifier: Classifier, places: Sequence[Place], folding: Folding | None
+        self,
+        classifier: Classifier,
+        places: Sequence[Place],
+        folding: Folding | None,
+        head: Head,
     ) -> None:
-        self.classifier, self.taps = classifier, Taps(classifier, places, folding)
+        self.classifier = classifier if head.is_plain else classifier.of_any_shape()
+        self.taps = Taps(self.classifier, places, folding)
 
     def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Run a chunk, and check the model if that is due."""
@@ -240,6 +255,8 @@ def calibrate(
     on_error: Literal["raise", "flag"] = "raise",
     progress: bool | None = None,
     distributed: bool = False,
+    task: Task | None = None,
+    ignore_index: int = IGNORED,
 ) -> Calibrated:
     """Calibrate a trained network: a temperature first, then ACNML by how atypical inputs are.
 
@@ -265,6 +282,9 @@ def calibrate(
         distributed: whether this runs in several processes of `torch.distributed`, as `torchrun`
             starts them. Each passes its own part of the training data, which must not overlap, and
             all of the validation data. All get the same result, that of one process with all data.
+        task: "multilabel" for several labels per input; "dense" for maps (B, K, H, W), "tokens" for
+            texts (B, T, K). By default what the shape of the labels says.
+        ignore_index: label of positions that do not count.
 
     >>> import acnml
     >>> x = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0))
@@ -285,18 +305,13 @@ def calibrate(
     classifier = model if isinstance(model, Classifier) else Classifier(model)
     classifier, processes = classifier.untempered(), group(distributed)
     _require_same_weights(classifier, processes)
-    reader = _Reader(classifier, places, progress)
-    logits, features, labels = reader.validation(validation_loader, processes)
-    moments = reader.moments(train_loader, logits.shape[1]).over_processes(processes)
-    calibrator = fit_calibrator(
-        moments,
-        (logits, features, labels),
-        price=price,
-        rule=rule,
-        temperature=temperature,
-        on_error=on_error,
-    )
-    assert reader.reading is not None  # the first batch made one
+    checks.require_positive(price, "price")
+    reader = _Reader(classifier, places, progress, task, ignore_index)
+    held_out = reader.validation(validation_loader, processes)
+    moments = reader.moments(train_loader, held_out.logits.shape[1]).over_processes(processes)
+    assert reader.head is not None  # the first batch decided
+    assert reader.reading is not None
+    calibrator = fit_places(reader.head, moments, held_out, price, rule, temperature, on_error)
     taps = reader.reading.taps
     return Calibrated(classifier, taps.places, taps.folding, calibrator.to(classifier.device))
 
@@ -315,71 +330,113 @@ class _Reader:
     """Goes over data sets; the first batch decides where features are taken."""
 
     def __init__(
-        self, classifier: Classifier, places: Sequence[Place] | None, progress: bool | None
+        self,
+        classifier: Classifier,
+        places: Sequence[Place] | None,
+        progress: bool | None,
+        task: Task | None,
+        ignored: int,
     ) -> None:
         self._classifier, self._places, self._progress = classifier, places, progress
+        self._task, self._ignored = task, ignored
+        self.head: Head | None = None
         self.reading: Reading | None = None
 
-    def validation(self, loader: Iterable[Any], processes: Group) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits, features and labels of all validation data, the same in all processes."""
-        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    def validation(self, loader: Iterable[Any], processes: Group) -> Places:
+        """Return what was read of all validation data, the same in all processes."""
+        parts: list[Places] = []
 
-        def keep(logits: Tensor, features: Tensor, labels: Tensor | None) -> None:
-            if labels is None:
+        def keep(places: Places) -> None:
+            if places.labels is None:
                 raise ValueError(NO_LABELS)
-            require_classes(labels, logits)
-            parts.append((logits.cpu(), features.cpu(), labels.cpu()))
+            parts.append(Places(*(part.cpu() for part in places if part is not None)))
 
         self._over(loader, keep, "validation")
-        logits, features, labels = (torch.cat(part) for part in zip(*parts, strict=True))
+        logits, features, labels, inputs = (torch.cat(part) for part in zip(*parts, strict=True))
         if not processes.agree(labels):
             raise ValueError(
                 "the processes have different validation data: pass all validation data, in the "
                 "same order, in every process; only the training data are split"
             )
-        return processes.share(logits), processes.share(features), labels
+        return Places(processes.share(logits), processes.share(features), labels, inputs)
 
-    def moments(self, loader: Iterable[Any], classes: int) -> Moments:
+    def moments(self, loader: Iterable[Any], size: int) -> Moments:
         """Return the moments of the training features, by label or by prediction."""
-        moments = Moments(classes)
+        head = self.head
+        assert head is not None  # of the validation data
+        moments = Moments(head.group_count(size))
 
-        def add(logits: Tensor, features: Tensor, labels: Tensor | None) -> None:
-            moments.add(features, logits.argmax(-1) if labels is None else labels)
+        def add(places: Places) -> None:
+            known = head.guessed(places.logits) if places.labels is None else places.labels
+            moments.add(places.features, head.groups(known, len(places.features)))
 
         self._over(loader, add, "training")
         return moments
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _over(
-        self,
-        loader: Iterable[Any],
-        use: Callable[[Tensor, Tensor, Tensor | None], None],
-        description: str,
-    ) -> None:
-        """Call a function with logits, features and labels of every chunk of the data."""
+    def _over(self, loader: Iterable[Any], use: Callable[[Places], None], description: str) -> None:
+        """Call a function with what was read of every chunk of the data."""
+        generator, seen = torch.Generator("cpu").manual_seed(0), 0
 
         def use_batch(batch: Any) -> None:
+            nonlocal seen
             x, given = split_labels(batch)
-            labels = None if given is None else checked_labels(given, x)
             x = self._classifier.prepare(x)
-            reading = self.reading = self.reading or self._first(x)
+            head, reading = self._decided(x, given)
+            labels = given
+            if given is not None:
+                labels = checked_labels(given, x) if head.is_plain else as_labels(given)
             done = 0
-            for logits, features in in_chunks(x, reading):
-                own = None if labels is None else labels[done : done + len(logits)]
-                use(logits, features, own)
-                done += len(logits)
+            for chunk_logits, features, chunk in in_chunks(
+                x, lambda part: (*reading(part), part), chunk_length(head, x)
+            ):
+                own = None if labels is None else labels[done : done + len(chunk_logits)]
+                mask = padding(head, chunk, chunk_logits)
+                places = head.read(chunk_logits, features, own, mask, generator)
+                if places.labels is not None:
+                    require_classes(head.row_labels(places.labels), head.rows(places.logits[:1]))
+                use(places._replace(inputs=places.inputs + seen))
+                done += len(chunk_logits)
+                seen += len(chunk_logits)
 
         each_batch(loader, use_batch, description, self._progress)
 
-    def _first(self, x: Inputs) -> Reading:
+    def _decided(self, x: Inputs, labels: Tensor | None) -> tuple[Head, Reading]:
+        """Return the head and where features are taken, as the first batch decides."""
+        if self.head is None or self.reading is None:
+            if labels is None:
+                raise ValueError(NO_LABELS)
+            some = batches.take(x, slice(0, PROBED))
+            shape = self._classifier.of_any_shape().logits(some).shape
+            whole = torch.Size([len(labels), *shape[1:]])
+            self.head = find_head(whole, labels, self._task, self._ignored)
+            self.reading = self._first(some, self.head)
+        return self.head, self.reading
+
+    def _first(self, some: Inputs, head: Head) -> Reading:
         """Decide where features are taken, from the first inputs of a prepared batch."""
-        some = batches.take(x, slice(0, PROBED))
-        places = find_places(self._classifier, some) if self._places is None else self._places
-        plain = Taps(self._classifier, places)
+        view = self._classifier if head.is_plain else self._classifier.of_any_shape()
+        if self._places is not None:
+            places = tuple(self._places)
+        elif head.positions:
+            places = (find_last_layer(view, some, head.axis),)
+        else:
+            places = find_places(view, some)
+        if head.positions:
+            return Reading(self._classifier, places, None, head)
+        plain = Taps(view, places)
         plain.classifier.logits(some)
         folding = Folding.of(plain.features(batches.size(some)))
-        return Reading(self._classifier, places, folding)
+        return Reading(self._classifier, places, folding, head)
+
+
+def chunk_length(head: Head, x: Inputs) -> int:
+    """Return how many inputs to run at a time: fewer of those with many positions."""
+    if not head.positions:
+        return CHUNK
+    size = max(tensor[0].numel() for tensor in batches.named_tensors(x).values())
+    return max(1, min(CHUNK, MOST_NUMBERS // size))
 
 
 def _telltales(classifier: Classifier) -> list[str]:

@@ -11,7 +11,8 @@ log softmax(z). A larger spread is never surer, and no rule changes the order of
   φᵀ(ΦᵀΦ)⁻¹φ is a Mahalanobis distance (Bibas, Feder & Hassner 2021):
   log p_y / (p_y + p_y^h (1 - p_y)) with h = v / (1 + v).
 - `acnml`: log p_θ̂_y(y|x), NML under the log loss, for logits with covariance V = vI: the posterior
-  of the same head, W | data ~ MN(μ, (ΦᵀΦ)⁻¹, σ²I).
+  of the same head, W | data ~ MN(μ, (ΦᵀΦ)⁻¹, σ²I). For two classes only the difference of the
+  logits counts, whose variance is 2v.
 - `density-temperature`: log softmax(z / (1 + v)), a baseline without a regret (Tomani et al. 2023).
 """
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from acnml.solve.isotropic import solve_isotropic
+from acnml.solve.sigmoid import solve_sigmoid
 
 RuleName: TypeAlias = Literal["closed-form", "acnml", "density-temperature"]
 
@@ -37,6 +39,13 @@ LARGEST_SPREAD = 1e6
 def spread(alpha: float | Tensor, score: Tensor) -> Tensor:
     """Return v = α m² (B,)."""
     return (alpha * score**POWER).clamp(max=LARGEST_SPREAD)
+
+
+def acnml(logits: Tensor, var: Tensor) -> Tensor:
+    """Return log p_θ̂_y(y|x) (B, K) for V = vI."""
+    if logits.shape[1] == 2:
+        return solve_sigmoid(logits[:, 1] - logits[:, 0], 2 * var)
+    return solve_isotropic(logits, var)
 
 
 def closed_form(logits: Tensor, var: Tensor) -> Tensor:
@@ -62,7 +71,7 @@ def density_temperature(logits: Tensor, var: Tensor) -> Tensor:
 
 RULES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "closed-form": closed_form,
-    "acnml": solve_isotropic,
+    "acnml": acnml,
     "density-temperature": density_temperature,
 }
 assert set(RULES) == set(get_args(RuleName))

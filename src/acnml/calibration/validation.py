@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,11 +30,15 @@ SEARCHED = 2**19
 @final
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """Logits z / T (N, K), scores m (N,) and classes (N,) of the validation data."""
+    """Logits z / T (N, K), scores m (N,), classes (N,) and inputs (N,) of the validation data.
+
+    Rows of the same input, such as pixels of an image, are no independent data.
+    """
 
     logits: Tensor
     score: Tensor
     labels: Tensor
+    inputs: Tensor
 
     @cached_property
     def nll(self) -> float:
@@ -71,7 +76,14 @@ class Validation:
         """Return some of the data, drawn at random."""
         generator = torch.Generator("cpu").manual_seed(0)
         rows = torch.randperm(len(self.labels), generator=generator, device="cpu")[:count]
-        return Validation(self.logits[rows], self.score[rows], self.labels[rows])
+        parts = self.logits, self.score, self.labels, self.inputs
+        return Validation(*(part[rows] for part in parts))
+
+    def standard_error(self, values: Tensor) -> float:
+        """Return the standard error of the mean of values (N,), from sums over inputs."""
+        sums = torch.bincount(self.inputs, weights=values - values.mean())
+        inputs = len(self.inputs.unique())
+        return float(sums.square().sum().sqrt()) / len(values) * math.sqrt(inputs / (inputs - 1))
 
 
 def row(
@@ -96,8 +108,6 @@ def row(
 def require_usable(logits: Tensor, labels: Tensor, has_temperature: bool) -> None:
     """Refuse validation data that cannot be calibrated on, and warn of data that are doubtful."""
     count, classes = logits.shape
-    if len(labels) != count:
-        raise ValueError(f"there are {count} validation inputs, but {len(labels)} labels")
     if count < (2 if has_temperature else LEAST_DATA):
         raise ValueError(
             f"{count} validation examples are too few to choose a temperature and a price by; give "

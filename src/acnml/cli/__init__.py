@@ -31,7 +31,7 @@ def build_app() -> "Typer":
 
     import typer
 
-    from acnml.cli import merge, predict
+    from acnml.cli import merge, monitor, predict
 
     app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -51,6 +51,7 @@ def build_app() -> "Typer":
 
     predict.register(app)
     merge.register(app)
+    monitor.register(app)
     return app
 
 

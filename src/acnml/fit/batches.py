@@ -67,16 +67,19 @@ def require_classes(labels: Tensor, logits: Tensor) -> None:
 
 def checked_labels(labels: Any, x: Inputs) -> Tensor:
     """Check labels and return them as int64 (B,)."""
+    if isinstance(labels, Tensor) and labels.shape != (size(x),):
+        remedy = "one class index per input"
+        if labels.ndim == 2:
+            remedy = "y[:, 0]" if labels.shape[1] == 1 else "y.argmax(1) of one-hot labels"
+        raise ValueError(
+            f"labels have shape {tuple(labels.shape)}, expected ({size(x)},): pass {remedy}; for "
+            "two batches without labels, such as X.split(100), pass a list of them"
+        )
     kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(
             f"labels must be a tensor of integers, got {kind}: pass class indices, for example "
             "labels.long()"
-        )
-    if labels.shape != (size(x),):
-        raise ValueError(
-            f"labels have shape {tuple(labels.shape)}, expected ({size(x)},): "
-            "pass one class index per input"
         )
     # Autograd cannot use tensors created in inference mode, but it can use their clones.
     return (labels.clone() if labels.is_inference() else labels).long()

@@ -28,6 +28,7 @@ from acnml import (
 )
 from acnml._algebra import dual
 from acnml._util.params import Params
+from acnml.calibration import heads
 from acnml.classifier import Classifier
 from acnml.fit import Swag
 from acnml.predictors import Predictor
@@ -47,6 +48,7 @@ KINDS: dict[str, Any] = {
         (solve, "Reference Gradient Linearised Influence"),
         (predictors, f"{_PREDICTORS} IfComp Pnml Modes"),
         (calibration, "Calibrated Calibrator CalibrationRow"),
+        (heads, "Softmax Sigmoid"),
         (atypicality, "Atypicality"),
         (features, "Folding Place"),
         (outcomes, "Outcomes"),

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from studies.cifar10_c import KIND, methods
 from studies.cifar10_c.settings import PRESETS
-from studies.engine.choose import LeastNll, prepared
-from studies.engine.predictors import predictor
 from studies.engine.run import phases
 from studies.engine.study import FRONTIER, HELD_OUT
 from studies.settings import SettingError
-
-
-def test_methods_have_names_of_their_own():
-    everything = (*methods.CHEAP, *methods.NETWORK_WIDE, *methods.COSTLY)
-    assert len({method.name for method in everything}) == len(everything)
-    with pytest.raises(ValueError, match="choose the prior precision of ACNML KFAC last layer"):
-        predictor(methods.ACNML_HEAD, None)
-
-
-def test_a_temperature_of_exactly_one_leaves_the_name_as_it_is():
-    workshop = SimpleNamespace(memory={"least NLL": LeastNll(1.0, 0.3)})
-    ready = prepared(methods.ACNML_HEAD_TEMPERED, workshop).at(0.1)
-    assert ready.name == methods.ACNML_HEAD_TEMPERED.name
-    assert ready.likelihood == pytest.approx(1, abs=1e-15)
-    assert ready.knob_text == "prior precision=0.1, T=1"
 
 
 def test_the_order_of_work():

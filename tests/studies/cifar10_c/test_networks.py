@@ -63,25 +63,6 @@ def test_networks_of_the_paper_are_trained_and_predict(tiny, tmp_path):
     assert len(networks) == 4  # two members, plain SGD, dropout
 
 
-def test_one_network_with_dropout_is_trained_once(tiny, tmp_path):
-    """SWA runs it without masks, SWA-Dropout with them."""
-    one = replace(tiny, model="dropping", dropout_model="dropping", only_papers=True)
-    one = replace(one, choice=Choice(HELD, "train"), grounds=(methods.DROPOUT,))
-    makers = Workshop(
-        build(one), load_data(one, tmp_path / "cache"), Making(store_in(tmp_path, one)), 0
-    )
-    plain, dropped = (
-        predict_shift(method, "clean", makers).load()["log_probs"][:3]
-        for method in (methods.MAP_SWA, methods.SWA_DROPOUT)
-    )
-    network = makers.classifier(methods.SWA, makers.weights(methods.SWA))
-    images = makers.prepared(methods.SWA, makers.data.test.inputs[:3])
-    torch.testing.assert_close(plain, network.log_probs(images))
-    torch.testing.assert_close(dropped, acnml.McDropout(network, one.samples, 0)(images))
-    assert not torch.allclose(plain, dropped)
-    assert len([name for name in made(tmp_path) if name.startswith("train")]) == 1
-
-
 def test_the_study_finds_what_torchrun_has_trained(tiny, tmp_path):
     """The command for several processes makes the very stage that the study needs."""
     paper = replace(tiny, model="fresh", choice=Choice(HELD, "train"))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
 import torch
 from torch import nn
 
@@ -12,10 +9,9 @@ import acnml
 from stores import store_in
 from studies.cifar10_c import methods
 from studies.cifar10_c.maddox import kfac_of_one_batch
-from studies.cifar10_c.study import Drawn, build
 from studies.engine.choose import chosen
 from studies.engine.grounds import rescaled
-from studies.engine.predictors import predictor, sampling
+from studies.engine.predictors import predictor
 from studies.engine.workshop import Finished, Workshop
 
 from .tiny import TRAIN
@@ -100,26 +96,6 @@ def test_the_tempered_head_is_fitted_to_the_tempered_likelihood(finished, tiny, 
     inputs = makers.prepared(methods.SWA, data.test.inputs[:5])
     ours = predictor(ready, makers)(inputs)
     torch.testing.assert_close(ours, acnml.Acnml(classifier, expected)(inputs), **CLOSELY)
-
-
-def test_every_sample_has_images_of_its_own_for_batch_norm(tiny, study, data, tmp_path):
-    makers = Workshop(study, data, Finished(store_in(tmp_path, tiny)), 0)
-    draws = Drawn.by(makers)
-    first, second = (torch.cat([labels for _, labels in draws]) for _ in range(2))
-    assert len(first) == len(second) == tiny.batch_norm_images
-    assert not torch.equal(first, second)
-    again = torch.cat([labels for _, labels in Drawn.by(makers)])
-    torch.testing.assert_close(again, first)
-
-
-@pytest.mark.parametrize("method", [methods.ACNML_HEAD_ALPHA, methods.BMA_KFAC])
-def test_predictions_depend_on_a_prior_precision_that_is_given(tiny, data, tmp_path, method):
-    def needed(prior):
-        given = replace(tiny, curvature=replace(tiny.curvature, prior_precision=prior))
-        store = store_in(tmp_path, given)
-        return sampling(method, Workshop(build(given), data, Finished(store), 0))
-
-    assert needed(5.0) != needed(50.0)
 
 
 CLOSELY = {"rtol": 1e-3, "atol": 1e-3}  # both have summed in single precision

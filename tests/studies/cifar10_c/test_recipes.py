@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from stores import store_in
 from studies.cifar10_c import methods
-from studies.cifar10_c.recipes import RECIPES, Recipe
+from studies.cifar10_c.recipes import RECIPES
 from studies.cifar10_c.study import build
 from studies.data import Labelled, cifar10
 from studies.engine.command import train_network
@@ -35,11 +35,6 @@ def test_the_command_trains_from_given_weights(tiny, tiny_world, tmp_path):
     for name, parameter in given.named_parameters():
         for found in (trained.last[name], trained.swag.mean[name]):
             torch.testing.assert_close(found, parameter.detach(), rtol=1e-6, atol=1e-20)
-
-
-def test_what_the_command_cannot_train_is_one_sentence(study, tmp_path):
-    with pytest.raises(SystemExit, match="There is no network 'SGD' to train, only SWA"):
-        train_network(study, methods.SGD, 0, tmp_path)
 
 
 def key_of(settings, out, seed=SEED):
@@ -70,25 +65,6 @@ def test_the_stage_tells_recipes_images_weights_and_seeds_apart(
     save_file(other, tmp_path / "weights" / "tiny.safetensors")
     keys.append(key_of(tiny, tmp_path))
     assert len(set(keys)) == len(keys)
-
-
-def test_random_starts_come_from_the_seed():
-    model = Recipe("resnet20").built()
-    first, again, other = (model.untrained(seed) for seed in (0, 0, 1))
-    assert torch.equal(first.conv1.weight, again.conv1.weight)
-    assert not torch.equal(first.conv1.weight, other.conv1.weight)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [
-        (Recipe("resnet21"), "there is no network 'resnet21', only mlp"),
-        (Recipe("vgg16", "given"), "no weights are given for 'vgg16'"),
-    ],
-)
-def test_recipes_that_cannot_be_followed_are_refused(recipe, message):
-    with pytest.raises(ValueError, match=message):
-        recipe.built()
 
 
 @pytest.mark.parametrize("name", PAPER)

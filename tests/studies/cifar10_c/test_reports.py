@@ -7,8 +7,6 @@ import shutil
 
 from stores import store_in
 from studies.cifar10_c import methods
-from studies.cifar10_c.report import severity_table
-from studies.engine.claims import verdicts
 from studies.engine.figures import bootstrap_median
 from studies.engine.report import write_report
 from studies.engine.results import collect
@@ -32,25 +30,6 @@ def test_the_report_says_what_it_is(finished):
     assert len(rows) == len(results.rows)
     assert {row["name"] for row in rows} == {method.name for method in results.study.methods}
     assert {row["study"] for row in rows} == {"cifar10-c"}
-
-
-def test_few_images_are_not_scored(finished):
-    """Ten images suffice for two bins; the paper's steps see five, and secondary methods eight."""
-    _, results = finished
-    shown = {row[0] for row in severity_table(results, "ece", "").rows}
-    labels = {results.study.label(method): method for method in results.study.methods}
-    seen = {name: results.study.share(m, "").inputs for name, m in labels.items()}
-    enough = {name for name, count in seen.items() if count >= 10}
-    assert shown == enough < set(labels)
-
-
-def test_a_report_of_nothing_names_what_is_missing(tmp_path, tiny, study, data):
-    results = collect(study, data, Finished(store_in(tmp_path, tiny)))
-    assert results.rows == ()
-    assert "train SWA, seed 0" in results.missing
-    assert "Not finished" in write_report(results, tmp_path).read_text()
-    assert all(v.holds is None for v in verdicts(results))
-    assert not (tmp_path / "artefacts").exists()
 
 
 def test_a_report_of_an_unfinished_run_shows_what_there_is(finished, tiny, study, data, tmp_path):

@@ -9,21 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from acnml import Acnml, Gradient, Linearised, metrics
+from acnml import Acnml, Linearised, metrics
 from stores import made, store_in
 from studies.cifar10_c import methods
 from studies.cifar10_c.study import build
 from studies.engine import choose
 from studies.engine.choose import (
-    LargestHarmlessAlpha,
     LeastNll,
     WithinPrice,
-    explained,
-    held_out,
 )
 from studies.engine.method import LINEARISED
-from studies.engine.predictors import predictor, solver_of
-from studies.engine.run import phases, plan
+from studies.engine.predictors import predictor
 from studies.engine.study import bins_for
 from studies.engine.workshop import Finished, Workshop
 
@@ -38,17 +34,6 @@ def test_everything_is_measured_once(finished, tiny, study):
     assert len(seen) == others * len(tiny.shifts) + len(steps) * len(tiny.steps_shifts)
     assert len({(row.method, row.shift, row.n) for row in results.rows}) == len(results.rows)
     assert len(made(out)) == len(set(made(out)))
-
-
-def test_the_plan_counts_the_stages_that_are_made(finished, tiny, study):
-    out, _ = finished
-    lines = {line.kind: line for line in plan(study)}
-    predicted = [name for name in made(out) if name.startswith(("predict", "try", "sweep"))]
-    assert sum(lines[phase.title].stages for phase in phases(study)) == len(predicted)
-    renewed = [name for name in made(out) if name.startswith("renew")]
-    assert lines["renewing batch norm"].stages == len(renewed)
-    fitted = [name for name in made(out) if name.startswith("fit KFAC")]
-    assert lines["fitting KFAC"].stages == len(fitted)
 
 
 def test_metrics_are_those_of_the_predictor_itself(finished, tiny, study, data):
@@ -79,11 +64,6 @@ def test_acnml_with_kfac_has_the_posterior_of_the_best_average(finished, tiny, s
     torch.testing.assert_close(ours(x), expected(x))
 
 
-def test_the_papers_steps_are_five_for_swag_and_ten_smaller_ones_for_kfac():
-    assert solver_of(methods.ACNML_SWAG_D_STEPS) == Gradient(5, 0.5)
-    assert solver_of(methods.ACNML_KFAC_STEPS) == Gradient(10, 0.25)
-
-
 def test_agreement_is_the_mean_total_variation(finished, tiny, study, data):
     out, results = finished
     makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
@@ -96,37 +76,6 @@ def test_agreement_is_the_mean_total_variation(finished, tiny, study, data):
         distances.append((pair[0] - pair[1]).clamp(min=0).sum(1))
     assert found.inputs == 5 * len(tiny.steps_shifts)
     assert found.total_variation == pytest.approx(torch.cat(distances).mean().item(), abs=1e-5)
-
-
-def test_a_mean_waits_for_all_seeds(finished):
-    """While a second seed is missing, there is nothing to compare."""
-    _, results = finished
-    where = methods.MAP_SWA, "ece", "clean", 10
-    assert len(results.values(*where)) == 1
-    assert replace(results, study=results.study.replaced(seeds=(0, 1))).values(*where) == []
-
-
-def test_diagrams_are_of_severities_that_the_study_sees(tiny):
-    seen = replace(tiny, severities=(5, 4), blurred=(5, 3))
-    assert build(seen).diagrams == ("clean", "gaussian_blur 5")
-
-
-def test_a_budget_that_nothing_keeps_is_said(finished, tiny, study, data):
-    out, _ = finished
-    strict = replace(tiny, choice=replace(tiny.choice, tolerance=-100.0))
-    makers = Workshop(build(strict), data, Finished(store_in(out, strict)), 0)
-    found, note = explained(methods.ACNML_HEAD, makers)
-    assert note == "none is in budget"
-    nlls = {v: held_out(found.family.at(v), makers).nll for v in study.values(found)}
-    assert nlls[found.value] == min(nlls.values())
-
-
-def test_an_alpha_at_the_end_of_its_grid_is_said(finished, tiny, study, data):
-    out, _ = finished
-    makers = Workshop(study, data, Finished(store_in(out, tiny)), 0)
-    found = LargestHarmlessAlpha(1.0, 100.0).choose(methods.ACNML_SWAG_D_PAPERS, makers)
-    assert found.method.value == 2.0
-    assert found.note == "end of grid"
 
 
 def test_an_ensemble_can_be_the_networks_of_all_seeds(tiny, tmp_path):

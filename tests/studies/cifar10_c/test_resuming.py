@@ -7,7 +7,6 @@ import shutil
 from dataclasses import replace
 
 import pytest
-import torch
 
 from stores import KilledError, made, store_in
 from studies.cifar10_c import methods
@@ -57,19 +56,6 @@ def test_a_changed_setting_redoes_only_what_depends_on_it(finished, data, tiny, 
     for what in ("predict BMA", "renew batch norm"):
         assert any(name.startswith(what) for name in again)
     assert all("BMA" in name or name.startswith("renew batch norm") for name in again)
-
-
-def test_more_images_go_on_from_fewer(finished, data, tiny, tmp_path):
-    """Only the last tranche is made anew: those before it are of the same images."""
-    out = shutil.copytree(finished[0], tmp_path / "out")
-    more = replace(tiny, images=replace(tiny.images, network_wide=12))
-    fewer, before = predicted(tiny, data, out), len(made(out))
-    many = predicted(more, data, out)
-    (new,) = made(out)[before:]
-    assert new.startswith("predict BMA SWAG-D contrast 5 to 12, seed 0")
-    assert (len(fewer), len(many)) == (10, 12)
-    assert torch.equal(many[:9], fewer[:9])
-    torch.testing.assert_close(many[9], fewer[9])  # in another batch
 
 
 def predicted(described, images, out):

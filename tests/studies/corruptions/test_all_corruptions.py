@@ -73,24 +73,6 @@ def test_distortion_grows_with_severity(name):
     assert (np.diff(distances) > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("images", "severity", "numbers", "message"),
-    [
-        (PICTURES[:2], 6, [0, 1], "severity must be 0 to 5, got 6"),
-        (PICTURES[:2] / 255, 1, [0, 1], "images must be bytes"),
-        (PICTURES[:2, :8], 1, [0, 1], r"of shape \(N, 32, 32, 3\), got uint8 of \(2, 8, 32, 3\)"),
-        (PICTURES[:2], 1, [0], "there are 2 images and 1 numbers"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(images, severity, numbers, message):
-    with pytest.raises(ValueError, match=message):
-        CORRUPTIONS["fog"](images, severity, numbers)
-
-
-def test_no_images_are_no_images():
-    assert CORRUPTIONS["fog"](PICTURES[:0], 3, []).shape == (0, 32, 32, 3)
-
-
 def test_the_contact_sheet_shows_what_the_corruptions_make():
     sheet = np.asarray(contact_sheet(PICTURES[:2], [0, 1], ["contrast", "fog"]))
     fog = CORRUPTIONS["fog"](PICTURES[:2], 3, [0, 1])[1].repeat(2, axis=0).repeat(2, axis=1)

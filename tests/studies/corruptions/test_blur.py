@@ -59,31 +59,6 @@ def test_glass_blur_is_the_original_loop(parameter):
     np.testing.assert_allclose(actual, np.stack(expected), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("degrees", "axis", "sign"), [(0, 2, 1), (90, 1, 1), (-90, 1, -1)])
-def test_motion_blur_averages_in_its_direction(degrees, axis, sign):
-    images = PICTURES[:3] / 255
-    half = np.exp(-(np.arange(13) ** 2) / (2 * 1.5**2))
-    weights = np.concatenate([np.zeros(12), half])[::sign] / half.sum()
-    expected = ndimage.correlate1d(images, weights, axis=axis, mode="nearest")
-    actual = motion_blur(images, 6, 1.5, np.full(3, float(degrees)))
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=0.5 / 255 + 1e-12)
-
-
-def test_motion_blur_takes_each_image_in_its_own_direction():
-    images, degrees = PICTURES[:3] / 255, np.array([0.0, -30.0, 45.0])
-    together = motion_blur(images, 6, 2, degrees)
-    for i in range(3):
-        alone = motion_blur(images[i : i + 1], 6, 2, degrees[i : i + 1])
-        assert np.array_equal(together[i : i + 1], alone)
-    point = np.zeros((1, 32, 32, 1))
-    point[0, 16, 16] = 1
-    # At 45 degrees a pixel sees those below to the right: the point spreads up to the left.
-    rows, columns = np.nonzero(motion_blur(point, 6, 2, np.array([45.0]))[0, :, :, 0])
-    assert np.array_equal(rows, columns)
-    assert rows.max() == 16
-    assert rows.min() < 14
-
-
 @pytest.mark.parametrize("degrees", [-37.0, 12.5, -101.0])
 def test_motion_blur_is_a_walk_along_its_direction(degrees):
     image = PICTURES[0] / 255

@@ -12,7 +12,7 @@ from PIL import Image
 from scipy import ndimage
 
 from studies.corruptions import CORRUPTIONS, SEVERITIES
-from studies.corruptions.digital import Elastic, interpolate, mirrored, reflected
+from studies.corruptions.digital import Elastic
 
 from .pictures import PICTURES
 
@@ -65,13 +65,6 @@ def test_elastic_moves_a_triangle_to_where_its_corners_went():
         np.testing.assert_allclose(moved[:, y + dy, x + dx], images[:, y, x], rtol=0, atol=1e-12)
 
 
-def test_elastic_mirrors_the_image_at_its_outermost_pixels():
-    images, right_3_up_2 = PICTURES[:4] / 255, np.array([3, -2])
-    moved = elastic(images, Elastic(1, 0, 3), right_3_up_2, 0.0)
-    extended = np.pad(images, ((0, 0), (3, 3), (3, 3), (0, 0)), mode="reflect")
-    np.testing.assert_allclose(moved, extended[:, 5:37, 0:32], rtol=0, atol=1e-12)
-
-
 def test_elastic_bends_by_a_smooth_field():
     field = np.random.default_rng(1).uniform(-1, 1, size=(2, 32, 32))
     images = PICTURES[:3] / 255
@@ -84,16 +77,6 @@ def test_elastic_bends_by_a_smooth_field():
             for c in image.T.swapaxes(1, 2)
         ]
         np.testing.assert_allclose(actual, np.stack(channels, axis=-1), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("fold", "mode"), [(mirrored, "mirror"), (reflected, "reflect")])
-def test_interpolation_far_outside_an_image(fold, mode):
-    images = np.random.default_rng(0).normal(size=(2, 5, 7, 1))
-    where = np.random.default_rng(1).uniform(-20, 30, size=(2, 2, 40, 3))
-    actual = interpolate(images, where, fold)
-    for i in range(2):
-        expected = ndimage.map_coordinates(images[i, :, :, 0], where[:, i], order=1, mode=mode)
-        np.testing.assert_allclose(actual[i, :, :, 0], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)

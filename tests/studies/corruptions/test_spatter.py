@@ -36,11 +36,6 @@ def test_water_brightens_drops_alone_and_by_its_amount_at_most(parameter):
     assert (brightest > 0).mean() > 0.5
 
 
-def test_without_drops_nothing_changes():
-    dry = WATERS[0]._replace(mean=0.0)
-    np.testing.assert_array_equal(SPATTER.apply(IMAGES, dry, generators(50)), IMAGES)
-
-
 @pytest.mark.parametrize("parameter", MUDS)
 def test_mud_covers_the_thick_of_drops(parameter):
     covered = drops(parameter) > parameter.threshold

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 from matplotlib import colors
-from PIL import Image
 
-from studies.corruptions import CORRUPTIONS, SEVERITIES, weather
+from studies.corruptions import CORRUPTIONS, SEVERITIES
 from studies.corruptions.filters import zoom_in
 from studies.corruptions.weather import plasma
-from studies.data.folder import DataError
 
 from .pictures import PICTURES, drawn_out, generators, grey
 
@@ -66,25 +62,6 @@ def test_frost_is_weighed_with_the_image(severity, frost):
     frosted = CORRUPTIONS["frost"](PICTURES[:5], severity, range(5))
     expected = np.minimum(image * PICTURES[:5] + ice * 200, 255)
     assert np.abs(frosted - (expected - 0.5)).max() <= 0.5 + 1e-5
-
-
-def test_frost_without_its_pictures_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.undo()
-    monkeypatch.setenv("ACNML_DATA", str(tmp_path))
-    with pytest.raises(
-        DataError, match=r"frost1\.png is missing.*leave the corruption 'frost' out"
-    ):
-        CORRUPTIONS["frost"](PICTURES[:1], 1, [0])
-
-
-def test_pictures_of_frost_are_shrunk_fivefold(monkeypatch):
-    monkeypatch.undo()
-    picture = np.random.default_rng(0).integers(256, size=(13, 22, 4), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(picture).save(file, "PNG")
-    small = weather._fifth(file.getvalue())
-    # 13 / 5 rounds up to 3, of which the last falls behind the edge; 22 / 5 rounds down to 4.
-    assert np.array_equal(small, picture[[2, 7, 12]][:, [2, 7, 12, 17], :3])
 
 
 def test_clouds_are_the_diamond_square_algorithm():

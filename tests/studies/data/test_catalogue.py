@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from typer.main import get_command
 
 from studies.__main__ import build_app
-from studies.data.catalogue import CATALOGUE, CIFAR10_C, STUDIES
+from studies.data.catalogue import CATALOGUE, STUDIES
 from studies.data.folder import State, inspect
 
 DIGEST_LENGTHS = {"md5": 32, "sha1": 40, "sha256": 64}
@@ -37,19 +35,6 @@ def test_no_two_files_have_the_same_place():
     files = [file for each in CATALOGUE.values() for file in each.files]
     paths = [form.path for file in files for form in (file, *file.alternatives)]
     assert len(set(paths)) == len(paths)
-
-
-def test_the_sizes_of_cifar10_c_make_up_its_archive():
-    def blocks(size: int, block: int) -> int:
-        return math.ceil(size / block) * block
-
-    content = sum(512 + blocks(file.size, 512) for file in CIFAR10_C.files)
-    whole = blocks(512 + content + 1024, 10240)  # with the folder's entry and the end of the tar
-    assert whole == CIFAR10_C.download_size
-
-
-def test_studies_use_what_the_catalogue_has():
-    assert {each.name for study in STUDIES for each in study.uses} == set(CATALOGUE)
 
 
 def test_every_study_says_what_data_it_uses():

@@ -9,7 +9,7 @@ import pytest
 
 from described import described
 from studies.data.catalogue import DataSet, Download
-from studies.data.folder import DataError, State, data_folder, inspect, locate, read
+from studies.data.folder import DataError, State, data_folder, inspect, read
 
 from .files import put
 
@@ -70,11 +70,6 @@ def test_the_state_of_a_data_set(folder, files, state, flaws):
     assert condition.folder == "set"
 
 
-def test_what_is_read_is_what_was_checked(folder):
-    put(folder, "set/two", TWO)
-    assert read(SET, SET.files[1]) == TWO
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -91,10 +86,3 @@ def test_errors_name_the_file_and_the_command_that_gets_it(folder, content, expe
     assert str(error.value).startswith(f"{folder / 'set/two'} is ")
     assert expected in str(error.value)
     assert "`python -m studies data download set`" in str(error.value)
-
-
-def test_the_published_form_is_preferred(folder):
-    put(folder, "set/one", b"one, unzipped")
-    assert locate(SET.files[0]) == (folder / "set/one", PLAIN_ONE)
-    put(folder, "set/one.gz", ONE)
-    assert locate(SET.files[0]) == (folder / "set/one.gz", SET.files[0])

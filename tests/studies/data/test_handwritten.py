@@ -31,14 +31,6 @@ def small_mnist(folder, monkeypatch):
     return values
 
 
-def test_with_mnist_there_is_mnist(small_mnist):
-    data = handwritten_digits()
-    assert data.name == "MNIST"
-    assert data.note == "MNIST: 6 digits to train on, 4 to test."
-    assert data.train.labels.tolist() == small_mnist[1].tolist()
-    assert data.test.labels.tolist() == small_mnist[3].tolist()
-
-
 def test_some_of_mnist_is_no_reason_to_take_something_else(small_mnist, folder):
     missing = folder / MNIST.files[3].path
     missing.unlink()

@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import tarfile
 
-import pytest
-
 from described import described
 from studies.data.catalogue import DataSet, Download
 from studies.data.download import fetch
-from studies.data.folder import DataError
 
 from .web_site import Heard, Site, files_below
 
@@ -48,15 +45,6 @@ def test_an_archive_is_unpacked_and_removed(site, folder):
     assert site.requests == [("pack.tar.gz", 0)]
 
 
-def test_an_archive_that_is_there_is_not_downloaded(site, folder):
-    data_set = packed(site, archive(MEMBERS))
-    folder.mkdir()
-    (folder / "pack.tar.gz").write_bytes(site.files["pack.tar.gz"])
-    fetch(data_set, Heard())
-    assert files_below(folder) == set(MEMBERS)
-    assert site.requests == []
-
-
 def link(name: str, target: str) -> tarfile.TarInfo:
     member = tarfile.TarInfo(name)
     member.type, member.linkname = tarfile.SYMTYPE, target
@@ -70,18 +58,3 @@ def test_an_archive_writes_nowhere_but_where_it_should(site, folder, tmp_path):
     assert files_below(folder) == set(MEMBERS)
     assert not outside.exists()
     assert not (folder / "set/x").is_symlink()
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (archive({"set/one": MEMBERS["set/one"]}), "lacks set/two"),
-        (archive({"set/one": MEMBERS["set/one"]}, link("set/two", "one")), "lacks set/two"),
-        (archive({**MEMBERS, "set/two": b"33" * 1000}), "set/two in .* is not the right one"),
-    ],
-    ids=["no file", "a link", "another file"],  # an archive says when it was made
-)
-def test_an_archive_with_other_files_is_an_error(site, folder, content, expected):
-    with pytest.raises(DataError, match=expected):
-        fetch(packed(site, content), Heard())
-    assert "set/two" not in files_below(folder)

@@ -63,12 +63,6 @@ def test_the_command_shows_what_there_is(listed, folder, files, expected, senten
     assert "\x1b" not in result.output  # no terminal, no escape codes
 
 
-def test_the_command_shows_all_of_the_catalogue(folder):
-    result = run()
-    assert all(" absent " in row(result.output, name) for name in ("mnist", "notmnist", "frost"))
-    assert not folder.exists()  # looking leaves no trace
-
-
 def test_the_command_downloads(listed, site, folder):
     site.files["a"] = CONTENT
     result = run("download", "set")
@@ -76,21 +70,3 @@ def test_the_command_downloads(listed, site, folder):
     assert result.output == f"file (512.0 kB)\nset is complete in {folder}\n"
     assert (folder / "set/file").read_bytes() == CONTENT
     assert run("download", "set").output == f"set is complete in {folder}\n"
-
-
-def test_the_command_fails_with_a_sentence(listed, site, folder):
-    result = run("download", "set")
-    assert result.exit_code == 1
-    assert result.output.startswith(f"{folder / 'set/file'} could not be downloaded:\n")
-    assert "Traceback" not in result.output
-    unknown = run("download", "set", "other")
-    assert (unknown.exit_code, unknown.output) == (1, "There is no data set other, only set.\n")
-    assert run("download").exit_code == 2
-
-
-def test_a_data_folder_that_cannot_be_made_is_one_line(listed, folder):
-    folder.write_text("a file")
-    result = run("download", "set")
-    assert result.exit_code == 1
-    assert result.output.startswith("Cannot write ")
-    assert len(result.output.splitlines()) == 1

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import threading
-import time
-
 import pytest
 
 from studies.data.download import fetch
-from studies.data.folder import DataError, State, inspect
-from studies.store.parts import locked
+from studies.data.folder import State, inspect
 
 from .web_site import CONTENT, Heard, files_below, one_file
 
@@ -70,58 +63,3 @@ _, address, size, checksum = sys.argv
 file = DataFile("set/file", int(size), checksum)
 fetch(DataSet("set", "for tests", (Download(file, (address,)),)), Silent())
 """
-
-
-def test_a_killed_download_goes_on_in_the_next_run(site, folder):
-    site.files["a"], site.cuts["a"] = CONTENT, [300_000]
-    site.hold.clear()
-    data_set = one_file(site)
-    (download,) = data_set.downloads
-    arguments = [*download.mirrors, str(len(CONTENT)), str(download.file.checksum)]
-    process = subprocess.Popen([sys.executable, "-c", KILLED, *arguments])
-    part = folder / "set/file.part"
-    while not (part.is_file() and part.stat().st_size):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    site.hold.set()
-    done = part.stat().st_size
-    fetch(data_set, Heard())
-    assert (folder / "set/file").read_bytes() == CONTENT
-    assert site.requests == [("a", 0), ("a", done)]
-
-
-def test_a_server_without_ranges_sends_the_file_anew(site, folder):
-    site.files["a"], site.without_ranges = CONTENT, {"a"}
-    (folder / "set").mkdir(parents=True)
-    (folder / "set/file.part").write_bytes(CONTENT[:1000])
-    fetch(one_file(site), Heard())
-    assert (folder / "set/file").read_bytes() == CONTENT
-    assert site.requests == [("a", 1000)]
-
-
-def test_a_server_that_does_not_say_how_much_it_sends(site, folder):
-    site.files["a"], site.without_length = CONTENT, {"a"}
-    fetch(one_file(site), Heard())
-    assert (folder / "set/file").read_bytes() == CONTENT
-
-
-def test_a_connection_that_brings_nothing_is_given_up(site, folder):
-    site.files["a"], site.cuts["a"] = CONTENT, [1000, 0]
-    with pytest.raises(DataError, match="the connection ended after 1000 of 512000 bytes"):
-        fetch(one_file(site), Heard())
-    assert files_below(folder) == {"set/file.part"}  # the next run goes on with it
-
-
-def test_two_downloads_to_one_folder_wait_for_each_other(site, folder):
-    site.files["a"] = CONTENT
-    folder.mkdir()
-    heard = Heard()
-    thread = threading.Thread(target=fetch, args=(one_file(site), heard))
-    with locked(folder / ".download.lock", on_wait=pytest.fail, on_missing=pytest.fail):
-        thread.start()
-        assert heard.waited.wait(timeout=20)
-        assert site.requests == []
-    thread.join()
-    assert (folder / "set/file").read_bytes() == CONTENT

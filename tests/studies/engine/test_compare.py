@@ -4,8 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from studies.__main__ import build_app
-from studies.engine.compare import Compared, compare, of_method
-from studies.settings import SettingError
+from studies.engine.compare import Compared, compare
 
 HEAD = "study,name,method,posterior,solver,knob,seed,shift,n,accuracy,nll,brier,ece\n"
 
@@ -61,26 +60,6 @@ def test_every_score_and_group(metrics):
         ("nll", " 4$"),
     ]
     assert found[1] == Compared("ece", " 4$", "MAP SWA", 9.0, 8.0, 0, 1)
-
-
-def test_what_is_missing_is_named(metrics):
-    with pytest.raises(SettingError, match=r"no rows of 'MAP SGD'.*ACNML SWAG-D, budget; MAP SWA;"):
-        list(compare(metrics, ours, ["MAP SGD"], [" 5$"], 100, ["ece"]))
-    with pytest.raises(SettingError, match="different shifts"):
-        list(compare(metrics, ours, ["MAP SWA, tempered, near"], [" 5$"], 100, ["ece"]))
-
-
-def test_no_shifts_are_an_error(metrics):
-    with pytest.raises(SettingError, match=r"no rows with 100 inputs at shifts ' 7\$'"):
-        list(compare(metrics, ours, ["MAP SWA"], [" 7$"], 100, ["ece"]))
-
-
-def test_two_rows_at_one_place_are_an_error():
-    places = [("0", "fog 5"), ("1", "fog 5"), ("0", "snow 5")]
-    rows = [{"name": "a", "seed": seed, "shift": shift} for seed, shift in places]
-    assert of_method(rows, "a") == rows
-    with pytest.raises(SettingError, match="2 rows of 'a' for seed 1 at fog 5"):
-        of_method([*rows, rows[1]], "a")
 
 
 def test_the_command_prints_a_table(metrics):

@@ -13,17 +13,16 @@ from acnml.fit import Refit
 from acnml.predictors import NaiveCnml, NaiveCnmlMax
 from stores import made, store_in
 from studies.engine.claims import verdicts
-from studies.engine.command import build as command_build
 from studies.engine.grounds import Batches
 from studies.engine.method import ACNML, BMA, MAP
 from studies.engine.redraw import redraw, results_in
 from studies.engine.report import drawn, markdown, sections_of, write_report
 from studies.engine.results import collect
-from studies.engine.run import phases, run
+from studies.engine.run import run
 from studies.engine.workshop import Finished, Making, Workshop
-from studies.paper_mnist import KIND, report
+from studies.paper_mnist import report
 from studies.paper_mnist.naive import NAIVE, NAIVE_MAX, Compared, Comparison, Match
-from studies.paper_mnist.settings import LINES, PARTS, SUBSET, WHOLE, PaperMnist
+from studies.paper_mnist.settings import SUBSET, WHOLE, PaperMnist
 from studies.paper_mnist.settings import NaiveCnml as NaiveSettings
 from studies.paper_mnist.study import AT_ONE_RATE, FEW, PAPERS, SUBSET_BBP, build, naive_claims
 from studies.rotated_mnist.settings import RANDOM, UPRIGHT
@@ -71,28 +70,6 @@ def test_all_curves_stand_on_the_same_images(finished):
     assert {row.n for row in results.rows} == {TINY.images}
     assert {row.method for row in results.rows} == {*PAPERS, *AT_ONE_RATE}
     assert {row.shift for row in results.rows} == set(TINY.shifts)
-
-
-def test_a_part_can_be_run_alone_and_the_whole_uses_it_again(finished):
-    _, out, _ = finished
-    before = made(out)
-    part = build(replace(TINY, parts=(SUBSET,)))
-    assert [phase.title for phase in phases(part)] == [SUBSET]
-    run(part, part.load(out), Making(store_in(out, TINY)))
-    assert made(out) == before
-    lines = build(replace(TINY, parts=(LINES,)))
-    assert lines.methods == PAPERS
-    assert not lines.extras
-
-
-def test_more_images_continue_a_run_for_fewer(finished, tmp_path):
-    """Predictions are cut at fixed numbers: 40 images are made of the first ten and thirty more."""
-    few, more = (build(replace(TINY, parts=(LINES,), images=n)) for n in (10, 40))
-    data = few.load(tmp_path)
-    for study in (few, more):
-        run(study, data, Making(store_in(tmp_path, TINY)))
-    again = [name for name in made(tmp_path) if name.startswith("predict MAP BBP 0°")]
-    assert again == [f"predict MAP BBP 0° to {n}, seed 0" for n in (10, 40)]
 
 
 def test_more_queries_continue_naive_cnml_for_fewer(tmp_path):
@@ -213,30 +190,6 @@ def test_figures_are_drawn_again_from_the_csv_files(finished, tmp_path):
     assert (tmp_path / "lines-ece.png").is_file()
 
 
-def test_a_reliability_diagram_has_all_methods_of_a_shift(finished):
-    _, _, results = finished
-    figures = drawn(sections_of(results))
-    assert {name for name in figures if name.startswith("reliability")} == {
-        "reliability-upright",
-        "reliability-random-rotation",
-    }
-    _, *lines = figures["reliability-random-rotation"].axes[0].lines
-    assert [line.get_label() for line in lines] == [results.study.look(m).label for m in PAPERS]
-    for line, method in zip(lines, PAPERS, strict=True):
-        found = results.diagrams[method.name, RANDOM]
-        assert line.get_xydata().T.tolist() == [list(found.confidence), list(found.accuracy)]
-
-
-def test_figures_leave_out_angles_that_a_method_has_not_seen(finished, tmp_path):
-    """While a run goes on, all curves of a figure have the same angles."""
-    _, _, results = finished
-    steps = PAPERS[2]
-    rows = tuple(r for r in results.rows if (r.method.name, r.shift) != (steps.name, "90°"))
-    section = report.curves(replace(results, rows=rows), LINES)
-    (axes,) = section.panels[0].figures["lines-ece"].axes
-    assert all(list(line.get_xdata()) == [0.0] for line in axes.lines)
-
-
 # Claims ----------------------------------------------------------------------------------------
 
 
@@ -281,18 +234,3 @@ def test_claims_about_naive_cnml_follow_the_numbers(finished):
     assert outcomes(compared(backwards, backwards, 20.0), finished) == bold
     # Out of distribution the excess must be smaller than in it.
     assert not outcomes(compared(rotated, upright, 200.0), finished)[1]
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("parts=line", "there is no part 'line', only " + ", ".join(PARTS)),
-        ("angles=30", "the angles must include 0"),
-        ("subset.lines=300", "lines must be from 0 to points, 5, got 300"),
-        ("subset.epochs=0", "epochs must be a positive, finite number"),
-    ],
-)
-def test_a_wrong_setting_is_one_sentence(setting, message):
-    with pytest.raises(SystemExit) as error:
-        command_build(KIND, "quick", [setting])
-    assert message in str(error.value)

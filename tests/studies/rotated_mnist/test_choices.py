@@ -13,7 +13,6 @@ from studies.engine.method import CONVERGED, PAPER_STEPS, Method
 from studies.engine.predictors import predictor
 from studies.engine.workshop import Finished, Workshop
 from studies.rotated_mnist import methods
-from studies.rotated_mnist.methods import METHODS
 
 from .tiny import TINY
 
@@ -35,9 +34,3 @@ def test_choices_are_made_on_validation_images(finished, study, data):
     for solver in (PAPER_STEPS, CONVERGED):
         solved = replace(methods.ACNML_KFAC, solver=solver)
         assert chosen(solved, workshop).value == chosen(methods.ACNML_KFAC, workshop).value
-
-
-def test_methods_have_names_of_their_own():
-    assert len({method.name for method in METHODS}) == len(METHODS)
-    with pytest.raises(ValueError, match="choose the prior precision of ACNML KFAC last layer"):
-        predictor(methods.ACNML_HEAD, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from typer.testing import CliRunner
 
 from stores import made
@@ -20,34 +19,6 @@ def test_the_command_reports_what_is_finished(tmp_path, capsys):
     assert "using scikit-learn's 8x8 digits" in said
     assert "The study is not finished" in said
     assert "train network, seed 1" in (tmp_path / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("preset", "setting", "message"),
-    [
-        ("slow", [], "there is no preset 'slow', only quick, full"),
-        ("quick", ["images.cheep=3"], "did you mean images.cheap?"),
-        ("quick", ["angles=30"], "the angles must include 0"),
-        ("quick", ["frontier.shifts=60"], "there is no shift '60': write an angle such as 60°"),
-        ("quick", ["training.epochs=0"], "epochs must be a positive, finite number, got 0"),
-        ("quick", ["hidden="], "hidden must"),
-        ("quick", ["dropout=1"], "dropout must be at least 0 and below 1"),
-    ],
-)
-def test_a_wrong_setting_is_one_sentence(preset, setting, message):
-    with pytest.raises(SystemExit) as error:
-        build(KIND, preset, setting)
-    assert message in str(error.value)
-
-
-def test_presets():
-    assert set(PRESETS) == {"quick", "full"}
-    full = PRESETS["full"]
-    assert full.seeds == (0, 1, 2)
-    assert full.shifts == (*(f"{angle}°" for angle in range(0, 181, 15)), "random")
-    assert full.images.cheap == 10_000
-    with pytest.raises(ValueError, match="angles must include 0"):
-        override(full, ["angles=30,60"])
 
 
 def test_the_command_line_shows_the_plan_and_touches_nothing(tmp_path, monkeypatch):

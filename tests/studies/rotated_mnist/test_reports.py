@@ -5,14 +5,7 @@ from __future__ import annotations
 import csv
 import html
 
-from acnml import __version__
-from stores import store_in
-from studies.engine.claims import verdicts
 from studies.engine.report import write_report
-from studies.engine.results import collect
-from studies.engine.workshop import Finished
-
-from .tiny import TINY
 
 
 def test_the_report_says_what_it_is(finished):
@@ -32,23 +25,6 @@ def test_the_report_says_what_it_is(finished):
     assert len(rows) == len(results.rows)
     assert {row["name"] for row in rows} == {method.name for method in results.study.methods}
     assert {row["study"] for row in rows} == {"rotated-mnist"}
-
-
-def test_a_report_of_nothing_names_what_is_missing(tmp_path, study, data):
-    results = collect(study, data, Finished(store_in(tmp_path, TINY)))
-    assert results.rows == ()
-    assert "train network, seed 0" in results.missing
-    assert "Not finished" in write_report(results, tmp_path).read_text()
-    assert all(v.holds is None for v in verdicts(results))
-    assert not (tmp_path / "artefacts").exists()
-
-
-def test_the_report_says_which_code_wrote_it(finished):
-    out, results = finished
-    write_report(results, out)
-    line = f"Written by `python -m studies rotated-mnist`, acnml {__version__}"
-    assert line in (out / "results.md").read_text()
-    assert f"acnml {__version__}" in (out / "report.html").read_text().split("<footer>")[1]
 
 
 def test_page_and_markdown_show_the_same_tables(finished):

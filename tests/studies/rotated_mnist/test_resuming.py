@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
 
 from stores import KilledError, made, store_in
-from studies.engine.method import CONVERGED
-from studies.engine.predict import predict_shift
 from studies.engine.predictors import outputs
 from studies.engine.report import write_report
 from studies.engine.results import collect
 from studies.engine.run import run
-from studies.engine.workshop import Finished, Making, MissingError, Workshop
+from studies.engine.workshop import Finished, Making, Workshop
 from studies.rotated_mnist import methods
 from studies.rotated_mnist.study import build
 from studies.settings import override
@@ -59,33 +56,6 @@ def test_training_goes_on_from_its_checkpoint(study, data, tmp_path, monkeypatch
         expected = train(whole).load()
         assert all(torch.equal(resumed[name], expected[name]) for name in expected)
     assert (tmp_path / "b" / "run.log").read_text().count("resumed") == 2
-
-
-def test_predictions_lose_one_block(data, tmp_path, monkeypatch):
-    calls = []
-    study = build(override(TINY, ["images.converged=12", "images.beside=1"]))
-    method = replace(methods.ACNML_SWAG, solver=CONVERGED)  # in blocks of 10
-
-    def dies(*arguments):
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KilledError
-        return outputs(*arguments)
-
-    monkeypatch.setattr("studies.engine.predict.outputs", dies)
-    workshop = Workshop(study, data, Making(store_in(tmp_path, TINY)), 0)
-    with pytest.raises(KilledError):
-        predict_shift(method, "0°", workshop)
-    artefact = predict_shift(method, "0°", workshop)
-    assert [len(images) for _, images, _ in calls] == [10, 2, 2]
-    assert artefact.load()["log_lik"].shape == (12, 10)
-    assert artefact.load()["residual"].max() < 0.05
-
-
-def test_missing_work_is_an_error_of_its_own(tmp_path, study, data):
-    workshop = Workshop(study, data, Finished(store_in(tmp_path, TINY)), 0)
-    with pytest.raises(MissingError, match="train network, seed 0"):
-        predict_shift(methods.MAP, "0°", workshop)
 
 
 def test_a_killed_run_has_the_numbers_of_an_unbroken_one(

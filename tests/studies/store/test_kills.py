@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import time
 from collections import Counter
 from pathlib import Path
@@ -25,7 +24,6 @@ from tiny_study import (
     contents,
     run_alone,
     run_and_die,
-    run_with_small_files,
     stages,
     start,
 )
@@ -77,22 +75,6 @@ def test_killed_at_every_moment(tmp_path, undisturbed):
             break
     assert process.exitcode == 0
     assert step > 40  # there were so many moments
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_again_and_again(tmp_path, undisturbed, seed):
-    choose, kills = random.Random(seed), 0
-    while True:
-        finished, before = finished_stages(tmp_path), len(calls(tmp_path))
-        process = start(run_alone, Run(tmp_path, pause=0.02))
-        process.join(choose.uniform(0, 0.1 * (kills + 1)))
-        process.kill()
-        process.join()
-        assert not {call.split()[0] for call in calls(tmp_path)[before:]} & finished
-        if process.exitcode == 0:
-            break
-        kills += 1
-    assert_complete(tmp_path, undisturbed, lost=kills)
 
 
 def wait_for(out: Path, line: str, times: int) -> None:
@@ -147,14 +129,6 @@ def test_a_full_disk_is_said_clearly_and_loses_nothing(tmp_path, undisturbed, mo
         Run(out)()
         assert_complete(out, undisturbed, lost=1)
     assert step > 15
-
-
-def test_a_limit_of_the_system_is_said_clearly(tmp_path, undisturbed):
-    out, verdict = tmp_path / "out", tmp_path / "verdict"
-    start(run_with_small_files, Run(out), 1000, verdict).join()
-    assert "File too large. Nothing that was finished is lost" in verdict.read_text()
-    Run(out)()
-    assert_complete(out, undisturbed, lost=1)
 
 
 @pytest.mark.parametrize("file", ["out", "out/artefacts", "out/run.log"])

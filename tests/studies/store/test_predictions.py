@@ -39,22 +39,6 @@ def test_a_damaged_block_is_computed_again_and_no_other(store, tmp_path, damage)
     assert torch.equal(artefact.load()["rows"], torch.arange(5))
 
 
-@pytest.mark.parametrize(
-    ("inputs", "block", "compute", "message"),
-    [
-        (0, 1, None, "0 inputs in blocks of 1: both must be at least 1"),
-        (1, 0, None, "1 inputs in blocks of 0"),
-        (2, 1, lambda rows: {"p": torch.ones(2)}, r"inputs 0 to 0, 'p' has the shape \(2,\)"),
-        (2, 2, lambda rows: {"p": torch.tensor(1)}, r"'p' has the shape \(\)"),
-        (2, 2, lambda rows: {}, "must have the same tensors"),
-        (2, 1, lambda rows: {f"{rows.start}": torch.ones(1)}, "must have the same tensors"),
-    ],
-)
-def test_predictions_that_do_not_fit_are_refused(store, inputs, block, compute, message):
-    with pytest.raises(ValueError, match=message):
-        store.predict(Stage("predict"), inputs, block, compute)
-
-
 def test_the_number_of_inputs_belongs_to_the_settings(store):
     store.predict(Stage("predict"), 2, 2, lambda rows: {"p": torch.ones(2)})
     with pytest.raises(ValueError, match="finished for 2 inputs, now there are 3"):

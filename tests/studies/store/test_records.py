@@ -70,20 +70,6 @@ def test_no_byte_can_change_unnoticed(tmp_path):
     assert damaged > 2.9 * len(data)
 
 
-@pytest.mark.parametrize("keep", [0, 7, 100, -1])
-def test_torn_files_are_damaged(tmp_path, keep):
-    _, data = encode(Content({"a": torch.ones(20)}), {})
-    (tmp_path / "record").write_bytes(data[:keep])
-    with pytest.raises(DamagedError, match="is torn or not a safetensors file"):
-        read_record(tmp_path / "record")
-
-
-def test_other_files_are_no_records(tmp_path):
-    acnml.save(POSTERIORS["diagonal"](MODELS[1].model()), tmp_path / "posterior")
-    with pytest.raises(DamagedError, match="no header that can be read"):
-        read_record(tmp_path / "posterior")
-
-
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_an_artefact_of_a_posterior_is_a_file_that_acnml_loads(store, name):
     posterior = POSTERIORS[name](MODELS[1].model())

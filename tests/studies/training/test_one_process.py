@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from acnml import Classifier, Map
-from studies.data import Labelled
 from studies.data.cifar10 import to_unit
 from studies.store import Content
-from studies.training import Descent, Nobody, Processes, Task, train
+from studies.training import Nobody, Processes, Task, train
 
 from .tiny import DATA, SEED, TRAINING, assert_close, augment, each_tiny, normalise, task_of, tiny
 from .written_out import batches_of, renewed_statistics, visited
@@ -100,14 +99,6 @@ def test_what_can_be_learnt_is_learnt():
         assert (predicted == DATA.labels).double().mean() > 0.9
 
 
-def test_without_averaging_there_is_no_average():
-    trained = train(task_of("vgg"), TRAINING.without_averaging(), SEED, Processes(), Nobody())
-    assert trained.swag is None
-    assert trained.statistics == {}
-    with pytest.raises(ValueError, match="no weights were collected"):
-        _ = trained.average
-
-
 def test_the_global_random_state_is_left_alone():
     before = torch.get_rng_state()
     train(task_of("vgg"), TRAINING, SEED, Processes(), Nobody())
@@ -120,21 +111,6 @@ def test_a_loss_that_explodes_is_an_error():
         train(task_of("plain"), wild, SEED, Processes(), Nobody())
 
 
-def test_labels_that_the_network_does_not_have_are_refused():
-    with pytest.raises(ValueError, match=r"label 3 is outside the model's 3 .* first at index 1"):
-        Task(tiny("vgg"), Labelled(DATA.inputs[:2], torch.tensor([0, 3])), augment)
-
-
-def test_no_images_are_refused():
-    with pytest.raises(ValueError, match="nothing to train on"):
-        Task(tiny("vgg"), Labelled(DATA.inputs[:0], DATA.labels[:0]), augment)
-
-
-def test_batches_too_small_for_the_processes_are_refused():
-    with pytest.raises(ValueError, match="26 inputs in batches of 8 have a batch of 2, too small"):
-        train(task_of("plain"), TRAINING, SEED, Processes(0, 3), Nobody())
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_a_gpu_computes_in_bfloat16_and_keeps_weights_in_single_precision():
     kinds = set()
@@ -145,37 +121,3 @@ def test_a_gpu_computes_in_bfloat16_and_keeps_weights_in_single_precision():
     trained = train(task, TRAINING, SEED, Processes(device=torch.device("cuda", 0)), Nobody())
     assert torch.bfloat16 in kinds
     assert {tensor.dtype for tensor in trained.last.values()} == {torch.float32}
-
-
-def test_a_cpu_computes_in_bfloat16_if_asked():
-    kinds = set()
-    network = tiny("plain").float()
-    network[0].register_forward_hook(lambda _, x, output: kinds.add(output.dtype))
-    task = Task(network, DATA, lambda images, generator: augment(images, generator).float())
-    rounded = replace(TRAINING, precision="bfloat16")
-    kinds.clear()
-    trained = train(task, rounded, SEED, Processes(), Nobody())
-    assert torch.bfloat16 in kinds
-    assert {tensor.dtype for tensor in trained.last.values()} == {torch.float32}
-
-
-class Asked:
-    """A cosine that notes at which epochs it is asked for a rate."""
-
-    def __init__(self) -> None:
-        self.cosine = Descent(epochs=2, batch_size=8, learning_rate=0.1)
-        self.epochs_asked: list[float] = []
-
-    def __getattr__(self, name: str):
-        return getattr(self.cosine, name)
-
-    def rate(self, epoch: float) -> float:
-        self.epochs_asked.append(epoch)
-        return self.cosine.rate(epoch)
-
-
-def test_a_schedule_may_change_the_rate_inside_an_epoch():
-    asked = Asked()
-    train(task_of("plain"), asked, SEED, Processes(), Nobody())
-    batches = [epoch + batch / 4 for epoch in range(2) for batch in range(4)]
-    assert asked.epochs_asked[-8:] == batches

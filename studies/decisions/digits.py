@@ -1,0 +1,46 @@
+"""A small network for MNIST, and digits that are rotated or noisy."""
+
+from __future__ import annotations
+
+import torch
+
+from studies.data import Labelled
+from studies.data.digits import load_mnist, rotate
+from studies.decisions.training import EPOCHS, trained
+from studies.evidence.subjects import CLEAN, Subject
+
+NAME = "digits"
+TRAIN, HELD_OUT, TEST = 10_000, 2000, 1000
+HIDDEN = (100,)
+ANGLES, NOISES = (15, 30, 45, 60, 75, 90), (0.1, 0.2, 0.3, 0.5)
+
+
+def digits(seed: int) -> Subject:
+    """Return the network with its data."""
+    images, test = load_mnist("train"), load_mnist("test").first(TEST)
+    train = images.first(TRAIN)
+    angles = {f"{a}°": "rotated by 45° or more" if a >= 45 else "rotated" for a in ANGLES}
+    noises = {f"noise {n:g}": "noise" for n in NOISES}
+    return Subject(
+        name=f"{NAME} seed {seed}",
+        network=NAME,
+        seed=seed,
+        build=lambda: trained(train.inputs, train.labels, HIDDEN, seed),
+        prepare=lambda x: x,
+        train=train,
+        held_out=images.take(torch.arange(TRAIN, TRAIN + HELD_OUT)),
+        shifts={CLEAN: CLEAN, **angles, **noises},
+        load=lambda shift: Labelled(shifted(test.inputs, shift), test.labels),
+        decided=(HIDDEN, EPOCHS),
+        methods=(),
+    )
+
+
+def shifted(images: torch.Tensor, shift: str) -> torch.Tensor:
+    """Return images under a shift, the same whenever it is asked for."""
+    if shift == CLEAN:
+        return images
+    if shift.endswith("°"):
+        return rotate(images, float(shift.rstrip("°")))
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    return (images + float(shift.split()[1]) * noise).clamp(0, 1)

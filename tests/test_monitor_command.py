@@ -1,0 +1,123 @@
+"""`acnml monitor`: windows over the files of `acnml predict`, the report, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import acnml
+from test_decisions import calibrator
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("typer")
+
+from acnml.cli.monitor import CHANGED, run_monitor  # noqa: E402
+from acnml.cli.monitor_page import _ticks, page  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """900 scored rows in files of 400, the last 300 of them strange, and a monitor."""
+    folder = tmp_path_factory.mktemp("monitor")
+    fitted, x, _ = calibrator()
+    acnml.save(fitted.monitor(), folder / "reference.safetensors")
+    acnml.save(fitted, folder / "calibrator.safetensors")
+    x = torch.cat([x[:600], 3 * x[600:900]])
+    answer = fitted(5 * x, x)
+    names = ("label", "confidence", "regret", "score", "abstain")
+    month = [f"month {row // 300 + 1}" for row in range(900)]
+    table = pa.table({**{n: getattr(answer, n).numpy() for n in names}, "month": month})
+    (folder / "scored").mkdir()
+    for part in range(3):
+        own = table.slice(400 * part, 400)
+        pq.write_table(own, folder / "scored" / f"part-{part:08d}.parquet")
+    return SimpleNamespace(folder=folder, fitted=fitted, x=x, answer=answer)
+
+
+def content(folder):
+    return json.loads((folder / "monitor.json").read_text())
+
+
+def test_windows_are_those_of_a_monitor(files, tmp_path, capsys):
+    status = run_monitor(
+        files.folder / "scored", files.folder / "reference.safetensors", tmp_path, 250
+    )
+    assert status == CHANGED
+    found = content(tmp_path)
+    assert [each["name"] for each in found["windows"]] == [
+        "1 to 250",
+        "251 to 500",
+        "501 to 750",
+        "751 to 900",
+    ]
+    monitor = files.fitted.monitor()
+    for start, each in zip(range(0, 900, 250), found["windows"], strict=True):
+        own = monitor.update(
+            files.fitted(5 * files.x[start : start + 250], files.x[start : start + 250])
+        )
+        assert each["accuracy"]["accuracy"] == pytest.approx(own.accuracy.accuracy, rel=1e-6)
+        assert each["evidence"] == pytest.approx(own.evidence, rel=1e-4)
+    assert 600 < found["changed_at"] == monitor.changed_at
+    assert f"alarm at answer {monitor.changed_at}" in capsys.readouterr().out
+
+
+def test_windows_by_a_column_and_in_two_runs(files, tmp_path):
+    scored = files.folder / "scored"
+    run_monitor(scored, files.folder / "calibrator.safetensors", tmp_path / "one", by="month")
+    windows = content(tmp_path / "one")["windows"]
+    assert [(each["name"], each["count"]) for each in windows] == [
+        ("month 1", 300),
+        ("month 2", 300),
+        ("month 3", 300),
+    ]
+    run_monitor(scored, tmp_path / "one" / "monitor.safetensors", tmp_path / "two", by="month")
+    assert content(tmp_path / "two")["seen"] == 1800
+
+
+def test_the_page_is_one_file(files, tmp_path):
+    run_monitor(
+        files.folder / "scored", files.folder / "reference.safetensors", tmp_path, by="month"
+    )
+    html = (tmp_path / "monitor.html").read_text()
+    assert not re.search(r"https?:|<script|<link|<img|url\(", html)
+    assert html.count("<svg") == 4
+    assert "month 3" in html
+    HTMLParser().feed(html)
+    assert page({**content(tmp_path), "windows": []}).count("<svg") == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.0, 1.0], [0.0, 0.5, 1.0]),
+        ([0.71, 0.88], [0.7, 0.75, 0.8, 0.85, 0.9]),
+        ([], [0.0, 0.5, 1.0]),
+    ],
+)
+def test_ticks_are_round(values, expected):
+    assert _ticks(values) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("values", [[3.0], [0.0, 0.0], [-2e-7, 5e-7], [1e6, 3e9]])
+def test_ticks_surround_the_values(values):
+    ticks = _ticks(values)
+    assert ticks[0] <= min(values)
+    assert max(values) <= ticks[-1]
+    assert 2 <= len(ticks) <= 6
+
+
+def test_mistakes(files, tmp_path):
+    reference = files.folder / "reference.safetensors"
+    with pytest.raises(SystemExit, match="no Parquet files: give the output folder"):
+        run_monitor(tmp_path, reference, tmp_path)
+    with pytest.raises(SystemExit, match="has no column 'week'"):
+        run_monitor(files.folder / "scored", reference, tmp_path, by="week")
+    acnml.save(files.fitted.abstention(0.2), tmp_path / "other.safetensors")
+    with pytest.raises(SystemExit, match="holds a Abstention, no monitor"):
+        run_monitor(files.folder / "scored", tmp_path / "other.safetensors", tmp_path)
