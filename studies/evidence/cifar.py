@@ -16,11 +16,10 @@ from studies.cifar10_c.settings import SCRATCH
 from studies.cifar10_c.study import split_off
 from studies.corruptions import BENCHMARK, CORRUPTIONS, Cifar10C
 from studies.data import Labelled, cifar10, shuffled
-from studies.data.pictures import tiny_imagenet
 from studies.engine.study import checksum
 from studies.evidence.recorded import Recorded, Source, recorded
 from studies.evidence.settings import CIFAR100, OWN, OWN_SEEDS, EvidenceStudy
-from studies.evidence.subjects import CLEAN, HELD_OUT, OUTLIERS, TRAIN, Subject, with_unknown
+from studies.evidence.subjects import CLEAN, HELD_OUT, TRAIN, Subject, with_unknown
 from studies.models.weights import Weights
 from studies.store import Store
 
@@ -101,14 +100,6 @@ class Images:
         return Labelled(images.movedim(-1, 1).contiguous(), self.test.labels)
 
 
-def outliers(count: int) -> Labelled:
-    """Return pictures of Tiny-ImageNet with 32 pixels: unrelated to any shift here."""
-    pictures = tiny_imagenet("val", side=32)
-    rows = shuffled(len(pictures.paths), 0).tolist()[:count]
-    images = torch.from_numpy(pictures.take(rows).read(slice(None))).movedim(-1, 1)
-    return Labelled(images.contiguous(), torch.full((count,), -1))
-
-
 def _subject(
     name: str, seed: int, weights: Weights, data: Images, study: EvidenceStudy, store: Store
 ) -> Subject:
@@ -126,7 +117,6 @@ def _subject(
             TRAIN: lambda: data.train,
             HELD_OUT: lambda: data.held_out,
             CLEAN: lambda: data.test,
-            OUTLIERS: lambda: outliers(study.test),
             NEAR: lambda: near().first(study.test),
         }.get(part, lambda: data.corrupted(part))()
 

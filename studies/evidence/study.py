@@ -48,10 +48,9 @@ from studies.evidence.methods import (
     choose,
 )
 from studies.evidence.settings import EvidenceStudy
-from studies.evidence.subjects import HELD_OUT, TRAIN, Subject
+from studies.evidence.subjects import Subject
 from studies.evidence.views import BY_CLASS, View, Views
 from studies.store import Content, Stage, Store
-from studies.store.record import digest
 
 # Raise it when the methods change: predictions are computed again, recorded features are not.
 VERSION = 5
@@ -127,7 +126,7 @@ def collect(study: EvidenceStudy, out: Path, store: Store) -> Evidence:
 
 def _compared(own: Subject, study: EvidenceStudy, store: Store) -> Evidence:
     """Return the results of a network, as an artefact."""
-    seen = [_checksum(each, part) for each in (own, *own.members) for part in _parts(own)]
+    seen = [one for each in (own, *own.members) for one in each.checksums()]
     decided = (study.prices, study.resamples, study.seed, list(own.shifts.items()), seen)
     stage = Stage(f"compared {own.name}", decided, own.seed, version=VERSION)
 
@@ -154,16 +153,6 @@ def _compared(own: Subject, study: EvidenceStudy, store: Store) -> Evidence:
         [Known(**row) for row in facts["known"]],
         draws,
     )
-
-
-def _parts(own: Subject) -> list[str]:
-    return [TRAIN, HELD_OUT, *own.shifts]
-
-
-def _checksum(own: Subject, part: str) -> str:
-    found = own.record(part)
-    tensors = (found.labels, found.logits, *found.places.values())
-    return digest(*(tensor.contiguous().numpy().data.cast("B") for tensor in tensors))
 
 
 def _plain(row: Scored) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import final
 import torch
 
 from studies.evidence.recorded import Recorded
+from studies.store.record import digest
 
-CLEAN, TRAIN, HELD_OUT, OUTLIERS = "clean", "train", "held out", "outliers"
+CLEAN, TRAIN, HELD_OUT = "clean", "train", "held out"
 UNKNOWN = -1  # the label of inputs that belong to no class
 
 
@@ -42,6 +43,15 @@ class Subject:
     def clean(self) -> str:
         """The name of the shift that is none."""
         return next(iter(self.shifts))
+
+    def checksums(self) -> list[str]:
+        """Return the SHA-256 of everything that was recorded, part by part."""
+        return [_checksum(self.record(part)) for part in (TRAIN, HELD_OUT, *self.shifts)]
+
+
+def _checksum(found: Recorded) -> str:
+    tensors = (found.labels, found.logits, *found.places.values())
+    return digest(*(tensor.contiguous().numpy().data.cast("B") for tensor in tensors))
 
 
 def with_unknown(known: Recorded, unknown: Recorded) -> Recorded:
