@@ -333,14 +333,19 @@ def fit_calibrator(
     >>> calibrator.probs(logits[:3], features[:3]).shape
     torch.Size([3, 2])
     """
-    checks.require_positive(price, "price")
-    if rule not in RULES:
-        raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
+    require_settings(price, rule)
     logits, features, labels = (as_tensor(part) for part in validation)
     head = find_head(logits.shape, labels, task, ignore_index)
     generator = torch.Generator("cpu").manual_seed(0)
     places = head.read(logits, features, as_labels(labels), generator=generator)
     return fit_places(head, train, places, price, rule, temperature, on_error)
+
+
+def require_settings(price: float, rule: str) -> None:
+    """Raise an error for a price or a rule that does not exist, before the network runs."""
+    checks.require_positive(price, "price")
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
 
 
 def fit_places(

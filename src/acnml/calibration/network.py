@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml._engine.trust import Passed, probed, require_apart_from
-from acnml._util import batches, checks
+from acnml._util import batches
 from acnml._util.batches import CHUNK, NO_LABELS, Inputs, arrays_for_arrays, as_inputs, split_labels
 from acnml._util.params import Params, is_same_or_rounded
 from acnml._util.passes import each_batch, in_chunks
@@ -18,7 +18,7 @@ from acnml._util.processes import Group, group
 from acnml._util.structure import tracking_batch_norms
 from acnml.accuracy import accuracy_of
 from acnml.atypicality import Moments
-from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_places
+from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_places, require_settings
 from acnml.calibration.heads import IGNORED, Head, Places, Task, as_labels, find_head, padding
 from acnml.calibration.module import CalibratedModule
 from acnml.calibration.rules import RuleName
@@ -305,7 +305,7 @@ def calibrate(
     classifier = model if isinstance(model, Classifier) else Classifier(model)
     classifier, processes = classifier.untempered(), group(distributed)
     _require_same_weights(classifier, processes)
-    checks.require_positive(price, "price")
+    require_settings(price, rule)
     reader = _Reader(classifier, places, progress, task, ignore_index)
     held_out = reader.validation(validation_loader, processes)
     moments = reader.moments(train_loader, held_out.logits.shape[1]).over_processes(processes)
