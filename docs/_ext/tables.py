@@ -10,6 +10,7 @@ from typing import Any
 import benchmark_tables
 import paper_tables
 from results import Row, markdown, read, select
+from studies.evidence.settings import TITLES
 from values import by_table
 
 EVIDENCE = "evidence/metrics.csv"
@@ -29,21 +30,7 @@ ACNML, CLOSED, HEAD = "ACNML, m²", "closed form, m²", "Kronecker head (0.2)"
 UNIT = "closed form, m², unit length"  # features of every place
 OURS = "ACNML"  # in the study of tables
 
-# Names as readers know them; others are printed as they are in the file.
-NETWORKS = {
-    "resnet20": "CIFAR-10, ResNet-20",
-    "resnet56": "CIFAR-10, ResNet-56",
-    "resnet20-own": "CIFAR-10, our ResNet-20",
-    "letters": "letters, MLP",
-    "resnet14-cifar100": "CIFAR-100, ResNet-14",
-    "caltech101": "Caltech-101, head",
-    "tiny-imagenet": "Tiny-ImageNet, head",
-    "imagenet": "ImageNet, EfficientNet-lite0",
-    "reviews": "film reviews, head",
-    "clinc150": "CLINC150 questions, head",
-    "tables": "six tables, MLP",
-    "streams": "two streams, MLP",
-}
+# Names of groups as readers know them; others are printed as they are in the file.
 GROUPS = {"rotated by 45° or more": "rotated", "changed reviews": "changed words"}
 
 
@@ -68,7 +55,7 @@ def strongest() -> list[tuple[str, str]]:
     plain = [r for r in select(EVIDENCE, method="network", price=PRICE) if r["nll"]]
     shifted = [row for row in plain if row["group"] != "clean"]
     worst = {r["network"]: r for r in sorted(shifted, key=lambda r: float(r["nll"]))}
-    return [(n, worst[n]["group"]) for n in NETWORKS if n in worst]
+    return [(n, worst[n]["group"]) for n in TITLES if n in worst]
 
 
 def scored(network: str, group: str, method: str) -> Row:
@@ -102,7 +89,7 @@ def _evidence(places: Sequence[tuple[str, str]]) -> str:
         pairs = zip(
             *(lowest_bold([float(r[s]) for r in rows]) for s in ("ece", "nll")), strict=True
         )
-        name = f"{NETWORKS[network]}, {GROUPS.get(group, group)}"
+        name = f"{TITLES[network]}, {GROUPS.get(group, group)}"
         lines.append([name, *(" / ".join(pair) for pair in pairs)])
     return markdown(["ECE / NLL", *METHODS.values()], lines)
 
@@ -143,7 +130,7 @@ def unknown() -> str:
         values = [by_place[network, group, score] for score in shown]
         best = max(f"{value:.3f}" for value in values)
         cells = [f"**{v:.3f}**" if f"{v:.3f}" == best else f"{v:.3f}" for v in values]
-        lines.append([f"{NETWORKS[network]}, {GROUPS.get(group, group)}", *cells])
+        lines.append([f"{TITLES[network]}, {GROUPS.get(group, group)}", *cells])
     return markdown(["AUROC", *shown.values()], lines)
 
 
@@ -308,7 +295,8 @@ def if_comp() -> str:
             nll = statistics.median(float(row["nll"]) for row in rows)
             cells += [f"{middle:.3f} ({low:.3f}, {high:.3f})", f"{nll:.3f}"]
         lines.append(cells)
-    head = [f"{NETWORKS[n]}, {score}" for n in models for score in ("ECE", "NLL")]
+    names = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "resnet18": "ResNet-18"}
+    head = [f"{names[n]}, {score}" for n in models for score in ("ECE", "NLL")]
     return markdown(["severity 5", *head], lines)
 
 

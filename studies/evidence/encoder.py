@@ -16,7 +16,7 @@ from acnml.features import Place
 from studies.corruptions import Corruption
 from studies.data.folder import DataError
 from studies.data.pictures import Pictures
-from studies.evidence.recorded import Recorded, from_tensors, watched
+from studies.evidence.recorded import Recorded, channels_last, from_tensors, watched
 from studies.store import Stage, Store
 from studies.store.record import digest
 
@@ -62,7 +62,7 @@ def _watched() -> Callable[[Tensor], dict[str, Tensor]]:
 
     network: nn.Module = EfficientNet.from_name("efficientnet-lite0")
     network.load_state_dict(torch.load(_weights(), weights_only=True))
-    return watched(network.eval().to(memory_format=torch.channels_last), PLACES)
+    return watched(channels_last(network.eval()), PLACES)
 
 
 @cache

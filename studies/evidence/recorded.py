@@ -67,6 +67,14 @@ def watched(network: nn.Module, places: Sequence[Place]) -> Callable[[Tensor], d
     return run
 
 
+def channels_last(network: nn.Module) -> nn.Module:
+    """Bring weights of convolutions to the memory layout that is fastest on a CPU."""
+    for parameter in network.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return network
+
+
 class Source(NamedTuple):
     """Data that a network reads block by block."""
 
@@ -98,7 +106,7 @@ def recorded(
         x = source.read(rows)
         if not run:
             with torch.enable_grad():  # it may have to be trained first
-                network = build().eval().to(memory_format=torch.channels_last)
+                network = channels_last(build().eval())
             last = last_linear(network)
             head = next(n for n, module in network.named_modules() if module is last)
             places = [p for p in find_places(Classifier(network), x[:8]) if p.module != head]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from studies.corruptions.cifar10_c import official_folder
 from studies.drawing import label_ends, panel
-from studies.engine.report import Panels, Section, ShortReport
+from studies.engine.report import Numbers, Panels, Section, ShortReport
 from studies.engine.tables import Table, mean, select
 from studies.evidence.comparisons import (
     BEFORE,
@@ -31,25 +31,29 @@ from studies.evidence.methods import (
     DAC,
     DENSITY,
     EQUAL,
+    OTHER_FORMS,
     OWN_CHOICE,
     PLAIN,
     PROCAL,
     TEMPERATURE,
+    WITH_REGRET,
 )
 from studies.evidence.settings import PRESETS as PRESETS
-from studies.evidence.settings import PRICE, EvidenceStudy
+from studies.evidence.settings import PRICE, TITLES, EvidenceStudy
 from studies.evidence.study import Evidence, Known, collect
 from studies.evidence.subjects import CLEAN
+from studies.evidence.views import UNIT
 from studies.store import Store
 
 DEFAULT = CLOSED[2]  # of `calibrate`, since this study
-SHOWN = (PLAIN, TEMPERATURE, EQUAL, DAC, PROCAL, DENSITY[2], CLOSED[2], ACNML[2])
+SHOWN = (PLAIN, TEMPERATURE, EQUAL, DAC, PROCAL, DENSITY[2], ACNML[2], CLOSED[2], OTHER_FORMS[UNIT])
 COLOURS = {
     EQUAL: "#8a9099",
     DAC: "#1b7837",
     DENSITY[2]: "#d95f02",
     ACNML[2]: "#1f77b4",
     CLOSED[2]: "#7b3294",
+    OTHER_FORMS[UNIT]: "#c2a5cf",
 }
 
 
@@ -193,25 +197,17 @@ def figures(study: EvidenceStudy, found: Sequence[Mean]) -> Panels:
         for method, value in values.items():
             name = method if row == 0 else None
             axes.scatter(value, row, s=34, color=COLOURS[method], label=name, zorder=2)
-    axes.set_yticks(range(len(places)), [name for name, _ in reversed(places)])
+    axes.set_yticks(range(len(places)), [TITLES.get(name, name) for name, _ in reversed(places)])
     axes.set(xlabel=f"ECE at +{PRICE:g} nats", xlim=(0, None))
     axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=2)
 
     curves, axes = panel("Caution has a price", (5.6, 3.3))
     ends = {}
     for method in AT_ALL_PRICES:
-        values = [
-            mean(
-                [
-                    select(found, network=n, group=g, method=method, price=price)[0]
-                    for n, g in places
-                ],
-                "ece",
-            )
-            for price in study.prices
-        ]
-        axes.plot(study.prices, values, marker="o", markersize=4, color=COLOURS[method])
-        ends[method] = values[-1]
+        own = [one for one in select(found, method=method) if (one.network, one.group) in places]
+        eces = [mean(select(own, price=price), "ece") for price in study.prices]
+        axes.plot(study.prices, eces, marker="o", markersize=4, color=COLOURS[method])
+        ends[method] = eces[-1]
     axes.set_xscale("log")
     axes.set_xticks(study.prices, [f"{price:g}" for price in study.prices])
     axes.minorticks_off()
@@ -264,7 +260,10 @@ def detected(evidence: Evidence) -> list[DetectedMean]:
     """Return means over shifts and seeds of what detects inputs of no class."""
     unlabelled = {(r.network, r.group) for r in evidence.rows if math.isnan(r.nll)}
     rows = [one for one in evidence.detected if (one.network, one.group) in unlabelled]
-    keys = dict.fromkeys((one.network, one.group, one.score) for one in rows)
+    left_out = {f"regret, {m}" for m in WITH_REGRET} - {f"regret, {m}" for m in AT_ALL_PRICES}
+    keys = dict.fromkeys(
+        (one.network, one.group, one.score) for one in rows if one.score not in left_out
+    )
     return [
         DetectedMean(*key, *(mean(own, metric) for metric in ("auroc", "aupr", "fpr95")))
         for key in keys
@@ -282,7 +281,7 @@ def write_pages(study: EvidenceStudy, evidence: Evidence, out: Path, command: st
     averaged, found, seen = means(evidence.rows), comparisons(evidence), detected(evidence)
     counted, known = cases(found), correlations(evidence.known, averaged, DEFAULT)
     lines = [["" if is_missing(value) else value for value in row] for row in averaged]
-    numbers = {
+    numbers: dict[str, Numbers] = {
         "metrics.csv": (Mean._fields, lines),
         "comparisons.csv": (Comparison._fields, found),
         "cases.csv": (Cases._fields, counted),

@@ -18,6 +18,22 @@ NETWORKS = (
     *(CIFAR100, TINY_IMAGENET, IMAGENET, CALTECH, REVIEWS, STREAMS),
 )
 
+# Names as readers know them.
+TITLES: Mapping[str, str] = {
+    "resnet20": "CIFAR-10, ResNet-20",
+    "resnet56": "CIFAR-10, ResNet-56",
+    "resnet20-own": "CIFAR-10, our ResNet-20",
+    "letters": "letters, MLP",
+    "resnet14-cifar100": "CIFAR-100, ResNet-14",
+    "caltech101": "Caltech-101, head",
+    "tiny-imagenet": "Tiny-ImageNet, head",
+    "imagenet": "ImageNet, EfficientNet-lite0",
+    "reviews": "film reviews, head",
+    "clinc150": "CLINC150 questions, head",
+    "tables": "six tables, MLP",
+    "streams": "two streams, MLP",
+}
+
 
 @final
 @dataclass(frozen=True)

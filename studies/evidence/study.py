@@ -185,7 +185,7 @@ def _measured(own: Subject, study: EvidenceStudy) -> Evidence:
                 Scored(
                     *(own.network, own.seed, own.name, shift, group, one.price, one.method),
                     *(one.knob, len(view.labels)),
-                    **_four(scores(log_probs, view.labels, own.bins)),
+                    *_four(scores(log_probs, view.labels, own.bins)),
                 )
             )
             if one.price != settings.PRICE:
@@ -193,15 +193,15 @@ def _measured(own: Subject, study: EvidenceStudy) -> Evidence:
             drawn = resampled(log_probs, view.labels, weights, own.bins)
             found.resampled[(*place, one.method)] = drawn.float()
             if one.method in WITH_REGRET:
-                pair = (torch.logsumexp(each, -1) for each in (at_clean[one.method], log_lik))
-                regrets[f"regret, {one.method}"] = tuple(pair)
+                inside = torch.logsumexp(at_clean[one.method], -1)
+                regrets[f"regret, {one.method}"] = inside, torch.logsumexp(log_lik, -1)
         if shift != own.clean:
             found.detected.extend(_detected(own, shift, group, clean, view, regrets))
     return found
 
 
-def _four(measured: Mapping[str, float]) -> dict[str, float]:
-    return {name: measured[name] for name in ("accuracy", "nll", "brier", "ece")}
+def _four(measured: Mapping[str, float]) -> tuple[float, float, float, float]:
+    return measured["accuracy"], measured["nll"], measured["brier"], measured["ece"]
 
 
 def _chosen(views: Views, study: EvidenceStudy) -> list[Chosen]:

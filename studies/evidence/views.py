@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acnml.atypicality import Atypicality, Moments
+from acnml.atypicality import SHRINKAGES, Atypicality, Moments
 from acnml.calibration.search import least_nll_temperature
 from studies.evidence.recorded import Recorded
 from studies.evidence.subjects import HELD_OUT, TRAIN, Subject
@@ -119,8 +119,9 @@ def _score(form: str, train: Recorded, held_out: Recorded) -> Atypicality:
         classes = 1
     moments = Moments(classes)
     moments.add(_chosen(form, train), train.labels % classes)
-    own = _chosen(form, held_out), held_out.labels % classes
-    return Atypicality.fit(moments, *own, **({"shrinkages": (1.0,)} if form == DIAGONAL else {}))
+    shrinkages = (1.0,) if form == DIAGONAL else SHRINKAGES
+    features, labels = _chosen(form, held_out), held_out.labels % classes
+    return Atypicality.fit(moments, features, labels, shrinkages=shrinkages)
 
 
 def unit(features: Tensor) -> Tensor:
