@@ -42,7 +42,7 @@ def mean(rows: Iterable[Row], column: str) -> float:
 # The columns of the tables of evidence: methods, and how readers know them.
 METHODS = {
     EQUAL: "temperature of equal price",
-    DAC: "density-aware (published)",
+    DAC: "density-aware",
     DENSITY: "density temperature",
     ACNML: "ACNML",
     CLOSED: "closed-form NML, the default",
@@ -80,7 +80,7 @@ def gain() -> str:
     """Six rows of the table of evidence with three methods: the table of the README."""
     shown = ("resnet20", "resnet14-cifar100", "tiny-imagenet", "letters", "streams", "tables")
     places = [place for place in strongest() if place[0] in shown]
-    return _evidence(places, {method: METHODS[method] for method in (EQUAL, DAC, CLOSED)})
+    return _evidence(places, {EQUAL: "temperature", DAC: METHODS[DAC], CLOSED: "`calibrate`"})
 
 
 def _evidence(places: Sequence[tuple[str, str]], methods: Mapping[str, str]) -> str:
