@@ -447,6 +447,7 @@ def test_probabilities_are_not_logits():
         fit_calibrator((features, labels), (probs, features, labels))
 
 
+@pytest.mark.filterwarnings("ignore:The network says hardly more")
 def test_shuffled_labels_are_warned_of():
     logits, features, labels = arrays()
     shuffled = np.random.default_rng(1).permutation(labels)
