@@ -196,7 +196,8 @@ def test_the_price_is_counted_in_mean_binary_nll(rule):
 
 def test_several_labels_are_answered_one_by_one():
     model, x, present = several()
-    found = calibrate(model, (x[:500], present[:500]), (x[500:], present[500:].double()))
+    validation = x[500:], present[500:].double()
+    found = calibrate(model, (x[:500], present[:500]), validation, rule="acnml")
     answer = found(x)
     assert torch.equal(answer.label, (model(x) > 0).long())
     v = 2 * found.alpha * answer.score.double() ** 2

@@ -424,8 +424,9 @@ class Classifier:
             raise ValueError("the batch is empty: pass at least one input")
         for name, tensor in batches.named_tensors(x).items():
             if tensor.is_floating_point():
-                # -inf is allowed, because additive attention masks contain it.
-                bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
+                bounded = tensor
+                if not isinstance(x, Tensor):  # additive attention masks contain -inf
+                    bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
                 checks.require_finite(bounded, f"input {name} is", "clean the data first")
         device, dtype = self._structures.ready.kind
         return batches.map_inputs(x, lambda tensor: _follow(tensor, device, dtype))

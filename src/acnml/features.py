@@ -208,6 +208,45 @@ def find_places(classifier: Classifier, x: Inputs) -> tuple[Place, ...]:
 
 @torch.inference_mode(False)
 @torch.no_grad()
+def require_apart(classifier: Classifier, x: Inputs, places: Sequence[Place]) -> tuple[Place, ...]:
+    """Return the places where an input's features do not depend on the rest of its batch.
+
+    If there are none, an error is raised. Two inputs of a prepared batch are run by themselves.
+    """
+    size = batches.size(x)
+    if size < 3:
+        return tuple(places)
+    rows = torch.tensor([size - 1, 0], device="cpu")
+    whole, own = (_read(classifier, some, places) for some in (x, batches.take(x, rows)))
+    apart = [
+        place
+        for place in places
+        if place not in whole or len(whole[place]) != size or _agree(whole[place][rows], own[place])
+    ]
+    if not apart:
+        raise ValueError(
+            f"the features of an input, the {places[-1]}, depend on the rest of its batch: take "
+            "features at other places"
+        )
+    return tuple(apart)
+
+
+def _read(classifier: Classifier, x: Inputs, places: Sequence[Place]) -> dict[Place, Tensor]:
+    kept = Kept()
+    classifier.hooked(keepers(places, kept)).logits(x)
+    return kept.features
+
+
+def _agree(left: Tensor, right: Tensor) -> bool:
+    """Whether features of the same inputs are equal up to rounding at the scale of each input."""
+    tolerance, scale = torch.finfo(left.dtype).eps ** 0.5, left.flatten(1).abs().amax(1)
+    if left.shape != right.shape:  # a model may cut off what is padding in its whole batch
+        return left.ndim > 2
+    return bool(((left - right).flatten(1).abs().amax(1) <= tolerance * scale).all())
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
 def find_last_layer(classifier: Classifier, x: Inputs, channels: int) -> Place:
     """Return the input of the layer whose outputs are logits with positions.
 
@@ -241,7 +280,7 @@ def find_last_layer(classifier: Classifier, x: Inputs, channels: int) -> Place:
     if not fitting:
         raise ValueError(
             "no layer was found whose outputs are the logits at positions: name where features are "
-            'taken, such as places=[acnml.Place("decoder", is_pooled=False)]'
+            'taken, such as places=[acnml.features.Place("decoder", is_pooled=False)]'
         )
     return Place((exact or fitting)[-1], is_input=True, channels=channels, is_pooled=False)
 

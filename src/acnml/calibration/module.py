@@ -10,6 +10,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from acnml._util import batches
+from acnml._util.batches import Inputs
 from acnml.atypicality import Atypicality
 from acnml.calibration.calibrator import Calibrator
 from acnml.calibration.heads import padding
@@ -68,6 +70,9 @@ class CalibratedModule(nn.Module):
         self._kept.features = {}
         logits = self._get_logits(self.network(*args, **kwargs))
         logits = logits.unsqueeze(1) if logits.ndim == 1 else logits
+        given: Inputs = kwargs or (args if len(args) > 1 else args[0])
+        answered = ~batches.broken_rows(given).reshape(-1, *[1] * (logits.ndim - 1))
+        logits = logits.where(answered, torch.nan)
         kept, self._kept.features = self._kept.features, {}
         with without_autocast(logits):
             folding = Folding(self.factors) if self._folds else None

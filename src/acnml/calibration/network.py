@@ -25,7 +25,7 @@ from acnml.calibration.rules import RuleName
 from acnml.calibration.table import CalibrationRow
 from acnml.classifier import Classifier
 from acnml.decisions import Abstention
-from acnml.features import PROBED, Folding, Place, Taps, find_last_layer, find_places
+from acnml.features import PROBED, Folding, Place, Taps, find_last_layer, find_places, require_apart
 from acnml.fit.batches import checked_labels, require_classes
 from acnml.monitor import Monitor
 from acnml.outcomes import By
@@ -252,7 +252,7 @@ def calibrate(
     validation_loader: Iterable[Any],
     *,
     price: float = 0.01,
-    rule: RuleName = "acnml",
+    rule: RuleName = "closed-form",
     places: Sequence[Place] | None = None,
     temperature: float | None = None,
     on_error: Literal["raise", "flag"] = "raise",
@@ -276,7 +276,7 @@ def calibrate(
             one.
         price: accepted increase of the validation NLL over the best temperature, in nats. A higher
             price gives less confident predictions. Most users need no other setting.
-        rule: "acnml" or "closed-form", see `acnml.calibration.rules`.
+        rule: "closed-form" or "acnml", see `acnml.calibration.rules`.
         places: where features are taken; by default at places that are found in the network.
         temperature: of the network; by default that of least validation NLL.
         on_error: what the result does about inputs without an answer, such as NaN: "raise" an
@@ -428,6 +428,13 @@ class _Reader:
             places = find_places(view, some)
         if head.positions:
             return Reading(self._classifier, places, None, head)
+        places = require_apart(view, some, places)
+        if self._places is not None and len(places) < len(self._places):
+            lost = next(place for place in self._places if place not in places)
+            raise ValueError(
+                f"the features of an input, the {lost}, depend on the rest of its batch: take "
+                "features at other places"
+            )
         plain = Taps(view, places)
         plain.classifier.logits(some)
         folding = Folding.of(plain.features(batches.size(some)))
@@ -475,19 +482,12 @@ def _live(classifier: Classifier, name: str) -> Tensor | None:
 
 
 def _without_broken(x: Inputs) -> tuple[Inputs, Tensor]:
-    """Return a batch with harmless numbers for those that are not finite, and in which rows.
-
-    Additive attention masks contain -inf, so that counts as finite.
-    """
-    tensors = [t for t in batches.named_tensors(x).values() if t.is_floating_point()]
-    broken = torch.zeros(batches.size(x), dtype=torch.bool, device="cpu")
-    for tensor in tensors:
-        bad = tensor.isnan() | (tensor == torch.inf)
-        broken |= bad.reshape(len(tensor), -1).any(1).cpu()
+    """Return a batch with harmless numbers for those that are not finite, and in which rows."""
+    least = 0.0 if isinstance(x, Tensor) else -torch.inf
 
     def harmless(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
-        return tensor.nan_to_num(0.0, 0.0, -torch.inf)
+        return tensor.nan_to_num(0.0, 0.0, least)
 
-    return batches.map_inputs(x, harmless), broken
+    return batches.map_inputs(x, harmless), batches.broken_rows(x).cpu()
