@@ -238,7 +238,8 @@ def build(folder: Path, say: Callable[[str], None]) -> None:
         train(net, data.learnt, training, seed)
     say("Calibrating ...")
     price = data.recipe.price
-    calibrated = acnml.calibrate(net, data.train, data.validation, price=price, progress=False)
+    parts = data.train, data.validation
+    calibrated = acnml.calibrate(net, *parts, price=price, rule="acnml", progress=False)
     say(str(calibrated))
     folder.mkdir(parents=True, exist_ok=True)
     save_file(net.state_dict(), folder / NETWORK)
