@@ -51,6 +51,32 @@ def first_sight() -> str:
     return markdown(head, lines, left=2)
 
 
+def all_layers() -> str:
+    """What the linearised network costs, beside its alternatives."""
+    targets = {
+        ("MLP 784-1200-1200-10", "diagonal: linearised network"): "≤ 14",
+        ("MLP 784-1200-1200-10", "Kronecker: linearised network"): "≤ 18",
+        ("MLP 784-1200-1200-10", "diagonal: five exact steps"): "≤ 215",
+        ("ResNet-20", "diagonal: linearised network"): "≤ 24",
+        ("ResNet-20", "Kronecker: linearised network"): "≤ 24",
+        ("VGG16", "diagonal: linearised network"): "≤ 26",
+        ("VGG16", "Kronecker: linearised network"): "≤ 26",
+    }
+    lines = [
+        [
+            row["network"],
+            row["method"],
+            f"{float(row['milliseconds']):.3g}",
+            f"{float(row['forwards']):.3g}",
+            targets.get((row["network"], row["method"]), ""),
+            f"{float(row['megabytes']):.0f}",
+        ]
+        for row in read("measurements/all-layers.csv")
+    ]
+    head = ["network", "posterior and method", "ms per input", "forward passes", "target"]
+    return markdown([*head, "peak MB"], lines, left=2)
+
+
 NETWORKS = {
     "mlp": "multilayer perceptron",
     "cnn": "convolutional",
@@ -151,6 +177,7 @@ TABLES: dict[str, Table] = {
     "million-by-classes": made_by("costs", "class_table", "results.json"),
     "scoring": made_by("costs", "scoring_table", "scoring.json"),
     "solved": solved,
+    "all-layers": all_layers,
     "first-sight": first_sight,
     "peaks": peaks_within(100, 400),
     "peaks-many-classes": peaks_within(20, 100),
