@@ -458,19 +458,6 @@ def laplace_agreement() -> str:
     return markdown(head, lines, left=2)
 
 
-def laplace_predictors() -> str:
-    """Costs of predictors on the networks of the comparison."""
-    lines = []
-    for row in read("laplace-torch/predictors.csv"):
-        ms, megabytes = float(row["predict_milliseconds"]), float(row["predict_megabytes"])
-        name, one = row["network"], "network"
-        (network,) = select("laplace-torch/predictors.csv", network=name, predictor=one)
-        passes = ms / float(network["predict_milliseconds"])
-        cells = map(_three_digits, (passes, ms, megabytes))
-        lines.append([name, row["predictor"], *cells])
-    return markdown(["network", "predictor", "passes", "ms per input", "peak, MB"], lines, left=2)
-
-
 def commands() -> str:
     """Our commands, their options and what they do, from their own definitions."""
     import typer
@@ -515,7 +502,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "if-comp": if_comp,
     "laplace-libraries": laplace_libraries,
     "laplace-agreement": laplace_agreement,
-    "laplace-predictors": laplace_predictors,
     "commands": commands,
     **paper_tables.TABLES,
     **benchmark_tables.TABLES,

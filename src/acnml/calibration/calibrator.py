@@ -469,6 +469,12 @@ def _notes(
             f"probabilities differ by {variation:.4f} on average (total variation)."
         )
     doubts = []
+    if not data.explains_labels:
+        doubts.append(
+            f"The network says hardly more about the validation labels than how frequent they are "
+            f"(NLL {data.nll:.3g} at temperature {chosen.temperature:.3g}): check that the labels "
+            "belong to the inputs, and that the classes are in the order of the network's outputs."
+        )
     if chosen.alpha == LARGEST:
         doubts.append(
             f"Even uniform predictions cost at most {price:g} nats, so the price sets no limit: "
