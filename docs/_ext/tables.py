@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import benchmark_tables
+import decision_tables
 import paper_tables
 from results import Row, markdown, read, select
 from values import IMAGES, TABULAR, by_table
@@ -517,6 +518,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "laplace-agreement": laplace_agreement,
     "laplace-predictors": laplace_predictors,
     "commands": commands,
+    **decision_tables.TABLES,
     **paper_tables.TABLES,
     **benchmark_tables.TABLES,
 }
