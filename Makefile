@@ -60,7 +60,7 @@ lint: setup  # check format and lint
 types: setup  # check types
 	$(BIN)/mypy
 
-check: test lint types rest  # test the library, then everything else: format, lint, types, all extras
+check: test lint types rest release-check  # everything that CI runs: the library, then format, lint, types and all extras
 
 format: setup  # format the code and fix lint where possible
 	$(BIN)/ruff format .

@@ -80,7 +80,7 @@ def main() -> None:
             }
             print(found, flush=True)
             rows.append(found)
-        plain = Acnml(classifier, posterior, Linearised(), alpha, on_unsolved="ignore")
+        plain = Acnml(classifier, posterior, Linearised("network"), alpha, on_unsolved="ignore")
         costs.append({"alpha": alpha, "added": cost_of_residuals(plain, queries)})
         print(costs[-1], flush=True)
     record(MEASUREMENTS / "solved.csv", rows)

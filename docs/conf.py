@@ -25,6 +25,7 @@ extensions = [
     "mathml",
     "results",
     "docstrings",
+    "gallery",
 ]
 exclude_patterns = ["_ext"]
 PLAYGROUND = Path(__file__).parents[1] / "playground" / "dist"  # made by `make page`

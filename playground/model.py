@@ -266,8 +266,12 @@ def add_logits(path: Path) -> None:
     They are in its graph already: the output of the last layer, before the temperature.
     """
     model = onnx.load(path)
-    (layer,) = (node for node in model.graph.node if "linear.weight" in node.input)
-    rename = {layer.output[0]: "logits"}
+    (division,) = (
+        node
+        for node in model.graph.node
+        if node.input[-1:] and node.input[-1].endswith("temperature")
+    )
+    rename = {division.input[0]: "logits"}
     for node in model.graph.node:
         node.input[:] = [rename.get(name, name) for name in node.input]
         node.output[:] = [rename.get(name, name) for name in node.output]
@@ -311,7 +315,7 @@ def describe(calibrated: acnml.Calibrated, net: nn.Module, data: Data) -> dict[s
         "temperatureOfEqualPrice": plain.temperature,
         "alpha": calibrated.alpha,
         "alphaOfClosedForm": closed.alpha,
-        "price": calibrated.price,
+        "price": calibrated.calibrator.price,
         "table": [asdict(row) for row in calibrated.table],
         "shares": SHARES,
         "thresholds": thresholds,

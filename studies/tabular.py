@@ -21,6 +21,7 @@ import sklearn
 import torch
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from acnml import conformal, metrics
 from acnml.conformal import SetScore
+from acnml.sklearn import LEAST_PROBABILITY as LEAST_OF_TREES
 from acnml.sklearn import AcnmlClassifier
 from studies.data.folder import DataError
 from studies.data.tabular import TABLES, Tabular
@@ -61,7 +63,7 @@ class TabularStudy:
 
     Args:
         tables: some of `TABLES`.
-        classifiers: some of "logistic" and "mlp".
+        classifiers: some of "logistic", "mlp", "boosting" and "forest".
         most_rows: of a table that are used, and of its shift.
         price: in nats, over the best temperature.
         coverage: of the conformal sets.
@@ -69,7 +71,7 @@ class TabularStudy:
     """
 
     tables: tuple[str, ...] = tuple(TABLES)
-    classifiers: tuple[str, ...] = ("logistic", "mlp")
+    classifiers: tuple[str, ...] = ("logistic", "mlp", "boosting", "forest")
     most_rows: int = 3000
     price: float = 0.01
     coverage: float = 0.9
@@ -120,6 +122,8 @@ def classifier(name: str, seed: int) -> Any:
     last = {
         "logistic": LogisticRegression(max_iter=2000),
         "mlp": MLPClassifier((50,), max_iter=200, random_state=seed),
+        "boosting": HistGradientBoostingClassifier(random_state=seed),
+        "forest": RandomForestClassifier(random_state=seed),
     }[name]
     return make_pipeline(StandardScaler(), last)
 
@@ -166,8 +170,8 @@ def predictions(
 
 def of_equal_price(acnml: AcnmlClassifier, inputs: Any) -> Any:
     """Return the classifier's probabilities at the temperature that costs as much as ACNML."""
-    log_probs = np.log(np.maximum(acnml.estimator_.predict_proba(inputs), 1e-300))
-    scaled = log_probs / acnml.calibrated_.calibrator.temperature_of_equal_price
+    log_probs = np.log(np.maximum(acnml.estimator_.predict_proba(inputs), LEAST_OF_TREES))
+    scaled = log_probs / acnml.calibrator_.temperature_of_equal_price
     return torch.softmax(torch.from_numpy(scaled), dim=1).numpy()
 
 

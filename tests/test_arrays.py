@@ -106,19 +106,6 @@ def test_tuning_takes_data_sets():
     assert tuning.alpha_by_nll(predictor, (x.numpy(), LABELS.numpy()), [0.1, 1.0]) == expected
 
 
-@pytest.mark.parametrize(
-    "train",
-    [
-        lambda c, data: acnml.fit_swag(c, data),
-        lambda c, data: acnml.fit_bayes_by_backprop(c, data),
-        lambda c, data: acnml.predictors.NaiveCnml(c, data)(MLP.x(2)),
-    ],
-)
-def test_training_asks_for_a_loader(train):
-    with pytest.raises(TypeError, match=r"trains by SGD, .*: pass DataLoader\(TensorDataset\("):
-        train(Classifier(MLP.model()), (MLP.x(6), LABELS))
-
-
 class TestDataOrLoader:
     X, Y = normal(2 * CHUNK + 3, 2, seed=0), torch.arange(2 * CHUNK + 3)
 

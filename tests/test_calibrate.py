@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -32,9 +33,10 @@ class Network(nn.Module):
 
     def __deepcopy__(self, memo):
         with torch.random.fork_rng():
-            copy = Network(self.head.out_features)
-        copy.body, copy.head, copy._seen = self.body, self.head, self._seen
-        return copy
+            other = Network(self.head.out_features)
+        other.body, other.head = copy.deepcopy(self.body, memo), copy.deepcopy(self.head, memo)
+        other._seen = self._seen
+        return other
 
     def forward(self, x):
         self._seen.append(x.shape[0])
@@ -445,6 +447,7 @@ def test_probabilities_are_not_logits():
         fit_calibrator((features, labels), (probs, features, labels))
 
 
+@pytest.mark.filterwarnings("ignore:The network says hardly more")
 def test_shuffled_labels_are_warned_of():
     logits, features, labels = arrays()
     shuffled = np.random.default_rng(1).permutation(labels)

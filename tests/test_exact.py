@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
-from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 
 from acnml.exact import LogisticProblem, cnml, fit, with_intercept
-from logistic import make_problem, normal, refit_by_scipy, refits_by_scipy
+from logistic import make_problem, normal, refits_by_scipy
 
 UNPENALISED_INTERCEPT = torch.tensor([0.5, 0.5, 0.0])
 GRID = [
@@ -88,42 +86,6 @@ def test_a_penalty_that_grows_leaves_the_unpenalised_intercept():
     # Only the share of each label is left, and it counts the query.
     shares = torch.tensor([n - ones + 1, ones + 1], dtype=torch.float64) / (n + 1)
     torch.testing.assert_close(refits.log_lik.exp(), shares.expand(4, 2), rtol=0, atol=1e-8)
-
-
-def test_a_penalty_on_everything_tends_to_uniform():
-    problem = make_problem(50, 2, 3, 1e12)
-    log_probs = cnml(problem, with_intercept(5 * normal(1, 4, 2))).log_probs
-    torch.testing.assert_close(log_probs.exp(), torch.full((4, 3), 1 / 3).double())
-
-
-def test_cnmap_is_less_conservative_as_the_penalty_grows():
-    features, labels = normal(0, 40, 2), torch.arange(40) % 2
-    features = with_intercept(features + 2 * (2 * labels - 1).unsqueeze(-1))
-    far = with_intercept(8 * torch.nn.functional.normalize(normal(1, 30, 2)))
-    regrets = [
-        cnml(LogisticProblem(features, labels, l2), far).regret.mean().item()
-        for l2 in (0.0, 0.1, 1.0, 10.0)
-    ]
-    assert regrets == sorted(regrets, reverse=True)
-
-
-def test_two_classes_with_a_vector_each_are_one_vector_with_half_the_penalty():
-    problem = make_problem(60, 2, 2, 0.5)
-    features = problem.features.numpy()
-    two = refit_by_scipy(features, problem.labels.numpy(), np.ones(3), 2, held=0)
-    expected = torch.tensor(log_softmax(features @ two.T, 1))
-    torch.testing.assert_close(fit(problem).log_probs(problem.features), expected)
-
-
-@pytest.mark.parametrize("l2", [0.0, 1.0])
-def test_labels_permute(l2):
-    problem = make_problem(60, 2, 3, l2)
-    order = torch.tensor([2, 0, 1])  # new name of every class
-    renamed = LogisticProblem(problem.features, order[problem.labels], l2, 3)
-    queries = with_intercept(4 * normal(4, 5, 2))
-    torch.testing.assert_close(
-        cnml(renamed, queries).log_lik[:, order], cnml(problem, queries).log_lik
-    )
 
 
 def test_blocks_and_batches_change_nothing():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
-from acnml.exact import LogisticProblem, cnml, fit, with_intercept
-from logistic import make_problem, normal, refits_by_scipy
+from acnml.exact import LogisticProblem, cnml, with_intercept
+from logistic import make_problem, normal
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.5])
@@ -51,25 +49,3 @@ def test_a_query_outside_the_span_of_the_data_fits_every_label():
         refits.log_lik[1:], cnml(problem, queries[1:, :3]).log_lik, rtol=0, atol=1e-9
     )
     assert refits.converged.all()
-
-
-def test_features_that_are_all_zero_leave_the_uniform_distribution():
-    problem = LogisticProblem(torch.zeros(5, 2), torch.tensor([0, 1, 1, 1, 1]), 0.0)
-    assert fit(problem).log_lik.item() == pytest.approx(-5 * math.log(2))
-    log_lik = cnml(problem, torch.tensor([[0.0, 0.0], [1.0, 0.0]])).log_lik
-    torch.testing.assert_close(log_lik.exp(), torch.tensor([[0.5, 0.5], [1.0, 1.0]]).double())
-
-
-@pytest.mark.parametrize("l2", [0.0, 0.2])
-def test_duplicate_points_count_as_often_as_they_occur(l2):
-    """m copies of the data with m times the penalty have the same maximum."""
-    problem = make_problem(40, 2, 3, l2)
-    copies = LogisticProblem(problem.features.repeat(3, 1), problem.labels.repeat(3), 3 * l2, 3)
-    torch.testing.assert_close(fit(copies).weights, fit(problem).weights, rtol=0, atol=1e-8)
-    queries = copies.features[:3]
-    torch.testing.assert_close(
-        cnml(copies, queries).log_lik.exp(),
-        refits_by_scipy(copies, queries).exp(),
-        rtol=0,
-        atol=1e-6,
-    )

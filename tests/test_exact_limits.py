@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import linprog
 from scipy.special import softmax
 
-from acnml.exact import LogisticProblem, cnml, fit, with_intercept
+from acnml.exact import LogisticProblem, cnml, with_intercept
 from logistic import grid_problem, make_problem, normal, refit_by_scipy
 
 
@@ -103,13 +103,6 @@ def test_limits_agree_with_linear_programming_where_points_often_touch(seed):
         assert refits.log_lik[0, label].exp().item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_separable_training_set_is_reported_as_such():
-    found = fit(grid_problem([0, 0, 1, 1]))
-    assert found.limit
-    assert found.converged
-    assert found.log_lik == 0
-
-
 def test_three_classes_without_a_maximum():
     """One class is separable and the others overlap, so they alone determine the limit."""
     pair = make_problem(40, 1, 2, 0.0)
@@ -127,14 +120,3 @@ def test_three_classes_without_a_maximum():
     torch.testing.assert_close(
         refits.log_lik[0, :2], cnml(pair, query).log_lik[0], rtol=0, atol=1e-6
     )
-
-
-def test_an_unpenalised_intercept_can_diverge():
-    labels = torch.ones(10, dtype=torch.long)
-    penalty = torch.tensor([1.0, 0.0])
-    problem = LogisticProblem(with_intercept(normal(0, 10, 1)), labels, penalty)
-    refits = cnml(problem, with_intercept(normal(1, 3, 1)))
-    assert refits.converged.all()
-    assert refits.limit.tolist() == [[False, True]] * 3
-    assert (refits.log_lik[:, 1] == 0).all()
-    assert (refits.log_lik[:, 0] < -0.5).all()

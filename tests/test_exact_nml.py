@@ -57,16 +57,6 @@ def test_the_regret_is_the_same_for_every_sequence_and_no_distribution_has_less(
         assert found.regret(rival).max() > found.complexity + 1e-6
 
 
-def test_cnml_looks_at_the_last_label_of_a_fitted_sequence():
-    """CNML fits the whole sequence and uses the probability of its last label."""
-    features, labels = with_intercept(normal(6, 7, 1)), torch.tensor([0, 1, 0, 1, 1, 0])
-    refits = cnml(LogisticProblem(features[:6], labels), features[6:])
-    for label in range(2):
-        whole = fit(LogisticProblem(features, torch.cat([labels, torch.tensor([label])])))
-        own = whole.log_probs(features[6:])[0, label]
-        torch.testing.assert_close(refits.log_lik[0, label], own, rtol=0, atol=1e-9)
-
-
 def test_too_many_sequences_are_refused():
     with pytest.raises(ValueError, match="2\\^21 label sequences"):
         nml(torch.ones(21, 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 import subprocess
@@ -121,14 +120,6 @@ def test_a_link_is_followed_and_stays_a_link(tmp_path, exists):
     assert mean(target) == mean(link) == 5
 
 
-def test_the_longest_possible_name_works(tmp_path):
-    path = tmp_path / ("n" * 255)
-    acnml.save(posterior(), path)
-    acnml.save(posterior(value=2.0), path)
-    assert mean(path) == 2
-    assert list(tmp_path.iterdir()) == [path]
-
-
 # Disks that do not take the file ---------------------------------------------------------------
 
 
@@ -153,16 +144,6 @@ def test_errors_of_the_disk_leave_the_old_file_and_no_drafts(tmp_path, monkeypat
         acnml.save(posterior(value=2.0), path)
     assert mean(path) == 1
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_to(tmp_path):
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(StorageError, match="Permission denied; make it writable"):
-            acnml.save(posterior(), tmp_path / "file")
-    finally:
-        tmp_path.chmod(0o700)
 
 
 @pytest.mark.skipif(not os.access("/proc/self", os.R_OK), reason="needs /proc")
@@ -225,14 +206,6 @@ def test_drafts_of_killed_writers_are_removed_and_those_of_living_ones_not(tmp_p
     assert sorted(tmp_path.iterdir()) == [path, other]
 
 
-def test_files_that_look_like_drafts_stay(tmp_path):
-    others = [".file.tmp", ".file.abc.tmp", f"file.{'0' * 32}.tmp", f".other.{'0' * 32}.tmp"]
-    for name in others:
-        (tmp_path / name).touch()
-    files.write_file(tmp_path / "file", b"content")
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, "file"])
-
-
 def test_a_draft_that_was_taken_for_abandoned_is_written_again(tmp_path, monkeypatch):
     """Another writer removes the draft between its creation and its lock."""
     removed, lock = [], files._lock
@@ -247,22 +220,6 @@ def test_a_draft_that_was_taken_for_abandoned_is_written_again(tmp_path, monkeyp
     files.write_file(tmp_path / "file", b"content")
     assert removed
     assert (tmp_path / "file").read_bytes() == b"content"
-
-
-def test_without_locks_no_draft_is_removed(tmp_path, monkeypatch):
-    """Some network disks have no locks: nobody can tell whether a draft is abandoned."""
-
-    def fail(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    draft = tmp_path / f".file.{'0' * 32}.tmp"
-    draft.touch()
-    monkeypatch.setattr(fcntl, "flock", fail)
-    files.write_file(tmp_path / "file", b"content")
-    assert draft.exists()
-    monkeypatch.undo()
-    files.write_file(tmp_path / "file", b"content")
-    assert not draft.exists()
 
 
 def test_two_writers_at_once_both_finish(tmp_path):

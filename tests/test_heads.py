@@ -13,6 +13,7 @@ from acnml import Classifier, calibrate, fit_calibrator, metrics
 from acnml.calibration.heads import MOST_PLACES, Sigmoid, Softmax, find_head
 from acnml.calibration.rules import RULES
 from acnml.posteriors import Diagonal
+from acnml.solve import Reference
 from acnml.solve.isotropic import solve_diagonal
 from acnml.solve.sigmoid import solve_sigmoid
 from cases import normal
@@ -58,7 +59,7 @@ def test_a_single_logit_is_where_the_papers_iteration_converges_to(alpha):
     x, weight = normal(4, 5), model.weight.detach()
     posterior = Diagonal({"weight": weight}, {"weight": alpha * torch.ones_like(weight)})
     view = Classifier(model, get_logits=lambda z: torch.cat([torch.zeros_like(z), z], dim=1))
-    literal = acnml.solvers.Reference(steps=1000, step_size=0.05)(view, posterior, x)
+    literal = Reference(steps=1000, step_size=0.05)(view, posterior, x)
     found = solve_sigmoid((x @ weight.T)[:, 0], alpha * (x**2).sum(-1))
     torch.testing.assert_close(found, literal.log_lik, rtol=0, atol=1e-9)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import acnml
 from acnml import Classifier
-from acnml.fit import EmpiricalFisher, FullCurvature
+from acnml.fit import EmpiricalFisher
 from cases import CONV, normal
 
 
@@ -80,13 +80,6 @@ def test_kfac_says_what_it_covers_where_a_model_has_none_of_it(build):
     assert acnml.Bma(classifier, posterior)(X).shape == (4, 3)
 
 
-@pytest.mark.parametrize("structure", ["diag", "kron"])
-def test_names_a_weight_that_is_reparametrised(structure):
-    model = reparametrised()
-    with pytest.raises(ValueError, match=r"the weight of layer '2' .* is reparametrised"):
-        acnml.fit_laplace(model, [(X, Y)], structure=structure, layers=[model[2]])
-
-
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -136,19 +129,6 @@ def test_refuses_layers_that_no_gradient_reaches(fit, names, message):
 def test_empirical_fisher_needs_labels():
     with pytest.raises(ValueError, match="EmpiricalFisher needs labels"):
         acnml.fit_laplace(Classifier(nn.Linear(4, 3)), [X], fisher=EmpiricalFisher())
-
-
-@pytest.mark.parametrize(
-    ("hessian", "message"),
-    [
-        (torch.eye(3), r"hessian has shape \(3, 3\), but the mean has 2 entries"),
-        (torch.tensor([[1.0, 0.5], [0.0, 1.0]]), "hessian must be symmetric"),
-        (torch.full((2, 2), torch.nan), "hessian has NaN"),
-    ],
-)
-def test_a_full_curvature_that_is_none_is_refused(hessian, message):
-    with pytest.raises(ValueError, match=message):
-        FullCurvature({"w": torch.zeros(2)}, hessian)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ ROOT = Path(acnml.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 
 # The agreed numbers of files, which docs/architecture.md states.
-LAST_LAYER, ALL_LAYERS = 11, 17
+LAST_LAYER, ALL_LAYERS = 14, 18
 
 
 def files_passed(call) -> set[str]:

@@ -124,7 +124,7 @@ def test_logits_that_depend_on_the_batch_are_refused_by_name(kind, use):
 
 def test_calibrate_refuses_them_too():
     x, labels = normal(400, 4, seed=5), torch.arange(400) % 3
-    with pytest.raises(ValueError, match="the rest of its batch, beginning before module 'head'"):
+    with pytest.raises(ValueError, match="the input of 'head', depend on the rest of its batch"):
         acnml.calibrate(built(ReorderedFeatures), [x], [(x + 1, labels)])
 
 

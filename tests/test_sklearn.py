@@ -20,7 +20,11 @@ from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import make_classification
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.ensemble import (
+    GradientBoostingClassifier,
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+)
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
 from sklearn.impute import SimpleImputer
@@ -492,3 +496,40 @@ def test_warnings_are_those_of_calibrate_only():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fast(price=0.3).fit(x, y)
+
+
+def test_values_of_pairs_of_classes_are_not_taken_for_those_of_classes():
+    x, y = data()
+    with pytest.raises(TypeError, match='set decision_function_shape="ovr"'):
+        fast(SVC(decision_function_shape="ovo")).fit(x, y)
+    by_class = fast(make_pipeline(StandardScaler(), SVC())).fit(x, y)
+    assert by_class.score(x, y) > 0.5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RandomForestClassifier(20, random_state=0),
+        lambda: GradientBoostingClassifier(n_estimators=5, random_state=0),
+        lambda: make_pipeline(StandardScaler(), RandomForestClassifier(20, random_state=0)),
+    ],
+)
+def test_leaves_of_trees_are_features(make):
+    x, y = data()
+    found = fast(make(), features="leaves").fit(x, y)
+    assert len(found.calibrator_.atypicality.mean) <= 256
+    # Leaves that no training input reaches together are atypical.
+    shuffled = np.random.default_rng(0).permuted(x, axis=0)
+    assert found.atypicality(shuffled).mean() > found.atypicality(x).mean()
+    file = io.BytesIO()
+    joblib.dump(found, file)
+    file.seek(0)
+    assert np.array_equal(joblib.load(file).predict_proba(x), found.predict_proba(x))
+
+
+def test_what_has_no_leaves_is_refused():
+    x, y = data()
+    with pytest.raises(TypeError, match="HistGradientBoostingClassifier has no method `apply`"):
+        fast(HistGradientBoostingClassifier(max_iter=5), features="leaves").fit(x, y)
+    with pytest.raises(ValueError, match='features must be "leaves", a transformer'):
+        fast(features="leafs").fit(x, y)

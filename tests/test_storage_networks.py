@@ -211,3 +211,24 @@ def test_weights_in_the_file_may_be_others_in_the_network_but_not_of_another_sha
     other[2] = nn.Linear(5, 4)
     with pytest.raises(StorageError, match=r"out_features of '2' \(Linear\) is 4"):
         acnml.load(tmp_path / "acnml", Classifier(other))
+
+
+class Counting(nn.Module):
+    """A network with private attributes: a setting, and one that changes whenever it is run."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.head, self._calls, self._scale = nn.Linear(4, 3), 0, scale
+
+    def forward(self, x):
+        self._calls += 1
+        return self.head(x) * self._scale
+
+
+def test_private_attributes_are_settings_too(tmp_path):
+    model = Counting()
+    acnml.save(acnml.Map(Classifier(model)), tmp_path / "a")
+    acnml.load(tmp_path / "a", Classifier(model))
+    model._scale = 5.0
+    with pytest.raises(StorageError, match=r"_scale of 'the model' .* is 5\.0 .*was 1\.0"):
+        acnml.load(tmp_path / "a", Classifier(model))

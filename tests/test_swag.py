@@ -177,30 +177,6 @@ def test_the_way_that_the_warning_names_fits_the_weights():
     assert (stale - expected).abs().max() > 0.01
 
 
-def test_batch_norm_before_all_that_is_trained_is_left_as_it_is():
-    model = normed()
-    for layers in ([model[3]], [model[1], model[3]]):  # no warning
-        fit_swag(model, [(X, Y)], epochs=2, learning_rate=0.5, layers=layers)
-
-
-@pytest.mark.parametrize(
-    ("act", "message"),
-    [
-        (lambda: Swag(rank=1), "rank must be at least 2"),
-        (lambda: Swag().diagonal(), "at least 2 updates to estimate a variance, got 0"),
-        (lambda: collected(nn.Linear(2, 2), torch.zeros(1, 6), Swag()).low_rank(), "got 1"),
-        (lambda: fit_swag(Classifier(MODELS[1].model()), [(X, Y)], epochs=1), "at least 2 epochs"),
-        (
-            lambda: fit_swag(Classifier(MODELS[1].model()), [(X, Y)] * 5, learning_rate=1e308),
-            "batch [1-4]: the model's logits are NaN .* or lower the learning rate",
-        ),
-    ],
-)
-def test_refuses_what_cannot_be_fitted(act, message):
-    with pytest.raises(ValueError, match=message):
-        act()
-
-
 # Merging -----------------------------------------------------------------------------------------
 
 

@@ -21,68 +21,6 @@ def made_by(module: str, function: str, file: str) -> Table:
     return table
 
 
-def solved() -> str:
-    """How many labels are solved, by α and steps."""
-    lines = [
-        [
-            f"{float(row['alpha']):g}",
-            row["steps"],
-            f"{float(row['solved']):.0%}".replace("%", " %"),
-            f"{float(row['residual']):.3f}",
-            f"{float(row['log_lik']):.3f}",
-            f"{float(row['seconds']):.2f} s",
-        ]
-        for row in read("measurements/solved.csv")
-    ]
-    head = ["α", "steps", "solved", "median residual", "mean log-likelihood", "CPU time"]
-    return markdown(head, lines, left=0)
-
-
-def first_sight() -> str:
-    """What the checks on first sight of a model cost."""
-    lines = []
-    for row in read("measurements/first-sight.csv"):
-        kind, _, rest = row["predictor"].partition(", ")
-        times = (f"{float(row[name]):.1f} ms" for name in ("plain_ms", "checks_ms"))
-        shares = (f"{100 * float(row[name]):.1f} %" for name in ("share", "share_of_two_rows"))
-        predictor = f"`{kind}`, {rest}" if rest else f"`{kind}`"
-        lines.append([row["network"], predictor, *times, *shares])
-    head = ["network", "predictor", "prediction", "checks", "share", "two rows alone"]
-    return markdown(head, lines, left=2)
-
-
-NETWORKS = {
-    "mlp": "multilayer perceptron",
-    "cnn": "convolutional",
-    "1000 classes": "1,000 classes",
-}
-SOLVERS = {
-    "logits": "`Linearised()`, no residuals",
-    "Linearised": "`Linearised(polish=2)`",
-    "Gradient": "`Gradient()`",
-}
-POSTERIORS = {"diagonal": "diagonal", "kronecker": "Kronecker", "last layer": "last layer"}
-
-
-def peaks_within(*budgets: int) -> Table:
-    """Return the table of peaks of memory of the networks with these budgets."""
-
-    def table() -> str:
-        found: dict[tuple[str, ...], dict[str, str]] = {}
-        for row in read("measurements/peaks.csv"):
-            case = (row["network"], row["solver"], row["posterior"])
-            found.setdefault(case, {})[row["budget"]] = f"{float(row['peak']):.0f} MB"
-        lines = [
-            [NETWORKS.get(network, network), SOLVERS[solver], POSTERIORS[posterior], *of.values()]
-            for (network, solver, posterior), of in found.items()
-            if list(of) == [str(budget) for budget in budgets]
-        ]
-        head = ["network", "solver", "posterior", *(f"peak for {b} MB" for b in budgets)]
-        return markdown(head, lines, left=3)
-
-    return table
-
-
 def fuzz() -> str:
     """How many generated cases of every kind ended how."""
     rows = read("measurements/fuzz.csv")
@@ -150,10 +88,6 @@ TABLES: dict[str, Table] = {
     "million-inputs": made_by("costs", "network_table", "results.json"),
     "million-by-classes": made_by("costs", "class_table", "results.json"),
     "scoring": made_by("costs", "scoring_table", "scoring.json"),
-    "solved": solved,
-    "first-sight": first_sight,
-    "peaks": peaks_within(100, 400),
-    "peaks-many-classes": peaks_within(20, 100),
     "fuzz": fuzz,
     "stragglers": stragglers("yes"),
     "stragglers-again": stragglers("no"),

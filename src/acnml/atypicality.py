@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from acnml._util.processes import Group
+from acnml._util.threads import one_thread
 
 # Directions of features whose covariance is estimated; distances cost this times the features.
 MOST_RANK = 256
@@ -321,6 +322,7 @@ class _Gaussian(NamedTuple):
     overfit: float
 
 
+@one_thread()
 def _most_likely(
     main: Tensor,
     within: Tensor,

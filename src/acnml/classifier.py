@@ -9,6 +9,7 @@ parameters, buffers and gradients of the user's module therefore never change, e
 from __future__ import annotations
 
 import copy
+import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -58,6 +59,7 @@ class Structures:
         self.template = eval_structure(model)
         require_independent(self.template, model)
         self._idle: deque[nn.Module] = deque()  # append and pop are atomic
+        self.ready = Ready(model, self.template, {}, {})
 
     @contextmanager
     def borrowed(self, changes: Changes) -> Iterator[nn.Module]:
@@ -73,8 +75,8 @@ class Structures:
             handles.append(module.register_forward_pre_hook(seal.close))
             handles.append(module.register_forward_hook(seal.open))
         for name, hook in changes.hooks.items():
-            module, run_hook = structure.get_submodule(name), partial(_run_hook, hook)
-            handles.append(module.register_forward_hook(run_hook, with_kwargs=True))
+            module = structure.get_submodule(name)
+            handles.append(module.register_forward_hook(partial(run_hook, hook), with_kwargs=True))
         replaced = [(structure.get_submodule(name), run) for name, run in changes.forwards.items()]
         own = [vars(module).get("forward") for module, _ in replaced]
         for module, run in replaced:
@@ -89,6 +91,111 @@ class Structures:
                 if forward is not None:
                     module.forward = forward
             self._idle.append(structure)
+
+
+@final
+class _ReadyCopy:
+    """A copy of a model with everything in place, so that a run costs little beyond the model's.
+
+    It shares the parameters, detached, and hooks stay attached to it. Its buffers are its own and
+    are filled before every run, because a module may write to them even in eval mode.
+    """
+
+    def __init__(
+        self, model: nn.Module, template: nn.Module, overrides: Params, hooks: Mapping[str, Hook]
+    ) -> None:
+        self.module = eval_structure(template)
+        theirs = {slot.path: slot for slot in _slots(model)}
+        self.kind = _kind(model)
+        # Where the model holds its modules and tensors, and which they were.
+        self._places: list[tuple[dict[str, Any], str]] = [
+            *((slot.store, slot.key) for slot in theirs.values()),
+            *((owner._modules, n) for owner in model.modules() for n in owner._modules),
+        ]
+        tensors = [slot.tensor for slot in theirs.values()]
+        self._count, self._addresses = len(tensors), _addresses(tensors)
+        self._held = self._now()
+        self._own: list[tuple[dict[str, Any], str, Tensor]] = []
+        self._buffers: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for slot in _slots(self.module):
+            if slot.path in theirs:
+                self._take(slot, theirs[slot.path], overrides)
+        for name, hook in hooks.items():
+            module = self.module.get_submodule(name)
+            module.register_forward_hook(partial(run_hook, hook), with_kwargs=True)
+
+    def _take(self, own: _Slot, its: _Slot, overrides: Params) -> None:
+        tensor = overrides.get(its.name, its.tensor).detach()
+        if not isinstance(its.tensor, nn.Parameter):
+            copied = tensor.clone()
+            self._buffers[0].append(copied)
+            self._buffers[1].append(tensor)
+            tensor = copied
+        self._own.append((own.store, own.key, tensor))
+
+    def _now(self) -> list[Any]:
+        return [store.get(key) for store, key in self._places]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the user's model still holds the same modules, and tensors in the same memory."""
+        now = self._now()
+        return all(map(operator.is_, now, self._held)) and (
+            _addresses(now[: self._count]) == self._addresses
+        )
+
+    def reset(self) -> None:
+        """Undo what the last run may have done to tensors, and follow the user's buffers."""
+        for store, key, tensor in self._own:
+            store[key] = tensor
+        if self._buffers[0]:
+            with torch.no_grad():
+                torch._foreach_copy_(*self._buffers)
+
+
+@final
+class Ready:
+    """A pool of copies that are ready to run, one for every concurrent run of a view."""
+
+    def __init__(
+        self, model: nn.Module, template: nn.Module, overrides: Params, hooks: Mapping[str, Hook]
+    ) -> None:
+        self._of = (model, template, overrides, hooks)
+        self._idle: deque[_ReadyCopy] = deque()  # append and pop are atomic
+
+    @contextmanager
+    def borrowed(self) -> Iterator[nn.Module]:
+        """Take a copy from the pool."""
+        ready = self._taken()
+        ready.reset()
+        try:
+            yield ready.module
+        finally:
+            self._idle.append(ready)
+
+    @property
+    def kind(self) -> tuple[torch.device, torch.dtype | None]:
+        """The device and the type of floating point inputs."""
+        ready = self._taken()
+        self._idle.append(ready)
+        return ready.kind
+
+    def _taken(self) -> _ReadyCopy:
+        """Take a copy that is not out of date; others are dropped."""
+        try:
+            ready = self._idle.pop()
+        except IndexError:
+            ready = None
+        if ready is not None and ready.is_current:
+            return ready
+        with torch.inference_mode(False):
+            return _ReadyCopy(*self._of)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ready:
+        return Ready(*copy.deepcopy(self._of, memo))
+
+    def __reduce__(self) -> tuple[type[Ready], tuple[Any, ...]]:
+        return Ready, self._of
 
 
 @final
@@ -127,7 +234,7 @@ def _chained(first: Hook, second: Hook) -> Hook:
     return lambda module, args, output: second(module, args, first(module, args, output))
 
 
-def _run_hook(
+def run_hook(
     hook: Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
 ) -> Tensor:
     """Call a hook with a module's arguments, positional or keyword."""
@@ -212,6 +319,7 @@ class Classifier:
         self._get_logits = _own_logits if get_logits is None else _Extractor(get_logits)
         self._structures = Structures(model)
         self._changes = Changes()
+        self._ready: Ready | None = self._structures.ready
         self.overrides: Params = {}
         self.temperature = 1.0
         self._has_any_shape = False
@@ -232,7 +340,7 @@ class Classifier:
         checks.require_fits(tensors, own)
         other = copy.copy(self)
         replaced = {name: tensor.detach() for name, tensor in _like(own, tensors).items()}
-        other.overrides = {**self.overrides, **replaced}
+        other.overrides, other._ready = {**self.overrides, **replaced}, None
         return other
 
     def tempered(self, temperature: float) -> Classifier:
@@ -316,14 +424,11 @@ class Classifier:
             raise ValueError("the batch is empty: pass at least one input")
         for name, tensor in batches.named_tensors(x).items():
             if tensor.is_floating_point():
-                # -inf is allowed, because additive attention masks contain it.
-                bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
+                bounded = tensor
+                if not isinstance(x, Tensor):  # additive attention masks contain -inf
+                    bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
                 checks.require_finite(bounded, f"input {name} is", "clean the data first")
-        tensors: list[Tensor] = [*self.model.parameters()] or [*self.model.buffers()]
-        device = tensors[0].device if tensors else torch.device("cpu")
-        dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-        # If the model's parameters have several types, inputs keep their own type.
-        dtype = dtypes.pop() if len(dtypes) == 1 else None
+        device, dtype = self._structures.ready.kind
         return batches.map_inputs(x, lambda tensor: _follow(tensor, device, dtype))
 
     def logits(self, x: Inputs, tensors: Params | None = None, rows: int = 1) -> Tensor:
@@ -333,9 +438,12 @@ class Classifier:
         transform. The tensors are converted to the types and moved to the devices of the model's
         own. If hooks turn every input into several rows, the result is (B · rows, K).
         """
+        if self._ready is not None and not tensors:
+            with self._ready.borrowed() as module:
+                return self._logits(x, partial(_call, module), batches.size(x) * rows)
         # Buffers are cloned because a module may write to them, even in eval mode.
         named = {}
-        for name, _, _, own in _slots(self.model):
+        for name, _, _, _, own in _slots(self.model):
             tensor = self.overrides.get(name, own).detach()
             named[name] = tensor if isinstance(own, nn.Parameter) else tensor.clone()
         values = named
@@ -388,6 +496,14 @@ class Classifier:
             {**old.forwards, **(forwards or {})},
             (*old.sealed, *sealed),
         )
+        other._ready = None
+        return other
+
+    def observed(self, hooks: Mapping[str, Hook]) -> Classifier:
+        """View the same model with hooks that stay attached, for a view that runs many times."""
+        other = self.hooked(hooks)
+        hooks = other._changes.hooks
+        other._ready = Ready(self.model, self._structures.template, self.overrides, hooks)
         return other
 
     def gradient(self, x: Inputs, params: Params, cotangent: Tensor | None = None) -> Params:
@@ -547,6 +663,7 @@ class _Slot(NamedTuple):
     """Where a module keeps one of its tensors."""
 
     name: str  # the first name of the tensor, if several modules share it
+    path: str  # its name here
     store: dict[str, Any]  # `_parameters` or `_buffers` of the module that holds it
     key: str
     tensor: Tensor
@@ -565,12 +682,16 @@ def _slots(module: nn.Module) -> list[_Slot]:
             for key, tensor in store.items():
                 if tensor is not None:
                     name = names.setdefault(id(tensor), prefix + key)
-                    found.append(_Slot(name, store, key, tensor))
+                    found.append(_Slot(name, prefix + key, store, key, tensor))
         children = [
             (f"{prefix}{n}.", child) for n, child in owner._modules.items() if child is not None
         ]
         waiting += reversed(children)
     return found
+
+
+def _call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return module(*args, **kwargs)
 
 
 def _run_with(
@@ -585,6 +706,20 @@ def _run_with(
     finally:
         for slot in replaced:
             slot.store[slot.key] = slot.tensor
+
+
+def _addresses(tensors: list[Tensor]) -> list[tuple[int, int]]:
+    """Return where tensors are in memory, and how many numbers they have."""
+    return [*zip(map(Tensor.data_ptr, tensors), map(Tensor.numel, tensors), strict=True)]
+
+
+def _kind(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
+    """Return the device of a model's inputs, and their type where they are floating point."""
+    tensors: list[Tensor] = [*model.parameters()] or [*model.buffers()]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    # If the model's parameters have several types, inputs keep their own type.
+    return device, dtypes.pop() if len(dtypes) == 1 else None
 
 
 def _follow(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -80,7 +81,7 @@ class Place:
             return tensor
         flat = tensor.movedim(self.channels, 1).flatten(2)
         mean = flat.mean(-1, keepdim=True)
-        deviation = (flat - mean).square().mean(-1).sqrt()
+        deviation = torch.linalg.vector_norm(flat - mean, dim=-1) / math.sqrt(flat.shape[-1])
         return torch.cat([mean.squeeze(-1), deviation], dim=1)
 
 
@@ -113,30 +114,54 @@ class Folding:
 
 
 @final
+class Kept(threading.local):
+    """The features of the last run by place, for every thread its own."""
+
+    def __init__(self) -> None:
+        self.features: dict[Place, Tensor] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
+        return Kept()
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
+
+
+@final
+@dataclass(frozen=True)
+class Keeper:
+    """A forward hook that pools what passes a module; at once, as a later one may write to it."""
+
+    places: tuple[Place, ...]
+    kept: Kept
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Keep the features, and return the output as it is."""
+        for place in self.places:
+            self.kept.features[place] = place.pooled(args, output)
+        return output
+
+
+def keepers(places: Sequence[Place], kept: Kept) -> dict[str, Keeper]:
+    """Return a hook for every module that has places."""
+    by_module: dict[str, tuple[Place, ...]] = {}
+    for place in places:
+        by_module[place.module] = (*by_module.get(place.module, ()), place)
+    return {name: Keeper(own, kept) for name, own in by_module.items()}
+
+
+@final
 class Taps:
     """A view of a classifier that keeps the pooled features of its last run.
 
-    Run `classifier` in any way, then call `features` once.
+    Run `classifier` in any way, then call `features` once, in the same thread.
     """
 
     def __init__(
         self, classifier: Classifier, places: Sequence[Place], folding: Folding | None = None
     ) -> None:
-        self.places, self.folding = tuple(places), folding
-        self._kept: dict[Place, Tensor] = {}
-        by_module: dict[str, list[Place]] = {}
-        for place in self.places:
-            by_module.setdefault(place.module, []).append(place)
-        hooks = {name: self._keeping(own) for name, own in by_module.items()}
-        self.classifier = classifier.hooked(hooks)
-
-    def _keeping(self, places: list[Place]) -> Hook:
-        def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-            for place in places:  # pooled at once: a later module may write to the tensor
-                self._kept[place] = place.pooled(args, output)
-            return output
-
-        return hook
+        self.places, self.folding, self._kept = tuple(places), folding, Kept()
+        self.classifier = classifier.observed(keepers(self.places, self._kept))
 
     def features(self, size: int) -> Tensor:
         """Return the features (B, d) of the last run of `size` inputs, and forget them.
@@ -144,7 +169,7 @@ class Taps:
         A run that takes another way through the model would otherwise return the features of the
         run before it.
         """
-        kept, self._kept = self._kept, {}
+        kept, self._kept.features = self._kept.features, {}
         return joined(self.places, kept, size, self.folding)
 
 
@@ -183,6 +208,45 @@ def find_places(classifier: Classifier, x: Inputs) -> tuple[Place, ...]:
 
 @torch.inference_mode(False)
 @torch.no_grad()
+def require_apart(classifier: Classifier, x: Inputs, places: Sequence[Place]) -> tuple[Place, ...]:
+    """Return the places where an input's features do not depend on the rest of its batch.
+
+    If there are none, an error is raised. Two inputs of a prepared batch are run by themselves.
+    """
+    size = batches.size(x)
+    if size < 3:
+        return tuple(places)
+    rows = torch.tensor([size - 1, 0], device="cpu")
+    whole, own = (_read(classifier, some, places) for some in (x, batches.take(x, rows)))
+    apart = [
+        place
+        for place in places
+        if place not in whole or len(whole[place]) != size or _agree(whole[place][rows], own[place])
+    ]
+    if not apart:
+        raise ValueError(
+            f"the features of an input, the {places[-1]}, depend on the rest of its batch: take "
+            "features at other places"
+        )
+    return tuple(apart)
+
+
+def _read(classifier: Classifier, x: Inputs, places: Sequence[Place]) -> dict[Place, Tensor]:
+    kept = Kept()
+    classifier.hooked(keepers(places, kept)).logits(x)
+    return kept.features
+
+
+def _agree(left: Tensor, right: Tensor) -> bool:
+    """Whether features of the same inputs are equal up to rounding at the scale of each input."""
+    tolerance, scale = torch.finfo(left.dtype).eps ** 0.5, left.flatten(1).abs().amax(1)
+    if left.shape != right.shape:  # a model may cut off what is padding in its whole batch
+        return left.ndim > 2
+    return bool(((left - right).flatten(1).abs().amax(1) <= tolerance * scale).all())
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
 def find_last_layer(classifier: Classifier, x: Inputs, channels: int) -> Place:
     """Return the input of the layer whose outputs are logits with positions.
 
@@ -216,7 +280,7 @@ def find_last_layer(classifier: Classifier, x: Inputs, channels: int) -> Place:
     if not fitting:
         raise ValueError(
             "no layer was found whose outputs are the logits at positions: name where features are "
-            'taken, such as places=[acnml.Place("decoder", is_pooled=False)]'
+            'taken, such as places=[acnml.features.Place("decoder", is_pooled=False)]'
         )
     return Place((exact or fitting)[-1], is_input=True, channels=channels, is_pooled=False)
 

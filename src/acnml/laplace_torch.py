@@ -48,8 +48,7 @@ def from_laplace(la: ParametricLaplace) -> Posterior:
     `la(x, link_approx="probit")`.
 
     >>> import acnml, torch, warnings
-    >>> data = [(torch.randn(10, 4), torch.arange(10) % 3) for _ in range(3)]
-    >>> loader = torch.utils.data.DataLoader([pair for x, y in data for pair in zip(x, y)], 10)
+    >>> loader = torch.utils.data.DataLoader(list(zip(torch.randn(30, 4), [0, 1, 2] * 10)), 10)
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore")
@@ -89,8 +88,7 @@ def to_laplace(posterior: Posterior, la: ParametricLaplace) -> Any:
         la: a fitted approximation over these parameters. It is not changed.
 
     >>> import acnml, torch, warnings
-    >>> data = [(torch.randn(10, 4), torch.arange(10) % 3) for _ in range(3)]
-    >>> loader = torch.utils.data.DataLoader([pair for x, y in data for pair in zip(x, y)], 10)
+    >>> loader = torch.utils.data.DataLoader(list(zip(torch.randn(30, 4), [0, 1, 2] * 10)), 10)
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore")

@@ -8,10 +8,9 @@ network is linear in it: no Jacobian is needed, and V has a structure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
@@ -20,16 +19,18 @@ from torch.func import jacrev, vmap
 from acnml._algebra.dual import Affine
 from acnml._algebra.kernels import DenseKernel, Kernel
 from acnml._engine.chunks import row_chunks
-from acnml._engine.last_layer import Features, features, only_linear
-from acnml._engine.layers import unsupported
+from acnml._engine.last_layer import Features, features
+from acnml._engine.layers import only_linear, unsupported
 from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
-from acnml._util.memory import budget
+from acnml._util.memory import default_budget
 from acnml._util.params import Params, count
 from acnml.classifier import Classifier, without_autocast
 from acnml.posteriors import Posterior
-from acnml.solution import UnsolvedError
+from acnml.solution import Solution, UnsolvedError
+
+T = TypeVar("T")
 
 # Vectors of K numbers, and K×K matrices, that an input takes at most while it is solved.
 VECTORS, MATRICES = 40, 4
@@ -96,6 +97,22 @@ class Problem:
         return Problem(logits, Kernel.joined([part.kernel for part in parts]), parts[0].dtype)
 
 
+def each_solved(parts: Iterable[Problem], solve: Callable[[Problem], T], total: int) -> list[T]:
+    """Solve the parts of a batch of `total` inputs; errors name inputs by their index in it."""
+    solved: list[T] = []
+    done = 0
+    for problem in parts:
+        with checks.counting_from(done, total):
+            solved.append(solve(problem))
+        done += len(problem)
+    return solved
+
+
+def joined(parts: Sequence[Solution]) -> Solution:
+    """Return the solutions of several parts of a batch as one."""
+    return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
 @torch.no_grad()
 def problems(
     classifier: Classifier,
@@ -157,12 +174,6 @@ def of_features(
     for start in range(0, total, size):
         with checks.counting_from(start, total):
             yield part(slice(start, start + size))
-
-
-@cache
-def default_budget(device: torch.device) -> int:
-    """Return the bytes to use on a device, found out once."""
-    return budget(device, None)
 
 
 def _by_rows(

@@ -42,7 +42,9 @@ with needed_by("acnml.sklearn", "acnml[sklearn]"):
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedShuffleSplit, check_cv
     from sklearn.model_selection._search import BaseSearchCV
-    from sklearn.pipeline import Pipeline
+    from sklearn.pipeline import Pipeline, make_pipeline
+    from sklearn.preprocessing import FunctionTransformer, OneHotEncoder
+    from sklearn.random_projection import SparseRandomProjection
     from sklearn.utils import Tags, _safe_indexing, check_array, get_tags, indexable
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.parallel import Parallel, delayed
@@ -60,6 +62,9 @@ FOLDS = 5
 
 # The score has a dense covariance of this many features at most.
 WIDEST = 10_000
+
+# Leaves are one-hot, and projected at random to this many features.
+LEAF_FEATURES = 256
 
 # A probability counts as at least this one: those of trees and neighbours may be zero.
 LEAST_PROBABILITY = 1e-4
@@ -88,7 +93,8 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         estimator: the classifier. The default is a `LogisticRegression`.
         features: what the score of atypicality is computed from: a transformer, which is fitted on
             the training inputs, or a function of the inputs. By default the inputs as they are, or
-            what a pipeline passes to its last step.
+            what a pipeline passes to its last step. "leaves" takes the leaves that an input reaches
+            in a forest or in boosted trees with a method `apply`.
         price: accepted increase of the held-out NLL over the best temperature, in nats. A higher
             price gives less confident predictions.
         rule: "acnml" or "closed-form", see `acnml.fit_calibrator`.
@@ -360,18 +366,22 @@ class _Fitted:
     @staticmethod
     def of(estimator: Any, features: Any, X: Any, y: Any) -> _Fitted:
         """Fit features to the classifier's training data."""
+        if isinstance(features, str):
+            return _Fitted(estimator, _leaves_of(estimator, features, X).transform)
         if hasattr(features, "transform"):
             return _Fitted(estimator, clone(features).fit(X, y).transform)
         if features is not None:
             return _Fitted(estimator, features)
-        inner = estimator.best_estimator_ if isinstance(estimator, BaseSearchCV) else estimator
+        inner = _found(estimator)
         has_steps = isinstance(inner, Pipeline) and len(inner.steps) > 1
         return _Fitted(estimator, inner[:-1].transform if has_steps else _as_it_is)
 
     def logits(self, X: Any) -> NDArray[np.float64]:
         """Return decision values (n, K), or the logarithms of probabilities."""
         classes, kind = len(self.estimator.classes_), type(self.estimator).__name__
-        if hasattr(self.estimator, "decision_function"):
+        # An SVM with "ovo" has a value for each pair of classes: as many as classes if these are 3.
+        has_pairs = getattr(_last(self.estimator), "decision_function_shape", "ovr") == "ovo"
+        if hasattr(self.estimator, "decision_function") and not (has_pairs and classes > 2):
             values = np.asarray(self.estimator.decision_function(X), dtype=np.float64)
             if values.ndim == 1:
                 values = np.stack([np.zeros_like(values), values], axis=1)
@@ -380,6 +390,7 @@ class _Fitted:
         if not hasattr(self.estimator, "predict_proba"):
             raise TypeError(
                 f"{kind} has neither probabilities nor one decision value for each class"
+                + (': set decision_function_shape="ovr"' if has_pairs else "")
             )
         probs = np.asarray(self.estimator.predict_proba(X), dtype=np.float64)
         if probs.shape[1] != classes:
@@ -415,6 +426,51 @@ class _Fitted:
 
 def _as_it_is(X: Any) -> Any:
     return X
+
+
+def _found(estimator: Any) -> Any:
+    """Return what a search has found, or the estimator itself."""
+    return estimator.best_estimator_ if isinstance(estimator, BaseSearchCV) else estimator
+
+
+def _last(estimator: Any) -> Any:
+    """Return the classifier at the end of a pipeline, or the estimator itself."""
+    inner = _found(estimator)
+    return inner.steps[-1][1] if isinstance(inner, Pipeline) else inner
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Leaves:
+    """The leaves that inputs reach, a column for every tree."""
+
+    trees: Any
+    before: Callable[[Any], Any]
+
+    def __call__(self, X: Any) -> NDArray[Any]:
+        found = np.asarray(self.trees.apply(self.before(X)))
+        return found.reshape(len(found), -1)
+
+
+def _leaves_of(estimator: Any, features: str, X: Any) -> Pipeline:
+    """Return a transformer of inputs to the leaves that they reach, one-hot and projected."""
+    if features != "leaves":
+        raise ValueError(
+            f'features must be "leaves", a transformer or a function, got {features!r}'
+        )
+    trees, inner = _last(estimator), _found(estimator)
+    if not hasattr(trees, "apply"):
+        raise TypeError(
+            f"{type(trees).__name__} has no method `apply` that tells the leaves of an input: use "
+            "features=None, the inputs as they are"
+        )
+    before = inner[:-1].transform if isinstance(inner, Pipeline) and len(inner) > 1 else _as_it_is
+    one_hot = OneHotEncoder(handle_unknown="ignore")
+    leaves = make_pipeline(FunctionTransformer(_Leaves(trees, before)), one_hot).fit(X)
+    if len(one_hot.get_feature_names_out()) <= LEAF_FEATURES:
+        return leaves
+    projection = SparseRandomProjection(LEAF_FEATURES, random_state=0, dense_output=True)
+    return make_pipeline(leaves, projection).fit(X)
 
 
 class _Fold(NamedTuple):

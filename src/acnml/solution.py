@@ -12,7 +12,6 @@ logarithm is called the regret. In the code, B is the number of inputs and K the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, final
 
 import torch
@@ -54,11 +53,6 @@ class Solution(NamedTuple):
     residual: Tensor  # (B, K)
     omitted: Tensor  # (B, K)
     solved: Tensor  # (B, K), bool
-
-    @staticmethod
-    def joined(parts: Sequence[Solution]) -> Solution:
-        """Return the solutions of several batches as that of one."""
-        return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     @property
     def failed(self) -> Tensor:

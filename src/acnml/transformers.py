@@ -8,6 +8,7 @@ what belongs to that library's habits:
 - `pipeline` maps texts to labels with calibrated scores and regrets.
 - `save_pretrained` and `from_pretrained` keep everything in the folder of the model.
 - `LastToken` is for decoders, whose head scores every position of a text.
+- `LabelTokens` is for language models that answer with one of a few tokens.
 
 It needs `pip install 'acnml[transformers]'`.
 """
@@ -48,7 +49,7 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
     """Return batches of a tokenised dataset, in its order, for `acnml.calibrate` or a fit.
 
     As in `Trainer`, columns that the model does not take are dropped, the labels are in "labels",
-    and texts are padded to the longest of their batch.
+    and texts are padded to the longest of their batch. Labels of tokens are padded with -100.
 
     Args:
         dataset: a `datasets.Dataset` with the tokenizer's outputs as columns.
@@ -69,7 +70,7 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
     (torch.Size([8, 4]), torch.Size([8]))
     """
     with needed_by("acnml.transformers", "acnml[transformers]"):
-        from transformers import DataCollatorWithPadding
+        from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
 
     if not hasattr(dataset, "column_names"):
         raise TypeError(
@@ -82,10 +83,13 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
             'first: dataset.map(lambda rows: tokenizer(rows["text"], truncation=True), '
             "batched=True)"
         )
-    inner = _without_adapter(model.model if isinstance(model, LastToken) else model)
+    inner = _without_adapter(model.model if isinstance(model, LastToken | LabelTokens) else model)
     taken = {*inspect.signature(inner.forward).parameters, *LABEL_COLUMNS}
     unused = [name for name in dataset.column_names if name not in taken]
-    collate = DataCollatorWithPadding(tokenizer)
+    label = next((name for name in dataset.column_names if name in LABEL_COLUMNS), None)
+    by_token = label is not None and len(dataset) > 0 and isinstance(dataset[0][label], list)
+    kind = DataCollatorForTokenClassification if by_token else DataCollatorWithPadding
+    collate = kind(tokenizer)  # labels of padding become -100
     return DataLoader(dataset.remove_columns(unused), batch_size=batch_size, collate_fn=collate)
 
 
@@ -138,15 +142,72 @@ class LastToken(nn.Module):
     def forward(self, input_ids: Tensor, **inputs: Tensor) -> Tensor:
         """Return the logits (B, K) of the last token that is not padding."""
         inner: Any = _without_adapter(self.model)
-        hidden = inner.base_model(input_ids, **inputs).last_hidden_state
-        padding = inner.config.get_text_config().pad_token_id
-        if padding is None and len(input_ids) > 1:
-            raise ValueError("the model has no padding token: set model.config.pad_token_id")
-        places = torch.arange(input_ids.shape[1], device=hidden.device)
-        is_text = torch.ones_like(input_ids) if padding is None else input_ids != padding
-        last = (places * is_text).argmax(-1)
-        logits: Tensor = inner.score(hidden[torch.arange(len(last), device=last.device), last])
+        logits: Tensor = inner.score(_last_hidden(inner, input_ids, inputs))
         return logits
+
+
+@final
+class LabelTokens(nn.Module):
+    """A language model as a classifier: the logits of a few tokens after the prompt.
+
+    Each class has one token, with which the model would answer, such as " yes" and " no". The other
+    tokens have no say. Free text is not a class, and nothing here calibrates it.
+
+    Args:
+        model: a causal language model with a Linear layer `lm_head`.
+        tokens: the id of a token for each class. Their rows of `lm_head` are copied.
+
+    >>> import torch, transformers
+    >>> from acnml.transformers import LabelTokens
+    >>> size = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30}
+    >>> config = transformers.GPT2Config(**size, bos_token_id=1, eos_token_id=1)
+    >>> model = LabelTokens(transformers.GPT2LMHeadModel(config), tokens=[7, 8, 9]).eval()
+    >>> mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    >>> model(input_ids=torch.tensor([[5, 6, 7], [5, 6, 0]]), attention_mask=mask).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, model: nn.Module, tokens: Sequence[int]) -> None:
+        super().__init__()
+        head = getattr(_without_adapter(model), "lm_head", None)
+        if not isinstance(head, nn.Linear):
+            raise TypeError(
+                "LabelTokens takes a causal language model with a Linear layer `lm_head`, not a "
+                f"{type(_without_adapter(model)).__name__}"
+            )
+        if len({*tokens}) != len(tokens) or len(tokens) < 2:
+            raise ValueError(f"classes need different tokens, at least two, got {list(tokens)}")
+        self.model = model
+        rows = torch.as_tensor(tokens, device=head.weight.device)
+        self.head = nn.Linear(head.in_features, len(tokens), head.bias is not None)
+        self.head.weight = nn.Parameter(head.weight.detach()[rows].clone())
+        if head.bias is not None:
+            self.head.bias = nn.Parameter(head.bias.detach()[rows].clone())
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the model."""
+        return self.model.config
+
+    def forward(self, input_ids: Tensor, **inputs: Tensor) -> Tensor:
+        """Return the logits (B, K) of the classes' tokens after the last token of each prompt."""
+        inner: Any = _without_adapter(self.model)
+        logits: Tensor = self.head(_last_hidden(inner, input_ids, inputs))
+        cap = getattr(inner.config.get_text_config(), "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _last_hidden(inner: Any, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the hidden state (B, d) of the last token that is not padding."""
+    hidden: Tensor = inner.base_model(input_ids, **inputs).last_hidden_state
+    padding = inner.config.get_text_config().pad_token_id
+    mask = inputs.get("attention_mask")
+    if padding is None and mask is None and len(input_ids) > 1:
+        raise ValueError("the model has no padding token: set model.config.pad_token_id")
+    is_text = torch.ones_like(input_ids) if padding is None else input_ids != padding
+    is_text = mask if mask is not None and padding is None else is_text
+    last = (torch.arange(input_ids.shape[1], device=hidden.device) * is_text).argmax(-1)
+    return hidden[torch.arange(len(last), device=last.device), last]
 
 
 def _without_adapter(model: nn.Module) -> Any:

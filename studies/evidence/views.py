@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from acnml import Acnml, Classifier, McDropout, Pnml, fit_pnml, last_linear
 from acnml._algebra.kernels import SpectralKernel
-from acnml._engine.last_layer import only_linear
+from acnml._engine.layers import only_linear
 from acnml.atypicality import Atypicality, Moments
 from acnml.fit import KroneckerCurvature, fit_curvature
 from acnml.posteriors import Posterior

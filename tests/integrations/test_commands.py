@@ -50,11 +50,6 @@ def test_predict(predict, tmp_path):
     assert "3 parts were complete before this run." in output
 
 
-def test_predict_without_rejects_ends_with_zero(predict, tmp_path):
-    write_parquet(tmp_path / "data.parquet", rows(30))
-    assert run(*predict)[0] == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -99,12 +94,6 @@ def test_the_version_needs_no_package(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main()
     assert capsys.readouterr().out == f"acnml {acnml.__version__}\n"
-
-
-def test_a_share_beyond_one_is_a_wrong_argument(predict):
-    code, output = run(*predict, "--abstain-share", "2")
-    assert code == 2
-    assert "--abstain-share" in output
 
 
 def test_merge(tmp_path):

@@ -78,19 +78,6 @@ def test_reliability_shows_the_bins_and_the_error():
     assert text == f"ECE {metrics.ece(LOG_PROBS, LABELS, 8):.3f}"
 
 
-def test_two_methods_have_two_colours():
-    ax = plots.reliability(LOG_PROBS, LABELS, label="one", ax=axes())
-    plots.reliability(LOG_PROBS / 1.0, LABELS, label="two", ax=ax)
-    named = [line for line in ax.get_lines() if not line.get_label().startswith("_")]
-    assert [line.get_label().split(",")[0] for line in named] == ["one", "two"]
-    assert len({line.get_color() for line in named}) == 2
-
-
-def test_regret_states_the_auroc():
-    ax = plots.regret(*REGRETS, ax=axes())
-    assert f"{metrics.auroc(*REGRETS):.3f}" in ax.get_title(loc="left")
-
-
 def test_the_frontier_shows_the_table(calibrated):
     ax = plots.price_frontier(calibrated, ax=axes())
     by_name = {line.get_label(): line.get_xydata()[0] for line in ax.get_lines()}
@@ -120,12 +107,6 @@ def test_the_true_class_is_always_shown(rank, kind):
     assert [int(tick.get_text()) for tick in ax.get_yticklabels()] == shown
     green = [mpl.colors.same_color(bar.get_facecolor(), plots.GREEN) for bar in ax.patches]
     assert green == [k == label for k in shown]
-
-
-@pytest.mark.parametrize("label", [-1, 4])
-def test_a_true_class_that_does_not_exist_is_refused(label):
-    with pytest.raises(ValueError, match=f"label must be a class from 0 to 3, got {label}"):
-        plots.class_probabilities(LOG_PROBS[0], label=label, ax=axes())
 
 
 class TestNotebooks:

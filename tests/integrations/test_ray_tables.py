@@ -91,8 +91,3 @@ def test_columns_are_carried():
 def test_what_cannot_be_scored_is_refused_before_the_job(first, reading, message):
     with pytest.raises(ScoringError, match=message):
         _inputs(first, reading)
-
-
-def test_a_column_that_is_not_kept_may_have_any_name():
-    first = GOOD.append_column("label", [[0, 1, 2]])
-    _inputs(first, Reading(carry=("id",)))

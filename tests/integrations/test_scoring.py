@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 from dataclasses import replace
@@ -102,20 +101,6 @@ def test_folders_of_parquet_files_and_columns_in_their_names(job, files, tmp_pat
     assert table["day"].to_pylist() == ["0"] * 70 + ["2"] * 50
     assert table["row"].to_pylist() == [*range(70), *range(50)]
     assert_answers(table, files, x)
-
-
-@pytest.mark.parametrize("name", ["data[1]", "all*"])
-def test_files_and_folders_named_like_patterns(name, job, files, tmp_path):
-    """A path that exists is taken literally; its neighbours that match it are not read."""
-    x = rows(40)
-    for folder, part in ((name, x), ("data1", x[:5]), ("whats", x[:5]), ("alles", x[:5])):
-        (tmp_path / folder).mkdir()
-        write_parquet(tmp_path / folder / f"{folder}.parquet", part)
-    for index, path in enumerate((tmp_path / name, tmp_path / name / f"{name}.parquet")):
-        own = replace(job, input=str(path), output=str(tmp_path / f"scored {index}"))
-        score(own)
-        assert set(read(own)["file"].to_pylist()) == {f"{name}.parquet"}
-        assert_answers(read(own), files, x)
 
 
 def test_reading_begins_at_row_groups(tmp_path):
@@ -324,16 +309,6 @@ def test_rows_on_which_the_model_fails_are_rejected(job, files, tmp_path):
     assert "regret" not in read(job).column_names
 
 
-def test_a_part_without_any_answer(job):
-    x = rows(150)
-    x[50:100] = np.nan
-    write_parquet(Path(job.input), x)
-    summary = score(job)
-    assert summary.rejected == {"column 'x' has NaN or infinite entries": 50}
-    assert len(pq.read_table(Path(job.output) / "part-00000001.parquet")) == 0
-    assert len(read(job)) == 100
-
-
 def test_parts_that_are_there_are_kept_and_the_others_are_made(job):
     write_parquet(Path(job.input), rows(230))
     expected = score(job)
@@ -390,41 +365,6 @@ def failing_after(calls: int, scorer):
         return scorer(read)
 
     return score_block
-
-
-def write_three_files(folder: Path, x: np.ndarray) -> None:
-    """Three files of two blocks each, and one part for every file."""
-    folder.mkdir()
-    for index, part in enumerate(x.reshape(3, 32, FEATURES)):
-        write_parquet(folder / f"{index}.parquet", part)
-
-
-@pytest.mark.parametrize("index", range(3))
-def test_after_a_failed_write_every_part_has_its_own_rows(index, job, files, tmp_path, monkeypatch):
-    """Later parts are not written, and the run goes on with the one that failed."""
-    x = rows(96)
-    write_three_files(tmp_path / "files", x)
-    job = replace(job, input=str(tmp_path / "files"))
-    clean = replace(job, output=str(tmp_path / "clean"))
-    expected, write = score(clean), acnml._util.files.write_file
-
-    def fail_once(path: Path, content: bytes):
-        if path.name == f"part-{index:08d}.parquet":
-            raise OSError(errno.ENOSPC, "no space left")
-        return write(path, content)
-
-    monkeypatch.setattr(acnml._util.files, "write_file", fail_once)
-    with pytest.raises(OSError, match="no space left"):
-        score(job)
-    monkeypatch.undo()
-    left, whole = contents(job.output), contents(clean.output)
-    parts = {name for name in left if name.startswith("part")}
-    assert parts == {f"part-{i:08d}.parquet" for i in range(index)}
-    assert all(left[name] == whole[name] for name in parts)
-    assert score(job) == expected
-    assert contents(job.output) == whole
-    assert read(job)["row"].to_pylist() == [*range(32)] * 3
-    assert_answers(read(job), files, x)
 
 
 @pytest.mark.parametrize("change", ["batch_rows", "log_probs", "input", "predictor"])

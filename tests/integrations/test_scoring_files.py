@@ -194,18 +194,6 @@ def test_inputs_that_change_during_a_run_are_noticed(kind, how, when, job, tmp_p
     assert len(left) < len(whole) - 1
 
 
-def test_inputs_that_change_before_a_worker_starts_are_noticed(job):
-    write_data("npy", Path(job.input))
-
-    def engine(own: Job, units):
-        write_data("npy", Path(job.input), seed=1)
-        os.utime(Path(job.input) / "x.npy", ns=(1, 1))
-        yield from Worker(own).run(units)
-
-    with pytest.raises(ScoringError, match="the input changed after the run had begun"):
-        score(job, engine)
-
-
 # Damage of the output ------------------------------------------------------------------------
 
 
@@ -323,12 +311,6 @@ def test_headers_are_compared_with_the_file_before_anything_is_allocated(shape, 
     with pytest.raises(ScoringError, match=message):
         score(job)
     assert not Path(job.output).exists()
-
-
-def test_empty_files_beside_others_are_fine(job):
-    write_claim(Path(job.input) / "0.npy", (0, 6))
-    np.save(Path(job.input) / "1.npy", rows(5))
-    assert score(job).rows == 5
 
 
 def test_several_columns_of_one_name_are_refused(job):

@@ -105,22 +105,6 @@ def test_an_output_folder_that_has_the_input_is_refused(job, tmp_path):
     assert contents(tmp_path) == before
 
 
-def wrong_weights(job: Job, tmp_path: Path) -> Job:
-    path = tmp_path / "wrong.safetensors"
-    path.write_bytes(b"not weights")
-    return replace(job, weights=str(path))
-
-
-def test_a_job_that_failed_before_its_first_part_leaves_the_folder_free(job, tmp_path):
-    write_parquet(Path(job.input), rows(100))
-    clean = replace(job, output=str(tmp_path / "clean"))
-    expected = score(clean)
-    with pytest.raises(ScoringError, match="does not fit the model"):
-        score(wrong_weights(job, tmp_path))
-    assert score(job) == expected
-    assert contents(job.output) == contents(clean.output)
-
-
 def running(meanwhile: Callable[[], object]):
     """An engine that does something else before it scores."""
 
@@ -156,28 +140,6 @@ def test_parts_that_changed_places_are_noticed(job):
     second.write_bytes(content)
     with pytest.raises(ScoringError, match=r"part-0000000[01]\.parquet or its rejects are damaged"):
         score(job)
-
-
-@pytest.mark.parametrize("kind", ["parquet", "npy", "images"])
-def test_any_number_of_bad_rows_may_come_first(kind, job, tmp_path):
-    x = rows(700)
-    x[:600] = np.nan
-    folder = tmp_path / "input"
-    folder.mkdir()
-    reading = Reading()
-    if kind == "parquet":
-        write_parquet(folder / "x.parquet", x)
-    elif kind == "npy":
-        np.save(folder / "x.npy", x)
-    else:
-        reading = Reading(image_mode="L")
-        for index in range(600):
-            (folder / f"{index:03d}.png").write_bytes(b"not an image")
-        Image.fromarray(np.zeros((2, 3), np.uint8)).save(folder / "600.png")
-    job = replace(job, input=str(folder), reading=reading, part_rows=500)
-    summary = score(job)
-    assert (summary.n_rejected, summary.scored) == (600, 1 if kind == "images" else 100)
-    assert read(job)["row"].to_pylist()[0] == 600
 
 
 def test_if_no_row_has_an_answer_all_are_rejected(job):

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 import acnml
-from acnml._engine.last_layer import features, only_linear
+from acnml._engine.last_layer import features
+from acnml._engine.layers import only_linear
+from acnml.features import Place
 from test_calibrate import problem
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -20,6 +22,7 @@ peft = pytest.importorskip("peft", reason="peft is not installed")
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
 from acnml.transformers import (  # noqa: E402
+    LabelTokens,
     LastToken,
     from_pretrained,
     loader,
@@ -51,6 +54,7 @@ SIZE = {
     "num_labels": 3,
     "pad_token_id": 0,
 }
+DECODER = {name: SIZE[name] for name in list(SIZE)[:4]}
 NAMES = {0: "bad", 1: "good", 2: "fine"}
 
 
@@ -242,7 +246,7 @@ def test_a_decoder_is_refused_until_its_last_token_is_selected_first(build, toke
         expected = model(**x).logits
         torch.testing.assert_close(LastToken(model)(**x), expected, rtol=1e-6, atol=1e-6)
     found = calibrated_of(LastToken(model), tokenizer)
-    assert found.places[-1] == acnml.Place("model.score", is_input=True)
+    assert found.places[-1] == Place("model.score", is_input=True)
 
 
 def test_batches_for_a_last_token_have_all_inputs_of_the_model(tokenizer, monkeypatch):
@@ -267,6 +271,71 @@ def test_the_last_token_of_another_model_is_refused(model):
 
 
 # Pipelines ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", ["GPT2", "Llama"])
+def test_label_tokens_are_logits_of_the_language_model(kind, side, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "padding_side", side)
+    torch.manual_seed(0)
+    name = "GPT2LMHeadModel" if kind == "GPT2" else "LlamaForCausalLM"
+    language_model = getattr(transformers, name)
+    config = getattr(transformers, f"{kind}Config")(
+        **{"vocab_size": len(WORDS), "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3},
+        **({"n_embd": 16, "n_layer": 1, "n_head": 2} if kind == "GPT2" else DECODER),
+    )
+    model = language_model(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(10 if kind == "Llama" else 3)
+    classes = [WORDS.index(word) for word in ("bad", "good", "fine")]
+    asked = LabelTokens(model, classes)
+    x = tokenizer(texts(10, 3), padding=True, return_tensors="pt", return_token_type_ids=False)
+    every = model(**x).logits
+    length = x["attention_mask"].sum(1)
+    last = length - 1 if side == "right" else torch.full((10,), every.shape[1] - 1)
+    expected = every[torch.arange(10), last][:, classes]
+    torch.testing.assert_close(asked(**x), expected, rtol=1e-5, atol=1e-5)
+    found = calibrated_of(asked, tokenizer)
+    assert found.places == (Place("head", is_input=True),)
+    assert torch.equal(found.predict(x), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("tokens", [[7, 7], [7]])
+def test_classes_have_different_tokens(tokens):
+    config = transformers.GPT2Config(vocab_size=12, n_embd=16, n_layer=1, n_head=2)
+    with pytest.raises(ValueError, match="classes need different tokens"):
+        LabelTokens(transformers.GPT2LMHeadModel(config), tokens)
+    with pytest.raises(TypeError, match="takes a causal language model with a Linear layer"):
+        LabelTokens(bert(), [1, 2])
+
+
+def test_every_token_has_a_class(tokenizer):
+    """Token classification: words of a kind; special tokens and padding have the label -100."""
+    torch.manual_seed(0)
+    model = transformers.BertForTokenClassification(transformers.BertConfig(**SIZE)).eval()
+    with torch.no_grad():
+        model.classifier.weight.mul_(10)
+
+    def tagged(count, seed):
+        rows = tokenizer(texts(count, seed), return_token_type_ids=False)
+        labels = []
+        for ids in rows["input_ids"]:  # what the model finds likely, but for every fourth word
+            logits = model(input_ids=torch.tensor([ids])).logits[0]
+            own = (logits.argmax(-1) + (torch.arange(len(ids)) % 4 == 1)) % 3
+            labels.append([-100, *own[1:-1].tolist(), -100])
+        return datasets.Dataset.from_dict({**rows, "labels": labels})
+
+    batches = [loader(tagged(*part), model, tokenizer, 16) for part in ((60, 0), (80, 1))]
+    assert next(iter(batches[0]))["labels"].shape == next(iter(batches[0]))["input_ids"].shape
+    found = acnml.calibrate(model, *batches, price=0.05, temperature=1.0)
+    assert [str(place) for place in found.places] == ["input of 'classifier'"]
+    rows = tokenizer(["good film", "so so so bad film"], padding=True, return_tensors="pt")
+    answer = found(dict(rows))
+    is_text = rows["attention_mask"].bool()
+    assert answer.probs.shape == (2, 7, 3)
+    assert (answer.label[~is_text] == -1).all()
+    alone = found(dict(tokenizer(["good film"], return_tensors="pt")))
+    torch.testing.assert_close(answer.probs[:1, :4], alone.probs, rtol=1e-4, atol=1e-5)
 
 
 def test_a_pipeline_answers_like_those_of_transformers(tokenizer):

@@ -47,6 +47,19 @@ def readme() -> Iterator[Names]:
     assert torch.equal(names["calibrated"].probs(names["x"]), answer.probs)  # loaded again
 
 
+@fixture("index.md", "transformers", "datasets")
+def index() -> Iterator[Names]:
+    import test_transformers as tiny
+
+    model = tiny.bert()
+    train, validation = (tiny.dataset(model, tiny.make_tokenizer(), 80, seed) for seed in (0, 1))
+    names = {"bert": model, "tokenizer": tiny.make_tokenizer()}
+    names |= {"train": train, "validation": validation}
+    yield names
+    assert names["answer"].probs.shape == names["probabilities"].shape == (297, 10)
+    assert set(names["ask"]("a good film")[0]) == {"label", "score", "regret"}
+
+
 @fixture("howto/transformers.md", "transformers", "peft", "datasets")
 def transformers() -> Iterator[Names]:
     import test_transformers as tiny
@@ -68,7 +81,7 @@ def lightning() -> Iterator[Names]:
     yield names
     assert torch.equal(names["again"].probs(names["x"]), names["probs"])
     assert names["swag"].swag.updates == 3
-    log_probs = torch.cat([names["again"](x) for x, _ in names["validation_loader"]])
+    log_probs = torch.cat([names["again"].log_probs(x) for x, _ in names["validation_loader"]])
     labels = torch.cat([labels for _, labels in names["validation_loader"]])
     scores = names["scores"].compute()
     for name in ("nll", "brier", "ece", "aurc"):
@@ -151,11 +164,6 @@ def deploy() -> Iterator[Names]:
     yield names
     log_probs = torch.as_tensor(names["results"]["log_probs"])
     assert torch.allclose(log_probs.exp(), names["probs"], atol=1e-4)
-
-
-@fixture("index.md")
-def index() -> Iterator[Names]:
-    yield small_model()
 
 
 @fixture("reference/file-format.md")

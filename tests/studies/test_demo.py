@@ -23,7 +23,6 @@ from studies.demo.report import report
 from studies.demo.study import ACNML, BEST, BMA, EQUAL, METHODS, NETWORK, PRICE, DemoStudy
 from studies.demo.summary import (
     closing_text,
-    table,
     verdict,
 )
 from studies.demo.training import Training, small_network, train
@@ -196,15 +195,6 @@ def test_figures_are_functions_of_the_findings(findings, draw):
 
 def test_the_report_is_well_formed_and_self_contained(findings):
     assert fixed_colours(report(findings).html()) == set()  # all follow the page
-
-
-def test_the_report_shows_the_numbers_of_the_terminal(findings):
-    html = report(findings).html()
-    for group in table(findings):
-        assert group.title in html
-        for cell in (cell for cells in group.rows.values() for cell in cells):
-            text = f"<strong>{cell.text}</strong>" if cell.best else cell.text
-            assert f"<td>{text} ± {cell.spread}</td>" in html
 
 
 def test_a_file_is_complete_or_not_there(tmp_path):

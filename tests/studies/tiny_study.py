@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import time
@@ -22,7 +21,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import acnml
-from studies.files import CannotWriteError
 from studies.store import Artefact, Content, Reporter, Stage, Store, Work
 from studies.store.work import mixed
 from studies.training.state import restore_training, training_state
@@ -184,12 +182,3 @@ def run_and_die(run: Run, step: int) -> None:
 
     sys.addaudithook(hook)
     run_alone(run)
-
-
-def run_with_small_files(run: Run, bytes_at_most: int, verdict: Path) -> None:
-    """Run where files cannot grow beyond a size, as on a disk that is full, and keep the error."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_at_most, resource.RLIM_INFINITY))
-    try:
-        run_alone(run)
-    except CannotWriteError as error:
-        verdict.write_text(str(error))

@@ -14,7 +14,7 @@ from acnml._engine.rows import Path, Rows
 from acnml._engine.trust import require_understood
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
-from acnml._util.memory import MOST, budget
+from acnml._util.memory import MOST, default_budget
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.solution import UNSOLVED, Solution, UnsolvedError
@@ -126,8 +126,9 @@ def row_chunks(
     if due:
         require_understood(classifier.at(posterior.mean), first.sites, x)
     logits = first.start.logits
-    row_bytes = posterior.dtype.itemsize * _scalars_per_row(first, n_gradients, recorded)
-    affordable = budget(logits.device, memory, MOST if recorded else MOST_UNRECORDED) // row_bytes
+    row_bytes = first.dtype.itemsize * _scalars_per_row(first, n_gradients, recorded)
+    allowed = memory or default_budget(logits.device, MOST if recorded else MOST_UNRECORDED)
+    affordable = allowed // row_bytes
     n_labels, most = max(1, affordable), max(1, affordable // logits.shape[-1])
     # Chunks of equal size: a small last chunk takes longer per input.
     n_chunks = max(1, math.ceil(batches.size(x) / most))

@@ -6,7 +6,7 @@ needs of an input is the layer's input a and the logits z. The network itself is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from acnml._algebra.dual import Affine
 from acnml._algebra.kernels import Kernel
-from acnml._engine.layers import AFFINE, Site, find_sites, unsupported
+from acnml._engine.layers import Site
 from acnml._engine.recorder import Tape
 from acnml._engine.trust import Passed, probed, require_apart_from, require_understood
 from acnml._util import checks
@@ -54,25 +54,14 @@ class Features(NamedTuple):
     ) -> Kernel:
         """Return the covariance of the logits, divided by the temperature, under a posterior."""
         with without_autocast(self.inputs):  # half precision has too few digits for a solver
-            kernel = posterior.output_kernel(layer, self.inputs.to(posterior.dtype))
+            like = posterior.mean[layer.weight]
+            kernel = posterior.output_kernel(layer, self.inputs.to(like.dtype))
         return kernel.scaled(temperature**-2)
 
     @staticmethod
     def joined(parts: Sequence[Features]) -> Features:
         """Return the features of several batches as those of one."""
         return Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-
-
-def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
-    """Return the layer that owns all named parameters, if it is a single plain Linear layer."""
-    known, key = classifier.findings.only_linear, frozenset(names)
-    if key not in known:
-        fits = unsupported(classifier.model, key, AFFINE) is None
-        sites = find_sites(classifier.model, key, AFFINE, "") if fits else []
-        linear = len(sites) == 1 and isinstance(sites[0].module, nn.Linear)
-        known[key] = sites[0] if linear else None
-    site: Site | None = known[key]
-    return site
 
 
 def features(

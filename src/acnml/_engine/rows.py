@@ -108,6 +108,7 @@ class Rows:
         x: the prepared inputs.
         start: the pass at the mean, one row per input.
         factored: the sites whose gradients are kept as outer products.
+        dtype: the precision of the posterior.
     """
 
     classifier: Classifier
@@ -116,6 +117,7 @@ class Rows:
     x: Inputs
     start: Tape
     factored: frozenset[Site]
+    dtype: torch.dtype
 
     @staticmethod
     def at_mean(classifier: Classifier, posterior: Posterior, x: Inputs, n_gradients: int) -> Rows:
@@ -124,16 +126,16 @@ class Rows:
         tape = record(classifier, sites, x, posterior.mean)
         if not tape.passages or not tape.logits.requires_grad:
             classifier.require_used(x, posterior.mean)
-        size = batches.size(x)
+        size, dtype = batches.size(x), next(iter(posterior.mean.values())).dtype
         factored, passages = set(), {}
         for site, passed in tape.passages.items():
             if _prefers_factors(posterior, site, passed, n_gradients):
                 factored.add(site)
             if site in factored or isinstance(site.module, nn.Linear):
-                passed = [_with_inputs(site, one, size, posterior.dtype) for one in passed]
+                passed = [_with_inputs(site, one, size, dtype) for one in passed]
             passages[site] = passed
         start = Tape(tape.logits, passages).by_input(size)
-        return Rows(classifier, posterior, sites, x, start, frozenset(factored))
+        return Rows(classifier, posterior, sites, x, start, frozenset(factored), dtype)
 
     def take(self, inputs: Tensor) -> Rows:
         """Return rows of some inputs (n,), which may repeat."""
@@ -236,12 +238,12 @@ class Rows:
 
     def logit_gradient(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return e_y - softmax(z), the gradient of log p(y|x) by the logits, (B, L, K)."""
-        logits = logits.detach().to(self.posterior.dtype)
+        logits = logits.detach().to(self.dtype)
         return functional.one_hot(labels, logits.shape[-1]).to(logits.dtype) - logits.softmax(-1)
 
     def _dual(self, tape: Tape, deltas: Mapping[Site, Sequence[Tensor]]) -> Dual:
         """Pair the gradients (B · L, ...) at the sites' outputs with the sites' inputs."""
-        dtype = self.posterior.dtype
+        dtype = self.dtype
         dense: Params = {}
         outers: dict[Affine, Outers] = {}
         for site, passed in tape.passages.items():
@@ -340,7 +342,7 @@ class _Move:
         inputs = None if at_mean is None else at_mean.inputs
         if at_mean is None or inputs is None or not torch.equal(received, at_mean.received):
             vectors = input_vectors(site, received).unflatten(0, (size, -1))
-            inputs = LayerInputs.new(vectors.to(self.rows.posterior.dtype))
+            inputs = LayerInputs.new(vectors.to(self.rows.dtype))
         positions = output_positions(module, output).unflatten(0, (size, -1))
         moved = (positions + self._action(site)(inputs)).to(output.dtype)
         detached = LayerInputs(inputs.vectors.detach(), inputs.id)

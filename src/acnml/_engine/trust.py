@@ -37,6 +37,10 @@ CONFIRMED = 64  # outputs that must all be probabilities before a model is refus
 CONFIRMING, UNCONFIRMED = 1e-5, 0.05
 
 
+# The share of the level of an input's logits that counts in comparisons.
+LEVEL = 1e-6
+
+
 class Passed(NamedTuple):
     """The logits of some rows, and what every passage through the covered layers received."""
 
@@ -268,11 +272,14 @@ def _require_equal_but_for_rounding(
     flips. In double precision, only what truly depends on the batch is left.
     """
     try:
-        wide = Classifier(classifier.copy_module().double(), classifier._get_logits)
+        # The rows run in a copy of their own, which cannot remember the batch.
+        wide, other = (
+            Classifier(classifier.copy_module().double(), classifier._get_logits) for _ in range(2)
+        )
         wide_x = wide.prepare(x)
         with torch.autocast(classifier.device.type, enabled=False):
             whole = _run(wide, sites, wide_x)
-            runs = [_run(wide, sites, batches.take(wide_x, rows)) for rows in groups]
+            runs = [_run(other, sites, batches.take(wide_x, rows)) for rows in groups]
             wide_pairs = [(whole.take(rows), own) for rows, own in zip(groups, runs, strict=True)]
             depend = any(_differ(*pair, CONFIRMING) for pair in wide_pairs)
             where = _where_rows_depend(wide, wide_x, groups) if depend else ""
@@ -290,6 +297,7 @@ def _require_equal_but_for_rounding(
 def _differ(whole: Passed, own: Passed, tolerance: float | None = None) -> bool:
     """Whether rows give something else in their batch than in a group of a few."""
     pairs = [(whole.logits, own.logits)]
+    pairs += [(_without_level(left), _without_level(right)) for left, right in pairs]
     for site, tensors in own.received.items():
         for tensor in tensors:
             require_batch_first(site, tensor, len(own.logits))
@@ -298,6 +306,16 @@ def _differ(whole: Passed, own: Passed, tolerance: float | None = None) -> bool:
     # A model may pad to the longest input of its batch: then only the logits are compared.
     alike = (pair for pair in pairs if pair[0][0].numel() == pair[1][0].numel())
     return not all(_equal_rows(left, right, tolerance) for left, right in alike)
+
+
+def _without_level(logits: Tensor) -> Tensor:
+    """Return logits (B, ...) minus their means, beside a millionth of these: a floor for rounding.
+
+    A level that all logits of an input share changes no probability, but would hide differences.
+    """
+    flat = logits.reshape(len(logits), -1)
+    level = flat.mean(1, keepdim=True)
+    return torch.cat([flat - level, LEVEL * level], dim=1)
 
 
 def _equal_rows(left: Tensor, right: Tensor, tolerance: float | None = None) -> bool:

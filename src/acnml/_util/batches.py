@@ -63,6 +63,23 @@ def map_inputs(x: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
     return tuple(function(tensor) for tensor in x)
 
 
+def broken_rows(x: Inputs) -> Tensor:
+    """Return which inputs (B,) have numbers that are not finite.
+
+    Beside other tensors -inf counts as finite: additive attention masks contain it.
+    """
+    tensors = [t for t in named_tensors(x).values() if t.is_floating_point()]
+    if isinstance(x, Tensor):
+        found = [~t.isfinite() for t in tensors]
+    else:
+        found = [t.isnan() | (t == torch.inf) for t in tensors]
+    first = next(iter(named_tensors(x).values()))
+    broken = torch.zeros_like(first.reshape(first.shape[0], -1)[:, 0], dtype=torch.bool)
+    for each in found:
+        broken = broken | each.reshape(each.shape[0], -1).any(1)
+    return broken
+
+
 def as_arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Return the positional and keyword arguments that pass a batch to a model."""
     if isinstance(x, Mapping):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -32,6 +33,12 @@ def budget(device: torch.device, given: int | None, most: int = MOST) -> int:
     if given is not None:
         return int(given)
     return min(int(SHARE * free_bytes(device)), most)
+
+
+@cache
+def default_budget(device: torch.device, most: int = MOST) -> int:
+    """Return what `budget` gives by default, looked up once: the files of a container are many."""
+    return budget(device, None, most)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -55,6 +55,12 @@ def require_independent(structure: nn.Module, model: nn.Module) -> None:
     metrics of torchmetrics do.
     """
     originals, internal = set(model.modules()), set(vars(nn.Module())) - HOOKS
+    shared = [name for name, module in structure.named_modules() if module in originals]
+    if shared:
+        raise TypeError(
+            f"a copy of {type(model).__name__} shares its module {shared[0]!r} with the original: "
+            "copy it in __deepcopy__, or remove that method"
+        )
     for name, module in structure.named_modules():
         for key, value in vars(module).items():
             if key not in internal and _holds_on_to(value, originals, set()):

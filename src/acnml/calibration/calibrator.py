@@ -333,14 +333,19 @@ def fit_calibrator(
     >>> calibrator.probs(logits[:3], features[:3]).shape
     torch.Size([3, 2])
     """
-    checks.require_positive(price, "price")
-    if rule not in RULES:
-        raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
+    require_settings(price, rule)
     logits, features, labels = (as_tensor(part) for part in validation)
     head = find_head(logits.shape, labels, task, ignore_index)
     generator = torch.Generator("cpu").manual_seed(0)
     places = head.read(logits, features, as_labels(labels), generator=generator)
     return fit_places(head, train, places, price, rule, temperature, on_error)
+
+
+def require_settings(price: float, rule: str) -> None:
+    """Raise an error for a price or a rule that does not exist, before the network runs."""
+    checks.require_positive(price, "price")
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
 
 
 def fit_places(
@@ -464,6 +469,12 @@ def _notes(
             f"probabilities differ by {variation:.4f} on average (total variation)."
         )
     doubts = []
+    if not data.explains_labels:
+        doubts.append(
+            f"The network says hardly more about the validation labels than how frequent they are "
+            f"(NLL {data.nll:.3g} at temperature {chosen.temperature:.3g}): check that the labels "
+            "belong to the inputs, and that the classes are in the order of the network's outputs."
+        )
     if chosen.alpha == LARGEST:
         doubts.append(
             f"Even uniform predictions cost at most {price:g} nats, so the price sets no limit: "

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from acnml._util import batches
+from acnml._util.batches import Inputs
 from acnml.atypicality import Atypicality
 from acnml.calibration.calibrator import Calibrator
 from acnml.calibration.heads import padding
 from acnml.calibration.rules import RULES, spread
-from acnml.classifier import Classifier, without_autocast
-from acnml.features import Folding, Place, joined
+from acnml.classifier import Classifier, run_hook, without_autocast
+from acnml.features import Folding, Kept, Place, joined, keepers
 
 
 @final
@@ -41,7 +43,7 @@ class CalibratedModule(nn.Module):
         super().__init__()
         self.network = classifier.copy_module()
         self._get_logits = classifier.get_logits
-        self._places, self._kept, self._folds = tuple(places), _Kept(), folding is not None
+        self._places, self._kept, self._folds = tuple(places), Kept(), folding is not None
         self._rule, self._head = calibrator.rule, calibrator.head
         self._score = calibrator.atypicality
         for name, tensor in _tensors(calibrator.atypicality).items():
@@ -51,9 +53,9 @@ class CalibratedModule(nn.Module):
         # As tensors: plain numbers are rounded to single precision in an ONNX file.
         self.register_buffer("temperature", torch.tensor(calibrator.temperature, device=device))
         self.register_buffer("alpha", torch.tensor(calibrator.alpha, device=device))
-        for place in self._places:
-            module = self.network.get_submodule(place.module)
-            module.register_forward_hook(_Keep(place, self._kept), with_kwargs=True)
+        for name, keeper in keepers(self._places, self._kept).items():
+            module = self.network.get_submodule(name)
+            module.register_forward_hook(partial(run_hook, keeper), with_kwargs=True)
         self.eval()
 
     def train(self, mode: bool = True) -> CalibratedModule:
@@ -68,6 +70,9 @@ class CalibratedModule(nn.Module):
         self._kept.features = {}
         logits = self._get_logits(self.network(*args, **kwargs))
         logits = logits.unsqueeze(1) if logits.ndim == 1 else logits
+        given: Inputs = kwargs or (args if len(args) > 1 else args[0])
+        answered = ~batches.broken_rows(given).reshape(-1, *[1] * (logits.ndim - 1))
+        logits = logits.where(answered, torch.nan)
         kept, self._kept.features = self._kept.features, {}
         with without_autocast(logits):
             folding = Folding(self.factors) if self._folds else None
@@ -105,32 +110,3 @@ class CalibratedModule(nn.Module):
 
 def _tensors(score: Atypicality) -> dict[str, Tensor]:
     return {name: value for name, value in vars(score).items() if isinstance(value, Tensor)}
-
-
-@final
-class _Kept(threading.local):
-    """The features of the last run by place, for every thread its own."""
-
-    def __init__(self) -> None:
-        self.features: dict[Place, Tensor] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
-        return _Kept()
-
-    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
-        return _Kept, ()
-
-
-@final
-class _Keep:
-    """A forward hook that pools what passes a place."""
-
-    def __init__(self, place: Place, kept: _Kept) -> None:
-        self._place, self._kept = place, kept
-
-    def __call__(
-        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        self._kept.features[self._place] = self._place.pooled(
-            args or tuple(kwargs.values()), output
-        )

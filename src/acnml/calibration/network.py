@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml._engine.trust import Passed, probed, require_apart_from
-from acnml._util import batches, checks
+from acnml._util import batches
 from acnml._util.batches import CHUNK, NO_LABELS, Inputs, arrays_for_arrays, as_inputs, split_labels
 from acnml._util.params import Params, is_same_or_rounded
 from acnml._util.passes import each_batch, in_chunks
@@ -18,17 +18,20 @@ from acnml._util.processes import Group, group
 from acnml._util.structure import tracking_batch_norms
 from acnml.accuracy import accuracy_of
 from acnml.atypicality import Moments
-from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_places
+from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_places, require_settings
 from acnml.calibration.heads import IGNORED, Head, Places, Task, as_labels, find_head, padding
 from acnml.calibration.module import CalibratedModule
 from acnml.calibration.rules import RuleName
 from acnml.calibration.table import CalibrationRow
 from acnml.classifier import Classifier
 from acnml.decisions import Abstention
-from acnml.features import PROBED, Folding, Place, Taps, find_last_layer, find_places
+from acnml.features import PROBED, Folding, Place, Taps, find_last_layer, find_places, require_apart
 from acnml.fit.batches import checked_labels, require_classes
 from acnml.monitor import Monitor
 from acnml.outcomes import By
+
+# Numbers of a tensor that are compared to notice training.
+SAMPLED = 1000
 
 # Numbers in the inputs that are run at a time, where there are logits for each of their positions.
 MOST_NUMBERS = 2**20
@@ -67,11 +70,14 @@ class Calibrated:
     folding: Folding | None
     calibrator: Calibrator
     _original: Params = field(init=False, repr=False)  # tensors that training changes, as they were
+    _reading: Reading = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         tensors = self.classifier.tensors
         own = {name: tensors[name].clone() for name in _telltales(self.classifier)}
         object.__setattr__(self, "_original", own)
+        reading = Reading(self.classifier, self.places, self.folding, self.calibrator.head)
+        object.__setattr__(self, "_reading", reading)
 
     def __call__(self, x: Any, share: float = 0.05, by: By = "confidence") -> Answer:
         """Return label, probabilities, regret, score and whether to abstain, from one pass.
@@ -84,7 +90,7 @@ class Calibrated:
         if batches.has_arrays_only(x):
             return as_arrays(self(as_inputs(x), share, by))
         self.require_current()
-        reading, head = self._reading(), self.calibrator.head
+        reading, head = self._reading, self.calibrator.head
         flag = self.calibrator.on_error == "flag"
 
         def answer(chunk: Inputs) -> Answer:
@@ -125,13 +131,10 @@ class Calibrated:
     @arrays_for_arrays
     def features(self, x: Inputs) -> Tensor:
         """Return the features (B, q) that the score is computed from, for other scores."""
-        reading, prepared = self._reading(), self.classifier.prepare(x)
+        reading, prepared = self._reading, self.classifier.prepare(x)
         with torch.inference_mode(False), torch.no_grad():
             length = chunk_length(self.calibrator.head, prepared)
             return torch.cat([*in_chunks(prepared, lambda chunk: reading(chunk)[1], length)])
-
-    def _reading(self) -> Reading:
-        return Reading(self.classifier, self.places, self.folding, self.calibrator.head)
 
     def threshold(self, share: float, by: By = "confidence") -> float:
         """Return the confidence or regret at which inputs are rejected, see `Calibrator`."""
@@ -192,7 +195,7 @@ class Calibrated:
         """
         for name, original in self._original.items():
             current = _live(self.classifier, name)
-            if current is None or not is_same_or_rounded(current, original):
+            if current is None or not _agrees(current, original):
                 raise ValueError(
                     f"{name!r} of the network differs from when it was calibrated. If the network "
                     "was trained since, or ran in train mode, calibrate it again; to train on and "
@@ -305,7 +308,7 @@ def calibrate(
     classifier = model if isinstance(model, Classifier) else Classifier(model)
     classifier, processes = classifier.untempered(), group(distributed)
     _require_same_weights(classifier, processes)
-    checks.require_positive(price, "price")
+    require_settings(price, rule)
     reader = _Reader(classifier, places, progress, task, ignore_index)
     held_out = reader.validation(validation_loader, processes)
     moments = reader.moments(train_loader, held_out.logits.shape[1]).over_processes(processes)
@@ -425,6 +428,13 @@ class _Reader:
             places = find_places(view, some)
         if head.positions:
             return Reading(self._classifier, places, None, head)
+        places = require_apart(view, some, places)
+        if self._places is not None and len(places) < len(self._places):
+            lost = next(place for place in self._places if place not in places)
+            raise ValueError(
+                f"the features of an input, the {lost}, depend on the rest of its batch: take "
+                "features at other places"
+            )
         plain = Taps(view, places)
         plain.classifier.logits(some)
         folding = Folding.of(plain.features(batches.size(some)))
@@ -446,6 +456,16 @@ def _telltales(classifier: Classifier) -> list[str]:
     return [*names, *(f"{norm}.running_mean".lstrip(".") for norm in norms)]
 
 
+def _agrees(current: Tensor, original: Tensor) -> bool:
+    """Whether a tensor is what it was, by a sample of its numbers: training changes all of them."""
+    if current.shape != original.shape:
+        return False
+    step = max(1, current.numel() // SAMPLED)
+    now, before = (t.detach().reshape(-1)[::step] for t in (current, original))
+    same_kind = now.dtype == before.dtype and now.device == before.device
+    return (same_kind and torch.equal(now, before)) or is_same_or_rounded(now, before)
+
+
 def _live(classifier: Classifier, name: str) -> Tensor | None:
     """Return a parameter or buffer as predictions see it now, or None if it is gone.
 
@@ -462,19 +482,12 @@ def _live(classifier: Classifier, name: str) -> Tensor | None:
 
 
 def _without_broken(x: Inputs) -> tuple[Inputs, Tensor]:
-    """Return a batch with harmless numbers for those that are not finite, and in which rows.
-
-    Additive attention masks contain -inf, so that counts as finite.
-    """
-    tensors = [t for t in batches.named_tensors(x).values() if t.is_floating_point()]
-    broken = torch.zeros(batches.size(x), dtype=torch.bool, device="cpu")
-    for tensor in tensors:
-        bad = tensor.isnan() | (tensor == torch.inf)
-        broken |= bad.reshape(len(tensor), -1).any(1).cpu()
+    """Return a batch with harmless numbers for those that are not finite, and in which rows."""
+    least = 0.0 if isinstance(x, Tensor) else -torch.inf
 
     def harmless(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
-        return tensor.nan_to_num(0.0, 0.0, -torch.inf)
+        return tensor.nan_to_num(0.0, 0.0, least)
 
-    return batches.map_inputs(x, harmless), broken
+    return batches.map_inputs(x, harmless), batches.broken_rows(x).cpu()

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from acnml._util.threads import one_thread
+
 # Knobs and temperatures are searched between these numbers.
 SMALLEST, LARGEST = 1e-9, 1e9
 
@@ -19,6 +21,7 @@ TOLERANCE, STEPS = 0.005, 40
 FACTOR = 8.0
 
 
+@one_thread()
 def least_nll_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the T with the least NLL of softmax(z / T) for logits (N, K) and classes (N,).
 

@@ -20,6 +20,9 @@ from acnml.calibration.table import CalibrationRow
 # Fewer data than this say too little about an NLL to choose anything by it.
 LEAST_DATA = 50
 
+# With an NLL above this share of that of the labels' frequencies, a network explains nothing.
+UNEXPLAINED = 0.98
+
 # Logits that spread this many times as far as those of the median input are suspicious.
 EXTREME = 100
 
@@ -44,6 +47,12 @@ class Validation:
     def nll(self) -> float:
         """The NLL at the temperature."""
         return metrics.nll(self.tempered(1.0), self.labels)
+
+    @property
+    def explains_labels(self) -> bool:
+        """Whether the network knows more about the labels than how frequent they are."""
+        shares = torch.bincount(self.labels).double() / len(self.labels)
+        return self.nll < UNEXPLAINED * float(-torch.xlogy(shares, shares).sum())
 
     def tempered(self, temperature: float) -> Tensor:
         """Return the log-probabilities (N, K) at another temperature, as a multiple of T."""

@@ -27,8 +27,17 @@ from torch import Tensor, nn
 
 from acnml._algebra.dual import Affine
 from acnml._engine.gradients import joined_deltas, joined_inputs, summed_scaling_gradients
-from acnml._engine.last_layer import features, only_linear
-from acnml._engine.layers import AFFINE, OTHER_WAYS, SCALING, Site, find_sites, is_plain, names_of
+from acnml._engine.last_layer import features
+from acnml._engine.layers import (
+    AFFINE,
+    OTHER_WAYS,
+    SCALING,
+    Site,
+    find_sites,
+    is_plain,
+    names_of,
+    only_linear,
+)
 from acnml._engine.recorder import Tape, record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks, processes

@@ -12,8 +12,8 @@ from typing import Literal, TypeVar, final, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from acnml._engine.last_layer import Features, all_features, only_linear
-from acnml._engine.layers import Site
+from acnml._engine.last_layer import Features, all_features
+from acnml._engine.layers import Site, only_linear
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, tensors_for_arrays
 from acnml._util.callers import callers_level
@@ -23,9 +23,9 @@ from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched
-from acnml.problem import Problem, of_features, problems
+from acnml.problem import Problem, each_solved, joined, of_features, problems
 from acnml.solution import UNSOLVED, Solution, UnsolvedError, UnsolvedWarning
-from acnml.solve.base import LogitSolver, Solver, located
+from acnml.solve.base import LogitSolver, Solver
 from acnml.solve.linearised import Linearised
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class Acnml(NmlPredictor):
         assert self.last_layer is not None
         layer, temperature = self.last_layer.layer, self.classifier.temperature
         parts = of_features(features, self.posterior, layer, temperature)
-        return Solution.joined(located(parts, self.solve_problem, len(features.logits)))
+        return joined(each_solved(parts, self.solve_problem, len(features.logits)))
 
     @tensors_for_arrays
     @torch.inference_mode(False)
@@ -193,7 +193,7 @@ class Acnml(NmlPredictor):
                 rows.append(kept)
         if not parts:
             return _nowhere(self.classifier, x)
-        whole = Solution.joined(parts)
+        whole = joined(parts)
         return whole if len(whole.log_lik) == size else _spread(whole, torch.cat(rows), size)
 
     def _without_failures(
@@ -230,13 +230,13 @@ class Acnml(NmlPredictor):
         """Solve for a prepared batch."""
         if self.logit_solver is None:
             return self.solver(self.classifier, self.posterior.scaled(self.alpha), x)
-        return Solution.joined(self._by_problem(x, self.logit_solver.of))
+        return joined(self._by_problem(x, self.logit_solver.of))
 
     def _by_problem(self, x: Inputs, solve: Callable[[Problem], T]) -> list[T]:
         memory = None if self.logit_solver is None else self.logit_solver.memory
         parts = problems(self.classifier, self.posterior, x, memory)
         scaled = (problem.scaled(self.alpha) for problem in parts)
-        return located(scaled, solve, batches.size(x))
+        return each_solved(scaled, solve, batches.size(x))
 
     def _report(self, unsolved: Tensor, residual: Tensor) -> None:
         """Warn of unsolved labels (B, K), or raise an error."""

@@ -9,8 +9,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from acnml._engine.last_layer import Features, features, only_linear
-from acnml._engine.layers import Site
+from acnml._engine.last_layer import Features, features
+from acnml._engine.layers import Site, only_linear
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.passes import in_chunks

@@ -121,7 +121,7 @@ def _start(
     """Run the network at θ = μ + ΣJᵀu, with u halved where the objective is below the mean's."""
     u = torch.where(coefficients.isfinite().all(-1, keepdim=True), coefficients, 0.0)
     squared = (kernel.mv(u) * u).sum(-1)
-    dtype = rows.posterior.dtype
+    dtype = rows.dtype
     view = _View.at(rows, Path.along(rows.tangent, u.to(dtype)), squared, labels, recorded)
     # Most rows of a confident network hardly move: there, rounding must not decide.
     rounding = ROUNDING * torch.finfo(rows.start.logits.dtype).eps * (1 + at_mean.abs())
@@ -152,7 +152,7 @@ def _best_share(
     worse_still = torch.ones_like(squared, dtype=torch.bool)
     for _ in range(HALVINGS):
         share = torch.where(worse_still, share / 2, share)
-        path = Path.to(rows.posterior, v.scaled(share.to(rows.posterior.dtype)))
+        path = Path.to(rows.posterior, v.scaled(share.to(rows.dtype)))
         log_lik = some.log_lik(some.logits(path, 1), own).double()
         worse_still = ~(log_lik - share**2 * squared / 2 >= limit)
         if not bool(worse_still.any()):
@@ -272,7 +272,7 @@ def _residual(rows: Rows, bundle: _Bundle) -> Tensor:
     weights = least_on_simplex(2 * slopes, costs, bundle.at_latest())
     least = quadratic(slopes, weights) + (weights * distances).sum(-1)
     # What rounding leaves of the difference may be more.
-    eps = torch.finfo(rows.posterior.dtype).eps
+    eps = torch.finfo(rows.dtype).eps
     lengths = bundle.gram.diagonal(dim1=-2, dim2=-1)[..., 1:]
     rounding = eps * ((weights * lengths).sum(-1) + bundle.squared)
     found = torch.maximum(least, rounding).sqrt()
@@ -306,7 +306,7 @@ def _advanced(rows: Rows, old: _Bundle, labels: Tensor, active: Tensor) -> _Bund
 
     Either way the gradient at the new point is added, so that the next step knows more.
     """
-    slopes, rounding = old.slopes(), _rounding(old, rows.posterior.dtype)
+    slopes, rounding = old.slopes(), _rounding(old, rows.dtype)
     weights, expected = _direction(old, slopes, rounding)
     tried = torch.where(active, old.size, 0.0)
     aim = torch.cat([torch.zeros_like(weights[..., :1]), weights], dim=-1)

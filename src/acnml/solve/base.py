@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from acnml._util import batches, checks
+from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
-from acnml.problem import Problem, problems
+from acnml.problem import Problem, each_solved, joined, problems
 from acnml.solution import Solution
-
-T = TypeVar("T")
 
 
 class Solver(Protocol):
@@ -63,20 +60,9 @@ class LogitSolver(ABC):
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
         parts = problems(classifier, posterior, x, self.memory)
-        return Solution.joined(located(parts, self.of, batches.size(x)))
+        return joined(each_solved(parts, self.of, batches.size(x)))
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution."""
         parts = problems(classifier, posterior, x, self.memory)
-        return torch.cat(located(parts, self.log_lik_of, batches.size(x)))
-
-
-def located(parts: Iterable[Problem], solve: Callable[[Problem], T], total: int) -> list[T]:
-    """Solve the parts of a batch of `total` inputs; errors name inputs by their index in it."""
-    solved: list[T] = []
-    done = 0
-    for problem in parts:
-        with checks.counting_from(done, total):
-            solved.append(solve(problem))
-        done += len(problem)
-    return solved
+        return torch.cat(each_solved(parts, self.log_lik_of, batches.size(x)))

@@ -17,10 +17,10 @@ from acnml._util.batches import Inputs
 from acnml._util.memory import require_memory
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
-from acnml.problem import REMEDY, Problem, exact_problems, problems
+from acnml.problem import REMEDY, Problem, each_solved, exact_problems, joined, problems
 from acnml.solution import UNSOLVED, Solution, UnsolvedError
 from acnml.solve.ascent import Steps, ascended
-from acnml.solve.base import LogitSolver, located
+from acnml.solve.base import LogitSolver
 from acnml.solve.logits import Precision, coefficients, solve
 
 
@@ -125,14 +125,14 @@ class Linearised(LogitSolver):
         parts = self._problems(classifier, posterior, x)
         if parts is None:
             return chunks.solution(self, classifier, posterior, x)
-        return Solution.joined(located(parts, self.of, batches.size(x)))
+        return joined(each_solved(parts, self.of, batches.size(x)))
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
         parts = self._problems(classifier, posterior, x)
         if parts is None:
             return chunks.log_lik(self, classifier, posterior, x)
-        return torch.cat(located(parts, self.log_lik_of, batches.size(x)))
+        return torch.cat(each_solved(parts, self.log_lik_of, batches.size(x)))
 
     def _problems(
         self, classifier: Classifier, posterior: Posterior, x: Inputs

@@ -25,7 +25,7 @@ from acnml.posteriors import Posterior
 from acnml.predictors import Predictor
 from acnml.storage import disk
 from acnml.storage.disk import CHECKSUM, FORMAT_VERSION, HEADER, StorageError
-from acnml.storage.network import EXACT, ROUNDED, Weights, require_same
+from acnml.storage.network import Weights, require_same
 from acnml.storage.tree import KINDS, Encoder, decode
 
 Network: TypeAlias = Classifier | nn.Module
@@ -108,8 +108,6 @@ def load(
     >>> torch.equal(again(x), predict(x))
     True
     """
-    if weights not in (EXACT, ROUNDED):
-        raise ValueError(f"weights must be 'exact' or 'rounded', got {weights!r}")
     given = _given(classifier)
     stored = disk.read(Path(path))
     kind, count = stored.value.get("kind"), len(stored.networks)

@@ -28,7 +28,7 @@ from acnml.storage.disk import as_bytes
 
 # How the weights of a network may differ from those that it had when the predictor was stored.
 Weights: TypeAlias = Literal["exact", "rounded"]
-EXACT, ROUNDED = "exact", "rounded"
+ROUNDED = "rounded"
 
 # Types to which a tensor may be rounded, by its own type.
 COARSER = {

@@ -11,10 +11,10 @@ import acnml
 from acnml import Gradient, metrics
 from acnml.fit import Refit
 from acnml.predictors import NaiveCnml, NaiveCnmlMax
-from stores import made, store_in
+from stores import store_in
 from studies.engine.claims import verdicts
 from studies.engine.grounds import Batches
-from studies.engine.method import ACNML, BMA, MAP
+from studies.engine.method import ACNML, MAP
 from studies.engine.redraw import redraw, results_in
 from studies.engine.report import drawn, markdown, sections_of, write_report
 from studies.engine.results import collect
@@ -22,7 +22,7 @@ from studies.engine.run import run
 from studies.engine.workshop import Finished, Making, Workshop
 from studies.paper_mnist import report
 from studies.paper_mnist.naive import NAIVE, NAIVE_MAX, Compared, Comparison, Match
-from studies.paper_mnist.settings import SUBSET, WHOLE, PaperMnist
+from studies.paper_mnist.settings import SUBSET, PaperMnist
 from studies.paper_mnist.settings import NaiveCnml as NaiveSettings
 from studies.paper_mnist.study import AT_ONE_RATE, FEW, PAPERS, SUBSET_BBP, build, naive_claims
 from studies.rotated_mnist.settings import RANDOM, UPRIGHT
@@ -72,22 +72,6 @@ def test_all_curves_stand_on_the_same_images(finished):
     assert {row.shift for row in results.rows} == set(TINY.shifts)
 
 
-def test_more_queries_continue_naive_cnml_for_fewer(tmp_path):
-    for points in (1, 2):
-        study = build(replace(TINY, parts=(WHOLE,), whole=replace(TINY.whole, points=points)))
-        run(study, study.load(tmp_path), Making(store_in(tmp_path, TINY)))
-    refitted = [
-        name.partition(", seed")[0]
-        for name in made(tmp_path)
-        if name.startswith("compare naive CNML")
-    ]
-    assert sorted(refitted) == [
-        f"compare naive CNML BBP, all images {shift} query {number}"
-        for shift in (UPRIGHT, RANDOM)
-        for number in (0, 1)
-    ]
-
-
 def test_both_start_from_the_mean_of_one_posterior(finished):
     """The library's predictors, built by hand around the saved posterior, give the same."""
     workshop, _, results = finished
@@ -109,16 +93,6 @@ def test_both_start_from_the_mean_of_one_posterior(finished):
     for name, kind in ((NAIVE, NaiveCnml), (NAIVE_MAX, NaiveCnmlMax)):
         naive = kind(classifier, batches, refit, progress=False).log_lik(queries)
         torch.testing.assert_close(found.log_lik[name], naive, rtol=1e-4, atol=1e-5)
-
-
-def test_lines_are_the_first_queries_of_every_angle(finished):
-    _, _, results = finished
-    compared: Compared = results.extras[SUBSET]
-    sizes = {shift: len(found.labels) for shift, found in compared.shifts.items()}
-    assert sizes == {UPRIGHT: 4, "90°": 2, RANDOM: 4}
-    assert set(compared.shifts[UPRIGHT].log_lik) == {MAP, BMA, ACNML, NAIVE, NAIVE_MAX}
-    assert [match.alpha for match in compared.matches] == [0.1, 1.0]
-    assert results.extras[WHOLE].train_images == 300
 
 
 def test_the_report_has_a_verdict_for_every_claim(finished):

@@ -5,18 +5,15 @@ from __future__ import annotations
 import shutil
 
 import pytest
-import torch
 
 from stores import KilledError, made, store_in
 from studies.engine.predictors import outputs
 from studies.engine.report import write_report
 from studies.engine.results import collect
 from studies.engine.run import run
-from studies.engine.workshop import Finished, Making, Workshop
-from studies.rotated_mnist import methods
+from studies.engine.workshop import Finished, Making
 from studies.rotated_mnist.study import build
 from studies.settings import override
-from studies.store import Content, Work
 
 from .tiny import TINY
 
@@ -30,32 +27,6 @@ def test_a_changed_setting_redoes_only_what_depends_on_it(finished, data, tmp_pa
     again = made(out)[before:]
     assert again
     assert all("ensemble" in name or "SWAG" in name for name in again), again
-
-
-def test_training_goes_on_from_its_checkpoint(study, data, tmp_path, monkeypatch):
-    """Killed in the second epoch and started again: the same network, bit for bit."""
-    kept = Work.checkpoint
-    whole = Workshop(study, data, Making(store_in(tmp_path / "a", TINY)), 0)
-
-    def dies(work: Work, content: Content) -> None:
-        kept(work, content)
-        if content.facts["epochs"] == 1:
-            raise KilledError
-
-    store = store_in(tmp_path / "b", TINY)
-    trainings = (
-        lambda workshop: workshop.trained(methods.NETWORK),
-        lambda workshop: study.grounds[methods.BBP].artefacts(methods.MAP_BBP, workshop)[0],
-    )
-    for train in trainings:
-        monkeypatch.setattr(Work, "checkpoint", dies)
-        with pytest.raises(KilledError):
-            train(Workshop(study, data, Making(store), 0))
-        monkeypatch.undo()
-        resumed = train(Workshop(study, data, Making(store), 0)).load()
-        expected = train(whole).load()
-        assert all(torch.equal(resumed[name], expected[name]) for name in expected)
-    assert (tmp_path / "b" / "run.log").read_text().count("resumed") == 2
 
 
 def test_a_killed_run_has_the_numbers_of_an_unbroken_one(

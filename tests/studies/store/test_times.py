@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 import torch
-from rich.console import Console
 
 from studies.store import Content, Stage, work
-from studies.store.reporter import Bar
 
 
 class Clock:
@@ -64,16 +60,3 @@ def test_the_time_of_training_goes_on_from_the_checkpoint(store, clock):
     clock.now += 1000
     dies = False
     assert store.make(Stage("train"), train).seconds == 30
-
-
-@pytest.mark.parametrize("start", [0, 5000])
-def test_the_time_that_remains_is_that_of_this_run(start):
-    """What an earlier run has done, long ago, says nothing about the speed."""
-    clock = Clock()
-    bar = Bar(Console(file=io.StringIO(), force_terminal=True, get_time=clock), "predict")
-    bar.progress(start, 10_000)
-    for block in range(1, 5):
-        clock.now += 100  # each longer than rich's memory of 30 seconds
-        bar.progress(start + 500 * block, 10_000)
-    remaining = (10_000 - start - 2000) / 5
-    assert bar.rich.tasks[0].time_remaining == pytest.approx(remaining)
