@@ -17,7 +17,6 @@ NAMES = {
     "elec": "prices (Elec2)",
     "weather": "weather",
 }
-CORRUPTED = "resnet20: "
 MONITOR, KS = "monitor", "KS test of every window"
 
 
@@ -139,9 +138,8 @@ def _delay(rows: Sequence[Row]) -> str:
 
 
 def _name(stream: str) -> str:
-    if stream.startswith(CORRUPTED):
-        return "corrupted photographs"
-    return "digits that turn" if stream.startswith("digits") else NAMES.get(stream, stream)
+    name = stream.split(":")[0]
+    return NAMES.get(name, name)
 
 
 TABLES: dict[str, Callable[[], str]] = {

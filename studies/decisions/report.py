@@ -306,7 +306,7 @@ def _scatter(rows: Sequence[Estimated]) -> dict[str, Figure]:
             axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, zorder=0)
             points = zip(*((row.accuracy, row.estimate) for row in own), strict=True)
             axes.scatter(*points, s=16, color=colour)
-            axes.set_title(f"{method}: off by {mean(own, 'error'):.3f}")
+            axes.set_title(f"{method}:\noff by {mean(own, 'error'):.3f}")
             axes.set(xlim=(0, 1), ylim=(0, 1))
         for axes in grid[1]:
             axes.set_xlabel("true accuracy")
