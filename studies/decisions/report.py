@@ -41,8 +41,7 @@ from studies.decisions.settings import CORRUPTED, DIGITS, PRESETS, TURNING, Deci
 from studies.decisions.streams import OF_NETWORK, TABLES, Stream, images
 from studies.engine.report import Panels, Section, ShortReport
 from studies.engine.tables import Table, mean, select
-from studies.evidence import cifar10
-from studies.evidence.recorded import recorded
+from studies.evidence import cifar
 from studies.evidence.subjects import CLEAN, HELD_OUT, TRAIN, Subject
 from studies.store import Content, Stage, Store
 
@@ -85,7 +84,7 @@ def run(study: DecisionsStudy, out: Path, store: Store, command: str) -> Path:
     found = Found()
     for name in study.networks:
         try:
-            for subject in _subjects(name, study, out):
+            for subject in _subjects(name, study, out, store):
                 found.add(_stored(subject, study, store))
         except DataError as error:
             found.left_out.append(f"{name}: {error}")
@@ -97,12 +96,12 @@ def run(study: DecisionsStudy, out: Path, store: Store, command: str) -> Path:
     return write_pages(study, found, out, command)
 
 
-def _subjects(name: str, study: DecisionsStudy, out: Path) -> list[Subject]:
+def _subjects(name: str, study: DecisionsStudy, out: Path, store: Store) -> list[Subject]:
     """Return a network, of all seeds if it is trained here."""
     if name == DIGITS:
-        return [digits(seed) for seed in study.seeds]
+        return [digits(seed, store) for seed in study.seeds]
     wanted = {f"{name} {severity}" for name in study.corruptions for severity in (3, 5)}
-    found = cifar10.given(name, study.evidence(), out / "corruptions")
+    found = cifar.given(name, study.evidence(), out / "corruptions", store)
     return [
         replace(own, shifts={s: g for s, g in own.shifts.items() if g == CLEAN or s in wanted})
         for own in found
@@ -112,10 +111,11 @@ def _subjects(name: str, study: DecisionsStudy, out: Path) -> list[Subject]:
 def _stored(subject: Subject, study: DecisionsStudy, store: Store) -> dict[str, Any]:
     """Return everything about a network, as two artefacts."""
     same = replace(study, networks=(), seeds=())
-    stage = Stage(f"decisions {subject.name}", (same, subject.decided), subject.seed)
-    streams = Stage(f"streams {subject.name}", (same, subject.decided), subject.seed)
-    shifted = _made(stage, store, lambda: _of_shifts(subject, study, store))
-    timed = _made(streams, store, lambda: _of_time(subject, study, store))
+    decided = (same, subject.checksums())
+    stage = Stage(f"decisions {subject.name}", decided, subject.seed)
+    streams = Stage(f"streams {subject.name}", decided, subject.seed)
+    shifted = _made(stage, store, lambda: _of_shifts(subject, study))
+    timed = _made(streams, store, lambda: _of_time(subject, study))
     return {**{name: shifted[name] for name in OF_SHIFTS}, **timed}
 
 
@@ -144,19 +144,19 @@ def _plain(row: Any) -> dict[str, Any]:
     return {k: None if isnan[k] else v for k, v in row._asdict().items()}
 
 
-def _arrays(subject: Subject, part: str, store: Store) -> Arrays:
-    own = recorded(subject, part, store)
-    return Arrays(own.logits, own.taps, own.labels)
+def _arrays(subject: Subject, part: str) -> Arrays:
+    own = subject.record(part)
+    return Arrays(own.logits, own.features, own.labels)
 
 
-def _fitted(subject: Subject, store: Store) -> Fitted:
-    return Fitted.of(*(_arrays(subject, part, store) for part in (TRAIN, HELD_OUT)))
+def _fitted(subject: Subject) -> Fitted:
+    return Fitted.of(*(_arrays(subject, part) for part in (TRAIN, HELD_OUT)))
 
 
-def _of_shifts(subject: Subject, study: DecisionsStudy, store: Store) -> dict[str, list[Any]]:
+def _of_shifts(subject: Subject, study: DecisionsStudy) -> dict[str, list[Any]]:
     """Measure decisions on the data of a network, clean and shifted."""
-    fitted = _fitted(subject, store)
-    parts = {name: _arrays(subject, name, store) for name in subject.shifts}
+    fitted = _fitted(subject)
+    parts = {name: _arrays(subject, name) for name in subject.shifts}
     rows: dict[str, list[Any]] = {name: [] for name in OF_SHIFTS}
     ours = {method: fitted.outcomes(method, fitted.labelled) for method in METHODS}
     for name, part in parts.items():
@@ -170,7 +170,7 @@ def _of_shifts(subject: Subject, study: DecisionsStudy, store: Store) -> dict[st
     return rows
 
 
-def _of_time(subject: Subject, study: DecisionsStudy, store: Store) -> dict[str, list[Any]]:
+def _of_time(subject: Subject, study: DecisionsStudy) -> dict[str, list[Any]]:
     """Watch the streams that are made of a network's data."""
     order: dict[str, dict[str, tuple[str, ...]]] = {
         TURNING: {"by 15° every 1,000": TURNED},
@@ -178,14 +178,12 @@ def _of_time(subject: Subject, study: DecisionsStudy, store: Store) -> dict[str,
             name[:-2]: (name, f"{name[:-2]} 5") for name in subject.shifts if name.endswith(" 3")
         },
     }
-    fitted = _fitted(subject, store)
+    fitted = _fitted(subject)
     streams = [
         stream
         for name in study.streams
         if OF_NETWORK.get(name) == subject.network and subject.seed == 0
-        for stream in images(
-            name, fitted, lambda shift: _arrays(subject, shift, store), order[name]
-        )
+        for stream in images(name, fitted, lambda shift: _arrays(subject, shift), order[name])
     ]
     return _of_streams(streams, study)
 
