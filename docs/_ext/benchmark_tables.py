@@ -80,6 +80,17 @@ def sliders() -> str:
     return markdown(head, lines)
 
 
+def history() -> str:
+    """The costs of predictions at the last five commits that were measured."""
+    rows = read("measurements/history.csv")[-5:]
+    names = [name for name in rows[0] if name not in ("commit", "date")]
+    lines = [
+        [f"`{row['commit']}`, {row['date']}", *(f"{float(row[name]):.1f}" for name in names)]
+        for row in rows
+    ]
+    return markdown(["commit", *names], lines)
+
+
 TABLES: dict[str, Table] = {
     "last-layer": made_by("head", "head_table", "results.json"),
     "costs": made_by("page", "cost_table", "results.json"),
@@ -93,4 +104,5 @@ TABLES: dict[str, Table] = {
     "stragglers-again": stragglers("no"),
     "serving": serving,
     "sliders": sliders,
+    "history": history,
 }

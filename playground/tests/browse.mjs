@@ -28,7 +28,7 @@ async function bars(page) {
       }));
     const text = (kind, method) =>
       document.querySelector(`.${kind}[data-method=${method}]`).textContent;
-    const methods = ["network", "temperature", "acnml"];
+    const methods = ["network", "temperature", "closed", "acnml"];
     const each = (f) => Object.fromEntries(methods.map((method) => [method, f(method)]));
     return {
       bars: each(read),

@@ -41,8 +41,7 @@ from studies.decisions.streams import OF_NETWORK, TABLES, Stream, images
 from studies.drawing import panel
 from studies.engine.report import Panels, Section, ShortReport
 from studies.engine.tables import Table, mean, select
-from studies.evidence import cifar10
-from studies.evidence.recorded import recorded
+from studies.evidence import cifar
 from studies.evidence.subjects import HELD_OUT, TRAIN, Subject
 from studies.store import Content, Stage, Store
 
@@ -83,7 +82,7 @@ def run(study: DecisionsStudy, out: Path, store: Store, command: str) -> Path:
     found = Found()
     for name in study.networks:
         try:
-            for subject in _subjects(name, study, out):
+            for subject in _subjects(name, study, out, store):
                 found.add(_stored(subject, study, store))
         except DataError as error:
             found.left_out.append(f"{name}: {error}")
@@ -95,18 +94,18 @@ def run(study: DecisionsStudy, out: Path, store: Store, command: str) -> Path:
     return write_pages(study, found, out, command)
 
 
-def _subjects(name: str, study: DecisionsStudy, out: Path) -> list[Subject]:
+def _subjects(name: str, study: DecisionsStudy, out: Path, store: Store) -> list[Subject]:
     """Return a network, of all seeds if it is trained here."""
     if name == DIGITS:
-        return [digits(seed) for seed in study.seeds]
-    return cifar10.given(name, study.evidence(), out / "corruptions")
+        return [digits(seed, store) for seed in study.seeds]
+    return cifar.given(name, study.evidence(), out / "corruptions", store)
 
 
 def _stored(subject: Subject, study: DecisionsStudy, store: Store) -> dict[str, Any]:
     """Return everything about a network, as an artefact."""
     same = replace(study, networks=(), seeds=())
-    stage = Stage(f"decisions {subject.name}", (same, subject.decided), subject.seed)
-    return _made(stage, store, lambda: _of_network(subject, study, store))
+    stage = Stage(f"decisions {subject.name}", (same, subject.checksums()), subject.seed)
+    return _made(stage, store, lambda: _of_network(subject, study))
 
 
 def _stored_table(name: str, study: DecisionsStudy, store: Store) -> dict[str, Any]:
@@ -133,12 +132,12 @@ def _plain(row: Any) -> dict[str, Any]:
     return {k: None if isnan[k] else v for k, v in row._asdict().items()}
 
 
-def _of_network(subject: Subject, study: DecisionsStudy, store: Store) -> dict[str, list[Any]]:
+def _of_network(subject: Subject, study: DecisionsStudy) -> dict[str, list[Any]]:
     """Measure decisions on the data of a network."""
 
     def arrays(part: str) -> Arrays:
-        own = recorded(subject, part, store)
-        return Arrays(own.logits, own.taps, own.labels)
+        own = subject.record(part)
+        return Arrays(own.logits, own.features, own.labels)
 
     fitted = Fitted.of(arrays(TRAIN), arrays(HELD_OUT))
     shifts = {name: arrays(name) for name in subject.shifts}

@@ -84,9 +84,13 @@ export class AnswerTable {
       column.decision.dataset.abstains = String(abstains);
       column.cells.forEach(({ cell, value }, label) => {
         const probability = answer.probabilities[method][label];
-        cell.style.setProperty("--p", Number.isNaN(probability) ? "0" : probability.toFixed(4));
-        cell.dataset.likeliest = String(label === digit);
-        value.textContent = Number.isNaN(probability) ? "–" : percent(probability);
+        const share = Number.isNaN(probability) ? "0" : probability.toFixed(4);
+        const text = Number.isNaN(probability) ? "–" : percent(probability);
+        const likeliest = String(label === digit);
+        // Most cells stay as they are while a slider moves, and a change costs layout and paint.
+        if (cell.style.getPropertyValue("--p") !== share) cell.style.setProperty("--p", share);
+        if (cell.dataset.likeliest !== likeliest) cell.dataset.likeliest = likeliest;
+        if (value.textContent !== text) value.textContent = text;
       });
     }
   }
