@@ -292,6 +292,7 @@ def describe(calibrated: acnml.Calibrated, net: nn.Module, data: Data) -> dict[s
     logits = net(data.validation.inputs)
     score = calibrated.score(data.validation.inputs)
     closed, plain = (row_of(calibrated, method) for method in ("closed-form", EQUAL_PRICE))
+    assert closed.alpha is not None
     log_probs = {
         "network": logits.log_softmax(-1),
         "temperature": (logits / plain.temperature).log_softmax(-1),
