@@ -42,7 +42,7 @@ def ratios() -> dict[str, object]:
     y = (8 * model(x)).detach().softmax(-1).multinomial(1).flatten()
     train, validation = (x[:500], y[:500]), (x[500:], y[500:])
     classifier = acnml.Classifier(model)
-    answers = {
+    answers: dict[str, Callable[[torch.Tensor], object]] = {
         "calibrated": acnml.calibrate(model, train, validation),
         "closed form": acnml.calibrate(model, train, validation, rule="closed-form"),
         "ACNML, last layer": acnml.Acnml(

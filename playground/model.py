@@ -238,7 +238,8 @@ def build(folder: Path, say: Callable[[str], None]) -> None:
         train(net, data.learnt, training, seed)
     say("Calibrating ...")
     price = data.recipe.price
-    calibrated = acnml.calibrate(net, data.train, data.validation, price=price, progress=False)
+    parts = data.train, data.validation
+    calibrated = acnml.calibrate(net, *parts, price=price, rule="acnml", progress=False)
     say(str(calibrated))
     folder.mkdir(parents=True, exist_ok=True)
     save_file(net.state_dict(), folder / NETWORK)
@@ -291,6 +292,7 @@ def describe(calibrated: acnml.Calibrated, net: nn.Module, data: Data) -> dict[s
     logits = net(data.validation.inputs)
     score = calibrated.score(data.validation.inputs)
     closed, plain = (row_of(calibrated, method) for method in ("closed-form", EQUAL_PRICE))
+    assert closed.alpha is not None
     log_probs = {
         "network": logits.log_softmax(-1),
         "temperature": (logits / plain.temperature).log_softmax(-1),

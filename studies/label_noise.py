@@ -171,7 +171,8 @@ def scores(
     data = [tuple(train)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few held-out data
-        calibrated = calibrate(network, data, [tuple(held_out)], price=price, progress=False)
+        parts = data, [tuple(held_out)]
+        calibrated = calibrate(network, *parts, price=price, rule="acnml", progress=False)
     answer = calibrated(x)
     if_comp = fit_if_comp(classifier, data, progress=False)
     pnml = fit_pnml(classifier, data, progress=False)

@@ -149,7 +149,7 @@ def predictions(
     base = classifier(name, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few data, and of training that did not converge
-        acnml = AcnmlClassifier(clone(base), price=study.price, cv=FOLDS).fit(x, y)
+        acnml = AcnmlClassifier(clone(base), price=study.price, rule="acnml", cv=FOLDS).fit(x, y)
         methods: dict[str, Callable[[Any], Any]] = {
             PLAIN: clone(base).fit(x, y).predict_proba,
             **{

@@ -119,22 +119,29 @@ def test_the_table_is_what_the_rules_do(fitted):
 
 
 def test_the_answers_are_those_of_the_rule_by_hand(fitted):
-    """V = α m² I, solved label by label in double precision."""
+    """The closed form as it is written down; ACNML with V = α m² I, label by label."""
     found, model, _, _, test = fitted
     x, _ = joined(test)
     score = found.calibrator.atypicality(found.features(x)).double()
-    v = found.alpha * score**2
-    z = model(x).detach() / found.temperature
-    log_lik = solve_diagonal(z, v[:, None].expand_as(z))
-    answer = found(x)
-    torch.testing.assert_close(answer.log_probs, torch.log_softmax(log_lik, -1), rtol=0, atol=1e-5)
-    torch.testing.assert_close(answer.regret, torch.logsumexp(log_lik, -1), rtol=0, atol=1e-5)
-    torch.testing.assert_close(answer.score.double(), score)
+    v = (found.alpha * score**2).unsqueeze(1)
+    z = model(x).detach().double() / found.temperature
+    p = torch.softmax(z, -1)
+    by_hand = {
+        "closed-form": (p / (p + p ** (v / (1 + v)) * (1 - p))).log(),
+        "acnml": solve_diagonal(z, v.expand_as(z)),
+    }
+    for rule, log_lik in by_hand.items():
+        answer = replace(found.calibrator, rule=rule)(model(x), found.features(x))
+        log_probs, regret = torch.log_softmax(log_lik, -1), torch.logsumexp(log_lik, -1)
+        close = {"rtol": 0, "atol": 1e-5, "check_dtype": False}
+        torch.testing.assert_close(answer.log_probs, log_probs, **close)
+        torch.testing.assert_close(answer.regret, regret, **close)
+        torch.testing.assert_close(answer.score.double(), score)
 
 
 def test_a_higher_price_is_more_cautious():
     model, train, validation, test = problem(seed=1)
-    found = [calibrate(model, train, validation, price=price) for price in (0.005, 0.02, 0.1)]
+    found = [calibrate(model, train, validation, price=price) for price in (0.01, 0.03, 0.1)]
     alphas = [each.alpha for each in found]
     assert alphas == sorted(alphas)
     x, _ = joined(test)
@@ -341,7 +348,7 @@ def test_printed_it_explains_itself(fitted):
     text = str(fitted[0])
     for words in ("network", "temperature of equal price", "acnml", "closed-form", "NLL", "nats"):
         assert words in text
-    assert "<b>acnml</b>" in fitted[0]._repr_html_()
+    assert "<b>closed-form</b>" in fitted[0]._repr_html_()
 
 
 # The core on arrays ------------------------------------------------------------------------------
@@ -431,7 +438,7 @@ def test_validation_data_that_cannot_be_used():
             calibrate(model, train, data)
     with pytest.raises(ValueError, match="are the same object"):
         calibrate(model, train, train)
-    with pytest.raises(ValueError, match="rule must be one of 'acnml'"):
+    with pytest.raises(ValueError, match="rule must be one of 'closed-form'"):
         calibrate(model, train, validation, rule="nml")
     with pytest.raises(ValueError, match="price must be a positive, finite number"):
         calibrate(model, train, validation, price=0)

@@ -196,7 +196,8 @@ def test_the_price_is_counted_in_mean_binary_nll(rule):
 
 def test_several_labels_are_answered_one_by_one():
     model, x, present = several()
-    found = calibrate(model, (x[:500], present[:500]), (x[500:], present[500:].double()))
+    validation = x[500:], present[500:].double()
+    found = calibrate(model, (x[:500], present[:500]), validation, rule="acnml")
     answer = found(x)
     assert torch.equal(answer.label, (model(x) > 0).long())
     v = 2 * found.alpha * answer.score.double() ** 2
@@ -399,6 +400,9 @@ def test_it_is_stored_exported_and_a_module(kind, tmp_path):
     torch.testing.assert_close(log_probs, answer.log_probs, equal_nan=True)
     torch.testing.assert_close(regret, answer.regret, rtol=1e-4, atol=1e-5, equal_nan=True)
     torch.testing.assert_close(score, answer.score, equal_nan=True)
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    exported = acnml.export_onnx(found, some, tmp_path / "found.onnx")
+    assert exported.difference < 1e-4
 
 
 @pytest.mark.parametrize("make", [several, maps])
@@ -426,3 +430,52 @@ def test_an_input_without_an_answer_is_named_or_flagged():
     flagged = calibrate(model, *data, on_error="flag").calibrator(z, features)
     assert (flagged.label == -1).nonzero().tolist() == [[2, 3, 3]]
     assert flagged.probs.isnan().any(1).nonzero().tolist() == [[2, 3, 3]]
+
+
+# Models as timm builds them ----------------------------------------------------------------
+
+
+class Pooled(nn.Module):
+    """A convolutional network with a head of this name, perhaps a module with `fc` inside."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6)
+        outer, _, inner = name.partition(".")
+        last = nn.Linear(6, 3)
+        self.add_module(outer, nn.ModuleDict({inner: last}) if inner else last)
+        self.name = name
+
+    def forward(self, x):
+        features = torch.relu(self.norm(self.stem(x))).mean((2, 3))
+        return self.get_submodule(self.name)(features)
+
+
+class ClassToken(nn.Module):
+    """A vision transformer whose head sees the class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch_embed, self.cls_token = nn.Conv2d(2, 8, 4, 4), nn.Parameter(torch.zeros(1, 1, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.blocks = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        patches = self.patch_embed(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), patches], dim=1)
+        return self.head(self.norm(self.blocks(tokens))[:, 0])
+
+
+@pytest.mark.parametrize("name", ["head", "fc", "classifier", "head.fc", "class token"])
+def test_heads_of_vision_models_are_found(name):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = (ClassToken() if name == "class token" else Pooled(name)).eval()
+        x = torch.randn(120, 2, 12, 12)
+        with torch.no_grad():
+            labels = (model(x) + 0.3 * torch.randn(120, 3)).argmax(-1)
+    found = calibrate(model, (x[:60], labels[:60]), (x[60:], labels[60:]), price=0.05)
+    last = "head" if name == "class token" else name
+    assert str(found.places[-1]) == f"input of {last!r}"
+    assert len(found.places) > 1  # stages or hidden states, too

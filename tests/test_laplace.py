@@ -478,7 +478,7 @@ def test_leaves_the_model_alone_and_survives_in_place_activations():
 def test_settings_of_fits_are_given_by_name(name):
     """After the network and its data, so that no number is taken for another one."""
     parameters = inspect.signature(getattr(acnml, name)).parameters.values()
-    data = ("classifier", "model", "data")
+    data = ("classifier", "model", "data", "train", "validation")
     rest = [p for p in parameters if p.name not in data and not p.name.endswith("loader")]
     assert rest
     assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in rest)

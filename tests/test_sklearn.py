@@ -130,7 +130,7 @@ def test_any_classifier_is_calibrated_by_its_logits_and_inputs(estimator):
 
 def test_two_classes_with_one_decision_value():
     x, y = data(2)
-    found = fast(cv=0.4, random_state=0).fit(x, y)
+    found = fast(price=0.02, cv=0.4, random_state=0).fit(x, y)
     z = found.estimator_.decision_function(x)
     logits = np.stack([np.zeros_like(z), z], axis=1)
     np.testing.assert_array_equal(found.predict_proba(x), found.calibrator_.probs(logits, x))
@@ -495,7 +495,7 @@ def test_warnings_are_those_of_calibrate_only():
     x, y = data()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fast(price=0.3).fit(x, y)
+        fast(price=0.1).fit(x, y)
 
 
 def test_values_of_pairs_of_classes_are_not_taken_for_those_of_classes():

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import benchmark_tables
+import decision_tables
 import paper_tables
 from results import Row, markdown, read, select
-from values import IMAGES, TABULAR, by_table
+from studies.evidence.settings import TITLES
+from values import by_table
 
 EVIDENCE = "evidence/metrics.csv"
-COMPARED = "evidence/comparisons.csv"
 CASES = "evidence/cases.csv"
+SEEN = "evidence/detection.csv"
 CONFORMAL = "tabular/conformal.csv"
 DETECTION = "text/detection.csv"
 THEORY = "theory/results.csv"
@@ -23,32 +25,14 @@ LABEL_NOISE = "label-noise/metrics.csv"
 IF_COMP_STUDY = "if-comp/metrics.csv"
 
 PRICE = 0.01
-TEMPERATURE, EQUAL, DENSITY = "temperature", "temperature of equal price", "density temperature"
-ACNML, WEIGHED = "ACNML", "ACNML · s"  # `calibrate` is the second: α weighed by typicality
-LEVERAGE, GLM, BMA = "leverage NML", "GLM-Laplace", "BMA"
-FIRST_ORDER, PNML = "IF-COMP, last layer", "pNML"
-DROPOUT, ENSEMBLE = "MC dropout", "ensemble"
-ENSEMBLE_ACNML, ENSEMBLE_WEIGHED = "ensemble of ACNML", "ensemble of ACNML · s"
+TEMPERATURE, EQUAL = "temperature", "temperature of equal price"
+DAC, DENSITY = "density-aware calibration", "density temperature, m²"
+ACNML, CLOSED, HEAD = "ACNML, m²", "closed form, m²", "Kronecker head (0.2)"
+UNIT = "closed form, m², unit length"  # features of every place
+OURS = "ACNML"  # in the study of tables
 
-# Names as readers know them; others are printed as they are in the file.
-NETWORKS = {
-    "mnist": "MNIST network",
-    "resnet20": "ResNet-20",
-    "resnet56": "ResNet-56",
-    "resnet18": "ResNet-18",
-    "resnet20-own": "our ResNet-20",
-    "letters": "network for letters",
-    "clinc150": "questions (CLINC150)",
-    "tables": "tables",
-    "mnist-200": "MNIST network, 200 images",
-}
-GROUPS = {
-    "rotated by 45° or more": "digits rotated by 45° or more",
-    "severity 5": "CIFAR-10-C severity 5",
-    "severity 3": "CIFAR-10-C severity 3",
-    "near OOD": "unknown classes, near",
-    "far OOD": "unknown classes, far",
-}
+# Names of groups as readers know them; others are printed as they are in the file.
+GROUPS = {"rotated by 45° or more": "rotated", "changed reviews": "changed words"}
 
 
 def mean(rows: Iterable[Row], column: str) -> float:
@@ -56,29 +40,29 @@ def mean(rows: Iterable[Row], column: str) -> float:
     return statistics.fmean(float(row[column]) for row in rows)
 
 
-def networks() -> list[str]:
-    """Return the networks for images of the study, in its order."""
-    found = dict.fromkeys(row["network"] for row in read(EVIDENCE))
-    return [name for name in found if name in IMAGES]
+# The columns of the tables of evidence: methods, and how readers know them.
+METHODS = {
+    EQUAL: "temperature of equal price",
+    DAC: "density-aware",
+    DENSITY: "density temperature",
+    ACNML: "ACNML",
+    CLOSED: "closed-form NML, the default",
+    UNIT: "closed-form NML, unit length",
+}
 
 
-def shifts_by_strength(network: str) -> list[str]:
-    """Return the groups of labelled shifts, that with the largest ECE of the network first."""
-    names = dict.fromkeys(r["group"] for r in select(EVIDENCE, network=network) if r["nll"])
-    shifted = [name for name in names if name != "clean"]
-    plain = {"network": network, "method": "network"}
-    return sorted(shifted, key=lambda g: -mean(select(EVIDENCE, group=g, **plain), "ece"))
+def strongest() -> list[tuple[str, str]]:
+    """Return every network with the labelled group of shifts at which its NLL is highest."""
+    plain = [r for r in select(EVIDENCE, method="network", price=PRICE) if r["nll"]]
+    shifted = [row for row in plain if row["group"] != "clean"]
+    worst = {r["network"]: r for r in sorted(shifted, key=lambda r: float(r["nll"]))}
+    return [(n, worst[n]["group"]) for n in TITLES if n in worst]
 
 
-def scores(network: str, group: str, method: str) -> list[Row]:
-    """Return the scores of a method at the price of all tables here, shift by shift."""
-    return select(EVIDENCE, network=network, group=group, method=method, price=PRICE)
-
-
-def place(network: str, group: str) -> str:
-    """Return the name of a network and of a group of shifts."""
-    shift = group if network == "letters" else GROUPS.get(group, group)
-    return f"{NETWORKS.get(network, network)}, {shift}"
+def scored(network: str, group: str, method: str) -> Row:
+    """Return the means of a method at the price of all tables here."""
+    (row,) = select(EVIDENCE, network=network, group=group, method=method, price=PRICE)
+    return row
 
 
 def lowest_bold(values: Sequence[float]) -> list[str]:
@@ -88,188 +72,82 @@ def lowest_bold(values: Sequence[float]) -> list[str]:
     return texts if set(texts) == {best} else [f"**{t}**" if t == best else t for t in texts]
 
 
+def evidence() -> str:
+    """ECE / NLL under the strongest shift of every network."""
+    return _evidence(strongest(), METHODS)
+
+
 def gain() -> str:
-    """What is gained over temperature scaling, and where nothing is: the table of the README."""
-    compared = ("network", TEMPERATURE, EQUAL, WEIGHED)
-    strong = [(n, shifts_by_strength(n)[0]) for n in networks()]
-    weak = [(n, group) for n in networks() for group in shifts_by_strength(n)[1:]]
-    clean = [(n, "clean") for n in networks()]
-    groups = [
-        *((place(*one), [one]) for one in strong),
-        ("all networks, weaker shifts (mean)", weak),
-        ("all networks, no shift (mean)", clean),
-    ]
+    """Six rows of the table of evidence with three methods: the table of the README."""
+    shown = ("resnet20", "resnet14-cifar100", "tiny-imagenet", "letters", "streams", "tables")
+    places = [place for place in strongest() if place[0] in shown]
+    return _evidence(places, {EQUAL: "temperature", DAC: METHODS[DAC], CLOSED: "`calibrate`"})
+
+
+def _evidence(places: Sequence[tuple[str, str]], methods: Mapping[str, str]) -> str:
     lines = []
-    for name, places in groups:
-        rows = {m: [mean(scores(*p, m), "ece") for p in places] for m in compared}
-        nll = {m: [mean(scores(*p, m), "nll") for p in places] for m in (EQUAL, WEIGHED)}
-        lines.append(
-            [
-                name,
-                *lowest_bold([statistics.fmean(rows[m]) for m in compared]),
-                *lowest_bold([statistics.fmean(v) for v in nll.values()]),
-            ]
+    for network, group in places:
+        rows = [scored(network, group, method) for method in methods]
+        pairs = zip(
+            *(lowest_bold([float(r[s]) for r in rows]) for s in ("ece", "nll")), strict=True
         )
-    for classifier, name in (("logistic", "logistic regression"), ("mlp", "MLP")):
-        own = {"classifier": classifier, "rows": "shifted"}
-        of = {
-            m: select(TABULAR, method=m, **own) for m in ("classifier", TEMPERATURE, EQUAL, ACNML)
-        }
-        lines.append(
-            [
-                f"nine tables, {name}, shifted rows",
-                *lowest_bold([mean(rows, "ece") for rows in of.values()]),
-                *lowest_bold([mean(of[m], "nll") for m in (EQUAL, ACNML)]),
-            ]
-        )
-    head = ["ECE (last two: NLL)", "no calibration", "best temperature"]
-    head += ["temperature, same price", "ACNML", "NLL: temperature, same price", "NLL: ACNML"]
-    return markdown(head, lines)
+        name = f"{TITLES[network]}, {GROUPS.get(group, group)}"
+        lines.append([name, *(" / ".join(pair) for pair in pairs)])
+    return markdown(["ECE / NLL", *methods.values()], lines)
 
 
-def typicality() -> str:
-    """All methods that use the typicality of an input, and those that they are compared with."""
-    shown = {
-        EQUAL: EQUAL,
-        "GLM-Laplace": "GLM-Laplace, last layer",
-        ACNML: ACNML,
-        "ACNML, extended head": "ACNML, additive kernel",
-        WEIGHED: "**ACNML, α·s(x)**",
-        "ACNML · s²": "ACNML, α·s(x)²",
-        DENSITY: "density temperature, s(x)",
-        "density temperature, k-NN": "density temperature, k-NN",
-        "both": "density temperature, then ACNML",
-        "leverage NML": "closed-form NML, leverage c·s(x)²",
-    }
-    places = [(network, shifts_by_strength(network)[0]) for network in networks()]
-    lines = [[name, *(pair(*p, method) for p in places)] for method, name in shown.items()]
-    return markdown(["method", *(place(*p) for p in places)], lines)
-
-
-def has(network: str, group: str, method: str) -> bool:
-    """Return whether a method was run on a network."""
-    wanted = {"network": network, "group": group, "method": method}
-    return any(all(row[k] == v for k, v in wanted.items()) for row in read(EVIDENCE))
-
-
-def pair(network: str, group: str, method: str) -> str:
-    """Return mean ECE and NLL of a method, or nothing where it was not run."""
-    if not has(network, group, method):
-        return ""
-    rows = scores(network, group, method)
-    return f"{mean(rows, 'ece'):.3f} / {mean(rows, 'nll'):.3f}"
-
-
-def difference(row: Row) -> str:
-    """Return a mean difference with its interval."""
-    ends = f" [{float(row['low']):+.3f}, {float(row['high']):+.3f}]" if row["low"] else ""
-    return f"{float(row['mean']):+.3f}{ends}"
-
-
-def counts(row: Row) -> str:
-    """Return shifts won and lost, with those that are certain in brackets."""
-    return f"{row['won']} ({row['surely_won']}) : {row['lost']} ({row['surely_lost']})"
-
-
-def against(method: str, rival: str, networks: Sequence[str] | None = None) -> str:
-    """Compare a method with a rival in every group of shifts, at the price of all tables here."""
-    rows = select(COMPARED, method=method, rival=rival, price=PRICE)
-    by_score = {(r["network"], r["group"], r["score"]): r for r in rows}
+def won() -> str:
+    """In how many cases a method is better than its rivals: ECE, NLL."""
+    rivals = {EQUAL: METHODS[EQUAL], DAC: METHODS[DAC], DENSITY: METHODS[DENSITY], ACNML: "ACNML"}
+    shown = {HEAD: "Kronecker head (0.2)", ACNML: "ACNML", CLOSED: "closed-form NML"}
+    shown |= {UNIT: "closed-form NML, unit length", DENSITY: "density temperature"}
     lines = []
-    for network, group in dict.fromkeys((r["network"], r["group"]) for r in rows):
-        if networks is not None and network not in networks:
-            continue
+    for method, name in shown.items():
         cells = []
-        for score in ("ece", "nll"):
-            own = by_score.get((network, group, score))
-            cells += ["", ""] if own is None else [difference(own), counts(own)]
-        lines.append([place(network, group), *cells])
-    return markdown(["shift", "ECE", "won : lost", "NLL", "won : lost"], lines)
-
-
-def intervals() -> str:
-    """The default of `calibrate` against the temperature of equal price, at every shift."""
-    return against(WEIGHED, EQUAL)
-
-
-def confirmation() -> str:
-    """With typicality against without, on data that had no part in finding the rule."""
-    return against(WEIGHED, ACNML, ("letters", "clinc150", "tables"))
-
-
-def gains_by_method() -> str:
-    """All main methods at the strongest shifts: ECE / NLL."""
-    places = [(network, shifts_by_strength(network)[0]) for network in networks()]
-    places.append(("tables", "shifted rows"))
-    posterior = (GLM, BMA, ACNML, WEIGHED, FIRST_ORDER)
-    shown = ("network", TEMPERATURE, EQUAL, DENSITY, *posterior, LEVERAGE, PNML)
-    lines = [[method, *(pair(*p, method) for p in places)] for method in shown]
-    lines = [line for line in lines if any(line[1:])]  # a method may not have been run yet
-    return markdown(["ECE / NLL", *(place(*p) for p in places)], lines)
-
-
-def averages() -> str:
-    """Averages over networks, masks or weights, on rotated digits: the first seed."""
-    own: dict[str, str | float] = {
-        "network": "mnist",
-        "group": "rotated by 45° or more",
-        "price": PRICE,
-        "seed": 0,
-    }
-    shown = (EQUAL, DENSITY, WEIGHED, BMA, DROPOUT, ENSEMBLE, ENSEMBLE_ACNML, ENSEMBLE_WEIGHED)
-    lines = [
-        [method, *(f"{mean(rows, score):.3f}" for score in ("ece", "nll", "brier", "aurc"))]
-        for method in shown
-        for rows in [select(EVIDENCE, method=method, **own)]
-    ]
-    return markdown(["digits rotated by 45° or more", "ECE", "NLL", "Brier", "AURC"], lines)
+        for rival in rivals:
+            rows = [] if method == rival else select(CASES, method=method, rival=rival)
+            own = {row["score"]: f"{row['won']} : {row['lost']}" for row in rows}
+            cells.append(", ".join(own[score] for score in ("ece", "nll") if own))
+        lines.append([name, *cells])
+    return markdown(["won : lost in ECE, in NLL", *rivals.values()], lines)
 
 
 def unknown() -> str:
-    """Detection of inputs of no known class: AUROC / AUPR / FPR95, and ECE with them."""
-    groups = dict.fromkeys((r["network"], r["group"]) for r in read(EVIDENCE) if not r["nll"])
-    shown = [(m, "confidence") for m in (TEMPERATURE, EQUAL, DENSITY, WEIGHED, ENSEMBLE)]
-    shown += [(ACNML, "regret"), (WEIGHED, "regret"), (TEMPERATURE, "typicality")]
+    """AUROC for inputs of no known class."""
+    rows = read(SEEN)
+    places = list(dict.fromkeys((row["network"], row["group"]) for row in rows))
+    shown = {
+        "maximum probability": "maximum probability",
+        "energy": "energy",
+        "k-NN": "k-NN",
+        "ViM": "ViM",
+        "Mahalanobis": "score m(x)",
+        "relative Mahalanobis": "relative Mahalanobis",
+        f"regret, {CLOSED}": "regret, closed form",
+        f"regret, {ACNML}": "regret, ACNML",
+    }
+    by_place = {(r["network"], r["group"], r["score"]): float(r["auroc"]) for r in rows}
     lines = []
-    for network, group in groups:
-        for method, by in shown:
-            if not has(network, group, method):
-                continue
-            rows = scores(network, group, method)
-            cells = [f"{mean(rows, f'{m}_{by}'):.3f}" for m in ("auroc", "aupr", "fpr95")]
-            name, ece = f"{method}, by {by}", f"{mean(rows, 'ece'):.3f}"
-            if by == "typicality":
-                name, ece = "s(x) alone", ""
-            lines.append([place(network, group), name, *cells, ece])
-    return markdown(["inputs", "method", "AUROC", "AUPR", "FPR95", "ECE with them"], lines, left=2)
-
-
-def typicality_cases() -> str:
-    """In how many cases a method has the lower mean."""
-    lines = []
-    pairs = [(WEIGHED, ACNML), (WEIGHED, "temperature of equal price"), (WEIGHED, DENSITY)]
-    pairs += [("ACNML · s²", DENSITY), (LEVERAGE, DENSITY), ("both", DENSITY)]
-    for networks in dict.fromkeys(row["networks"] for row in read(CASES)):
-        for method, rival in pairs:
-            own = select(CASES, networks=networks, method=method, rival=rival)
-            cells = {row["score"]: f"{row['lower']} of {row['cases']}" for row in own}
-            data = "fresh" if networks == "fresh" else "found"
-            lines.append([data, method, rival, *(cells.get(s, "") for s in ("ece", "nll"))])
-    return markdown(["data", "method", "rival", "lower ECE", "lower NLL"], lines, left=3)
+    for network, group in places:
+        values = [by_place[network, group, score] for score in shown]
+        best = max(f"{value:.3f}" for value in values)
+        cells = [f"**{v:.3f}**" if f"{v:.3f}" == best else f"{v:.3f}" for v in values]
+        lines.append([f"{TITLES[network]}, {GROUPS.get(group, group)}", *cells])
+    return markdown(["AUROC", *shown.values()], lines)
 
 
 def tabular() -> str:
     """Tables under shift: all calibrators of scikit-learn, temperatures, and ACNML."""
     lines = []
-    for method in ("classifier", TEMPERATURE, "sigmoid", "isotonic", EQUAL, ACNML):
+    for method in ("classifier", TEMPERATURE, "sigmoid", "isotonic", EQUAL, OURS):
         cells = []
         for classifier in ("logistic", "mlp"):
             better = []
             for score in ("ece", "nll"):
-                its, ours = by_table(classifier, method, score), by_table(classifier, ACNML, score)
+                its, ours = by_table(classifier, method, score), by_table(classifier, OURS, score)
                 cells.append(f"{statistics.fmean(its.values()):.3f}")
                 better.append(sum(ours[table] < its[table] for table in its))
-            cells.append("" if method == ACNML else f"{better[0]}, {better[1]} of {len(its)}")
+            cells.append("" if method == OURS else f"{better[0]}, {better[1]} of {len(its)}")
         lines.append([method, *cells])
     columns = ["ECE", "NLL", "ACNML better (ECE, NLL)"]
     head = ["under shift"]
@@ -282,7 +160,7 @@ def conformal() -> str:
     """Coverage and size of conformal sets, in distribution and under shift."""
     lines = []
     for classifier, name in (("logistic", "logistic regression"), ("mlp", "MLP")):
-        for method in (TEMPERATURE, EQUAL, ACNML):
+        for method in (TEMPERATURE, EQUAL, OURS):
             cells = []
             for rows in ("in distribution", "shifted"):
                 own = select(
@@ -419,7 +297,8 @@ def if_comp() -> str:
             nll = statistics.median(float(row["nll"]) for row in rows)
             cells += [f"{middle:.3f} ({low:.3f}, {high:.3f})", f"{nll:.3f}"]
         lines.append(cells)
-    head = [f"{NETWORKS[n]}, {score}" for n in models for score in ("ECE", "NLL")]
+    names = {"resnet20": "ResNet-20", "resnet56": "ResNet-56", "resnet18": "ResNet-18"}
+    head = [f"{names[n]}, {score}" for n in models for score in ("ECE", "NLL")]
     return markdown(["severity 5", *head], lines)
 
 
@@ -485,13 +364,9 @@ def _leaves(command: Any, words: str) -> Iterator[tuple[str, Any]]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "evidence": evidence,
     "gain": gain,
-    "typicality": typicality,
-    "typicality-cases": typicality_cases,
-    "intervals": intervals,
-    "confirmation": confirmation,
-    "methods": gains_by_method,
-    "averages": averages,
+    "won": won,
     "unknown": unknown,
     "tabular": tabular,
     "conformal": conformal,
@@ -503,6 +378,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "laplace-libraries": laplace_libraries,
     "laplace-agreement": laplace_agreement,
     "commands": commands,
+    **decision_tables.TABLES,
     **paper_tables.TABLES,
     **benchmark_tables.TABLES,
 }

@@ -101,7 +101,7 @@ def tables_lower(score: str, classifier: str, rows: str, ours: str, rival: str) 
 
 
 # Networks for images with shifts that have labels.
-IMAGES = ("mnist", "letters", "resnet20", "resnet56", "resnet18", "resnet20-own")
+IMAGES = ("letters", "resnet20", "resnet56", "resnet20-own", "resnet14-cifar100")
 
 
 def unshifted(score: str, method: str) -> list[float]:

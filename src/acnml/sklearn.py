@@ -97,7 +97,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             in a forest or in boosted trees with a method `apply`.
         price: accepted increase of the held-out NLL over the best temperature, in nats. A higher
             price gives less confident predictions.
-        rule: "acnml" or "closed-form", see `acnml.fit_calibrator`.
+        rule: "closed-form" or "acnml", see `acnml.fit_calibrator`.
         cv: how to hold out data: a number of stratified folds (the default is 5, or as many as the
             rarest class has data), a share between 0 and 1 for a single stratified split, a
             splitter of scikit-learn (for one that needs groups, pass `groups` to `fit`), a list of
@@ -129,7 +129,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         *,
         features: Any = None,
         price: float = 0.01,
-        rule: RuleName = "acnml",
+        rule: RuleName = "closed-form",
         cv: Any = None,
         temperature: float | None = None,
         n_jobs: int | None = None,

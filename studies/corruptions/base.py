@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 SEVERITIES = (1, 2, 3, 4, 5)
 BLOCK = 250  # images corrupted at once, to bound memory
 
-Bytes: TypeAlias = NDArray[np.uint8]  # (N, 32, 32, 3), RGB
-Images: TypeAlias = NDArray[np.float64]  # (N, 32, 32, 3), RGB in [0, 1]
+Bytes: TypeAlias = NDArray[np.uint8]  # (N, H, W, 3), RGB
+Images: TypeAlias = NDArray[np.float64]  # (N, H, W, 3), RGB in [0, 1]
 Generators: TypeAlias = Sequence[np.random.Generator]  # one per image
 
 
 @final
 @dataclass(frozen=True)
 class Corruption:
-    """A corruption of CIFAR-10-C (Hendrycks & Dietterich 2019).
+    """A corruption of images, as in CIFAR-10-C (Hendrycks & Dietterich 2019).
 
     Attributes:
         name: as in the names of the official files.
@@ -37,7 +37,7 @@ class Corruption:
     parameters: tuple[Any, Any, Any, Any, Any]
 
     def __call__(self, images: Bytes, severity: int, numbers: Sequence[int]) -> Bytes:
-        """Corrupt images (N, 32, 32, 3) that have these numbers in the test set.
+        """Corrupt images (N, H, W, 3) that have these numbers in the test set.
 
         Severity 0 leaves them as they are.
         """
@@ -74,9 +74,9 @@ def draw(generators: Generators, one: Callable[[np.random.Generator], Any]) -> N
 
 
 def _require_images(images: Bytes, numbers: Sequence[int]) -> None:
-    if images.dtype != np.uint8 or images.shape[1:] != (32, 32, 3):
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
         raise ValueError(
-            f"images must be bytes of shape (N, 32, 32, 3), got {images.dtype} of {images.shape}"
+            f"images must be bytes of shape (N, H, W, 3), got {images.dtype} of {images.shape}"
         )
     if len(numbers) != len(images):
         raise ValueError(f"there are {len(images)} images and {len(numbers)} numbers for them")

@@ -97,6 +97,18 @@ SOURCES: Mapping[str, Callable[[Path], Records]] = {
 }
 
 
+def load_cifar100(split: str) -> Labelled:
+    """Return images of CIFAR-100 from mosaics like those of CIFAR-10: "train" or "test".
+
+    There are no published checksums of single images.
+    """
+    path = data_folder() / "cifar100" / f"{split}.webp"
+    if not path.is_file():
+        raise DataError(f"{path} is missing: a mosaic of 100 × 100 images, with {split}.labels.u8")
+    records = torch.from_numpy(read_mosaic(path))
+    return Labelled(records[:, 1:].reshape(-1, 3, SIDE, SIDE), records[:, 0].long())
+
+
 def _find(name: str) -> tuple[Path, Callable[[Path], Records]] | None:
     """Return the file that holds a batch, and how to read it."""
     for pattern, reader in SOURCES.items():

@@ -7,7 +7,9 @@ import torch
 from studies.data import Labelled
 from studies.data.digits import load_mnist, rotate
 from studies.decisions.training import EPOCHS, trained
+from studies.evidence.recorded import Recorded, Source, recorded
 from studies.evidence.subjects import CLEAN, Subject
+from studies.store import Store
 
 NAME = "digits"
 TRAIN, HELD_OUT, TEST = 10_000, 2000, 1000
@@ -15,25 +17,26 @@ HIDDEN = (100,)
 ANGLES, NOISES = (15, 30, 45, 60, 75, 90), (0.1, 0.2, 0.3, 0.5)
 
 
-def digits(seed: int) -> Subject:
+def digits(seed: int, store: Store) -> Subject:
     """Return the network with its data."""
     images, test = load_mnist("train"), load_mnist("test").first(TEST)
     train = images.first(TRAIN)
     angles = {f"{a}°": "rotated by 45° or more" if a >= 45 else "rotated" for a in ANGLES}
     noises = {f"noise {n:g}": "noise" for n in NOISES}
-    return Subject(
-        name=f"{NAME} seed {seed}",
-        network=NAME,
-        seed=seed,
-        build=lambda: trained(train.inputs, train.labels, HIDDEN, seed),
-        prepare=lambda x: x,
-        train=train,
-        held_out=images.take(torch.arange(TRAIN, TRAIN + HELD_OUT)),
-        shifts={CLEAN: CLEAN, **angles, **noises},
-        load=lambda shift: Labelled(shifted(test.inputs, shift), test.labels),
-        decided=(HIDDEN, EPOCHS),
-        methods=(),
-    )
+    parts = {"train": train, "held out": images.take(torch.arange(TRAIN, TRAIN + HELD_OUT))}
+
+    def record(part: str) -> Recorded:
+        data = parts.get(part) or Labelled(shifted(test.inputs, part), test.labels)
+        return recorded(
+            f"{NAME} seed {seed} {part}",
+            lambda: trained(train.inputs, train.labels, HIDDEN, seed),
+            Source.of(data),
+            (HIDDEN, EPOCHS, seed),
+            store,
+        )
+
+    shifts = {CLEAN: CLEAN, **angles, **noises}
+    return Subject(f"{NAME} seed {seed}", NAME, seed, shifts, record)
 
 
 def shifted(images: torch.Tensor, shift: str) -> torch.Tensor:

@@ -225,7 +225,7 @@ def compared(
     with warnings.catch_warnings():  # its warnings are also in the table that the demo shows
         warnings.simplefilter("ignore", UserWarning)
         calibrated = acnml.calibrate(
-            network, digits.train, digits.validation, price=PRICE, progress=False
+            network, digits.train, digits.validation, price=PRICE, rule="acnml", progress=False
         )
     best = calibrated.temperature
     equal = calibrated.calibrator.temperature_of_equal_price

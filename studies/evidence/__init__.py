@@ -1,12 +1,16 @@
-"""Methods of calibration under shift at equal price, on digits, CIFAR-10, text and tables.
+"""Methods of calibration under shift at equal price, on images, texts, tables and streams.
 
 settings.py      settings and presets
+recorded.py      what a network makes of its data, as artefacts: logits and features
 subjects.py      what the study looks at: a network with its data and their shifts
-digits.py        MNIST, and letters of notMNIST
-cifar10.py       given networks and our own, under corruptions
+letters.py       letters of notMNIST, rotated
+cifar.py         CIFAR-10 and CIFAR-100 under corruptions: given networks and our own
+encoder.py       EfficientNet-lite0
+pictures.py      Tiny-ImageNet, Caltech-101, ImageNet
 clinc150.py      questions to an assistant
+reviews.py       reviews whose writers changed them
 tabular_data.py  tables with a shift
-recorded.py      what a network makes of its data, as artefacts
+streams.py       rows in the order of time
 views.py         what the methods know of data
 methods.py       the methods, and the choice of their knobs
 measures.py      scores and their bootstrap

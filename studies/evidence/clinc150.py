@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from studies import text
 from studies.data import Labelled
-from studies.evidence.methods import MANY_CLASSES
+from studies.evidence.recorded import Recorded, Source, recorded
 from studies.evidence.settings import TEXT, EvidenceStudy
-from studies.evidence.subjects import CLEAN, Subject, with_unknown
+from studies.evidence.subjects import CLEAN, HELD_OUT, TRAIN, UNKNOWN, Subject, with_unknown
 from studies.store import Content, Stage, Store, Work
 
 
@@ -55,20 +56,16 @@ def _subject(task: text.Task, settings: text.TextStudy, store: Store, seed: int)
         network.load_state_dict(store.make(stage, make).load())
         return network
 
-    def load(shift: str) -> Labelled:
-        return with_unknown(task.test, task.beyond) if shift == unknown else task.test
-
     unknown = f"without {task.fold}" if task.fold else "out-of-scope questions"
-    return Subject(
-        name=f"{TEXT} {left_out}",
-        network=TEXT,
-        seed=seed,
-        build=build,
-        prepare=lambda x: x,
-        train=task.train,
-        held_out=task.held_out,
-        shifts={f"{CLEAN}, {left_out}": CLEAN, unknown: task.experiment},
-        load=load,
-        decided=trained,
-        methods=MANY_CLASSES,
-    )
+    parts = {TRAIN: task.train, HELD_OUT: task.held_out}
+    beyond = Labelled(task.beyond, torch.full((len(task.beyond),), UNKNOWN))
+
+    def record(part: str) -> Recorded:
+        data = beyond if part == unknown else parts.get(part, task.test)
+        named = f"{TEXT} {left_out} {part} seed {seed}"
+        found = recorded(named, build, Source.of(data), (trained, seed), store)
+        return with_unknown(record(clean), found) if part == unknown else found
+
+    clean = f"{CLEAN}, {left_out}"
+    shifts = {clean: CLEAN, unknown: task.experiment}
+    return Subject(f"{TEXT} {left_out}", TEXT, seed, shifts, record)

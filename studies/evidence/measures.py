@@ -4,12 +4,13 @@ The images of all shifts of a network are the same test images, so a resample dr
 them at every shift. A resample is a weight per image: how often it was drawn.
 
 Some shifts add inputs that belong to no class. Every answer to them is wrong, and they have no
-likelihood: accuracy, ECE and AURC count them, NLL and Brier score are missing.
+likelihood: accuracy and ECE count them, NLL and Brier score are missing.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,21 +19,15 @@ from torch import Tensor
 from acnml import metrics
 
 BINS = 20  # of the ECE, as in acnml.metrics
-COMPARED = ("ece", "nll", "brier")
 INTERVAL = (0.025, 0.975)
 
 
 class Scored(NamedTuple):
-    """A method at a shift. NaN is missing.
-
-    Detection tells clean inputs from shifted ones, or from those of no class where there are some.
-    Higher scores mean shifted: minus the confidence, the regret, and s(x). Shifted inputs are the
-    positives of AUROC and AUPR. FPR95 is the share of clean inputs above the score that 95 % of
-    the shifted ones reach.
-    """
+    """A method at a shift. NaN is missing."""
 
     network: str
     seed: int
+    subject: str  # several subjects of a network differ in their shifts
     shift: str
     group: str  # shifts of one kind and strength
     price: float  # 0 for the method's own choice
@@ -43,16 +38,23 @@ class Scored(NamedTuple):
     nll: float
     brier: float
     ece: float
-    aurc: float
-    auroc_confidence: float
-    fpr95_confidence: float
-    auroc_regret: float
-    fpr95_regret: float
-    auroc_typicality: float
-    fpr95_typicality: float
-    aupr_confidence: float
-    aupr_regret: float
-    aupr_typicality: float
+
+
+class Detected(NamedTuple):
+    """A score that tells clean inputs from shifted ones, or from those of no class.
+
+    Shifted inputs are the positives of AUROC and AUPR. FPR95 is the share of clean inputs above the
+    score that 95 % of the shifted ones reach.
+    """
+
+    network: str
+    seed: int
+    shift: str
+    group: str
+    score: str
+    auroc: float
+    aupr: float
+    fpr95: float
 
 
 class Interval(NamedTuple):
@@ -77,16 +79,16 @@ def is_missing(cell: object) -> bool:
     return isinstance(cell, float) and math.isnan(cell)
 
 
-DETECTION = {"auroc": metrics.auroc, "fpr95": metrics.fpr95, "aupr": metrics.aupr}
+def detection(inside: Tensor, outside: Tensor) -> tuple[float, float, float]:
+    """Return AUROC, AUPR and FPR95 of a score."""
+    pair = inside.double(), outside.double()
+    return metrics.auroc(*pair), metrics.aupr(*pair), metrics.fpr95(*pair)
 
 
-def scores(log_probs: Tensor, labels: Tensor, bins: int) -> dict[str, float]:
-    """Return accuracy, NLL, Brier score, ECE and AURC."""
+def scores(log_probs: Tensor, labels: Tensor, bins: int) -> Mapping[str, float]:
+    """Return accuracy, NLL, Brier score and ECE."""
     if (labels >= 0).all():
-        return {
-            **metrics.summary(log_probs, labels, bins),
-            "aurc": metrics.aurc(log_probs, labels),
-        }
+        return metrics.summary(log_probs, labels, bins)
     confidence, predicted = log_probs.exp().max(1)
     pair = confidence.clamp(max=1), (predicted == labels).double()
     return {
@@ -94,7 +96,6 @@ def scores(log_probs: Tensor, labels: Tensor, bins: int) -> dict[str, float]:
         "nll": math.nan,
         "brier": math.nan,
         "ece": metrics.ece_of_confidences(*pair, bins),
-        "aurc": metrics.aurc_of_confidences(*pair),
     }
 
 
@@ -106,21 +107,14 @@ def resamples(images: int, count: int, seed: int) -> Tensor:
     return weights.scatter_add_(1, drawn, torch.ones(drawn.shape, dtype=torch.float64))
 
 
-def resampled(
-    log_probs: Tensor, labels: Tensor, weights: Tensor, bins: int = BINS
-) -> dict[str, Tensor]:
-    """Return ECE, NLL and Brier score of all resamples, (R,) each, as far as they exist."""
-    total, probs = weights.sum(1), log_probs.exp()
+def resampled(log_probs: Tensor, labels: Tensor, weights: Tensor, bins: int = BINS) -> Tensor:
+    """Return ECE and NLL of all resamples (2, R); the NLL is NaN where it does not exist."""
+    probs = log_probs.exp()
     ece = _resampled_ece(probs, labels, weights, bins)
     if (labels < 0).any():
-        return {"ece": ece}
+        return torch.stack([ece, torch.full_like(ece, torch.nan)])
     nll = -log_probs.gather(1, labels.unsqueeze(1)).squeeze(1)
-    squares = (probs**2).sum(1) - 2 * (-nll).exp() + 1
-    return {
-        "ece": ece,
-        "nll": weights @ nll / total,
-        "brier": weights @ squares / total,
-    }
+    return torch.stack([ece, weights @ nll / weights.sum(1)])
 
 
 def _resampled_ece(probs: Tensor, labels: Tensor, weights: Tensor, bins: int) -> Tensor:

@@ -1,36 +1,27 @@
 """The methods, as functions of what is known of the data, and their knobs.
 
-Each method has one knob. At 0 it is the network at its best temperature T, or an average at its
-own best temperature. Larger values are more cautious. The knob is chosen on held-out data: the
-largest value within a price over T, or the value of least NLL.
+Each method has one knob. At 0 it is what it is as published; for ours that is the best temperature
+T. Larger values are more cautious. The knob is the largest whose held-out NLL is within a price of
+that of T, or that of least NLL (`OWN_CHOICE`). Other parameters are fitted on held-out data first.
 
 - `EQUAL`: softmax(z / (T (1 + knob))), the temperature of equal price.
-- `DENSITY`, `DENSITY_M`, `NEIGHBOURS`: the temperature T (1 + knob · s²), with the Mahalanobis
-  distance s from all data, that from the nearest class m, or the distance to the k-th nearest
-  neighbour.
-- `ISOTROPIC`: ACNML for logits with the covariance knob · m(x)^p · I. The power 2 is the default of
-  `calibrate`.
-- `GLM`: the probit approximation of a linearised Laplace predictive, with covariance knob · Σ.
-- `BMA`: the mean prediction of weights that are drawn from the posterior with covariance knob · Σ.
-- `ACNML`: ACNML with a Kronecker posterior of the last layer and α = knob. `UNIT_PRIOR` has a prior
-  precision of 1.
-- `WEIGHED`: α(x) = knob · s(x). `SQUARED`: α(x) = knob · s(x)².
-- `EXTENDED`: the head is extended by the features of s(x), with mean weights 0: the kernel is
-  V(x) + (d²(x)/n) G⁻¹ with the squared Mahalanobis distance d² and n training data.
-- `BOTH`: `DENSITY` for half of the price, then `WEIGHED` for the rest.
-- `LEVERAGE`: predictive NML of a linear head under squared loss (Bibas, Feder & Hassner 2021). It
-  has a closed form, p_y / (p_y + p_y^h (1 - p_y)) with h = l / (1 + l) and the leverage l. For an
-  unlikely label it is p_y^(1/(1+l)): a temperature 1 + l. Here l = knob · s(x)². `CLOSED_FORM`
-  has l = knob · m(x)², as `calibrate` with this rule.
-- `IF_COMP`: log p_y + knob · (e_y - p)ᵀV(e_y - p), the first-order estimate for the tempered last
-  layer (Ng, Grosse & Ghassemi 2024 take all weights). A large knob is not cautious.
-- `PNML`: the same closed form as `LEVERAGE` with l = knob · aᵀ(XᵀX)⁻¹a, the leverage of the last
-  layer's input a, as in the paper of Bibas et al.
-- `DROPOUT`: the mean over dropout masks of a network that was trained with dropout, at the
-  temperature T_d (1 + knob), where T_d is its best one.
-- `ENSEMBLE`: the mean of several networks, at such a temperature. `ENSEMBLE_ACNML` and
-  `ENSEMBLE_WEIGHED` are means of their ACNMLs with one α or one α · s(x).
-- `WHOLE`: ACNML over all weights with α = knob.
+- Ours: rules on a spread v = knob · m(x)^p, as `calibrate` has them: `ACNML`, `CLOSED`, `DENSITY`.
+  `BOTH` spends half of the price on `DENSITY`, the rest on `ACNML`. `TEMPERED` is ACNML with
+  logits z / (1 + v) and the variance v / (1 + v). `OTHER_FORMS` are the closed form on other forms
+  of the score.
+- `HEAD`: ACNML with a Kronecker posterior of the last layer and α(x) = knob · s(x), s with one
+  mean: the default of version 0.2. For up to `FEW` classes.
+- `GLM`: the probit approximation of a linearised Laplace predictive with covariance knob · Σ.
+
+The published ones end with a plain temperature 1 + knob, which spends what is left of the price:
+
+- `ETS`: ensemble temperature scaling (Zhang et al. 2020). `VECTOR`: a factor and a bias by class.
+- `DAC`: density-aware calibration (Tomani et al. 2023) with ETS: T(x) = w₀ + Σ wᵢ sᵢ(x) from k-NN
+  distances at several places, fitted by squared error. `NEAREST`: T (1 + knob · Σ sᵢ(x)) instead.
+- `PROCAL`: the density ratio of ProCal (Xiong et al. 2023), on confidence and proximity.
+- `CLIPPED`: the last layer's inputs are clipped (Tao et al. 2025).
+- `ENSEMBLE`: the mean of networks that are calibrated by a temperature before.
+  `ENSEMBLE_ACNML`: the mean of ACNMLs.
 """
 
 from __future__ import annotations
@@ -40,159 +31,300 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
+import numpy as np
 import torch
+from scipy import optimize
 from torch import Tensor
+from torch.nn import functional
 
 from acnml import metrics
-from acnml._algebra.kernels import Kernel
-from acnml.calibration.rules import closed_form, density_temperature
-from acnml.predictors.ensemble import log_mean
-from acnml.problem import Problem
-from acnml.solve.influence import Influence
-from acnml.solve.isotropic import solve_isotropic
-from acnml.solve.logits import Precision, solve
-from studies.evidence.views import View
-from studies.search import Search
+from acnml.calibration.rules import LARGEST_SPREAD, closed_form, density_temperature
+from acnml.calibration.search import largest_at_price, least_nll_temperature
+from acnml.solve.isotropic import solve_isotropic as solve
+from studies.evidence.settings import PRICE
+from studies.evidence.views import BY_CLASS, DIAGONAL, LAST, OVERALL, UNIT, View
 
 PLAIN, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"
-DENSITY, NEIGHBOURS = "density temperature", "density temperature, k-NN"
-DENSITY_M, CLOSED_FORM = "density temperature, m²", "closed-form NML, m²"
-ISOTROPIC = {power: f"ACNML, V = αm{mark}·I" for power, mark in {1: "", 2: "²", 3: "³"}.items()}
-GLM, BMA, ACNML, UNIT_PRIOR = "GLM-Laplace", "BMA", "ACNML", "ACNML, prior precision 1"
-WEIGHED, SQUARED, EXTENDED = "ACNML · s", "ACNML · s²", "ACNML, extended head"
-BOTH, LEVERAGE = "both", "leverage NML"
-IF_COMP, PNML = "IF-COMP, last layer", "pNML"
-DROPOUT, ENSEMBLE = "MC dropout", "ensemble"
-ENSEMBLE_ACNML, ENSEMBLE_WEIGHED = "ensemble of ACNML", "ensemble of ACNML · s"
-WHOLE = "ACNML, all weights"
+ACNML = {p: f"ACNML, m{mark}" for p, mark in {1: "", 2: "²", 3: "³"}.items()}
+CLOSED = {p: f"closed form, m{mark}" for p, mark in {1: "", 2: "²", 3: "³"}.items()}
+DENSITY = {p: f"density temperature, m{mark}" for p, mark in {1: "", 2: "²", 3: "³"}.items()}
+BOTH, TEMPERED = "density temperature, then ACNML", "tempered ACNML"
+HEAD, GLM = "Kronecker head (0.2)", "GLM-Laplace"
+ETS, VECTOR = "ensemble temperature scaling", "vector scaling"
+DAC, NEAREST = "density-aware calibration", "density temperature, k-NN"
+PROCAL, CLIPPED = "ProCal", "feature clipping"
+ENSEMBLE, ENSEMBLE_ACNML = "ensemble", "ensemble of ACNML"
+OTHER_FORMS = {form: f"{CLOSED[2]}, {form}" for form in (OVERALL, LAST, UNIT, DIAGONAL)}
 
-# Methods that need no more than one network.
-POST_HOC: tuple[str, ...] = (
-    *(PLAIN, TEMPERATURE, EQUAL, DENSITY, NEIGHBOURS, GLM, BMA),
-    *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE, IF_COMP, PNML),
-    *(*ISOTROPIC.values(), CLOSED_FORM, DENSITY_M),
-)
-SEVERAL = (ENSEMBLE, ENSEMBLE_ACNML, ENSEMBLE_WEIGHED)
-METHODS: tuple[str, ...] = (*POST_HOC, DROPOUT, *SEVERAL, WHOLE)
-# Without variants of ACNML.
-MAIN = tuple(m for m in METHODS if m not in (UNIT_PRIOR, SQUARED, EXTENDED, BOTH))
-# Where 150 classes make methods slow, variants are left out.
-MANY_CLASSES = tuple(
-    method for method in POST_HOC if method not in (BMA, UNIT_PRIOR, SQUARED, EXTENDED, BOTH)
+PUBLISHED = (ETS, VECTOR, DAC, NEAREST, PROCAL, CLIPPED, GLM)
+ENSEMBLES = (ENSEMBLE, ENSEMBLE_ACNML)
+AT_ALL_PRICES = (EQUAL, DENSITY[2], CLOSED[2], ACNML[2])  # and at their own choice
+# At one price: other powers, forms of the score, and rules.
+TRIED = (
+    *(ACNML[1], ACNML[3], CLOSED[1], CLOSED[3], DENSITY[1], DENSITY[3], BOTH, TEMPERED, HEAD),
+    *OTHER_FORMS.values(),
 )
 WITH_REGRET = (
-    *(ACNML, UNIT_PRIOR, WEIGHED, SQUARED, EXTENDED, BOTH, LEVERAGE, IF_COMP, PNML),
-    *(*ISOTROPIC.values(), CLOSED_FORM, ENSEMBLE_ACNML, ENSEMBLE_WEIGHED, WHOLE),
+    *(*ACNML.values(), *CLOSED.values(), BOTH, TEMPERED, HEAD, ENSEMBLE_ACNML),
+    *OTHER_FORMS.values(),
 )
 OWN_CHOICE = 0.0  # stands for a price where the knob of least NLL is taken
-
-TOLERANCE = 1e-5
-
-
-def usable(methods: Sequence[str], view: View) -> tuple[str, ...]:
-    """Return the methods that have what they need."""
-    missing = [
-        *(SEVERAL if view.ensemble is None else ()),
-        *((DROPOUT,) if view.dropout is None else ()),
-        *((WHOLE,) if view.whole is None else ()),
-    ]
-    return tuple(method for method in methods if method not in missing)
-
+FEW = 10
+NEWTON_STEPS, HALVINGS = 10, 3
+NODES = 24  # of the solver for V = vI: accurate to 3e-5
 
 # (data, knob) -> unnormalised log-likelihoods (N, K); their logsumexp is the regret.
 Family: TypeAlias = Callable[[View, float], Tensor]
 
 
-def solved(logits: Tensor, kernel: Kernel) -> Tensor:
-    """Return ACNML's log-likelihoods (N, K)."""
-    return solve(logits, kernel, Precision(TOLERANCE)).log_lik
+def solve_isotropic(logits: Tensor, var: Tensor) -> Tensor:
+    """Return ACNML's log-likelihoods with V = vI, with half of the default nodes."""
+    return solve(logits, var, NODES)
+
+
+def spread(view: View, knob: float, power: int = 2, form: str = BY_CLASS) -> Tensor:
+    """Return v = knob · m^p (N,), in the precision of the logits."""
+    return (knob * view.scores[form] ** power).clamp(max=LARGEST_SPREAD).to(view.logits)
+
+
+def ours(rule: Callable[[Tensor, Tensor], Tensor], power: int = 2, form: str = BY_CLASS) -> Family:
+    """Return a rule on a form and power of the score."""
+    return lambda view, knob: rule(view.logits, spread(view, knob, power, form))
+
+
+def tempered_acnml(logits: Tensor, var: Tensor) -> Tensor:
+    """Return ACNML of logits z / (1 + v) with the variance v / (1 + v)."""
+    return solve_isotropic(logits / (1 + var).unsqueeze(-1), var / (1 + var))
 
 
 def probit(view: View, knob: float) -> Tensor:
-    """Return softmax(z / √(1 + π/8 diag V))."""
-    var = knob * view.kernel.diagonal()
-    return torch.log_softmax(view.logits / (1 + math.pi / 8 * var).sqrt(), -1)
+    """Return log softmax(z / √(1 + π/8 diag V))."""
+    var = view.spectrum @ view.basis.square().T
+    return torch.log_softmax(view.logits / (1 + math.pi / 8 * knob * var).sqrt(), -1)
 
 
-def untempered(view: View, temperature: float) -> Tensor:
-    """Return the network's own log-probabilities."""
-    return torch.log_softmax(view.logits * temperature, -1)
+def kronecker_head(view: View, knob: float) -> Tensor:
+    """Return ACNML with the covariance knob · s(x) · V(x) of the logits.
+
+    For a label y its z minimises ½ (z - z₀)ᵀV⁻¹(z - z₀) - log softmax(z)_y, which is convex:
+    Newton steps, halved where they do not descend.
+    """
+    z0, K = view.logits.double().unsqueeze(1), view.logits.shape[1]
+    basis, weight = view.basis.double(), knob * view.scores[OVERALL].unsqueeze(-1)
+    inverse = (basis / (weight * view.spectrum.double()).clamp(min=1e-9).unsqueeze(1)) @ basis.T
+
+    def objective(z: Tensor) -> Tensor:
+        log_lik = torch.log_softmax(z, -1).diagonal(dim1=1, dim2=2)
+        return ((z - z0) @ inverse * (z - z0)).sum(-1) / 2 - log_lik
+
+    z, labels = z0.expand(-1, K, -1), torch.eye(K, dtype=torch.float64)
+    for _ in range(NEWTON_STEPS):
+        p = torch.softmax(z, -1)
+        gradient = (z - z0) @ inverse - (labels - p)
+        hessian = inverse.unsqueeze(1) + torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+        step = torch.linalg.solve(hessian, gradient.unsqueeze(-1)).squeeze(-1)
+        size, before = torch.ones_like(z[..., :1]), objective(z)
+        for _ in range(HALVINGS):
+            size = torch.where((objective(z - size * step) > before).unsqueeze(-1), size / 2, size)
+        z = z - size * step
+    return torch.log_softmax(z, -1).diagonal(dim1=1, dim2=2)
 
 
-def averaged(view: View, knob: float) -> Tensor:
-    """Return log E softmax(z + ε) with ε ~ N(0, knob · V), from samples that are fixed."""
-    generator = torch.Generator().manual_seed(0)
-    kernel, shape = view.kernel, view.logits.shape
-    spread = (knob * kernel.var).sqrt()
-
-    def drawn() -> Tensor:
-        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-        return torch.log_softmax(view.logits + (spread * noise) @ kernel.basis.T, -1)
-
-    return log_mean([drawn() for _ in range(view.samples)])
-
-
-def warmer(log_probs: Tensor | None, knob: float) -> Tensor:
-    """Return an average's log-probabilities at a higher temperature."""
-    assert log_probs is not None
-    return torch.log_softmax(log_probs / (1 + knob), -1)
-
-
-def mean_of_members(family: Family) -> Family:
-    """Return the mean of the members' probabilities, and of their regrets."""
-
-    def of_all(view: View, knob: float) -> Tensor:
-        found = [family(member, knob) for member in view.members]
-        regret = torch.stack([torch.logsumexp(each, -1) for each in found]).mean(0)
-        return log_mean([torch.log_softmax(each, -1) for each in found]) + regret.unsqueeze(-1)
-
-    return of_all
-
-
-def acnml(view: View, knob: float) -> Tensor:
-    """Return ACNML's log-likelihoods with one α."""
-    return solved(view.logits, view.kernel.scaled(knob))
-
-
-def weighed(view: View, knob: float) -> Tensor:
-    """Return ACNML's log-likelihoods with α · s(x)."""
-    return solved(view.logits, view.kernel.scaled(knob * view.score))
-
-
-def isotropic(power: int) -> Family:
-    """Return ACNML with V = knob · m^power · I."""
-    return lambda view, knob: solve_isotropic(view.logits, knob * view.by_class**power)
-
-
-def whole(view: View, knob: float) -> Tensor:
-    """Return the log-likelihoods of ACNML over all weights."""
-    assert view.whole is not None
-    return view.whole(knob)
+def nearest(view: View, knob: float) -> Tensor:
+    """Return a temperature that grows with the distances from neighbours at all places."""
+    return density_temperature(view.logits, knob * view.neighbours.sum(0).to(view.logits))
 
 
 FAMILIES: Mapping[str, Family] = {
-    EQUAL: lambda v, knob: torch.log_softmax(v.logits / (1 + knob), -1),
-    DENSITY: lambda v, knob: density_temperature(v.logits, knob * v.score**2),
-    DENSITY_M: lambda v, knob: density_temperature(v.logits, knob * v.by_class**2),
-    NEIGHBOURS: lambda v, knob: density_temperature(v.logits, knob * v.neighbours**2),
+    EQUAL: lambda view, knob: torch.log_softmax(view.logits / (1 + knob), -1),
+    **{name: ours(solve_isotropic, power) for power, name in ACNML.items()},
+    **{name: ours(closed_form, power) for power, name in CLOSED.items()},
+    **{name: ours(density_temperature, power) for power, name in DENSITY.items()},
+    **{name: ours(closed_form, 2, form) for form, name in OTHER_FORMS.items()},
+    TEMPERED: ours(tempered_acnml),
     GLM: probit,
-    BMA: averaged,
-    ACNML: acnml,
-    UNIT_PRIOR: lambda v, knob: solved(v.logits, v.unit_kernel.scaled(knob)),
-    WEIGHED: weighed,
-    SQUARED: lambda v, knob: solved(v.logits, v.kernel.scaled(knob * v.score**2)),
-    EXTENDED: lambda v, knob: solved(v.logits, v.extended.scaled(knob)),
-    LEVERAGE: lambda v, knob: closed_form(v.logits, knob * v.score**2),
-    CLOSED_FORM: lambda v, knob: closed_form(v.logits, knob * v.by_class**2),
-    **{name: isotropic(power) for power, name in ISOTROPIC.items()},
-    IF_COMP: lambda v, knob: Influence().log_lik_of(Problem(v.logits, v.kernel.scaled(knob))),
-    PNML: lambda v, knob: closed_form(v.logits, knob * v.leverage),
-    DROPOUT: lambda v, knob: warmer(v.dropout, knob),
-    ENSEMBLE: lambda v, knob: warmer(v.ensemble, knob),
-    ENSEMBLE_ACNML: mean_of_members(acnml),
-    ENSEMBLE_WEIGHED: mean_of_members(weighed),
-    WHOLE: whole,
+    HEAD: kronecker_head,
+    NEAREST: nearest,
 }
+
+# Published methods: held-out data -> (data -> log-probabilities).
+Predict: TypeAlias = Callable[[View], Tensor]
+
+
+def minimised(
+    loss: Callable[[Tensor], Tensor], start: Sequence[float], least: Sequence[float | None]
+) -> Tensor:
+    """Return the parameters of least loss, with lower bounds, by L-BFGS-B."""
+
+    def value(x: np.ndarray) -> tuple[float, np.ndarray]:
+        point = torch.tensor(x, requires_grad=True)
+        with torch.enable_grad():
+            at = loss(point)
+            (slope,) = torch.autograd.grad(at, point)
+        return float(at.detach()), slope.numpy()
+
+    bounds = [(low, None) for low in least]
+    found = optimize.minimize(value, np.array(start), jac=True, method="L-BFGS-B", bounds=bounds)
+    return torch.from_numpy(found.x)
+
+
+def squared_error(log_probs: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean over inputs of the Brier score."""
+    probs = log_probs.exp()
+    return (probs.square().sum(-1) - 2 * probs.gather(1, labels[:, None])[:, 0]).mean()
+
+
+def mixed(logits: Tensor, temperature: Tensor, weights: Tensor) -> Tensor:
+    """Return log of w₁ softmax(z / t) + w₂ softmax(z) + w₃ / K for weights that are normalised."""
+    w = (weights / weights.sum()).clamp(min=1e-12).log()
+    parts = (torch.log_softmax(logits / temperature, -1), torch.log_softmax(logits, -1))
+    even = torch.full_like(logits, -math.log(logits.shape[1]))
+    return torch.logsumexp(torch.stack([*parts, even]) + w[:, None, None], dim=0)
+
+
+def fit_ets(logits: Tensor, labels: Tensor) -> Callable[[Tensor], Tensor]:
+    """Fit ensemble temperature scaling: first the temperature, then the weights."""
+    t = torch.tensor(least_nll_temperature(logits, labels), dtype=torch.float64)
+    w = minimised(
+        lambda x: squared_error(mixed(logits, t, x), labels), [1, 0.01, 0.01], [1e-3, 0, 0]
+    )
+    return lambda z: mixed(z, t, w)
+
+
+def ensemble_temperature(held_out: View) -> Predict:
+    """Fit ensemble temperature scaling."""
+    predict = fit_ets(held_out.data.logits.double(), held_out.labels)
+    return lambda view: predict(view.data.logits.double())
+
+
+def vector_scaling(held_out: View) -> Predict:
+    """Fit a factor and a bias for every class by NLL (Guo et al. 2017)."""
+    z, labels = held_out.logits.double(), held_out.labels
+    K = z.shape[1]
+    start, least = [1.0] * K + [0.0] * K, [1e-3] * K + [None] * K
+    x = minimised(lambda x: functional.cross_entropy(x[:K] * z + x[K:], labels), start, least)
+    return lambda view: torch.log_softmax(x[:K] * view.logits.double() + x[K:], -1)
+
+
+def density_aware(held_out: View) -> Predict:
+    """Fit density-aware calibration, and ensemble temperature scaling behind it."""
+    z, s, labels = held_out.data.logits.double(), held_out.neighbours, held_out.labels
+
+    def temperature(x: Tensor, own: Tensor) -> Tensor:
+        return (x[0] + x[1:] @ own).clamp(min=1e-3).unsqueeze(-1)
+
+    x = minimised(
+        lambda x: squared_error(torch.log_softmax(z / temperature(x, s), -1), labels),
+        [1.0] * (1 + len(s)),
+        [None, *[0.0] * len(s)],
+    )
+    predict = fit_ets(z / temperature(x, s), labels)
+    return lambda view: predict(view.data.logits.double() / temperature(x, view.neighbours))
+
+
+def procal(held_out: View) -> Predict:
+    """Fit ProCal's densities of (confidence, proximity), of right and of wrong answers."""
+    labels, points = held_out.labels, _confidence_and_proximity(held_out)
+    right = held_out.logits.argmax(-1) == labels
+    kinds = [points[right], points[~right]]
+    odds = torch.tensor([len(kind) for kind in kinds], dtype=torch.float64).log()
+
+    def predict(view: View) -> Tensor:
+        own = _confidence_and_proximity(view)
+        both = torch.stack([_log_density(kind, own) for kind in kinds], -1) + odds
+        log_right, log_wrong = torch.log_softmax(both, -1).clamp(min=-30).unbind(-1)
+        z, top = view.logits.double(), view.logits.argmax(-1, keepdim=True)
+        others = torch.log_softmax(z.scatter(1, top, -torch.inf), -1) + log_wrong[:, None]
+        return others.scatter(1, top, log_right[:, None]).clamp(min=-60)
+
+    return predict
+
+
+def _confidence_and_proximity(view: View) -> Tensor:
+    confidence = torch.softmax(view.logits.double(), -1).amax(-1)
+    return torch.stack([confidence, view.proximity], -1)
+
+
+def _log_density(data: Tensor, at: Tensor) -> Tensor:
+    """Return a Gaussian kernel's estimate with the normal reference as bandwidth."""
+    width = 1.06 * data.std(0).clamp(min=1e-4) * len(data) ** (-1 / 6)
+    far = torch.cdist(at / width, data / width).square() / 2
+    return torch.logsumexp(-far, -1) - math.log(len(data)) - width.log().sum()
+
+
+def clipped(held_out: View) -> Predict:
+    """Fit the bound of the last layer's inputs, and a temperature, by NLL."""
+    inputs = functional.pad(held_out.data.last.double(), (0, 1), value=1.0)
+    weight = torch.linalg.lstsq(inputs, held_out.data.logits.double(), driver="gelsd").solution
+
+    def logits(view: View, bound: float) -> Tensor:
+        removed = view.data.last.double() - view.data.last.double().clamp(-bound, bound)
+        return view.data.logits.double() - removed @ weight[:-1]
+
+    size = held_out.data.last.abs().double()
+    bounds = [float(size.quantile(q)) for q in (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)]
+    tried = []
+    for bound in (*bounds, math.inf):
+        z = logits(held_out, bound)
+        t = least_nll_temperature(z, held_out.labels)
+        tried.append((metrics.nll(torch.log_softmax(z / t, -1), held_out.labels), bound, t))
+    _, bound, t = min(tried)
+    return lambda view: torch.log_softmax(logits(view, bound) / t, -1)
+
+
+def ensemble(held_out: View) -> Predict:
+    """Return the mean of networks at their best temperatures."""
+    del held_out
+    return lambda view: mean_probs([torch.log_softmax(m.logits.double(), -1) for m in view.members])
+
+
+def mean_probs(log_probs: Sequence[Tensor]) -> Tensor:
+    """Return the logarithm of the mean of probabilities."""
+    return torch.logsumexp(torch.stack(list(log_probs)), 0) - math.log(len(log_probs))
+
+
+def ensemble_of_acnml(view: View, knob: float) -> Tensor:
+    """Return the mean of the members' probabilities, and of their regrets."""
+    found = [FAMILIES[ACNML[2]](member, knob).double() for member in view.members]
+    regret = torch.stack([torch.logsumexp(each, -1) for each in found]).mean(0)
+    return mean_probs([torch.log_softmax(each, -1) for each in found]) + regret.unsqueeze(-1)
+
+
+PREDICTORS: Mapping[str, Callable[[View], Predict]] = {
+    ETS: ensemble_temperature,
+    VECTOR: vector_scaling,
+    DAC: density_aware,
+    PROCAL: procal,
+    CLIPPED: clipped,
+    ENSEMBLE: ensemble,
+}
+
+
+def warmer(predict: Predict) -> Family:
+    """Return a published method, ended by a plain temperature."""
+    return lambda view, knob: torch.log_softmax(predict(view) / (1 + knob), -1)
+
+
+def family_of(method: str, held_out: View) -> Family:
+    """Return a method with one knob left."""
+    if method in PREDICTORS:
+        return warmer(PREDICTORS[method](held_out))
+    if method == BOTH:
+        return _both(held_out)
+    return ensemble_of_acnml if method == ENSEMBLE_ACNML else FAMILIES[method]
+
+
+def _both(held_out: View) -> Family:
+    """Return a density temperature for half of the price, then ACNML."""
+    slope = at_price(FAMILIES[DENSITY[2]], held_out, PRICE / 2)
+
+    def family(view: View, knob: float) -> Tensor:
+        cooler = 1 + spread(view, slope)
+        return solve_isotropic(
+            view.logits / cooler.unsqueeze(-1), spread(view, knob) / cooler.square()
+        )
+
+    return family
 
 
 @final
@@ -204,57 +336,58 @@ class Chosen:
     price: float
     knob: float
     family: Family
-    plain_at_zero: bool = True  # whether the network itself is the method with knob 0
 
     def log_lik(self, view: View) -> Tensor:
         """Return unnormalised log-likelihoods (N, K)."""
-        if not self.knob and self.plain_at_zero:
-            return torch.log_softmax(view.logits, -1)
-        return self.family(view, self.knob)
+        return self.family(view, self.knob).double()
 
 
-def searched(family: Family, held_out: View, limit: float) -> Search:
-    """Try knobs of a method in ascending order, until the held-out NLL is above the limit."""
+def cost(family: Family, held_out: View) -> Callable[[float], float]:
+    """Return knob -> the NLL above that of the best temperature."""
+    best = metrics.nll(torch.log_softmax(held_out.logits.double(), -1), held_out.labels)
 
-    def nll(knob: float) -> float:
-        log_lik = family(held_out, knob)
-        return metrics.nll(torch.log_softmax(log_lik, -1), held_out.labels)
+    def at(knob: float) -> float:
+        log_probs = torch.log_softmax(family(held_out, knob).double(), -1)
+        return metrics.nll(log_probs, held_out.labels) - best
 
-    return Search(nll, limit)
+    return at
+
+
+def at_price(family: Family, held_out: View, price: float, start: float = 0.05) -> float:
+    """Return the largest knob within a price; 0 if the method costs more without it."""
+    above = cost(family, held_out)
+    return 0.0 if above(0.0) > price else largest_at_price(above, price, max(start, 1e-4))
+
+
+def at_least_nll(family: Family, held_out: View, most: float) -> float:
+    """Return the knob of least held-out NLL, below one that costs something."""
+    if most <= 0:
+        return 0.0
+    above, high = cost(family, held_out), math.log(most)
+    found = optimize.minimize_scalar(
+        lambda log_knob: above(math.exp(log_knob)),
+        bounds=(high - 8, high),
+        method="bounded",
+        options={"xatol": 0.2},
+    )
+    return math.exp(found.x) if found.fun < above(0.0) else 0.0
 
 
 def choose(
     method: str, prices: Sequence[float], held_out: View, temperature: float
 ) -> list[Chosen]:
-    """Choose a method's knob for every price, and for the least NLL (`OWN_CHOICE`)."""
-    best = metrics.nll(torch.log_softmax(held_out.logits, -1), held_out.labels)
-    every = (*prices, OWN_CHOICE)
-    if method == PLAIN:
-        return [Chosen(method, price, temperature, untempered) for price in every]
-    if method == TEMPERATURE:
-        return [Chosen(method, price, 0.0, FAMILIES[EQUAL]) for price in every]
-    if method == BOTH:
-        return [_both(price, best, held_out) for price in every]
-    family = FAMILIES[method]
-    search = searched(family, held_out, best + max(prices))
-    knobs = {price: search.largest(best + price) for price in prices}
-    is_plain = method not in (DROPOUT, ENSEMBLE)
-    found = [Chosen(method, price, knob, family, is_plain) for price, knob in knobs.items()]
-    return [*found, Chosen(method, OWN_CHOICE, search.least(best), family, is_plain)]
-
-
-def _both(price: float, best: float, held_out: View) -> Chosen:
-    """Return a density temperature for half of the price, then ACNML · s for the rest."""
-    slope = 0.0
-    if price != OWN_CHOICE:
-        half = best + price / 2
-        slope = searched(FAMILIES[DENSITY], held_out, half).largest(half)
-
-    def family(view: View, knob: float) -> Tensor:
-        factor = 1 + slope * view.score**2
-        kernel = view.kernel.scaled(knob * view.score / factor**2)
-        return solved(view.logits / factor.unsqueeze(-1), kernel)
-
-    search = searched(family, held_out, best + price)
-    knob = search.least(best) if price == OWN_CHOICE else search.largest(best + price)
-    return Chosen(BOTH, price, knob, family)
+    """Choose a method's knob for every price, and for the least NLL where that is a price."""
+    if method in (PLAIN, TEMPERATURE):
+        factor = temperature if method == PLAIN else 1.0
+        plain: Family = lambda view, _: torch.log_softmax(view.logits * factor, -1)  # noqa: E731
+        return [Chosen(method, price, 0.0, plain) for price in prices]
+    family, found = family_of(method, held_out), list[Chosen]()
+    for price in sorted(prices, reverse=True):
+        most = found[0].knob if found else 0.05
+        knob = (
+            at_least_nll(family, held_out, most)
+            if price == OWN_CHOICE
+            else at_price(family, held_out, price, most)
+        )
+        found.append(Chosen(method, price, knob, family))
+    return found

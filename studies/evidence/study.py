@@ -1,37 +1,76 @@
-"""Run the study: every method at every price and shift, from recorded features."""
+"""Run the study: every method at every price and shift, from recorded logits and features."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from studies.evidence import cifar10, clinc150, digits, settings, tabular_data
-from studies.evidence.measures import DETECTION, Scored, is_missing, resampled, resamples, scores
+from acnml import metrics
+from studies.evidence import (
+    cifar,
+    clinc150,
+    letters,
+    pictures,
+    reviews,
+    settings,
+    streams,
+    tabular_data,
+)
+from studies.evidence.measures import (
+    Detected,
+    Scored,
+    detection,
+    is_missing,
+    resampled,
+    resamples,
+    scores,
+)
 from studies.evidence.methods import (
+    ACNML,
+    AT_ALL_PRICES,
+    ENSEMBLES,
+    FEW,
+    HEAD,
+    OWN_CHOICE,
     PLAIN,
+    PUBLISHED,
     TEMPERATURE,
+    TRIED,
     WITH_REGRET,
     Chosen,
     choose,
-    usable,
 )
 from studies.evidence.settings import EvidenceStudy
 from studies.evidence.subjects import Subject
-from studies.evidence.views import View, Views
+from studies.evidence.views import BY_CLASS, View, Views
 from studies.store import Content, Stage, Store
 
 # Raise it when the methods change: predictions are computed again, recorded features are not.
-VERSION = 4
+VERSION = 5
 
-# (network, seed, shift, price, method, score) -> its values in all resamples (R,).
-Key: TypeAlias = tuple[str, int, str, float, str, str]
+# (subject, seed, shift, method) -> ECE and NLL at `settings.PRICE` in all resamples (2, R).
+Key: TypeAlias = tuple[str, int, str, str]
+
+
+class Known(NamedTuple):
+    """What is known of a network from clean data alone, and might predict the gain."""
+
+    subject: str
+    network: str
+    seed: int
+    classes: int
+    temperature: float
+    accuracy: float  # on held-out data
+    spread: float  # deviation of log m on held-out data
+    errors: float  # AUROC of m for wrong answers on held-out data
+    alpha: float  # of the default at `settings.PRICE`
 
 
 @final
@@ -40,58 +79,80 @@ class Evidence:
     """All results."""
 
     rows: list[Scored]
+    detected: list[Detected]
+    known: list[Known]
     resampled: dict[Key, Tensor]
 
     @cached_property
     def by_key(self) -> Mapping[tuple[str, int, str, float, str], Scored]:
-        """Rows by network, seed, shift, price and method."""
-        return {(r.network, r.seed, r.shift, r.price, r.method): r for r in self.rows}
+        """Rows by subject, seed, shift, price and method."""
+        return {(r.subject, r.seed, r.shift, r.price, r.method): r for r in self.rows}
+
+    def extend(self, other: Evidence) -> None:
+        """Add other results."""
+        self.rows.extend(other.rows)
+        self.detected.extend(other.detected)
+        self.known.extend(other.known)
+        self.resampled.update(other.resampled)
 
 
 def subjects(name: str, study: EvidenceStudy, out: Path, store: Store) -> list[Subject]:
     """Return the networks of a name, of all seeds."""
     if name in settings.GIVEN:
-        return cifar10.given(name, study, out / "corruptions")
-    makers = {
-        settings.DIGITS: lambda: digits.digits(study, store),
-        settings.DIGITS_200: lambda: digits.few_digits(study, store),
-        settings.LETTERS: lambda: digits.letters(study, store),
-        settings.OWN: lambda: cifar10.own(study, out / "corruptions"),
-        settings.TEXT: lambda: clinc150.questions(study, store),
-        settings.TABLES: lambda: tabular_data.tables(study),
+        return cifar.given(name, study, out / "corruptions", store)
+    makers: Mapping[str, Callable[[EvidenceStudy, Store], list[Subject]]] = {
+        settings.LETTERS: letters.letters,
+        settings.OWN: lambda *own: cifar.own(own[0], out / "corruptions", own[1]),
+        settings.TEXT: clinc150.questions,
+        settings.TABLES: tabular_data.tables,
+        settings.CIFAR100: cifar.cifar100,
+        settings.TINY_IMAGENET: pictures.tiny_imagenet,
+        settings.IMAGENET: pictures.imagenet,
+        settings.CALTECH: pictures.caltech101,
+        settings.REVIEWS: reviews.reviews,
+        settings.STREAMS: streams.streams,
     }
-    return makers[name]()
+    return makers[name](study, store)
 
 
 def collect(study: EvidenceStudy, out: Path, store: Store) -> Evidence:
     """Do everything that is missing, network by network."""
-    found = Evidence([], {})
+    found = Evidence([], [], [], {})
     for name in study.networks:
         for subject in subjects(name, study, out, store):
-            own = _compared(subject, study, store)
-            found.rows.extend(own.rows)
-            found.resampled.update(own.resampled)
+            found.extend(_compared(subject, study, store))
     return found
 
 
 def _compared(own: Subject, study: EvidenceStudy, store: Store) -> Evidence:
     """Return the results of a network, as an artefact."""
-    same = replace(study, networks=(), seeds=())
-    decided = (same, own.decided, [each.decided for each in own.members])
+    seen = [one for each in (own, *own.members) for one in each.checksums()]
+    decided = (study.prices, study.resamples, study.seed, list(own.shifts.items()), seen)
     stage = Stage(f"compared {own.name}", decided, own.seed, version=VERSION)
 
     def make(work: object) -> Content:
         del work
-        found = _measured(own, study, store)
+        found = _measured(own, study)
         tensors = {"\n".join(map(str, key)): values for key, values in found.resampled.items()}
-        return Content(tensors, {"rows": [_plain(row) for row in found.rows]})
+        plain = {
+            "rows": [_plain(row) for row in found.rows],
+            "detected": [row._asdict() for row in found.detected],
+            "known": [row._asdict() for row in found.known],
+        }
+        return Content(tensors, plain)
 
     artefact = store.make(stage, make)
     draws: dict[Key, Tensor] = {}
     for key, values in artefact.load().items():
-        network, seed, shift, price, method, score = key.split("\n")
-        draws[network, int(seed), shift, float(price), method, score] = values
-    return Evidence([_row(row) for row in artefact.facts["rows"]], draws)
+        subject, seed, shift, method = key.split("\n")
+        draws[subject, int(seed), shift, method] = values
+    facts = artefact.facts
+    return Evidence(
+        [_row(row) for row in facts["rows"]],
+        [Detected(**row) for row in facts["detected"]],
+        [Known(**row) for row in facts["known"]],
+        draws,
+    )
 
 
 def _plain(row: Scored) -> dict[str, Any]:
@@ -106,60 +167,83 @@ def _row(plain: Mapping[str, Any]) -> Scored:
 
 
 @torch.no_grad()
-def _measured(own: Subject, study: EvidenceStudy, store: Store) -> Evidence:
-    views = Views(own, study, store)
-    chosen = [
-        one
-        for method in usable(own.methods, views.held_out)
-        for one in choose(method, study.prices, views.held_out, views.temperature)
-    ]
+def _measured(own: Subject, study: EvidenceStudy) -> Evidence:
+    views = Views(own)
+    chosen = _chosen(views, study)
+    found = Evidence([], [], [_known(own, views, chosen)], {})
     clean = views.of(own.clean)
-    at_clean = {(one.method, one.price): one.log_lik(clean) for one in chosen}
-    found = Evidence([], {})
+    at_clean = {one.method: one.log_lik(clean) for one in chosen if one.price == settings.PRICE}
     for shift, group in own.shifts.items():
         view = clean if shift == own.clean else views.of(shift)
+        place = (own.name, own.seed, shift)
         weights = resamples(len(view.labels), study.resamples, study.seed)
-        measured: dict[tuple[str, float], tuple[dict[str, Any], dict[str, Tensor]]] = {}
+        regrets: dict[str, tuple[Tensor, Tensor]] = {}
         for one in chosen:
-            # The price changes nothing for the network and its best temperature.
-            key = one.method, 0.0 if one.method in (PLAIN, TEMPERATURE) else one.price
-            if key not in measured:
-                log_lik = at_clean[one.method, one.price] if view is clean else one.log_lik(view)
-                log_probs = torch.log_softmax(log_lik, -1)
-                measured[key] = (
-                    {
-                        **scores(log_probs, view.labels, own.bins),
-                        **_detected(one, log_lik, view, at_clean[one.method, one.price], clean),
-                    },
-                    resampled(log_probs, view.labels, weights, own.bins),
+            log_lik = one.log_lik(view)
+            log_probs = torch.log_softmax(log_lik, -1)
+            found.rows.append(
+                Scored(
+                    *(own.network, own.seed, own.name, shift, group, one.price, one.method),
+                    *(one.knob, len(view.labels)),
+                    *_four(scores(log_probs, view.labels, own.bins)),
                 )
-            values, draws = measured[key]
-            place = (own.network, own.seed, shift)
-            method = (one.price, one.method)
-            n = len(view.labels)
-            found.rows.append(Scored(*place, group, *method, one.knob, n, **values))
-            for score, drawn in draws.items():
-                found.resampled[(*place, *method, score)] = drawn.float()
+            )
+            if one.price != settings.PRICE:
+                continue
+            drawn = resampled(log_probs, view.labels, weights, own.bins)
+            found.resampled[(*place, one.method)] = drawn.float()
+            if one.method in WITH_REGRET:
+                inside = torch.logsumexp(at_clean[one.method], -1)
+                regrets[f"regret, {one.method}"] = inside, torch.logsumexp(log_lik, -1)
+        if shift != own.clean:
+            found.detected.extend(_detected(own, shift, group, clean, view, regrets))
     return found
 
 
+def _four(measured: Mapping[str, float]) -> tuple[float, float, float, float]:
+    return measured["accuracy"], measured["nll"], measured["brier"], measured["ece"]
+
+
+def _chosen(views: Views, study: EvidenceStudy) -> list[Chosen]:
+    """Choose all knobs: ours and temperatures at all prices, published ones at one."""
+    held_out, temperature = views.held_out, views.temperature
+    own = (settings.PRICE, OWN_CHOICE)
+    tried = [m for m in TRIED if m != HEAD or held_out.logits.shape[1] <= FEW]
+    prices: dict[str, Sequence[float]] = {
+        **dict.fromkeys((PLAIN, TEMPERATURE), (settings.PRICE,)),
+        **dict.fromkeys(AT_ALL_PRICES, (*study.prices, OWN_CHOICE)),
+        **dict.fromkeys((*PUBLISHED, *(ENSEMBLES if held_out.members else ())), own),
+        **dict.fromkeys(tried, (settings.PRICE,)),
+    }
+    return [one for m, some in prices.items() for one in choose(m, some, held_out, temperature)]
+
+
+def _known(own: Subject, views: Views, chosen: list[Chosen]) -> Known:
+    held_out = views.held_out
+    score, is_right = held_out.scores[BY_CLASS], held_out.logits.argmax(-1) == held_out.labels
+    alpha = next(c.knob for c in chosen if (c.method, c.price) == (ACNML[2], settings.PRICE))
+    return Known(
+        *(own.name, own.network, own.seed, held_out.logits.shape[1], views.temperature),
+        accuracy=float(is_right.double().mean()),
+        spread=float(score.clamp(min=1e-6).log().std()),
+        errors=metrics.auroc(score[is_right], score[~is_right]),
+        alpha=alpha,
+    )
+
+
 def _detected(
-    chosen: Chosen, log_lik: Tensor, view: View, at_clean: Tensor, clean: View
-) -> dict[str, float]:
+    own: Subject,
+    shift: str,
+    group: str,
+    clean: View,
+    view: View,
+    regrets: Mapping[str, tuple[Tensor, Tensor]],
+) -> list[Detected]:
     """Tell clean inputs from shifted ones, or from those of no class where there are some."""
     unknown = view.labels < 0
     rows = unknown if unknown.any() else torch.ones_like(unknown)
-    log_probs, clean_probs = (torch.log_softmax(each, -1) for each in (log_lik, at_clean))
-    by = {
-        "confidence": (-clean_probs.amax(-1).exp(), -log_probs.amax(-1).exp()),
-        "regret": (torch.logsumexp(at_clean, -1), torch.logsumexp(log_lik, -1)),
-        "typicality": (clean.score, view.score),
-    }
-    has_regret = chosen.method in WITH_REGRET and chosen.knob
-    return {
-        f"{metric}_{name}": math.nan
-        if name == "regret" and not has_regret
-        else measure(inside, outside[rows])
-        for name, (inside, outside) in by.items()
-        for metric, measure in DETECTION.items()
-    }
+    plain = {name: (clean.detectors[name], view.detectors[name]) for name in view.detectors}
+    return [
+        Detected(own.network, own.seed, shift, group, name, *detection(inside, outside[rows]))
+        for name, (inside, outside) in {**plain, **regrets}.items()
+    ]

@@ -22,18 +22,20 @@ class Weights:
     Args:
         model: one of `MODELS`.
         path: a safetensors file.
+        classes: that it tells apart.
     """
 
     model: str
     path: Path
+    classes: int = 10
 
     @staticmethod
-    def given(model: str) -> Weights:
+    def given(model: str, classes: int = 10) -> Weights:
         """Return a network whose trained weights are in the data folder."""
         file = MODELS[model].weights
         if file is None:
             raise ValueError(f"{model} has no trained weights: train it, or take another")
-        return Weights(model, data_folder() / "weights" / file)
+        return Weights(model, data_folder() / "weights" / file, classes)
 
     @property
     def checksum(self) -> str:
@@ -44,7 +46,7 @@ class Weights:
 
     def build(self) -> nn.Module:
         """Return the network in eval mode with these weights."""
-        network = MODELS[self.model].untrained(seed=0)
+        network = MODELS[self.model].untrained(seed=0, classes=self.classes)
         load_weights(network, self.path)
         return network.eval()
 

@@ -1,6 +1,8 @@
-"""Links to the repository, and mathematics as MathML."""
+"""Links to the repository, mathematics as MathML, and the gallery."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
@@ -10,6 +12,7 @@ pytest.importorskip("sphinx", reason="needs the extra docs")
 
 from sphinx.errors import ExtensionError
 
+import gallery
 from docstrings import as_rst
 from repository_links import REPOSITORY, with_links
 
@@ -51,3 +54,24 @@ def test_mathematics_in_docstrings_is_literal():
     ]
     expected = ["It solves", "", "::", "", "    θ = argmax", "", r"for \|x\| and `a|b`.", ""]
     assert as_rst(text) == [*expected, "Args:", r"    x: (\*, n)."]
+
+
+# The gallery
+
+
+@pytest.mark.parametrize("example", gallery.examples(), ids=lambda example: example.name)
+def test_examples_of_the_gallery_are_short_and_become_notebooks(example):
+    assert len(example.code.splitlines()) <= 40
+    assert example.title
+    assert example.text
+    notebook = example.notebook()
+    assert [cell["cell_type"] for cell in notebook["cells"]] == ["markdown", "code", "code"]
+    assert notebook["cells"][-1]["source"] == example.code.rstrip()
+    assert notebook == json.loads(json.dumps(notebook))
+    assert f"{example.name}.ipynb" in example.page("")
+
+
+def test_the_gallery_shows_all_examples():
+    index = gallery.thumbnails()
+    assert all(f'href="{example.name}.html"' in index for example in gallery.examples())
+    assert gallery.MARKER in (gallery.PAGES / "index.md").read_text()

@@ -85,7 +85,7 @@ class Calibrator:
 
     Attributes:
         atypicality: m(x), from the features.
-        rule: "acnml", "closed-form" or "density-temperature", see `acnml.calibration.rules`.
+        rule: "closed-form", "acnml" or "density-temperature", see `acnml.calibration.rules`.
         temperature: T, by which the logits are divided.
         alpha: α, the weight of the score.
         price: that was asked for, in nats.
@@ -299,7 +299,7 @@ def fit_calibrator(
     validation: tuple[Any, Any, Any],
     *,
     price: float = 0.01,
-    rule: RuleName = "acnml",
+    rule: RuleName = "closed-form",
     temperature: float | None = None,
     on_error: Literal["raise", "flag"] = "raise",
     task: Task | None = None,
@@ -315,7 +315,7 @@ def fit_calibrator(
             for the features: those of a cross-validation, each from the data of other folds.
         price: accepted increase of the validation NLL over the best temperature, in nats. A higher
             price gives less confident predictions.
-        rule: "acnml" or "closed-form"; "density-temperature" is a baseline without a regret.
+        rule: "closed-form" or "acnml"; "density-temperature" is a baseline without a regret.
         temperature: of the logits; by default that of least validation NLL. The price is counted
             from the NLL at this temperature.
         on_error: what the result does about inputs without an answer, see `Calibrator`.
@@ -477,7 +477,7 @@ def _notes(
         )
     if chosen.alpha == LARGEST:
         doubts.append(
-            f"Even uniform predictions cost at most {price:g} nats, so the price sets no limit: "
+            f"All caution costs less than {price:g} nats, so the price sets no limit: "
             "check that the labels belong to the inputs, or lower the price."
         )
     if error > price:

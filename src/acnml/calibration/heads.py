@@ -70,9 +70,9 @@ class Head(ABC):
         """Raise an error unless every input has one row: those of one input are alike."""
         if self.positions or isinstance(self, Sigmoid):
             raise ValueError(
-                f"{what} needs independent answers, but those for positions or labels of one input "
-                "depend on each other: reduce every input to one outcome of your own, and use the "
-                "functions of acnml.decisions"
+                f"{what} needs one class for every input, but this network answers for several "
+                "positions or labels of an input, which depend on each other: reduce them to one "
+                "outcome of your own, and use the functions of acnml.decisions"
             )
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Head(ABC):
         """Return logits or features (P, q) of all places."""
         if not self.positions:
             return values
-        return values.movedim(self.axis, -1).flatten(0, -2)
+        return values.movedim(self.axis, -1).flatten(0, -2).contiguous()
 
     def expanded(self, logits: Tensor) -> Tensor:
         """Return logits with a dimension for classes, two of them if one logit stands for both."""

@@ -252,7 +252,7 @@ def calibrate(
     validation_loader: Iterable[Any],
     *,
     price: float = 0.01,
-    rule: RuleName = "acnml",
+    rule: RuleName = "closed-form",
     places: Sequence[Place] | None = None,
     temperature: float | None = None,
     on_error: Literal["raise", "flag"] = "raise",
@@ -276,7 +276,7 @@ def calibrate(
             one.
         price: accepted increase of the validation NLL over the best temperature, in nats. A higher
             price gives less confident predictions. Most users need no other setting.
-        rule: "acnml" or "closed-form", see `acnml.calibration.rules`.
+        rule: "closed-form" or "acnml", see `acnml.calibration.rules`.
         places: where features are taken; by default at places that are found in the network.
         temperature: of the network; by default that of least validation NLL.
         on_error: what the result does about inputs without an answer, such as NaN: "raise" an

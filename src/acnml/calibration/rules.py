@@ -7,11 +7,12 @@ All rules take logits z (B, K), already divided by the temperature, and a *sprea
 where m(x) is the score of `acnml.atypicality.Atypicality`. For v = 0 each of them returns
 log softmax(z). A larger spread is never surer, and no rule changes the order of the classes.
 
-- `acnml`: log p_θ̂_y(y|x) for logits with covariance V = vI, the posterior of a linear head under
-  squared loss: W | data ~ MN(μ, (ΦᵀΦ)⁻¹, σ²I), whose leverage φᵀ(ΦᵀΦ)⁻¹φ is a Mahalanobis distance.
-  For two classes only the difference of the logits counts, whose variance is 2v.
-- `closed-form`: predictive NML of the same head under squared loss (Bibas, Feder & Hassner 2021):
+- `closed-form`, the default: predictive NML of a linear head under squared loss, whose leverage
+  φᵀ(ΦᵀΦ)⁻¹φ is a Mahalanobis distance (Bibas, Feder & Hassner 2021):
   log p_y / (p_y + p_y^h (1 - p_y)) with h = v / (1 + v).
+- `acnml`: log p_θ̂_y(y|x), NML under the log loss, for logits with covariance V = vI: the posterior
+  of the same head, W | data ~ MN(μ, (ΦᵀΦ)⁻¹, σ²I). For two classes only the difference of the
+  logits counts, whose variance is 2v.
 - `density-temperature`: log softmax(z / (1 + v)), a baseline without a regret (Tomani et al. 2023).
 """
 
@@ -26,7 +27,7 @@ from torch import Tensor
 from acnml.solve.isotropic import solve_isotropic
 from acnml.solve.sigmoid import solve_sigmoid
 
-RuleName: TypeAlias = Literal["acnml", "closed-form", "density-temperature"]
+RuleName: TypeAlias = Literal["closed-form", "acnml", "density-temperature"]
 
 # The power of the score in the spread.
 POWER = 2
@@ -69,8 +70,8 @@ def density_temperature(logits: Tensor, var: Tensor) -> Tensor:
 
 
 RULES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "acnml": acnml,
     "closed-form": closed_form,
+    "acnml": acnml,
     "density-temperature": density_temperature,
 }
 assert set(RULES) == set(get_args(RuleName))

@@ -40,6 +40,8 @@ class Scorer:
     def __init__(self, predictor: Predictor | Calibrated, answers: Answers) -> None:
         if isinstance(predictor, Acnml) and predictor.on_unsolved == "warn":
             predictor = dataclasses.replace(predictor, on_unsolved="ignore")
+        if isinstance(predictor, Calibrated):
+            predictor.calibrator.head.require_one_row("a table with one answer per row")
         self._predictor, self._answers_wanted = predictor, answers
         has = {"label", "confidence"} | ({"log_probs"} if answers.log_probs else set())
         has |= {"regret", "solved"} if isinstance(predictor, Acnml) else set()

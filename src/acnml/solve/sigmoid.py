@@ -36,7 +36,7 @@ def solve_sigmoid(logits: Tensor, var: Tensor) -> Tensor:
     The first number is log (1 - σ(z + δ₀)), the second log σ(z + δ₁). Both arguments have the same
     shape (...). The number of operations depends on the shape alone.
     """
-    if logits.numel() <= BLOCK or torch.compiler.is_exporting():
+    if torch.compiler.is_exporting() or logits.numel() <= BLOCK:
         both = torch.stack([logits, -logits], dim=-1)
         return functional.logsigmoid(-_solved(both, var.unsqueeze(-1)))
     parts = zip(logits.flatten().split(BLOCK), var.flatten().split(BLOCK), strict=True)
