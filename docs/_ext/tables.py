@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import benchmark_tables
+import decision_tables
 import paper_tables
 from results import Row, markdown, read, select
 from studies.evidence.settings import TITLES
@@ -391,6 +392,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "laplace-libraries": laplace_libraries,
     "laplace-agreement": laplace_agreement,
     "commands": commands,
+    **decision_tables.TABLES,
     **paper_tables.TABLES,
     **benchmark_tables.TABLES,
 }
