@@ -92,6 +92,7 @@ def history() -> str:
 
 
 TABLES: dict[str, Table] = {
+    "product": made_by("product", "product_table", "results.json"),
     "last-layer": made_by("head", "head_table", "results.json"),
     "costs": made_by("page", "cost_table", "results.json"),
     "gaps": made_by("page", "gap_table", "results.json"),
