@@ -31,6 +31,7 @@ Studies that use only the store, or run in one go:
     evidence/       all methods at equal price, on several data sets
     tabular.py      tables: `acnml.sklearn`, and conformal sets
     text.py         questions to an assistant
+    decisions/      abstaining, accuracy without labels, noticing a change
     label_noise.py  finding wrong labels
     if_comp.py      the protocol of IF-COMP
     fidelity/       approximations against CNML by retraining

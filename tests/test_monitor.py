@@ -36,6 +36,18 @@ def test_false_alarms_are_as_rare_as_promised():
     assert 0 < alarms <= 50
 
 
+def test_a_pattern_in_the_order_of_the_reference_is_no_change():
+    """Every second example is from another source, in the reference and afterwards."""
+    generator, alarms = torch.Generator().manual_seed(0), 0
+    for _ in range(100):
+        known, new = (answers(400, generator) for _ in range(2))
+        for each in (known, new):
+            each.score[::2] += 2
+        own = Outcomes(known.label, known.label, known.confidence, known.regret, known.score)
+        alarms += Monitor.of(own, level=0.05).update(new).changed
+    assert alarms <= 5
+
+
 @pytest.mark.parametrize("quiet", [0, 5000])
 def test_a_change_is_found(quiet):
     generator = torch.Generator().manual_seed(0)

@@ -326,17 +326,7 @@ def test_refuses_no_samples():
         Bma(Classifier(model), POSTERIORS["diagonal"](model), samples=0)
 
 
-@pytest.mark.parametrize(
-    ("statistics", "message"),
-    [
-        (3, "statistics must be a tuple"),
-        ({}, "statistics must be a tuple"),
-        ((1, 2), r"statistics\[0\] must be a mapping"),
-        (({"0.weight": 1.0}, {}), r"statistics\[0\] of '0.weight' must be a tensor"),
-        (({"nowhere": torch.ones(1)}, {}), "nowhere"),
-    ],
-)
-def test_statistics_of_the_wrong_kind_are_refused(statistics, message):
-    model = MODELS[1].model()
-    with pytest.raises((TypeError, ValueError), match=message):
+def test_statistics_of_other_networks_are_refused():
+    model, statistics = MODELS[1].model(), ({"nowhere": torch.ones(1)}, {})
+    with pytest.raises(ValueError, match="nowhere"):
         acnml.Bma(Classifier(model), diagonal(model), samples=2, statistics=statistics)

@@ -77,7 +77,7 @@ def assert_same(actual, expected, tolerance=1e-9):
 
 
 @each_case
-@pytest.mark.parametrize("steps", [0, 1, 4])
+@pytest.mark.parametrize("steps", [0, 4])
 def test_gradient_is_the_reference(case, build, steps):
     model, x = case.model(), case.x(3)
     posterior = build(model).scaled(0.5)

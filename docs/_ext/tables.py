@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import benchmark_tables
+import decision_tables
 import paper_tables
 from results import Row, markdown, read, select
 from studies.evidence.settings import TITLES
@@ -362,7 +363,21 @@ def _leaves(command: Any, words: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{words} {name}")
 
 
+def segmentation() -> str:
+    """ECE and NLL of pixels at equal price, by shift."""
+    shifts = list(dict.fromkeys(row["shift"] for row in read("segmentation/metrics.csv")))
+    lines = []
+    for method in (EQUAL, "density-temperature", "acnml", "closed-form"):
+        cells = [method]
+        for shift in shifts:
+            rows = select("segmentation/metrics.csv", shift=shift, method=method)
+            cells.append(" / ".join(f"{float(rows[0][name]):.3f}" for name in ("ece", "nll")))
+        lines.append(cells)
+    return markdown(["ECE / NLL", "no shift", *shifts[1:]], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "segmentation": segmentation,
     "evidence": evidence,
     "gain": gain,
     "won": won,
@@ -377,6 +392,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "laplace-libraries": laplace_libraries,
     "laplace-agreement": laplace_agreement,
     "commands": commands,
+    **decision_tables.TABLES,
     **paper_tables.TABLES,
     **benchmark_tables.TABLES,
 }

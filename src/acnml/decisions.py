@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, final
 
 import torch
@@ -248,6 +249,7 @@ def at_least_coverage(
     return ranked.certificate(accepted, bound, coverage)
 
 
+@lru_cache(maxsize=2**14)
 def binomial_cdf(successes: int, trials: int, probability: float) -> float:
     """Return P(Bin(trials, probability) ≤ successes).
 

@@ -124,7 +124,10 @@ class Monitor:
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level}")
         values = torch.stack([getattr(reference, name).double() for name in STATISTICS])
-        for_edges, counted = values[:, ::2], values[:, 1::2].contiguous()
+        # At random: the order of validation data may have a pattern.
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(values.shape[1], generator=generator, device="cpu")
+        counted, for_edges = (values[:, rows] for rows in order.chunk(2))
         inner = torch.linspace(0, 1, BINS + 1, dtype=torch.float64, device="cpu")[1:-1]
         edges = torch.quantile(for_edges, inner, dim=1).T.contiguous()
         bins = torch.searchsorted(edges, counted)

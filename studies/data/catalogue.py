@@ -284,7 +284,10 @@ STREAMS = DataSet(
                 "sha256:3c38f05bdc5c4cb115f122414c66976e3662c875d96d7199d9e47fc46aff150e",
             ),
         ),
-        ("https://raw.githubusercontent.com/scikit-multiflow/streaming-datasets/master/",),
+        (
+            "https://raw.githubusercontent.com/scikit-multiflow/streaming-datasets/master/",
+            "https://github.com/scikit-multiflow/streaming-datasets/raw/master/",
+        ),
     ),
 )
 

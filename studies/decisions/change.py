@@ -16,7 +16,7 @@ from studies.decisions.settings import DecisionsStudy
 from studies.decisions.streams import Stream
 
 MARTINGALE, KS = "monitor", "KS test of every window"
-REFERENCE, LENGTH = 1000, 4000  # answers of simulated references and streams
+REFERENCE, LENGTH = 1000, 2000  # answers of simulated references and streams
 
 
 class Alarm(NamedTuple):

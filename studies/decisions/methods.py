@@ -6,6 +6,7 @@ data that nothing was chosen on: thresholds, intervals and references are from i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -13,12 +14,16 @@ import torch
 from torch import Tensor
 
 from acnml import Calibrator, fit_calibrator
-from acnml.calibration.rules import RULES
+from acnml.calibration.rules import RuleName
 from acnml.outcomes import Outcomes
 
 NETWORK, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"
 DENSITY, ACNML, CLOSED_FORM = "density temperature", "ACNML", "closed-form NML"
-NAMES = {"density-temperature": DENSITY, "acnml": ACNML, "closed-form": CLOSED_FORM}
+NAMES: Mapping[RuleName, str] = {
+    "density-temperature": DENSITY,
+    "acnml": ACNML,
+    "closed-form": CLOSED_FORM,
+}
 METHODS = (NETWORK, TEMPERATURE, EQUAL, DENSITY, ACNML, CLOSED_FORM)
 THRESHOLDED = "average thresholded confidence"
 DIFFERENCE = "difference of confidences"
@@ -49,10 +54,10 @@ class Fitted:
         """Fit on the training data and one half of the held-out data."""
         half = len(held_out.labels) // 2
         chosen_on = held_out.some(slice(0, half))
-        first = fit_calibrator((train.features, train.labels), tuple(chosen_on))
+        first = fit_calibrator((train.features, train.labels), chosen_on)
         calibrators = {
-            NAMES[rule]: fit_calibrator(first.atypicality, tuple(chosen_on), rule=rule)
-            for rule in RULES
+            name: fit_calibrator(first.atypicality, chosen_on, rule=rule)
+            for rule, name in NAMES.items()
         }
         return Fitted(calibrators, held_out.some(slice(half, None)))
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
+import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from acnml.plots import BLUE, FAINT, GREEN, ORANGE
+from acnml.plots import BLUE, FAINT, GREEN, ORANGE, PINK, STYLE
 from studies.data.folder import DataError
 from studies.decisions.abstain import (
     CERTIFIED,
@@ -38,17 +39,18 @@ from studies.decisions.methods import (
 )
 from studies.decisions.settings import CORRUPTED, DIGITS, PRESETS, TURNING, DecisionsStudy
 from studies.decisions.streams import OF_NETWORK, TABLES, Stream, images
-from studies.drawing import panel
 from studies.engine.report import Panels, Section, ShortReport
 from studies.engine.tables import Table, mean, select
 from studies.evidence import cifar
-from studies.evidence.subjects import HELD_OUT, TRAIN, Subject
+from studies.evidence.subjects import CLEAN, HELD_OUT, TRAIN, Subject
 from studies.store import Content, Stage, Store
 
 __all__ = ["PRESETS", "run"]
 
 RISK = 0.02  # of the tables about shift
-TURNED = ("clean", "15°", "30°", "45°", "60°")
+DRAWN = {TEMPERATURE: ORANGE, THRESHOLDED: PINK, ACNML: BLUE, CLOSED_FORM: GREEN}
+OF_SHIFTS = ("failures", "automatic", "accuracy", "sets")
+TURNED = ("15°", "30°", "45°", "60°")
 KINDS: dict[str, Any] = {
     "failures": Failures,
     "automatic": Automatic,
@@ -98,19 +100,29 @@ def _subjects(name: str, study: DecisionsStudy, out: Path, store: Store) -> list
     """Return a network, of all seeds if it is trained here."""
     if name == DIGITS:
         return [digits(seed, store) for seed in study.seeds]
-    return cifar.given(name, study.evidence(), out / "corruptions", store)
+    wanted = {f"{name} {severity}" for name in study.corruptions for severity in (3, 5)}
+    found = cifar.given(name, study.evidence(), out / "corruptions", store)
+    return [
+        replace(own, shifts={s: g for s, g in own.shifts.items() if g == CLEAN or s in wanted})
+        for own in found
+    ]
 
 
 def _stored(subject: Subject, study: DecisionsStudy, store: Store) -> dict[str, Any]:
-    """Return everything about a network, as an artefact."""
+    """Return everything about a network, as two artefacts."""
     same = replace(study, networks=(), seeds=())
-    stage = Stage(f"decisions {subject.name}", (same, subject.checksums()), subject.seed)
-    return _made(stage, store, lambda: _of_network(subject, study))
+    decided = (same, subject.checksums())
+    stage = Stage(f"decisions {subject.name}", decided, subject.seed)
+    streams = Stage(f"streams {subject.name}", decided, subject.seed)
+    shifted = _made(stage, store, lambda: _of_shifts(subject, study))
+    timed = _made(streams, store, lambda: _of_time(subject, study))
+    return {**{name: shifted[name] for name in OF_SHIFTS}, **timed}
 
 
 def _stored_table(name: str, study: DecisionsStudy, store: Store) -> dict[str, Any]:
     """Return everything about a table in the order of time, as an artefact."""
-    stage = Stage(f"stream {name}", replace(study, networks=(), streams=(), seeds=()))
+    same = replace(study, networks=(), streams=(), seeds=())
+    stage = Stage(f"stream {name}", same, version=2)
 
     def make() -> dict[str, list[Any]]:
         return _of_streams([TABLES[name]()], study)
@@ -132,51 +144,48 @@ def _plain(row: Any) -> dict[str, Any]:
     return {k: None if isnan[k] else v for k, v in row._asdict().items()}
 
 
-def _of_network(subject: Subject, study: DecisionsStudy) -> dict[str, list[Any]]:
-    """Measure decisions on the data of a network."""
+def _arrays(subject: Subject, part: str) -> Arrays:
+    own = subject.record(part)
+    return Arrays(own.logits, own.features, own.labels)
 
-    def arrays(part: str) -> Arrays:
-        own = subject.record(part)
-        return Arrays(own.logits, own.features, own.labels)
 
-    fitted = Fitted.of(arrays(TRAIN), arrays(HELD_OUT))
-    shifts = {name: arrays(name) for name in subject.shifts}
-    known = {name: part for name, part in shifts.items() if int(part.labels.min()) >= 0}
-    rows: dict[str, list[Any]] = {name: [] for name in KINDS}
+def _fitted(subject: Subject) -> Fitted:
+    return Fitted.of(*(_arrays(subject, part) for part in (TRAIN, HELD_OUT)))
+
+
+def _of_shifts(subject: Subject, study: DecisionsStudy) -> dict[str, list[Any]]:
+    """Measure decisions on the data of a network, clean and shifted."""
+    fitted = _fitted(subject)
+    parts = {name: _arrays(subject, name) for name in subject.shifts}
+    rows: dict[str, list[Any]] = {name: [] for name in OF_SHIFTS}
     ours = {method: fitted.outcomes(method, fitted.labelled) for method in METHODS}
-    for name, part in known.items():
+    for name, part in parts.items():
         place = (subject.network, subject.seed, name, subject.shifts[name])
         theirs = {method: fitted.outcomes(method, part) for method in METHODS}
         rows["automatic"] += automatic(ours, theirs, place, RISK)
         rows["accuracy"] += estimates(ours, theirs, place)
         rows["sets"] += sets(fitted, part, place)
-    clean = known[subject.clean]
+    clean = parts[subject.clean]
     rows["failures"] = failures(subject.network, subject.seed, fitted, clean, study)
-    if subject.seed == 0:
-        streams = _streams(subject, fitted, known, study)
-        for name, more in _of_streams(streams, study).items():
-            rows[name] += more
     return rows
 
 
-def _streams(
-    subject: Subject, fitted: Fitted, parts: dict[str, Arrays], study: DecisionsStudy
-) -> list[Stream]:
-    """Return the streams that are made of a network's data."""
-    order = {
+def _of_time(subject: Subject, study: DecisionsStudy) -> dict[str, list[Any]]:
+    """Watch the streams that are made of a network's data."""
+    order: dict[str, dict[str, tuple[str, ...]]] = {
         TURNING: {"by 15° every 1,000": TURNED},
         CORRUPTED: {
-            name[:-2]: (subject.clean, name, f"{name[:-2]} 5")
-            for name in parts
-            if name.endswith(" 3")
+            name[:-2]: (name, f"{name[:-2]} 5") for name in subject.shifts if name.endswith(" 3")
         },
     }
-    return [
+    fitted = _fitted(subject)
+    streams = [
         stream
         for name in study.streams
-        if OF_NETWORK.get(name) == subject.network
-        for stream in images(name, fitted, parts, order[name])
+        if OF_NETWORK.get(name) == subject.network and subject.seed == 0
+        for stream in images(name, fitted, lambda shift: _arrays(subject, shift), order[name])
     ]
+    return _of_streams(streams, study)
 
 
 def _of_streams(streams: Sequence[Stream], study: DecisionsStudy) -> dict[str, list[Any]]:
@@ -204,7 +213,7 @@ def write_pages(study: DecisionsStudy, found: Found, out: Path, command: str) ->
         Section(
             "Accuracy without labels",
             ["A point is a network under a shift. On the line, the estimate is the truth."],
-            [Panels(_scatter(rows["accuracy"]), "Estimated and true accuracy.", "small panels")],
+            [Panels(_scatter(rows["accuracy"]), "Estimated and true accuracy.")],
             [_errors(rows["accuracy"])] if rows["accuracy"] else [],
         ),
         Section("Conformal sets", ["The target coverage is 0.90."], (), [_sets(rows["sets"])]),
@@ -285,21 +294,23 @@ def _abstaining(rows: dict[str, list[Any]], study: DecisionsStudy) -> list[Table
 
 def _scatter(rows: Sequence[Estimated]) -> dict[str, Figure]:
     """Draw estimated against true accuracy for some methods."""
-    drawn: dict[str, Figure] = {}
     if not rows:
-        return drawn
-    names = {TEMPERATURE: ORANGE, THRESHOLDED: FAINT, ACNML: BLUE, CLOSED_FORM: GREEN}
-    for method, colour in names.items():
-        own = select(rows, method=method)
-        error = mean(own, "error")
-        figure, axes = panel(f"{method}: off by {error:.3f}", (3.4, 3.3))
-        axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, zorder=0)
-        axes.scatter(
-            [row.accuracy for row in own], [row.estimate for row in own], s=14, color=colour
-        )
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="true accuracy", ylabel="estimated")
-        drawn[f"accuracy-{method.replace(' ', '-')}"] = figure
-    return drawn
+        return {}
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.4, 7.2), layout="constrained")
+        grid = figure.subplots(2, 2, sharex=True, sharey=True)
+        for axes, (method, colour) in zip(grid.flat, DRAWN.items(), strict=True):
+            own = select(rows, method=method)
+            axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, zorder=0)
+            points = zip(*((row.accuracy, row.estimate) for row in own), strict=True)
+            axes.scatter(*points, s=16, color=colour)
+            axes.set_title(f"{method}:\noff by {mean(own, 'error'):.3f}")
+            axes.set(xlim=(0, 1), ylim=(0, 1))
+        for axes in grid[1]:
+            axes.set_xlabel("true accuracy")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("estimated accuracy")
+    return {"expected-accuracy": figure}
 
 
 def _errors(rows: Sequence[Estimated]) -> Table:

@@ -27,6 +27,7 @@ class DecisionsStudy:
         level: largest probability of a false alarm.
         quiet_streams: simulated streams without a change.
         window: inputs of a window.
+        corruptions: of photographs, at severities 3 and 5.
         seeds: of networks for digits.
     """
 
@@ -39,7 +40,11 @@ class DecisionsStudy:
     level: float = 0.01
     quiet_streams: int = 1000
     window: int = 200
-    seeds: tuple[int, ...] = (0, 1, 2)
+    corruptions: tuple[str, ...] = (
+        *("gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur"),
+        *("fog", "brightness", "contrast"),
+    )
+    seeds: tuple[int, ...] = (0,)
 
     def evidence(self) -> EvidenceStudy:
         """Return the settings for the network of the study `evidence`."""
@@ -48,7 +53,7 @@ class DecisionsStudy:
 
 PRESETS: Mapping[str, DecisionsStudy] = {
     "quick": DecisionsStudy(
-        networks=(DIGITS,), streams=(TURNING,), resamples=100, quiet_streams=50, seeds=(0,)
+        networks=(DIGITS,), streams=(TURNING,), resamples=100, quiet_streams=50
     ),
     "full": DecisionsStudy(),
 }

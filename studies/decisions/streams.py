@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from acnml import Calibrator, calibrate
-from studies.data import Labelled, shuffled, split
+from studies.data import Labelled, split
 from studies.data.catalogue import STREAMS
 from studies.data.folder import read
 from studies.decisions.methods import ACNML, TEMPERATURE, Arrays, Fitted
@@ -79,16 +79,21 @@ def load_table(name: str) -> Labelled:
 
 
 def images(
-    name: str, fitted: Fitted, parts: Mapping[str, Arrays], order: Mapping[str, tuple[str, ...]]
+    name: str,
+    fitted: Fitted,
+    load: Callable[[str], Arrays],
+    order: Mapping[str, tuple[str, ...]],
 ) -> Iterator[Stream]:
-    """Return clean images in random order, then shifted ones; a stream for every list of shifts."""
-    calibrator = fitted.calibrators[ACNML]
+    """Return held-out images, then shifted test images; a stream for every list of shifts.
+
+    Test images are not used for the quiet time: those of MNIST are easier than its training images.
+    """
+    calibrator, quiet = fitted.calibrators[ACNML], fitted.labelled
     for label, shifts in order.items():
-        clean, *rest = (parts[shift] for shift in shifts)
-        together = [clean.some(shuffled(len(clean.labels), 0)), *rest]
-        data = Arrays(*(torch.cat(part) for part in zip(*together, strict=True)))
+        parts = [quiet, *map(load, shifts)]
+        data = Arrays(*(torch.cat(part) for part in zip(*parts, strict=True)))
         warm = fitted.log_probs(TEMPERATURE, data).amax(-1).exp()
-        yield Stream(f"{name}: {label}", calibrator, warm, data, len(clean.labels))
+        yield Stream(f"{name}: {label}", calibrator, warm, data, len(quiet.labels))
 
 
 TABLES: Mapping[str, Callable[[], Stream]] = {

@@ -137,7 +137,9 @@ def wrong_labels() -> Iterator[Names]:
 
 
 @fixture("howto/set-the-price.md")
-@fixture("howto/abstain.md")
+@fixture("howto/decide.md")
+@fixture("howto/estimate-accuracy.md")
+@fixture("howto/notice-change.md")
 @fixture("howto/choose-a-posterior.md")
 @fixture("howto/write-your-own.md")
 @fixture("howto/reproduce-the-paper.md")

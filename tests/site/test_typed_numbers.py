@@ -21,7 +21,7 @@ SETTINGS = {
         0.9 0.95 1.06 1.11 1.16 1.21 1.26 1.75 2.5
     """,
     "does-it-help.md": "0.5",
-    "howto/conformal.md": "0.90",
+    "howto/conformal.md": "0.90 1.6",
     "howto/playground.md": "20.19 22.12",
     "howto/set-the-price.md": "0.0100 0.0040",
     "paper.md": "0.05 0.5 1.5 0.25",

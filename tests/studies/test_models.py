@@ -45,6 +45,8 @@ PARAMETERS = {
     "vgg16_bn_dropout": 14_723_136 + 2 * (512 * 512 + 512) + 5_130,
     "wide_resnet28x10": 36_489_290,
     "wide_resnet28x10_dropout": 36_489_290,
+    # stem, stages with two blocks of 16, 32 and 64 channels and projections, head
+    "resnet14": 464 + 9_344 + 33_088 + 131_712 + 650,
     "resnet20_dropout": 269_722,
     "resnet20": 269_722,
     "resnet56": 853_018,

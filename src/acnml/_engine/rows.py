@@ -11,7 +11,7 @@ rows part at their output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import NamedTuple, final
@@ -211,6 +211,14 @@ class Rows:
     @exactly
     def tangent_of(self, combinations: Tensor) -> Tangent:
         """Return the gradients of combinations (C, K) of the logits at the mean, with Σ applied."""
+        return self._tangent(self.start, self._deltas(combinations))
+
+    def _tangent(self, tape: Tape, deltas: Mapping[Site, Sequence[Tensor]]) -> Tangent:
+        jacobian = self._dual(tape, deltas)
+        return Tangent(jacobian, self.moved(jacobian))
+
+    def _deltas(self, combinations: Tensor) -> dict[Site, list[Tensor]]:
+        """Pull combinations (C, K) of the logits at the mean back to the sites: (B · C, ...)."""
         size, count = self.size, len(combinations)
         # All combinations share the layer inputs, so each layer has one tensor for all of them. It
         # is filled pass by pass, so that every backward pass can reuse the memory of the last one.
@@ -223,8 +231,7 @@ class Rows:
             for site, passed in pulled.items():
                 for whole, part in zip(deltas[site], passed, strict=True):
                     whole[:, index] = part
-        jacobian = self._dual(self.start, {s: [d.flatten(0, 1) for d in deltas[s]] for s in deltas})
-        return Tangent(jacobian, self.moved(jacobian))
+        return {site: [each.flatten(0, 1) for each in deltas[site]] for site in deltas}
 
     @exactly
     def moved(self, v: Dual) -> Displacement:
@@ -306,10 +313,22 @@ class Rows:
         The latter has zeros in its last row and column. It can replace the covariance of z wherever
         the weights of the logits sum to zero.
         """
-        if differences:
-            return DenseKernel(functional.pad(self.tangent.kernel(), (0, 1, 0, 1)))
         logits = self.start.logits
-        return DenseKernel(self.tangent_of(torch.eye(logits.shape[-1]).to(logits)).kernel())
+        each = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
+        deltas = self._deltas(each[:-1] - each[-1] if differences else each)
+        whole = torch.stack([t.kernel() for t in self._tangents(deltas)]).sum(0)
+        return DenseKernel(functional.pad(whole, (0, 1, 0, 1)) if differences else whole)
+
+    def _tangents(self, deltas: dict[Site, list[Tensor]]) -> Iterator[Tangent]:
+        """Yield the tangents of parts of the weights that Σ does not couple.
+
+        Layer by layer, gradients that are written out need the memory of one layer only.
+        """
+        if self.posterior.couples_layers:
+            yield self._tangent(self.start, deltas)
+            return
+        for site, passed in self.start.passages.items():
+            yield self._tangent(Tape(self.start.logits, {site: passed}), {site: deltas.pop(site)})
 
 
 @final

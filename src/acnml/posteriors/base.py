@@ -46,6 +46,11 @@ class Posterior(ABC):
     mean: Params
 
     @property
+    def couples_layers(self) -> bool:
+        """Whether Σ has entries between different layers. If not, V = JΣJᵀ is a sum over layers."""
+        return True
+
+    @property
     def dtype(self) -> torch.dtype:
         """The floating point type of the mean. The model may use a less precise type."""
         return next(iter(self.mean.values())).dtype
@@ -113,8 +118,6 @@ class Posterior(ABC):
         """Move to a device, convert to a floating point type, or both, as `Tensor.to` does."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
-        if dtype is not None and not dtype.is_floating_point:
-            raise TypeError(f"a posterior needs a floating point type, got {dtype}")
         # Autograd cannot use tensors created in inference mode, but it can use their clones.
         return map_tensors(
             self, lambda t: (t.clone() if t.is_inference() else t).to(device=device, dtype=dtype)

@@ -34,6 +34,11 @@ class Diagonal(Posterior):
         checks.require_mean(self.mean)
         checks.require_variances(self.var, self.mean)
 
+    @property
+    def couples_layers(self) -> bool:
+        """Layers are independent."""
+        return False
+
     def cov_mv(self, v: Params) -> Params:
         """Return s ⊙ v."""
         return zip_with(torch.mul, v, self.var)

@@ -275,6 +275,11 @@ class Kronecker(Posterior):
                     f"but its parameters in the mean have shape {tuple(shape)}"
                 )
 
+    @property
+    def couples_layers(self) -> bool:
+        """Layers are independent."""
+        return False
+
     def cov_mv(self, v: Params) -> Params:
         """Return Σv, block by block."""
         return self._named([block.cov_mv(block.layer.join(v, self.mean)) for block in self.blocks])

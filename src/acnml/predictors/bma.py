@@ -57,11 +57,6 @@ class Bma(Predictor):
     @torch.inference_mode(False)
     def __post_init__(self) -> None:
         checks.settle_integers(self, samples=1, seed=None)
-        if not isinstance(self.statistics, (tuple, list)):
-            raise TypeError(
-                "statistics must be a tuple with the batch-norm statistics of every sample, got a "
-                f"{type(self.statistics).__name__}; use Bma(...).refreshed(loader)"
-            )
         for each in self.statistics:
             checks.require_fits(each, self.classifier.tensors)
         if self.statistics and len(self.statistics) != self.samples:

@@ -109,8 +109,6 @@ class Glm(Predictor):
     link: Link = Probit()
 
     def __post_init__(self) -> None:
-        if isinstance(self.link, type) or not callable(self.link):
-            raise TypeError(f"link must be a link such as Probit(), got {self.link!r}")
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
 
     @arrays_for_arrays

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
@@ -67,8 +66,6 @@ class Modes(NmlPredictor):
                     f"{len(weights)} log_weights for {len(self.predictors)} predictors: "
                     "pass one for each"
                 )
-            if not all(map(math.isfinite, weights)):
-                raise ValueError(f"log_weights must be finite, got {weights}")
             object.__setattr__(self, "log_weights", weights)
 
     @arrays_for_arrays

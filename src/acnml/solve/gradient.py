@@ -47,7 +47,6 @@ class Gradient:
     memory: int | None = None
 
     def __post_init__(self) -> None:
-        checks.settle_integers(self, steps=None)
         if self.steps < 0:
             raise ValueError(f"steps must be ≥ 0, got {self.steps}")
         checks.require_positive(self.step_size, "step_size")

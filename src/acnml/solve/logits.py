@@ -44,7 +44,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import DenseKernel, Kernel, centred_variances, dot, gap_variances
+from acnml._algebra.kernels import Kernel, centred_variances, dot, gap_variances
 from acnml._util.threads import one_thread
 from acnml.solve.newton import DIAGONAL, EXACT, ROUNDING, Point, Rows, ascend, settled
 
@@ -59,9 +59,6 @@ CHEAP_STEPS = 40
 
 # Numbers in one block of rows: its tensors should stay in the processor's cache.
 BLOCK = 2**16
-
-# Vectors of K numbers, and K×K matrices, that an input takes at most.
-VECTORS, MATRICES = 40, 4
 
 # `omitted` of a label left out is at least this: 0 means that it was solved for.
 LEAST = 1e-30
@@ -129,17 +126,6 @@ def coefficients(
     rows = Rows(kernel, i, logits[i], var[i], labels.repeat(len(logits))[:, None])
     point, _ = _solved(rows, start.point(rows), precision)
     return point.u.unflatten(0, (len(logits), -1))
-
-
-def bytes_per_input(classes: int, kernel: Kernel | None = None) -> int:
-    """Return how many bytes `solve` and the kernel take for an input, at most.
-
-    Args:
-        classes: K.
-        kernel: of some inputs; None for the kernel that takes most.
-    """
-    matrices = MATRICES * classes if kernel is None or isinstance(kernel, DenseKernel) else 0
-    return (VECTORS + matrices) * classes * torch.float64.itemsize
 
 
 def _only(

@@ -53,7 +53,6 @@ class Reference:
     rows_at_once: int = 64
 
     def __post_init__(self) -> None:
-        checks.settle_integers(self, steps=None, rows_at_once=None)
         if self.steps < 0 or self.rows_at_once < 1:
             raise ValueError(f"steps must be ≥ 0 and rows_at_once ≥ 1, got {self}")
         checks.require_positive(self.step_size, "step_size")
