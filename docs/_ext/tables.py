@@ -363,7 +363,21 @@ def _leaves(command: Any, words: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{words} {name}")
 
 
+def segmentation() -> str:
+    """ECE and NLL of pixels at equal price, by shift."""
+    shifts = list(dict.fromkeys(row["shift"] for row in read("segmentation/metrics.csv")))
+    lines = []
+    for method in (EQUAL, "density-temperature", "acnml", "closed-form"):
+        cells = [method]
+        for shift in shifts:
+            rows = select("segmentation/metrics.csv", shift=shift, method=method)
+            cells.append(" / ".join(f"{float(rows[0][name]):.3f}" for name in ("ece", "nll")))
+        lines.append(cells)
+    return markdown(["ECE / NLL", "no shift", *shifts[1:]], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "segmentation": segmentation,
     "evidence": evidence,
     "gain": gain,
     "won": won,
