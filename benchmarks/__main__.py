@@ -23,6 +23,7 @@ import acnml
 from benchmarks import page
 from benchmarks.head import head_rows
 from benchmarks.measure import costs, gaps
+from benchmarks.product import product_rows
 from benchmarks.scaling import growths
 from benchmarks.subjects import SUBJECTS
 from studies.drawing import to_png
@@ -35,7 +36,7 @@ GAPS = ("diagonal", "Kronecker")
 
 def main() -> None:
     """Run the benchmarks named on the command line, or all of them."""
-    everything = ["last-layer", *SUBJECTS, "gaps", "growth"]
+    everything = ["product", "last-layer", *SUBJECTS, "gaps", "growth"]
     parser = argparse.ArgumentParser("python -m benchmarks")
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(everything)}")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
@@ -58,6 +59,8 @@ def run(name: str, device: torch.device) -> None:
         measure(name, device)
     elif device.type != "cpu":
         print(f"{name} is measured on a CPU alone", flush=True)
+    elif name == "product":
+        save("product", product_rows())
     elif name == "last-layer":
         save("last layer", head_rows())
     elif name == "gaps":

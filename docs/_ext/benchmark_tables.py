@@ -118,6 +118,7 @@ def history() -> str:
 
 
 TABLES: dict[str, Table] = {
+    "product": made_by("product", "product_table", "results.json"),
     "all-layers": all_layers,
     "last-layer": made_by("head", "head_table", "results.json"),
     "costs": made_by("page", "cost_table", "results.json"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
+from torch import nn
 
 from studies.data import Labelled
 from studies.data.digits import load_mnist, rotate
@@ -25,11 +28,15 @@ def digits(seed: int, store: Store) -> Subject:
     noises = {f"noise {n:g}": "noise" for n in NOISES}
     parts = {"train": train, "held out": images.take(torch.arange(TRAIN, TRAIN + HELD_OUT))}
 
+    @cache
+    def network() -> nn.Module:
+        return trained(train.inputs, train.labels, HIDDEN, seed)
+
     def record(part: str) -> Recorded:
         data = parts.get(part) or Labelled(shifted(test.inputs, part), test.labels)
         return recorded(
             f"{NAME} seed {seed} {part}",
-            lambda: trained(train.inputs, train.labels, HIDDEN, seed),
+            network,
             Source.of(data),
             (HIDDEN, EPOCHS, seed),
             store,

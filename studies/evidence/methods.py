@@ -40,7 +40,7 @@ from torch.nn import functional
 from acnml import metrics
 from acnml.calibration.rules import LARGEST_SPREAD, closed_form, density_temperature
 from acnml.calibration.search import largest_at_price, least_nll_temperature
-from acnml.solve.isotropic import solve_isotropic as solve
+from acnml.solve.isotropic import solve_isotropic
 from studies.evidence.settings import PRICE
 from studies.evidence.views import BY_CLASS, DIAGONAL, LAST, OVERALL, UNIT, View
 
@@ -71,15 +71,9 @@ WITH_REGRET = (
 OWN_CHOICE = 0.0  # stands for a price where the knob of least NLL is taken
 FEW = 10
 NEWTON_STEPS, HALVINGS = 10, 3
-NODES = 24  # of the solver for V = vI: accurate to 3e-5
 
 # (data, knob) -> unnormalised log-likelihoods (N, K); their logsumexp is the regret.
 Family: TypeAlias = Callable[[View, float], Tensor]
-
-
-def solve_isotropic(logits: Tensor, var: Tensor) -> Tensor:
-    """Return ACNML's log-likelihoods with V = vI, with half of the default nodes."""
-    return solve(logits, var, NODES)
 
 
 def spread(view: View, knob: float, power: int = 2, form: str = BY_CLASS) -> Tensor:

@@ -70,7 +70,7 @@ class CalibratedModule(nn.Module):
         self._kept.features = {}
         logits = self._get_logits(self.network(*args, **kwargs))
         logits = logits.unsqueeze(1) if logits.ndim == 1 else logits
-        given: Inputs = kwargs or (args if len(args) > 1 else args[0])
+        given: Inputs = kwargs or (args if len(args) > 1 else next(iter(args)))
         answered = ~batches.broken_rows(given).reshape(-1, *[1] * (logits.ndim - 1))
         logits = logits.where(answered, torch.nan)
         kept, self._kept.features = self._kept.features, {}

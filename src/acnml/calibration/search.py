@@ -54,15 +54,18 @@ def least_nll_temperature(logits: Tensor, labels: Tensor) -> float:
     return math.exp((low + high) / 2)
 
 
-def largest_at_price(cost: Callable[[float], float], price: float, start: float = 1.0) -> float:
+def largest_at_price(
+    cost: Callable[[float], float], price: float, start: float = 1.0, factor: float = FACTOR
+) -> float:
     """Return the largest knob, nearly, that costs at most the price; `LARGEST` if all do.
 
     Args:
         cost: of a knob, in nats. It may fall below 0 at first, but rises in the end.
         price: what the knob may cost.
         start: where the search begins.
+        factor: of its first steps; a small one if the start is close.
     """
-    low, high = _bracket(cost, price, start)
+    low, high = _bracket(cost, price, start, factor)
     if high.knob > LARGEST:
         return LARGEST
     for step in range(STEPS):
@@ -85,15 +88,19 @@ class _Tried(NamedTuple):
         return _Tried(knob, cost(knob))
 
 
-def _bracket(cost: Callable[[float], float], price: float, start: float) -> tuple[_Tried, _Tried]:
+def _bracket(
+    cost: Callable[[float], float], price: float, start: float, factor: float
+) -> tuple[_Tried, _Tried]:
     """Return knobs that cost at most the price, and more; the second is infinite if none does."""
     tried = _Tried.of(cost, start)
     if tried.cost > price:
         high = tried
         while tried.cost > price and tried.knob > SMALLEST:
-            high, tried = tried, _Tried.of(cost, tried.knob / FACTOR)
+            high, tried = tried, _Tried.of(cost, tried.knob / factor)
+            factor = min(factor**2, FACTOR)
         return tried, high
     low = tried
     while tried.cost <= price and tried.knob < LARGEST:
-        low, tried = tried, _Tried.of(cost, tried.knob * FACTOR)
+        low, tried = tried, _Tried.of(cost, tried.knob * factor)
+        factor = min(factor**2, FACTOR)
     return low, tried if tried.cost > price else _Tried(math.inf, math.inf)

@@ -14,7 +14,7 @@ from torch import Tensor
 from acnml import metrics
 from acnml._util.callers import callers_level
 from acnml.calibration.rules import RULES, spread
-from acnml.calibration.search import largest_at_price
+from acnml.calibration.search import FACTOR, largest_at_price
 from acnml.calibration.table import CalibrationRow
 
 # Fewer data than this say too little about an NLL to choose anything by it.
@@ -28,6 +28,9 @@ EXTREME = 100
 
 # The search begins on so many logits, before all data are used.
 SEARCHED = 2**19
+
+# First steps from the knob that some of the data have chosen.
+CLOSE = 1.2
 
 
 @final
@@ -65,13 +68,14 @@ class Validation:
     def alpha_at(self, rule: str, price: float) -> float:
         """Return the largest α, nearly, whose NLL is at most `price` above that of T."""
         first = max(LEAST_DATA, SEARCHED // self.logits.shape[1])
-        start = self._some(first).alpha_at(rule, price) if first < len(self.labels) // 2 else 1.0
+        is_large = first < len(self.labels) // 2
+        start = self._some(first).alpha_at(rule, price) if is_large else 1.0
 
         def cost(alpha: float) -> float:
             log_probs = torch.log_softmax(self.log_lik(rule, alpha), dim=-1)
             return metrics.nll(log_probs, self.labels) - self.nll
 
-        return largest_at_price(cost, price, start)
+        return largest_at_price(cost, price, start, CLOSE if is_large else FACTOR)
 
     def temperature_at(self, price: float) -> float:
         """Return the largest temperature, as a multiple of T, that costs at most the price."""
