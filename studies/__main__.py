@@ -74,6 +74,10 @@ def in_one_go() -> dict[str, Stored]:
             "Calibration under corruptions by the protocol of IF-COMP: median and quartiles.",
             "studies.if_comp",
         ),
+        "linearised": Stored(
+            "Posteriors over all layers: the linearised network against the network itself.",
+            "studies.linearised",
+        ),
     }
 
 

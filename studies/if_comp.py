@@ -132,8 +132,10 @@ def predictors(
     return found
 
 
-def largest(family: Callable[[float], Predictor], held_out: Labelled, limit: float) -> float:
-    """Return the knob at which the held-out NLL exceeds a limit.
+def largest(
+    family: Callable[[float], Predictor], held_out: Labelled, limit: float, exact: float = EXACT
+) -> float:
+    """Return the knob at which the held-out NLL exceeds a limit; `exact` is of its logarithm.
 
     `tuning.within_price` refuses IF-COMP: for a large c its first-order estimate is not cautious
     but confident in unlikely labels.
@@ -145,7 +147,7 @@ def largest(family: Callable[[float], Predictor], held_out: Labelled, limit: flo
         except UnsolvedError:
             return math.inf
 
-    return Search(nll, limit).largest(limit, EXACT)
+    return Search(nll, limit).largest(limit, exact)
 
 
 def measured(study: IfCompStudy, name: str, out: Path, store: Store) -> list[Scored]:

@@ -23,6 +23,7 @@ THEORY = "theory/results.csv"
 FIDELITY = "fidelity/metrics.csv"
 LABEL_NOISE = "label-noise/metrics.csv"
 IF_COMP_STUDY = "if-comp/metrics.csv"
+LINEARISED = "linearised/metrics.csv"
 
 PRICE = 0.01
 TEMPERATURE, EQUAL = "temperature", "temperature of equal price"
@@ -302,6 +303,20 @@ def if_comp() -> str:
     return markdown(["severity 5", *head], lines)
 
 
+def linearised() -> str:
+    """Scores of posteriors over all layers on rotated images, at equal price upright."""
+    every = [row for row in read(LINEARISED) if row["angle"] != "0"]
+    posteriors = list(dict.fromkeys(row["posterior"] for row in every))
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in every):
+        cells = [method]
+        for posterior in posteriors:
+            own = [r for r in every if (r["posterior"], r["method"]) == (posterior, method)]
+            cells.append(" / ".join(f"{mean(own, s):.3f}" for s in ("ece", "nll", "brier")))
+        lines.append(cells)
+    return markdown(["ECE / NLL / Brier", *posteriors], lines)
+
+
 LIBRARIES = "laplace-torch/libraries.csv"
 STRUCTURES = {"diag": "diagonal", "kron": "Kronecker"}
 
@@ -389,6 +404,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fidelity": fidelity,
     "label-noise": label_noise,
     "if-comp": if_comp,
+    "linearised": linearised,
     "laplace-libraries": laplace_libraries,
     "laplace-agreement": laplace_agreement,
     "commands": commands,

@@ -308,6 +308,7 @@ STUDIES = (
     Study("fidelity", (MNIST,), "and scikit-learn's digits"),
     Study("label-noise", (MNIST, CIFAR10), "needs weights for cifar10"),
     Study("if-comp", (CIFAR10, CIFAR10_C, FROST), "no cifar10-c: makes it; needs weights"),
+    Study("linearised", (MNIST,), "needs mnist"),
     Study(
         "decisions",
         (MNIST, CIFAR10, CIFAR10_C, FROST, STREAMS),
