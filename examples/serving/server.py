@@ -101,8 +101,8 @@ class Predictor(Served):
 
     def predict(self, x: np.ndarray) -> list[Answer]:
         """Return labels, confidences, regrets, and whether to abstain."""
-        solution = self.predictor.solve(torch.from_numpy(x))
-        return answers(solution.log_probs.numpy(), solution.regret.numpy(), self.limit)
+        answer = self.predictor(torch.from_numpy(x))
+        return answers(answer.log_probs.numpy(), answer.regret.numpy(), self.limit)
 
 
 @final

@@ -66,7 +66,7 @@ class CalibratedModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probabilities, the regret log C(x), and the atypicality m(x)."""
         if len(args) == 1 and isinstance(args[0], Mapping):  # as `Calibrated` takes it
-            args, kwargs = (), dict(args[0])
+            kwargs, args = dict(args[0]), ()
         self._kept.features = {}
         logits = self._get_logits(self.network(*args, **kwargs))
         logits = logits.unsqueeze(1) if logits.ndim == 1 else logits
