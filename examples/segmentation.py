@@ -24,6 +24,7 @@ from torch.nn import functional
 
 import acnml
 from acnml import metrics
+from acnml.calibration import Answer
 
 SIZE, CLASSES = 48, 11  # the last class is the background
 SHIFTS = ("none", "checkerboard", "noise", "contrast")
@@ -84,8 +85,8 @@ def _texture(random: np.random.Generator, shift: str) -> np.ndarray:
     """Return stripes of any direction and width, or squares."""
     y, x = np.mgrid[:SIZE, :SIZE]
     if shift == "checkerboard":
-        width = random.integers(2, 6)
-        return 0.7 * ((x // width + y // width) % 2)
+        side = int(random.integers(2, 6))
+        return 0.7 * ((x // side + y // side) % 2)
     angle, width = random.uniform(0, np.pi), random.uniform(3, 8)
     wave = np.sin((x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi / width)
     return 0.25 + 0.2 * wave + 0.05 * random.normal(size=x.shape)
@@ -113,7 +114,7 @@ def answers(calibrated: acnml.Calibrated, images: Tensor) -> dict[str, Tensor]:
         if row.alpha is None:
             found[row.method] = torch.log_softmax(logits / row.temperature, dim=1)
         else:
-            own = replace(core, rule=row.method, alpha=row.alpha)
+            own = replace(core, rule=row.method, alpha=row.alpha)  # type: ignore[arg-type]
             found[row.method] = own.log_probs(logits, features)
     return found
 
@@ -144,7 +145,7 @@ def main(folder: Path, images: int = 300, epochs: int = 15, tested: int = 50) ->
     draw(shown, folder / "picture.png")
 
 
-def draw(shown: dict[str, tuple[Tensor, acnml.Answer]], path: Path) -> None:
+def draw(shown: dict[str, tuple[Tensor, Answer]], path: Path) -> None:
     """Draw image, prediction, confidence and regret of one input for every shift."""
     mpl.use("agg")
     import matplotlib.pyplot as plt
