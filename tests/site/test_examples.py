@@ -59,7 +59,8 @@ def test_names_of_submodules_have_an_example(module):
     try:
         imported = importlib.import_module(f"acnml.{module}")
     except ImportError as error:
-        assert error.name != f"acnml.{module}"
+        if error.name == f"acnml.{module}":
+            raise
         pytest.skip(str(error))
     for name in own_names(imported):
         check(getattr(imported, name))
