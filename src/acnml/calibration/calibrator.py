@@ -409,8 +409,9 @@ def _chosen(
 ) -> Calibrator:
     """Choose α, and write down what it was chosen from."""
     rows, log_liks = list[CalibrationRow](), dict[str, Tensor]()
+    own = data.alpha_at(rule, price)
     for each in RULES:
-        alpha = data.alpha_at(each, price)
+        alpha = own if each == rule else data.alpha_of_rival(each, rule, own, price)
         log_liks[each] = data.log_lik(each, alpha)
         rows.append(row(each, temperature, log_liks[each], data.labels, alpha))
     chosen = next(each for each in rows if each.method == rule)
