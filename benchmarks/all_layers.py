@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -33,14 +34,14 @@ def rows_of(name: str, subject: Subject, rounds: int) -> list[dict[str, object]]
         q = subject.posteriors[key]
         linear, bma = Acnml(classifier, q, alpha=0.1), Bma(classifier, q, samples=30)
         network = Acnml(classifier, q, Linearised("network"), 0.1, "ignore")
-        runs[f"{key}: linearised network"] = lambda p=linear: p(x)
-        runs[f"{key}: network itself, no steps"] = lambda p=network: p(x)
+        runs[f"{key}: linearised network"] = partial(linear, x)
+        runs[f"{key}: network itself, no steps"] = partial(network, x)
         if key == "diagonal":
-            runs[f"{key}: BMA, 30 samples"] = lambda p=bma: p(x)
-            runs[f"{key}: {SEARCH}"] = lambda p=linear: searched(p, x)
+            runs[f"{key}: BMA, 30 samples"] = partial(bma, x)
+            runs[f"{key}: {SEARCH}"] = partial(searched, linear, x)
             if name == "mlp":
                 steps = Acnml(classifier, q, Gradient(5, 0.5), 0.1, "ignore")
-                runs[f"{key}: five exact steps"] = lambda p=steps: p(x)
+                runs[f"{key}: five exact steps"] = partial(steps, x)
     with torch.no_grad():
         peaks = {method: peak(run) / 1e6 for method, run in runs.items()}  # and a warm-up
         times = fastest(runs, rounds)

@@ -421,6 +421,23 @@ def test_the_search_finds_the_largest_knob_at_a_price(start):
     assert largest_at_price(lambda knob: 0.0, 0.02) == LARGEST
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_many_data_meet_the_price_exactly_and_rivals_nearly(rule, monkeypatch):
+    monkeypatch.setattr("acnml.calibration.validation.SEARCHED", 2000)
+    labels = torch.randint(5, (3000,), generator=torch.Generator().manual_seed(0))
+    features = normal(3000, 6).float()
+    features[torch.arange(3000), labels] += 1.5
+    validation = (3 * features[1500:, :5], features[1500:], labels[1500:])
+    found = fit_calibrator((features[:1500], labels[:1500]), validation, price=0.02, rule=rule)
+    rows = {row.method: row for row in found.table}
+    for name in (*RULES, "temperature of equal price"):
+        spent = rows[name].nll - rows["temperature"].nll
+        if name == rule or name != "acnml":
+            assert 0.99 * 0.02 <= spent <= 0.02 + 1e-9
+        else:
+            assert spent == pytest.approx(0.02, rel=0.3)
+
+
 # What it refuses, and what it warns of -----------------------------------------------------------
 
 

@@ -57,7 +57,8 @@ def calibrated_text():
         ids, mask = torch.randint(0, 50, (900, 7)), torch.ones(900, 7, dtype=torch.long)
         mask[:, 5:] = torch.randint(0, 2, (900, 2))
         x = {"input_ids": ids, "attention_mask": mask}
-        labels = (3 * model(**x).detach() + torch.randn(900, 3)).argmax(-1)
+        model.head.weight.data *= 10
+        labels = (model(**x).detach() + torch.randn(900, 3)).argmax(-1)
     parts = [{name: tensor[s] for name, tensor in x.items()} for s in (slice(400), slice(400, 900))]
     found = acnml.calibrate(
         model, (parts[0], labels[:400]), (parts[1], labels[400:]), price=0.05, temperature=1.0

@@ -23,7 +23,8 @@ def test_every_case_is_equal_refused_or_flagged(kind):
     ]
     assert not wrong, "\n".join(wrong)
     ends = {result.end for result in results.values()}
-    assert {"equal", "refused"} <= ends  # it tries both
+    assert "equal" in ends
+    assert len(ends) > 1  # it also tries what cannot be answered
 
 
 def test_a_case_is_the_same_whenever_it_is_run():

@@ -66,8 +66,8 @@ def test_one_problem_serves_every_alpha(case, name):
 def test_a_search_over_alpha_takes_one_jacobian(monkeypatch):
     from acnml._engine.rows import Rows
 
-    calls, tangent_of = [], Rows.tangent_of
-    monkeypatch.setattr(Rows, "tangent_of", lambda *a: calls.append(1) or tangent_of(*a))
+    calls, kernel = [], Rows.kernel
+    monkeypatch.setattr(Rows, "kernel", lambda *a: calls.append(1) or kernel(*a))
     model, x = MLP.model(), MLP.x(40)
     predict = Acnml(Classifier(model), diagonal(model))
     choice = acnml.tuning.alpha_by_nll(predict, [(x, torch.arange(40) % 3)])

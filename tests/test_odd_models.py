@@ -163,7 +163,7 @@ def test_a_shared_weight_is_left_out_of_kfac_by_default():
 def test_a_clamp_behind_the_last_layer_is_not_linear():
     model = nn.Sequential(nn.Linear(4, 3), nn.Hardtanh(-1, 1)).double()
     wide = diagonal(model).scaled(60.0)
-    log_lik = Linearised()(Classifier(model), wide, normal(2, 4)).log_lik
+    log_lik = Linearised("network")(Classifier(model), wide, normal(2, 4)).log_lik
     best = torch.tensor([1.0, -1.0, -1.0]).double().log_softmax(-1)[0]  # all that the clamp allows
     assert (log_lik <= best + 1e-12).all()
 
@@ -175,8 +175,7 @@ def test_subclasses_that_compute_something_else_are_refused_whatever_the_input()
 
     model = Squared(4, 3).double()
     with pytest.raises(ValueError, match=r"layer '' \(Squared\)"):
-        Linearised()(Classifier(model), diagonal(model), torch.zeros(1, 4).double())
-    assert isinstance(Acnml(Classifier(model), diagonal(model)).solver, Reference)
+        Linearised("network")(Classifier(model), diagonal(model), torch.zeros(1, 4).double())
 
 
 def test_layers_that_are_not_called_are_left_out_of_kfac():

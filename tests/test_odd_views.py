@@ -65,13 +65,9 @@ def test_works_in_any_gradient_mode(mode):
         acnml.fit_swag(classifier, [(x, y)], epochs=2, learning_rate=0.5)
 
 
-def test_a_model_made_in_inference_mode_is_refused_with_a_remedy():
+def test_a_copy_of_a_model_made_in_inference_mode_can_be_used():
     with torch.inference_mode():
         model = CONV.model()
-    with pytest.raises(
-        ValueError, match=r"'stem.weight' was created in .* pass copy.deepcopy\(model"
-    ):
-        Classifier(model)
     data = [(CONV.x(), torch.tensor([0, 1, 2]))]
     actual = acnml.fit_laplace(copy.deepcopy(model), data, structure="diag").var
     expected = acnml.fit_laplace(CONV.model(), data, structure="diag").var

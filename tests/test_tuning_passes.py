@@ -27,7 +27,7 @@ class Counting(nn.Module):
     def __deepcopy__(self, memo):
         copy = Counting().double()
         copy.load_state_dict(self.state_dict())
-        copy.body, copy.head, copy.calls = self.body, self.head, self.calls
+        copy.calls = self.calls
         return copy
 
     def forward(self, x):

@@ -101,8 +101,8 @@ class Predictor(Served):
 
     def predict(self, x: np.ndarray) -> list[Answer]:
         """Return labels, confidences, regrets, and whether to abstain."""
-        solution = self.predictor.solve(torch.from_numpy(x))
-        return answers(solution.log_probs.numpy(), solution.regret.numpy(), self.limit)
+        answer = self.predictor(torch.from_numpy(x))
+        return answers(answer.log_probs.numpy(), answer.regret.numpy(), self.limit)
 
 
 @final
@@ -121,7 +121,7 @@ class Onnx(Served):
 
     def predict(self, x: np.ndarray) -> list[Answer]:
         """Return labels, confidences, regrets, and whether to abstain."""
-        log_probs, regret = self.session.run(None, {self.session.get_inputs()[0].name: x})
+        log_probs, regret, _ = self.session.run(None, {self.session.get_inputs()[0].name: x})
         return answers(log_probs, regret, self.limit)
 
 

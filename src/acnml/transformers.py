@@ -57,13 +57,13 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
         tokenizer: pads the batches.
         batch_size: number of texts per batch.
 
-    >>> import acnml.transformers, datasets, torch, transformers
+    >>> import acnml.transformers, datasets, torch, transformers, warnings
     >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
     >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     >>> config = transformers.BertConfig(**size, intermediate_size=16, vocab_size=8)
     >>> model = transformers.BertForSequenceClassification(config).eval()
-    >>> rows = {**tokenizer(["good film", "bad film"] * 40), "label": [1, 0] * 40}
+    >>> rows = {**tokenizer(["good film", "bad film", "good", "bad"] * 20), "label": [1, 0] * 40}
     >>> data = datasets.Dataset.from_dict(rows)
     >>> batch = next(iter(acnml.transformers.loader(data, model, tokenizer, batch_size=8)))
     >>> batch["input_ids"].shape, batch["labels"].shape
@@ -229,16 +229,17 @@ class TextClassifier:
         batch_size: number of texts per forward pass.
         max_length: tokens after which a text is cut; by default the tokenizer's own limit.
 
-    >>> import acnml.transformers, datasets, torch, transformers
+    >>> import acnml.transformers, datasets, torch, transformers, warnings
     >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
     >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     >>> config = transformers.BertConfig(**size, intermediate_size=16, vocab_size=8)
     >>> model = transformers.BertForSequenceClassification(config).eval()
-    >>> rows = {**tokenizer(["good film", "bad film"] * 40), "label": [1, 0] * 40}
+    >>> rows = {**tokenizer(["good film", "bad film", "good", "bad"] * 20), "label": [1, 0] * 40}
     >>> data = datasets.Dataset.from_dict(rows)
     >>> batches = acnml.transformers.loader(data, model, tokenizer)
     >>> held_out = list(batches)  # stands for other data
+    >>> warnings.simplefilter("ignore")  # the model is not trained, and calibrate says so
     >>> calibrated = acnml.calibrate(model, batches, held_out, price=0.5, temperature=1)
     >>> ask = acnml.transformers.TextClassifier(calibrated, tokenizer)
     >>> len(ask(["a good film", "bad"]))
@@ -353,16 +354,17 @@ def pipeline(
         batch_size: number of texts per forward pass.
         max_length: tokens after which a text is cut; by default the tokenizer's own limit.
 
-    >>> import acnml.transformers, datasets, torch, transformers
+    >>> import acnml.transformers, datasets, torch, transformers, warnings
     >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
     >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     >>> config = transformers.BertConfig(**size, intermediate_size=16, vocab_size=8)
     >>> model = transformers.BertForSequenceClassification(config).eval()
-    >>> rows = {**tokenizer(["good film", "bad film"] * 40), "label": [1, 0] * 40}
+    >>> rows = {**tokenizer(["good film", "bad film", "good", "bad"] * 20), "label": [1, 0] * 40}
     >>> data = datasets.Dataset.from_dict(rows)
     >>> batches = acnml.transformers.loader(data, model, tokenizer)
     >>> held_out = list(batches)  # stands for other data
+    >>> warnings.simplefilter("ignore")  # the model is not trained, and calibrate says so
     >>> calibrated = acnml.calibrate(model, batches, held_out, price=0.5, temperature=1)
     >>> ask = acnml.transformers.pipeline(calibrated, tokenizer)
     >>> sorted(ask("a good film")[0])
@@ -392,16 +394,17 @@ def save_pretrained(
     `save_pretrained`, so everything else that reads the folder works as before. For a PEFT model
     these are the adapter and its head; the base model stays where it is.
 
-    >>> import acnml.transformers, datasets, torch, transformers
+    >>> import acnml.transformers, datasets, torch, transformers, warnings
     >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
     >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     >>> config = transformers.BertConfig(**size, intermediate_size=16, vocab_size=8)
     >>> model = transformers.BertForSequenceClassification(config).eval()
-    >>> rows = {**tokenizer(["good film", "bad film"] * 40), "label": [1, 0] * 40}
+    >>> rows = {**tokenizer(["good film", "bad film", "good", "bad"] * 20), "label": [1, 0] * 40}
     >>> data = datasets.Dataset.from_dict(rows)
     >>> batches = acnml.transformers.loader(data, model, tokenizer)
     >>> held_out = list(batches)  # stands for other data
+    >>> warnings.simplefilter("ignore")  # the model is not trained, and calibrate says so
     >>> calibrated = acnml.calibrate(model, batches, held_out, price=0.5, temperature=1)
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -441,16 +444,17 @@ def from_pretrained(
         options: for the `from_pretrained` of the model, for example `num_labels` for the base of a
             PEFT model.
 
-    >>> import acnml.transformers, datasets, torch, transformers
+    >>> import acnml.transformers, datasets, torch, transformers, warnings
     >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
     >>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
     >>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     >>> config = transformers.BertConfig(**size, intermediate_size=16, vocab_size=8)
     >>> model = transformers.BertForSequenceClassification(config).eval()
-    >>> rows = {**tokenizer(["good film", "bad film"] * 40), "label": [1, 0] * 40}
+    >>> rows = {**tokenizer(["good film", "bad film", "good", "bad"] * 20), "label": [1, 0] * 40}
     >>> data = datasets.Dataset.from_dict(rows)
     >>> batches = acnml.transformers.loader(data, model, tokenizer)
     >>> held_out = list(batches)  # stands for other data
+    >>> warnings.simplefilter("ignore")  # the model is not trained, and calibrate says so
     >>> calibrated = acnml.calibrate(model, batches, held_out, price=0.5, temperature=1)
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

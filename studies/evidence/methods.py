@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml import metrics
-from acnml.calibration.rules import LARGEST_SPREAD, closed_form, density_temperature
+from acnml.calibration.rules import MOST_SOLVED, closed_form, density_temperature
 from acnml.calibration.search import largest_at_price, least_nll_temperature
 from acnml.solve.isotropic import solve_isotropic
 from studies.evidence.settings import PRICE
@@ -78,7 +78,7 @@ Family: TypeAlias = Callable[[View, float], Tensor]
 
 def spread(view: View, knob: float, power: int = 2, form: str = BY_CLASS) -> Tensor:
     """Return v = knob · m^p (N,), in the precision of the logits."""
-    return (knob * view.scores[form] ** power).clamp(max=LARGEST_SPREAD).to(view.logits)
+    return (knob * view.scores[form] ** power).clamp(max=MOST_SOLVED).to(view.logits)
 
 
 def ours(rule: Callable[[Tensor, Tensor], Tensor], power: int = 2, form: str = BY_CLASS) -> Family:

@@ -42,11 +42,11 @@ def test_all_models_agree(folder):
     network, exact, fast = (answer(kind(folder), x) for kind in (Network, Predictor, Onnx))
     predictor = Predictor(folder)
     predictor.setup("cpu")
-    solution = predictor.predictor.solve(x)
-    confidence, label = solution.log_probs.exp().max(-1)
+    answers_of_all = predictor.predictor(x)
+    confidence, label = answers_of_all.probs.max(-1)
     for answers in (exact, fast):
         assert [one["label"] for one in answers] == label.tolist()
-        for name, expected in (("confidence", confidence), ("regret", solution.regret)):
+        for name, expected in (("confidence", confidence), ("regret", answers_of_all.regret)):
             found = [one[name] for one in answers]
             np.testing.assert_allclose(found, expected.numpy(), rtol=1e-3, atol=1e-4)
     assert [one["label"] for one in network] == predictor.predictor.classifier.logits(x).argmax(

@@ -314,20 +314,22 @@ def test_every_token_has_a_class(tokenizer):
     torch.manual_seed(0)
     model = transformers.BertForTokenClassification(transformers.BertConfig(**SIZE)).eval()
     with torch.no_grad():
-        model.classifier.weight.mul_(10)
+        model.classifier.weight.mul_(30)
+        some = tokenizer(texts(60, 0), padding=True, return_tensors="pt")
+        model.classifier.bias.sub_(model(**some).logits.mean((0, 1)))  # words of every class
 
     def tagged(count, seed):
         rows = tokenizer(texts(count, seed), return_token_type_ids=False)
         labels = []
         for ids in rows["input_ids"]:  # what the model finds likely, but for every fourth word
             logits = model(input_ids=torch.tensor([ids])).logits[0]
-            own = (logits.argmax(-1) + (torch.arange(len(ids)) % 4 == 1)) % 3
+            own = (logits.argmax(-1) + (torch.arange(len(ids)) % 4 == 3)) % 3
             labels.append([-100, *own[1:-1].tolist(), -100])
         return datasets.Dataset.from_dict({**rows, "labels": labels})
 
     batches = [loader(tagged(*part), model, tokenizer, 16) for part in ((60, 0), (80, 1))]
     assert next(iter(batches[0]))["labels"].shape == next(iter(batches[0]))["input_ids"].shape
-    found = acnml.calibrate(model, *batches, price=0.05, temperature=1.0)
+    found = acnml.calibrate(model, *batches, price=0.05)
     assert [str(place) for place in found.places] == ["input of 'classifier'"]
     rows = tokenizer(["good film", "so so so bad film"], padding=True, return_tensors="pt")
     answer = found(dict(rows))

@@ -93,7 +93,7 @@ def test_scores_are_those_of_the_predictors_that_calibrate_makes(findings):
     digits = demo.digits_of(study, seed=1)
     network = small_network(study.hidden, seed=1)
     train(network, digits.train, study.training, seed=1)
-    calibrated = acnml.calibrate(network, digits.train, digits.validation)
+    calibrated = acnml.calibrate(network, digits.train, digits.validation, rule="acnml")
     assert run.chosen.table == str(calibrated)
     assert run.chosen.alpha == calibrated.alpha
     assert calibrated.calibrator.price == PRICE  # which is in the names of the methods

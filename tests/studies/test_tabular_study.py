@@ -75,9 +75,9 @@ def test_the_temperature_of_equal_price_tempers_the_classifiers_own_probabilitie
     given = np.array([[0.7, 0.2, 0.1], [1.0, 0.0, 0.0]])
     acnml = SimpleNamespace(
         estimator_=SimpleNamespace(predict_proba=lambda _: given),
-        calibrated_=SimpleNamespace(temperature_of_equal_price=temperature),
+        calibrator_=SimpleNamespace(temperature_of_equal_price=temperature),
     )
-    powers = given ** (1 / temperature)
+    powers = np.maximum(given, tabular.LEAST_OF_TREES) ** (1 / temperature)
     expected = powers / powers.sum(1, keepdims=True)
     np.testing.assert_allclose(tabular.of_equal_price(acnml, None), expected, atol=1e-12)
 

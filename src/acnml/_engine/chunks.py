@@ -146,7 +146,7 @@ def row_chunks(
 def label_chunks(rows: Rows, n_labels: int) -> tuple[Tensor, ...]:
     """Return all labels, at most `n_labels` at a time."""
     logits = rows.start.logits
-    return torch.arange(logits.shape[-1], device=logits.device).split(n_labels)
+    return torch.arange(logits.shape[-1], device=logits.device).split(int(n_labels))
 
 
 def solved_at(rows: Rows, path: Path, labels: Tensor, with_residuals: bool) -> Solved:

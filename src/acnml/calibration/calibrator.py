@@ -20,7 +20,7 @@ from acnml._util.threads import one_thread
 from acnml.accuracy import accuracy_of
 from acnml.atypicality import Atypicality, Moments
 from acnml.calibration.heads import IGNORED, Head, Places, Softmax, Task, as_labels, find_head
-from acnml.calibration.rules import RULES, RuleName, spread
+from acnml.calibration.rules import RULES, RuleName, regret_of, spread
 from acnml.calibration.search import LARGEST, least_nll_temperature
 from acnml.calibration.table import (
     EQUAL_PRICE,
@@ -165,7 +165,7 @@ class Calibrator:
         """Return the answers for places with logits (P, K) and scores (P,)."""
         log_lik = self._explained(flat, score)
         log_probs = torch.log_softmax(log_lik, dim=-1)
-        regret = torch.logsumexp(log_lik, dim=-1).clamp(min=0.0)
+        regret = regret_of(log_lik)
         confidence, limit = log_probs.amax(-1).exp(), self.threshold(share, by)
         is_sure = confidence >= limit * (1 - TIE) if by == "confidence" else regret <= limit + TIE
         # No rule changes the order of the classes, but a huge spread makes them all equal.
@@ -409,8 +409,9 @@ def _chosen(
 ) -> Calibrator:
     """Choose α, and write down what it was chosen from."""
     rows, log_liks = list[CalibrationRow](), dict[str, Tensor]()
+    own = data.alpha_at(rule, price)
     for each in RULES:
-        alpha = data.alpha_at(each, price)
+        alpha = own if each == rule else data.alpha_of_rival(each, rule, own, price)
         log_liks[each] = data.log_lik(each, alpha)
         rows.append(row(each, temperature, log_liks[each], data.labels, alpha))
     chosen = next(each for each in rows if each.method == rule)
@@ -436,7 +437,7 @@ def _chosen(
             label=data.labels,
             predicted=data.logits.argmax(-1),
             confidence=log_probs.amax(-1).exp(),
-            regret=torch.logsumexp(log_liks[rule], -1).clamp(min=0.0),
+            regret=regret_of(log_liks[rule]),
             score=data.score,
         ),
         on_error=on_error,

@@ -15,7 +15,7 @@ from acnml._util.batches import Inputs
 from acnml.atypicality import Atypicality
 from acnml.calibration.calibrator import Calibrator
 from acnml.calibration.heads import padding
-from acnml.calibration.rules import RULES, spread
+from acnml.calibration.rules import RULES, regret_of, spread
 from acnml.classifier import Classifier, run_hook, without_autocast
 from acnml.features import Folding, Kept, Place, joined, keepers
 
@@ -66,7 +66,7 @@ class CalibratedModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return log-probabilities, the regret log C(x), and the atypicality m(x)."""
         if len(args) == 1 and isinstance(args[0], Mapping):  # as `Calibrated` takes it
-            args, kwargs = (), dict(args[0])
+            kwargs, args = dict(args[0]), ()
         self._kept.features = {}
         logits = self._get_logits(self.network(*args, **kwargs))
         logits = logits.unsqueeze(1) if logits.ndim == 1 else logits
@@ -85,7 +85,7 @@ class CalibratedModule(nn.Module):
             log_lik = RULES[self._rule](z, spread(self.alpha, scores))
             fine = z.isfinite().all(-1) & scores.isfinite()
             log_lik = log_lik.where(fine.unsqueeze(-1), torch.nan)
-            rows = torch.log_softmax(log_lik, -1), torch.logsumexp(log_lik, -1).clamp(min=0.0)
+            rows = torch.log_softmax(log_lik, -1), regret_of(log_lik)
             log_probs, regret = (head.per_place(each, flat.shape[1]) for each in rows)
             m = m.where(flat.isfinite().all(-1) & m.isfinite(), torch.nan)
             log_probs, regret, m = (head.laid_out(e, logits.shape) for e in (log_probs, regret, m))

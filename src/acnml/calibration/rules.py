@@ -18,6 +18,7 @@ log softmax(z). A larger spread is never surer, and no rule changes the order of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias, get_args
 
@@ -32,8 +33,11 @@ RuleName: TypeAlias = Literal["closed-form", "acnml", "density-temperature"]
 # The power of the score in the spread.
 POWER = 2
 
-# A larger spread counts as this one: predictions are uniform then.
-LARGEST_SPREAD = 1e6
+# A larger spread counts as this one, so that it stays finite.
+LARGEST_SPREAD = 1e30
+
+# ACNML is solved for spreads up to this one.
+MOST_SOLVED = 1e6
 
 
 def spread(alpha: float | Tensor, score: Tensor) -> Tensor:
@@ -43,9 +47,18 @@ def spread(alpha: float | Tensor, score: Tensor) -> Tensor:
 
 def acnml(logits: Tensor, var: Tensor) -> Tensor:
     """Return log p_θ̂_y(y|x) (B, K) for V = vI."""
+    # Beyond what is solved, predictions depend on logits / v alone, nearly: both are scaled down.
+    # With v alone cut, the logits of huge inputs would win in the end.
+    excess = (var / MOST_SOLVED).clamp(min=1)
+    logits, var = logits / excess.unsqueeze(-1), var / excess
     if logits.shape[1] == 2:
         return solve_sigmoid(logits[:, 1] - logits[:, 0], 2 * var)
     return solve_isotropic(logits, var)
+
+
+def regret_of(log_lik: Tensor) -> Tensor:
+    """Return log C(x) (B,) from log p_θ̂_y(y|x) (B, K), without what rounding adds to its limits."""
+    return torch.logsumexp(log_lik, dim=-1).clamp(0.0, math.log(log_lik.shape[-1]))
 
 
 def closed_form(logits: Tensor, var: Tensor) -> Tensor:

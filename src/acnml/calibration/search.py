@@ -17,6 +17,12 @@ SMALLEST, LARGEST = 1e-9, 1e9
 # The price is met within this share of it, or after so many steps.
 TOLERANCE, STEPS = 0.005, 40
 
+# Newton's steps for a temperature at most, and the last of them: its square is below rounding.
+STEPS_OF_NEWTON, PRECISION = 100, 1e-9
+
+# Numbers of a table that are computed with at a time.
+CELLS = 2**16
+
 # Steps of the search for two knobs on both sides of the price.
 FACTOR = 8.0
 
@@ -26,7 +32,7 @@ def least_nll_temperature(logits: Tensor, labels: Tensor) -> float:
     """Return the T with the least NLL of softmax(z / T) for logits (N, K) and classes (N,).
 
     The NLL is convex in 1/T. Its derivative there is the mean of z_y - Σ_k p_k z_k, whose root is
-    found by bisection.
+    found by Newton's steps, or by halves of an interval where these lead out of it.
     """
     z = logits.double() - logits.double().amax(-1, keepdim=True)
     of_label = z.gather(1, labels.unsqueeze(1)).squeeze(1)
@@ -40,18 +46,34 @@ def least_nll_temperature(logits: Tensor, labels: Tensor) -> float:
             "the labels are no more probable than other classes: check that they belong to the "
             "inputs, and that the classes are in the order of the network's outputs"
         )
-    gain = of_label.mean()
+    low, high, at = math.log(SMALLEST), math.log(LARGEST), 0.0
+    for _ in range(STEPS_OF_NEWTON):
+        excess, slope = _excess(z, of_label, math.exp(at))
+        # Positive below the optimum: predictions are then too sure of the likeliest class.
+        low, high = (at, high) if excess > 0 else (low, at)
+        step = excess / slope if slope > 0 else math.inf
+        if min(abs(step), high - low) <= PRECISION:
+            break
+        at = at + step if low < at + step < high else (low + high) / 2
+    return math.exp(at)
 
-    def excess(log_temperature: float) -> float:
-        probs = torch.softmax(z / math.exp(log_temperature), dim=-1)
-        return float((probs * z).sum(-1).mean() - gain)
 
-    # Positive below the optimum: predictions are then too sure of the likeliest class.
-    low, high = math.log(SMALLEST), math.log(LARGEST)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-    return math.exp((low + high) / 2)
+def _excess(z: Tensor, of_label: Tensor, temperature: float) -> tuple[float, float]:
+    """Return the mean of Σ_k p_k z_k - z_y, and how fast it falls with log T."""
+    excess = slope = 0.0
+    rows = rows_in_cache(z)
+    for part, own in zip(z.split(rows), of_label.split(rows), strict=True):
+        probs = torch.softmax(part / temperature, dim=-1)
+        weighted = probs * part
+        mean = weighted.sum(-1)
+        excess += float((mean - own).sum())
+        slope += float((weighted.mul_(part).sum(-1) - mean.square()).sum()) / temperature
+    return excess / len(z), slope / len(z)
+
+
+def rows_in_cache(table: Tensor) -> int:
+    """Return how many rows of a table (N, K) are computed with at a time: new memory is slow."""
+    return max(1, CELLS // table.shape[1])
 
 
 def largest_at_price(
@@ -62,7 +84,7 @@ def largest_at_price(
     Args:
         cost: of a knob, in nats. It may fall below 0 at first, but rises in the end.
         price: what the knob may cost.
-        start: where the search begins.
+        start: where the search begins; it ends there if the price is met.
         factor: of its first steps; a small one if the start is close.
     """
     low, high = _bracket(cost, price, start, factor)
@@ -93,6 +115,8 @@ def _bracket(
 ) -> tuple[_Tried, _Tried]:
     """Return knobs that cost at most the price, and more; the second is infinite if none does."""
     tried = _Tried.of(cost, start)
+    if (1 - TOLERANCE) * price <= tried.cost <= price:
+        return tried, tried
     if tried.cost > price:
         high = tried
         while tried.cost > price and tried.knob > SMALLEST:

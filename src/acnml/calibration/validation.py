@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import final
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from acnml import metrics
 from acnml._util.callers import callers_level
 from acnml.calibration.rules import RULES, spread
-from acnml.calibration.search import FACTOR, largest_at_price
+from acnml.calibration.search import FACTOR, largest_at_price, rows_in_cache
 from acnml.calibration.table import CalibrationRow
 
 # Fewer data than this say too little about an NLL to choose anything by it.
@@ -27,7 +28,10 @@ UNEXPLAINED = 0.98
 EXTREME = 100
 
 # The search begins on so many logits, before all data are used.
-SEARCHED = 2**19
+SEARCHED = 2**17
+
+# A rule that solves equations. As a rival of the chosen one, it is searched on some of many data.
+SOLVED = "acnml"
 
 # First steps from the knob that some of the data have chosen.
 CLOSE = 1.2
@@ -65,28 +69,69 @@ class Validation:
         """Return how well every label is explained (N, K)."""
         return RULES[rule](self.logits, spread(alpha, self.score)).double()
 
-    def alpha_at(self, rule: str, price: float) -> float:
+    def added_nll(self, rule: str, alpha: float) -> float:
+        """Return by how much the NLL of a rule is above that of T."""
+
+        def nll(_: Tensor, log_probs: Tensor, labels: Tensor) -> Tensor:
+            return -log_probs.gather(1, labels.unsqueeze(1)).sum()
+
+        return self._mean(nll, rule, alpha) - self.nll
+
+    def divergence(self, rule: str, alpha: float) -> float:
+        """Return the mean Kullback-Leibler divergence of a rule from softmax(z / T).
+
+        That is the NLL which it would add, if these probabilities were those of the labels.
+        """
+
+        def added(logits: Tensor, log_probs: Tensor, _: Tensor) -> Tensor:
+            plain = torch.log_softmax(logits.double(), -1)
+            return (plain.exp() * (plain - log_probs)).sum()
+
+        return self._mean(added, rule, alpha)
+
+    def _mean(self, total: Callable[..., Tensor], rule: str, alpha: float) -> float:
+        """Return the mean of a function of logits, a rule's log-probabilities, and labels."""
+        rows, found = rows_in_cache(self.logits), 0.0
+        parts = (each.split(rows) for each in (self.logits, self.score, self.labels))
+        for logits, score, labels in zip(*parts, strict=True):
+            log_lik = RULES[rule](logits, spread(alpha, score)).double()
+            found += float(total(logits, torch.log_softmax(log_lik, -1), labels))
+        return found / len(self.labels)
+
+    def alpha_at(self, rule: str, price: float, start: float = 1.0) -> float:
         """Return the largest α, nearly, whose NLL is at most `price` above that of T."""
-        first = max(LEAST_DATA, SEARCHED // self.logits.shape[1])
-        is_large = first < len(self.labels) // 2
-        start = self._some(first).alpha_at(rule, price) if is_large else 1.0
+        some, factor = self._some, FACTOR
+        if some is not None:
+            start, factor = some.alpha_at(rule, price, start), CLOSE
+        return largest_at_price(partial(self.added_nll, rule), price, start, factor)
 
-        def cost(alpha: float) -> float:
-            log_probs = torch.log_softmax(self.log_lik(rule, alpha), dim=-1)
-            return metrics.nll(log_probs, self.labels) - self.nll
+    def alpha_of_rival(self, rival: str, rule: str, alpha: float, price: float) -> float:
+        """Return the α at which a rival costs as much as a rule, nearly.
 
-        return largest_at_price(cost, price, start, CLOSE if is_large else FACTOR)
+        With many data, a rival that solves equations is brought as far from softmax(z / T) as the
+        rule is, on some of the data: its cost is then close to the price, and stated in the table.
+        """
+        some = self._some
+        if some is None or rival != SOLVED:
+            return self.alpha_at(rival, price)
+        divergence = partial(some.divergence, rival)
+        return largest_at_price(divergence, some.divergence(rule, alpha), alpha)
 
     def temperature_at(self, price: float) -> float:
         """Return the largest temperature, as a multiple of T, that costs at most the price."""
+        if price <= 0:
+            return 1.0
+        some, rule = self._some, "density-temperature"
+        plain = replace(self, score=torch.ones_like(self.score))
+        start, factor = (1.0, FACTOR) if some is None else (some.temperature_at(price) - 1, CLOSE)
+        return 1 + largest_at_price(partial(plain.added_nll, rule), price, start, factor)
 
-        def cost(excess: float) -> float:
-            return metrics.nll(self.tempered(1 + excess), self.labels) - self.nll
-
-        return 1 + (largest_at_price(cost, price) if price > 0 else 0.0)
-
-    def _some(self, count: int) -> Validation:
-        """Return some of the data, drawn at random."""
+    @cached_property
+    def _some(self) -> Validation | None:
+        """Some of the data, drawn at random; None if there are not many."""
+        count = max(LEAST_DATA, SEARCHED // self.logits.shape[1])
+        if count >= len(self.labels) // 2:
+            return None
         generator = torch.Generator("cpu").manual_seed(0)
         rows = torch.randperm(len(self.labels), generator=generator, device="cpu")[:count]
         parts = self.logits, self.score, self.labels, self.inputs
