@@ -48,9 +48,9 @@ RATE, DECAY = 0.05, 5e-4  # of SGD
 FASTER = 0.01  # than the means, the log-variances of Bayes by Backprop
 
 READING = (
-    "Means ± standard deviations over seeds; rotated means all angles but 0. In brackets is the "
-    "difference to the linearised network with its 95 % interval: above 0, the linearised network "
-    "is better. The knobs, in metrics.csv, are α, a temperature less 1, and for BMA a scale of Σ."
+    "Means over seeds; rotated means all angles but 0. In brackets is the difference to the "
+    "linearised network with its 95 % interval over seeds and angles: above 0, the linearised "
+    "network is better. Knobs in metrics.csv are α, a temperature less 1, and a scale of Σ for BMA."
 )
 
 
@@ -176,12 +176,16 @@ def by_seed(
 
 
 def gap(rows: Sequence[Scored], posterior: str, method: str, score: str) -> tuple[float, float]:
-    """Return how much higher the linearised network's score is: mean and half a 95 % interval."""
-    ours, its = (by_seed(rows, posterior, m, score) for m in (LINEARISED, method))
-    apart = [a - b for a, b in zip(ours, its, strict=True)]
+    """Return how much higher the linearised network's score is: mean and half a 95 % interval.
+
+    Pairs are of one seed and angle. Those of a seed share the network and the digits.
+    """
+    rotated = [row for row in select(rows, posterior=posterior) if row.angle]
+    pairs = zip(select(rotated, method=LINEARISED), select(rotated, method=method), strict=True)
+    apart = [getattr(ours, score) - getattr(its, score) for ours, its in pairs]
     middle, std = mean_std(apart)
     if len(apart) == 1:
-        return middle, math.inf  # one seed has no interval
+        return middle, math.inf
     return middle, float(student.ppf(0.975, len(apart) - 1)) * std / math.sqrt(len(apart))
 
 
