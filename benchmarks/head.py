@@ -7,7 +7,7 @@ several rounds counts.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -211,14 +211,3 @@ def exported(network: nn.Module, images: Tensor) -> list[Row]:
 
 def _row(case: str, value: float, unit: str, target: str) -> Row:
     return {"case": case, "value": value, "unit": unit, "target": target}
-
-
-def head_table(results: Mapping[str, Sequence[Row]]) -> str:
-    """Return the table of the page from the saved results."""
-    rows = results["last layer"]
-    lines = ["| case | measured | unit | target |", "|---|---:|---|---:|"]
-    units = {"passes": "forward passes", "ms": "ms per input"}
-    lines += [
-        f"| {r['case']} | {r['value']:.3g} | {units[r['unit']]} | {r['target']} |" for r in rows
-    ]
-    return "\n".join(lines)

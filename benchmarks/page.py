@@ -87,16 +87,6 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def growth_table(results: Results) -> str:
-    """Return forward passes by measurement and by arithmetic, for everything that may grow."""
-    lines = ["| grows | value | measured | arithmetic | ratio |", "|---|---:|---:|---:|---:|"]
-    for row in results["growth"]:
-        measured, predicted = row["forwards"], row["predicted"]
-        cells = _number(measured), _number(predicted), f"{measured / predicted:.2f}"
-        lines.append(f"| {row['axis']} | {row['value']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def growth(results: Results) -> Figure:
     """Draw forward passes against everything that may grow, measured and by arithmetic."""
     names = list(dict.fromkeys(row["axis"] for row in results["growth"]))

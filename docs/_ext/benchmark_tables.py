@@ -120,10 +120,8 @@ def history() -> str:
 TABLES: dict[str, Table] = {
     "product": made_by("product", "product_table", "results.json"),
     "all-layers": all_layers,
-    "last-layer": made_by("head", "head_table", "results.json"),
     "costs": made_by("page", "cost_table", "results.json"),
     "gaps": made_by("page", "gap_table", "results.json"),
-    "growth": made_by("page", "growth_table", "results.json"),
     "million-inputs": made_by("costs", "network_table", "results.json"),
     "million-by-classes": made_by("costs", "class_table", "results.json"),
     "scoring": made_by("costs", "scoring_table", "scoring.json"),

@@ -1,7 +1,7 @@
 """The gallery: examples of `examples/gallery` are run, and become pages with picture and notebook.
 
 A source file has a docstring (title, text) and code that ends with a figure. The build runs it,
-unless the same source has been run before, and writes `docs/gallery/<name>.md`, `.png` and
+unless it has been run before with the same library, and writes `docs/gallery/<name>.md`, `.png` and
 `.ipynb`. A warning or an error of an example fails the build.
 """
 
@@ -22,6 +22,7 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "examples" / "gallery"
 PAGES = ROOT / "docs" / "gallery"
+LIBRARY = ROOT / "src" / "acnml"
 MARKER = "<!-- gallery -->"  # where the index has its pictures
 
 # In this order on the page; a file that is not named comes last.
@@ -61,8 +62,9 @@ class Example:
 
     @property
     def digest(self) -> str:
-        """What decides the picture."""
-        return hashlib.sha256(self.code.encode()).hexdigest()
+        """What decides the picture: the example and the library."""
+        library = (path.read_bytes() for path in sorted(LIBRARY.rglob("*.py")))
+        return hashlib.sha256(self.code.encode() + b"".join(library)).hexdigest()
 
     def notebook(self) -> dict[str, Any]:
         """Return the example as a Jupyter notebook."""

@@ -378,12 +378,6 @@ def gap(solver: str, subject: str, *posteriors: str) -> list[float]:
     return [rows[posterior]["gap"][solver] for posterior in posteriors]
 
 
-def last_layer(case: str) -> list[float]:
-    """`last-layer "fit, 10 classes, 512 images"`: forward passes or milliseconds of a case."""
-    (row,) = [row for row in measured("results.json")["last layer"] if row["case"] == case]
-    return [float(row["value"])]
-
-
 def linearising() -> list[float]:
     """`linearising`: the time of the paper's steps on rotated MNIST, in times of linearising."""
     rows = read("rotated-mnist/timings.csv")
@@ -490,7 +484,6 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "paper": paper,
     "faster": faster,
     "gap": gap,
-    "last-layer": last_layer,
     "linearising": linearising,
     "ratio": ratio,
     "benchmark": benchmark,

@@ -39,11 +39,11 @@ MEANING = {
     BMA: "Bayesian model averaging: the mean prediction of {samples} networks whose last layers "
     "are drawn from the Laplace posterior of the tempered network. Its covariance is scaled to "
     "cost {price:g} nats as well.",
-    ACNML: "what acnml.calibrate returns. It asks for each of the ten labels how probable the "
-    "network could make this label without losing its fit to the training data. The less a digit’s "
-    "features resemble those of the training digits, the more the network may change for it. If "
-    "several labels can be explained well, none of them gets a high probability. The weight alpha "
-    "is the largest that costs {price:g} nats.",
+    ACNML: "what acnml.calibrate returns for rule='acnml'. It asks for each of the ten labels how "
+    "probable the network could make this label without losing its fit to the training data. The "
+    "less a digit’s features resemble those of the training digits, the more the network may "
+    "change for it. If several labels can be explained well, none of them gets a high "
+    "probability. The weight alpha is the largest that costs {price:g} nats.",
 }
 SCORES = {
     "price": "NLL on upright validation digits, above that of the best temperature, in nats.",

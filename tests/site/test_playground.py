@@ -145,7 +145,10 @@ def test_turning_a_seven_lowers_the_confidence_of_acnml_more_than_the_networks(s
     }
     for method in ("closed", "acnml"):
         assert drops[method].mean() > drops["network"].mean()
-    assert all(at["regret"] > seen["seven"]["regret"] for at in seen["turned"])
+    # At one angle the seven is a digit as good as before, and then so is the answer.
+    regrets = np.array([at["regret"] for at in seen["turned"]])
+    assert regrets.min() >= seen["seven"]["regret"]
+    assert np.median(regrets) > seen["seven"]["regret"] + 0.1
 
 
 @in_browser

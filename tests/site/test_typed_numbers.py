@@ -15,11 +15,7 @@ ANYWHERE = "3.10 3.11 3.1 3.2 0.01 0.003 0.03 0.1 0.3"
 # Settings, definitions and examples of one page.
 SETTINGS = {
     "cifar10-c.md": "0.25 0.5 0.05",
-    "corruptions.md": """
-        2.9 0.25 0.5 1.5 0.05
-        0.02 0.04 0.06 0.07 0.08 0.09 0.10 0.12 0.15 0.16 0.2 0.4 0.45 0.6 0.65 0.7 0.75 0.8 0.85
-        0.9 0.95 1.06 1.11 1.16 1.21 1.26 1.75 2.5
-    """,
+    "corruptions.md": "2.9",
     "does-it-help.md": "0.2",
     "howto/conformal.md": "0.90 1.6",
     "howto/playground.md": "20.19 22.12",

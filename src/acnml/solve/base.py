@@ -40,7 +40,16 @@ class Solver(Protocol):
 
 
 class LogitSolver(ABC):
-    """A solver that needs only the `Problem` of an input: its logits and their covariance."""
+    """A solver that needs only the `Problem` of an input: its logits and their covariance.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
+    >>> problem = acnml.Acnml(classifier, posterior).problem(torch.randn(5, 4))
+    >>> solver: acnml.solve.LogitSolver = acnml.Linearised()
+    >>> solver.of(problem).log_lik.shape
+    torch.Size([5, 3])
+    """
 
     memory: int | None = None
 
