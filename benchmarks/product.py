@@ -170,8 +170,7 @@ def thousand_classes() -> Iterator[Row]:
         file = Path(folder) / "calibrated.acnml"
         acnml.save(calibrated(network, images), file)
         taken = file.stat().st_size / 1e6
-    weights = sum(t.numel() * t.element_size() for t in network.state_dict().values()) / 1e6
-    yield _row("EfficientNet-lite0, file without its weights", taken - weights, "MB", "≤ 10")
+    yield _row("EfficientNet-lite0, saved file", taken, "MB", "≤ 10")
 
 
 def _row(case: str, value: float, unit: str, target: str) -> Row:

@@ -40,6 +40,18 @@ def test_stages_and_vectors_of_a_convolutional_network():
     )
 
 
+@pytest.mark.parametrize("padding", [nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d])
+def test_layers_that_pad_make_no_stage(padding):
+    layers = list(conv_net())
+    padded = nn.Sequential(*layers[:3], nn.Sequential(padding(2), nn.AvgPool2d(5, 1)), *layers[3:])
+    assert [place.module for place in places_of(padded, normal(4, 2, 8, 8))] == [
+        "1",
+        "6",
+        "9",
+        "11",
+    ]
+
+
 def test_hidden_layers_of_an_mlp_and_not_its_inputs():
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
     places = places_of(model, torch.randn(5, 4))

@@ -7,7 +7,7 @@
 import { observe } from "./browser.mjs";
 
 /** Pictures without content, and what sticks out of the page and cannot be scrolled to. */
-function look() {
+async function look() {
   const width = document.documentElement.clientWidth;
   const scrolls = (element) =>
     element.tagName !== "ARTICLE" &&
@@ -15,10 +15,14 @@ function look() {
   const outside = [...document.querySelectorAll("article *")].filter(
     (element) => element.getBoundingClientRect().right > width + 1 && !scrolls(element.parentElement),
   );
+  // Pictures of the gallery are loaded when they come into view.
+  const pictures = [...document.images];
+  for (const image of pictures) image.loading = "eager";
+  await Promise.all(pictures.map((image) => image.decode().catch(() => {})));
   return {
     scrollWidth: document.documentElement.scrollWidth - width,
     outside: outside.map((element) => `${element.tagName}: ${element.textContent.slice(0, 60)}`),
-    broken: [...document.images].filter((image) => image.naturalWidth === 0).map((image) => image.src),
+    broken: pictures.filter((image) => image.naturalWidth === 0).map((image) => image.src),
     title: document.querySelector("h1")?.textContent ?? "",
   };
 }

@@ -3,7 +3,8 @@
 Without the user naming modules, `find_places` runs one batch with hooks on all of them and takes
 
 - for every number of positions, such as 32×32, 16×16 and 8×8, the last tensor with so many of them:
-  the stages of a convolutional network, or the last hidden states of a vision transformer,
+  the stages of a convolutional network, or the last hidden states of a vision transformer.
+  Layers that only pad make no stage,
 - the input of every Linear layer that receives one vector per input and stands behind another layer
   with parameters: the hidden layers of an MLP, and the features of the last layer.
 
@@ -27,6 +28,12 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.padding import (
+    _CircularPadNd,
+    _ConstantPadNd,
+    _ReflectionPadNd,
+    _ReplicationPadNd,
+)
 
 from acnml._util import batches
 from acnml._util.batches import Inputs
@@ -43,6 +50,9 @@ PROBED = 13
 # Layers that show which dimension of their outputs, and of those after them, counts channels.
 CHANNELS_SECOND = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.EmbeddingBag)
+
+# Modules that add positions, but no features.
+PADDING = (_CircularPadNd, _ConstantPadNd, _ReflectionPadNd, _ReplicationPadNd)
 
 # Names of heads beside the main one, which may run after it.
 AUXILIARY = re.compile(r"aux", re.IGNORECASE)
@@ -311,7 +321,8 @@ class _Search:
                     self._first_linear = found
             self._seen_parameters |= next(module.parameters(recurse=False), None) is not None
             is_batch = _is_feature(output) and output.ndim > 2 and len(output) == self._batch
-            if is_batch and not INSIDE_ATTENTION.search(name):
+            adds_features = not isinstance(module, PADDING)
+            if is_batch and adds_features and not INSIDE_ATTENTION.search(name):
                 self._keep_positions(name, output)
             return output
 

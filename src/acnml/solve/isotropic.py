@@ -59,7 +59,7 @@ UNCERTAIN = 64
 
 # Numbers in a block of inputs, and in a part of it whose tensors should stay in the processor's
 # cache.
-BLOCK, PART = 2**17, 2**15
+BLOCK, PART = 2**19, 2**15
 
 # Newton steps of `solve_diagonal` at most; they approach the solution from one side.
 DIAGONAL_STEPS = 100
