@@ -14,9 +14,6 @@ import acnml
 from acnml import Classifier
 from acnml._util.seeding import seeded
 from cases import normal
-from studies.data import cifar10
-from studies.data.folder import data_folder
-from studies.models import MODELS as NETWORKS
 from test_calibrate import joined, problem
 
 RULES = ("acnml", "closed-form", "density-temperature")
@@ -245,10 +242,16 @@ def test_a_failed_export_leaves_nothing(calibrated, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("exporter")
-@pytest.mark.skipif(not cifar10.available(), reason="needs CIFAR-10 in ACNML_DATA")
 def test_a_real_network_on_real_images(tmp_path):
     """ResNet-20 on CIFAR-10: the file gives the same probabilities, also for noise."""
-    description = NETWORKS["resnet20"]
+    pytest.importorskip("PIL", reason="needs Pillow for the images")
+    from studies.data import cifar10
+    from studies.data.folder import data_folder
+    from studies.models import MODELS
+
+    if not cifar10.available():
+        pytest.skip("needs CIFAR-10 in ACNML_DATA")
+    description = MODELS["resnet20"]
     network = description.trained(data_folder() / "weights")
     test, train = cifar10.load("test"), cifar10.load("train")
 

@@ -14,7 +14,7 @@ from acnml.laplace_torch import from_laplace, to_laplace
 PARTS = {
     "lightning": (("lightning", "pytorch_lightning"), "lightning"),
     "plots": (("matplotlib",), "plots"),
-    "ray": (("ray",), "ray"),
+    "ray": (("ray", "pyarrow"), "ray"),
     "scoring": (("pyarrow",), "predict"),
     "sklearn": (("sklearn",), "sklearn"),
     "torchmetrics": (("torchmetrics",), "lightning"),

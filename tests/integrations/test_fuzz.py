@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import acnml
+
+pytest.importorskip("pyarrow", reason="needs the extra `predict`, whose files are tried, too")
+
 from fuzz.cases import KINDS, Case, cases, run
 from fuzz.outcome import Outcome, WrongError, refused_or, require
 
