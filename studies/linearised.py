@@ -25,7 +25,7 @@ from acnml.solve import Solver
 from studies.data import Labelled, shuffled, split
 from studies.data.digits import CLASSES, load_mnist, rotate
 from studies.engine.report import Section, ShortReport
-from studies.engine.tables import Table, mean, mean_std, select, shown
+from studies.engine.tables import Table, mean, mean_std, select
 from studies.if_comp import largest
 from studies.models.mlp import mlp
 from studies.store import Content, Stage, Store
@@ -166,20 +166,8 @@ def run(study: LinearisedStudy, out: Path, store: Store, command: str) -> Path:
     return ShortReport(title, verdict(rows), sections, command, numbers).write(out)
 
 
-def by_seed(
-    every: Sequence[Scored], posterior: str, method: str, score: str, upright: bool = False
-) -> list[float]:
-    """Return a score for every seed: the mean over rotated images, or that of upright ones."""
-    own = select(every, posterior=posterior, method=method)
-    rows = [row for row in own if (row.angle == 0) == upright]
-    return [mean(select(rows, seed=seed), score) for seed in dict.fromkeys(r.seed for r in rows)]
-
-
 def gap(rows: Sequence[Scored], posterior: str, method: str, score: str) -> tuple[float, float]:
-    """Return how much higher the linearised network's score is: mean and half a 95 % interval.
-
-    Pairs are of one seed and angle. Those of a seed share the network and the digits.
-    """
+    """Return how much higher the linearised network's score is: mean and half a 95 % interval."""
     rotated = [row for row in select(rows, posterior=posterior) if row.angle]
     pairs = zip(select(rotated, method=LINEARISED), select(rotated, method=method), strict=True)
     apart = [getattr(ours, score) - getattr(its, score) for ours, its in pairs]
@@ -193,11 +181,13 @@ def table(rows: Sequence[Scored], posterior: str) -> Table:
     """Return the scores of every method, and how it compares with the linearised network."""
     lines = []
     for method in METHODS:
-        cells = [shown(by_seed(rows, posterior, method, s, upright=True)) for s in SCORES]
+        own = select(rows, posterior=posterior, method=method)
+        rotated = [row for row in own if row.angle]
+        cells = [f"{mean(select(own, angle=0), score):.3f}" for score in SCORES]
         for score in SCORES:
             middle, half = gap(rows, posterior, method, score)
             apart = "" if method == LINEARISED else f" ({-middle:+.4f} ± {half:.4f})"
-            cells.append(shown(by_seed(rows, posterior, method, score)) + apart)
+            cells.append(f"{mean(rotated, score):.3f}{apart}")
         lines.append([method, *cells])
     head = (f"{score}, {where}" for where in ("upright", "rotated") for score in SCORES)
     return Table(f"{posterior}.", ("method", *head), lines)
