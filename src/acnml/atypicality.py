@@ -216,7 +216,10 @@ class Atypicality:
         deviation = torch.maximum(within.diagonal(), gaps.square().mean(0)).clamp(min=0).sqrt()
         varies = within.diagonal().clamp(min=0).sqrt() > CONSTANT * size
         if not bool(varies.any()):
-            raise ValueError("all features are constant on the training data: give other features")
+            raise ValueError(
+                "no feature varies within the classes of the training data: give several different "
+                "inputs of a class, or other features"
+            )
         scale = torch.where(varies, 1 / deviation, 0.0)
         units, count = torch.outer(scale, scale), int(varies.sum())
         offsets = (moments.class_means - moments.mean) * scale
