@@ -43,7 +43,7 @@ def ratios() -> dict[str, object]:
     train, validation = (x[:500], y[:500]), (x[500:], y[500:])
     classifier = acnml.Classifier(model)
     answers: dict[str, Callable[[torch.Tensor], object]] = {
-        "calibrated": acnml.calibrate(model, train, validation),
+        "calibrated": acnml.calibrate(model, train, validation, rule="acnml"),
         "closed form": acnml.calibrate(model, train, validation, rule="closed-form"),
         "ACNML, last layer": acnml.Acnml(
             classifier, acnml.fit_laplace(classifier, train, layers="last"), alpha=0.1

@@ -30,7 +30,7 @@ data = (x[train], y[train]), (x[validation], y[validation])
 
 calibrated = acnml.calibrate(model, *data, price=0.02)
 one, other = test[:250], test[250:]
-methods = {"network": acnml.Map(acnml.Classifier(model)), "ACNML": calibrated.log_probs}
+methods = {"network": acnml.Map(acnml.Classifier(model)), "closed-form NML": calibrated.log_probs}
 _, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
 for name, method in methods.items():
     fitted = conformal.fit(method(x[one]), y[one], coverage=0.9, score=SetScore.APS)

@@ -1,7 +1,7 @@
 """Reliability before and after.
 
 A small network classifies digits that are turned by 30°. Below the diagonal it is overconfident.
-The temperature costs as much on upright validation digits as ACNML does.
+The temperature costs as much on upright validation digits as closed-form NML does.
 """
 
 import matplotlib.pyplot as plt
@@ -35,4 +35,4 @@ warm = logits / calibrated.calibrator.temperature_of_equal_price
 _, axes = plt.subplots(1, 3, figsize=(9, 3), layout="constrained", sharey=True)
 plots.reliability(logits.log_softmax(-1), y[test], label="network", ax=axes[0])
 plots.reliability(warm.log_softmax(-1), y[test], label="temperature", ax=axes[1])
-plots.reliability(calibrated.log_probs(turned), y[test], label="ACNML", ax=axes[2])
+plots.reliability(calibrated.log_probs(turned), y[test], label="closed-form NML", ax=axes[2])

@@ -1,8 +1,8 @@
 """Confidence over rotation.
 
 The accuracy falls as digits are turned. The confidence of the network hardly does, that of a
-temperature of equal price a little. ACNML knows from the features that turned digits are unlike
-the training data.
+temperature of equal price a little. Closed-form NML knows from the features that turned digits are
+unlike the training data.
 """
 
 import matplotlib.pyplot as plt
@@ -28,7 +28,7 @@ data = (x[train], y[train]), (x[validation], y[validation])
 
 calibrated = acnml.calibrate(model, *data, price=0.02)
 warmth = calibrated.calibrator.temperature_of_equal_price
-curves = {"network": [], "temperature of equal price": [], "ACNML": [], "accuracy": []}
+curves = {"network": [], "temperature of equal price": [], "closed-form NML": [], "accuracy": []}
 for angle in range(0, 181, 15):
     square = rotate(x[test].view(-1, 8, 8), angle, axes=(1, 2), reshape=False, order=1)
     inputs = torch.tensor(square).flatten(1)

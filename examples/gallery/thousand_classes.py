@@ -30,6 +30,6 @@ confidence = [
 ]
 _, ax = plt.subplots(figsize=(6, 3.5), layout="constrained")
 ax.axhline(logits[last].softmax(-1).amax(-1).mean(), color="C1", label="network")
-ax.plot(distances, confidence, marker="o", label="ACNML")
+ax.plot(distances, confidence, marker="o", label="closed-form NML")
 ax.set(xlabel="noise that is added to the features", ylabel="mean confidence", ylim=(0, 1))
 ax.legend()

@@ -159,8 +159,8 @@ def calibration_table(findings: Findings) -> Section:
     return Section(
         "What acnml.calibrate prints",
         [
-            "For the first network, `print(acnml.calibrate(network, train, validation))` shows "
-            "these numbers, all of them on the upright validation digits:"
+            "For the first network, `print(acnml.calibrate(network, train, validation, "
+            'rule="acnml"))` shows these numbers, all of them on the upright validation digits:'
         ],
         more=f"<pre>{escape(rows)}</pre>\n{sentences}",
     )
