@@ -144,6 +144,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "the first mean": FirstSeen,
     "a counter": Counting,
     "the batch's mean": lambda: Odd(lambda h: h - h.mean(0)),
+    "the batch's largest": lambda: Odd(lambda h: h / h.abs().amax()),
     "the batch's spread": lambda: Odd(lambda h: h / h.std()),
     "the row before": lambda: Odd(lambda h: h + h.roll(1, 0)),
     "dropout that stays on": lambda: Odd(lambda h: nn.functional.dropout(h, 0.5, training=True)),

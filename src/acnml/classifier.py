@@ -367,6 +367,12 @@ class Classifier:
         other._has_any_shape = True
         return other
 
+    def afresh(self) -> Classifier:
+        """View the same model with a copy of its structure that has not run yet."""
+        other = copy.copy(self)
+        other._structures, other._ready = Structures(self.model), None
+        return other
+
     @property
     def parameters(self) -> Params:
         """The current parameters by name: detached, not copied."""

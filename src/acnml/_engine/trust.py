@@ -1,22 +1,22 @@
 """What the library takes for granted of a model, checked on a few inputs when it is first seen.
 
 1. The rows of a batch do not depend on each other. The logits of an input, and what every covered
-   layer receives for it, must be the same in its batch and beside another row, at whichever place.
+   layer receives for it, must be the same in its batch, without it, and at another place.
 2. A covered layer uses its parameters as its kind of layer does: gradients that are assembled from
    layer inputs and output gradients must equal autograd's.
 3. The outputs are logits, not probabilities.
 
-`Findings.is_due` decides which batches are checked. A check runs two rows of the batch. The batch
-itself is run anyway: a predictor calls `probed` before and `require_apart_from` after that. Where
-the batch is not run as it is, `require_understood` and `require_apart` check four of its rows
-instead. One thing costs nothing and is checked on every batch, in `recorder.py`: no covered
-parameter reaches the logits except through a call of its layer.
+`Findings.is_due` decides which batches are checked. A check runs two rows of the batch, which is
+run anyway: a predictor calls `probed` before and `require_apart_from` after that. Where the batch
+is not run as it is, `require_understood` and `require_apart` check a few of its rows instead. One
+thing costs nothing and is checked on every batch, in `layers.py`: no covered parameter reaches the
+logits except through a call of its layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ CONFIRMED = 64  # outputs that must all be probabilities before a model is refus
 # suspicion is dropped: in double precision, and for a model that cannot run in it.
 CONFIRMING, UNCONFIRMED = 1e-5, 0.05
 
-
 # The share of the level of an input's logits that counts in comparisons.
 LEVEL = 1e-6
 
@@ -55,11 +54,15 @@ class Passed(NamedTuple):
 
     def take(self, rows: Tensor) -> Passed:
         """Return what belongs to some of the rows."""
+        self.require_batch_first()
+        received = {site: [t[rows] for t in tensors] for site, tensors in self.received.items()}
+        return Passed(self.logits[rows], received)
+
+    def require_batch_first(self) -> None:
+        """Refuse a model whose layers do not receive one row per input."""
         for site, tensors in self.received.items():
             for tensor in tensors:
                 require_batch_first(site, tensor, len(self.logits))
-        received = {site: [t[rows] for t in tensors] for site, tensors in self.received.items()}
-        return Passed(self.logits[rows], received)
 
 
 class Probe(NamedTuple):
@@ -67,6 +70,10 @@ class Probe(NamedTuple):
 
     groups: Sequence[Tensor]  # rows to compare with the batch; none if all rows are the same
     tape: Tape  # of the first group, with the covered parameters as leaves of the graph
+
+
+# The same rows, in their batch and in a group of their own.
+Pair: TypeAlias = tuple[Passed, Passed]
 
 
 def require_apart(classifier: Classifier, x: Inputs) -> None:
@@ -81,14 +88,16 @@ def require_apart(classifier: Classifier, x: Inputs) -> None:
 def require_understood(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> None:
     """Refuse a model whose rows depend on each other, or that uses parameters in its own way.
 
-    Four rows stand for the batch.
+    A few rows stand for the batch.
     """
-    few = _few(x)
+    last = batches.size(x) - 1
+    rows = sorted({*_ends(x), 0, min(1, last), last // 2, last})
+    few = batches.take(x, torch.tensor(rows, device="cpu"))
     with classifier.naming_batch(x):
         probe, whole = probed(classifier, sites, few), _run(classifier, sites, few)
     if probe.groups:
         _require_no_probabilities(classifier, x, probe.tape.logits.detach())
-        _compare(classifier, sites, few, probe, whole)
+        _require_equal(classifier, sites, few, probe, whole)
 
 
 def probed(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Probe:
@@ -98,7 +107,7 @@ def probed(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Probe:
     use its weight without calling it. For every covered parameter, the gradient assembled from the
     tape must equal autograd's, up to rounding at the scale of the terms that are summed in it.
     """
-    groups = _groups(x, thorough=frozenset(names_of(sites)) in classifier.findings.apart)
+    groups = _groups(x)
     some = batches.take(x, groups[0] if groups else slice(0, 1))
     leaves = classifier.leaves(names_of(sites))
     with classifier.naming_batch(x):
@@ -122,10 +131,7 @@ def require_apart_from(
     """
     if probe.groups:
         _require_no_probabilities(classifier, x, probe.tape.logits.detach())
-        _compare(classifier, sites, x, probe, whole)
-
-
-# Rows that do not depend on each other -----------------------------------------------------------
+        _require_equal(classifier, sites, x, probe, whole)
 
 
 def checked_logits(classifier: Classifier, x: Inputs, view: Classifier | None = None) -> Tensor:
@@ -144,72 +150,35 @@ def checked_logits(classifier: Classifier, x: Inputs, view: Classifier | None = 
     return logits
 
 
-def _compare(
-    classifier: Classifier, sites: Sequence[Site], x: Inputs, probe: Probe, whole: Passed
-) -> None:
-    """Compare the first group of a probe, and the others if there are any, with the batch."""
-    others = [_run(classifier, sites, batches.take(x, rows)) for rows in probe.groups[1:]]
-    _require_equal(classifier, sites, x, whole, probe.groups, [Passed.on(probe.tape), *others])
+# Rows that do not depend on each other -----------------------------------------------------------
 
 
-def _groups(x: Inputs, thorough: bool) -> list[Tensor]:
+def _groups(x: Inputs) -> list[Tensor]:
     """Choose rows of a batch to run by themselves; none if all rows are the same.
 
-    The two rows whose sums are lowest, or highest if the sum of the batch is negative: so a branch
-    like `if x.sum() > 0` is taken by the batch or by them, not by both. If only one row can tell,
-    it also runs beside itself. A thorough check runs the two rows at the other end as well.
+    Two rows far apart, out of order: a model that sorts its batch then moves them, even if the
+    batch is sorted. And each of them beside itself: what a row gets from others, such as a mean, a
+    largest number or a branch that the batch takes, is then missing. As the groups differ in size,
+    at least one shows a model whose first dimension is not the batch.
     """
-    totals = _totals(x)
-    totals = totals if totals.sum() > 0 else -totals
-    first = _lowest(x, totals)
-    if first is None:
+    ends = _ends(x)
+    if len(ends) < 2:
         return []
-    groups = [_disordered(*first, len(totals))]
-    if totals[first[0]] < 0 <= totals[first[1]]:
-        groups.append([first[0], first[0]])
-    other = _lowest(x, -totals) if thorough else None
-    groups += [] if other is None else [_disordered(*other, len(totals))]
+    low, high = sorted(ends)
+    groups = [high, low, high], [low, low], [high, high]
     return [torch.tensor(rows, device="cpu") for rows in groups]
 
 
-def _disordered(first: int, second: int, size: int) -> list[int]:
-    """Return two rows of a batch in an order that reveals a model which reorders its batch.
-
-    In reverse, some row moves that a sort leaves in its place in the batch. A flip of the batch
-    changes rows that mirror each other in the same way here, so that one of them comes twice.
-    """
-    if first + second == size - 1:
-        return [first, second, first]
-    return sorted([first, second], reverse=True)
-
-
-def _few(x: Inputs) -> Inputs:
-    """Return the rows at both ends of a batch, to stand for it: four, or fewer of a small one."""
-    totals = _totals(x)
-    ends = [_lowest(x, totals), _lowest(x, -totals)]
-    rows = {row for end in ends if end is not None for row in end}
-    rows = rows if len(rows) > 2 else {*rows, *range(min(3, len(totals)))}
-    return batches.take(x, torch.tensor(sorted(rows), device="cpu"))
-
-
-def _lowest(x: Inputs, totals: Tensor) -> tuple[int, int] | None:
-    """Return the row with the lowest sum and the next one that differs from it, if any does."""
-    if len(totals) < 2:
-        return None
-    sums, rows = totals.topk(2, largest=False)
-    if bool(sums[0] == sums[1]):  # rows with the same sum may be the same
-        others = torch.where(totals == sums[0], torch.inf, totals)
-        rows = torch.stack([rows[0], others.argmin()])
-        if bool(others.min() == torch.inf):
-            unlike = _row_unlike_the_first(x)
-            return (0, unlike) if unlike else None
-    first, second = rows.tolist()
-    return first, second
-
-
-def _totals(x: Inputs) -> Tensor:
-    """Return the sum of every row, (B,)."""
-    return torch.stack([_row_sums(t) for t in batches.named_tensors(x).values()]).sum(0)
+def _ends(x: Inputs) -> set[int]:
+    """Return the rows with the least and the largest sum; a single row if all are the same."""
+    tensors = batches.named_tensors(x).values()
+    totals = torch.stack([_row_sums(tensor) for tensor in tensors]).sum(0)
+    ends = {int(totals.argmin()), int(totals.argmax())}
+    if bool(totals.min() < totals.max()):
+        return ends
+    # Rows with the same sum may be the same.
+    differs = torch.stack([(t != t[:1]).reshape(len(t), -1).any(1) for t in tensors]).any(0)
+    return {0, int(differs.long().argmax())}
 
 
 def _row_sums(tensor: Tensor) -> Tensor:
@@ -219,18 +188,11 @@ def _row_sums(tensor: Tensor) -> Tensor:
     return torch.nan_to_num(rows.sum(1, dtype=torch.float32), 0.0, 0.0, 0.0)
 
 
-def _row_unlike_the_first(x: Inputs) -> int:
-    tensors = batches.named_tensors(x).values()
-    differs = torch.stack([(t != t[:1]).reshape(len(t), -1).any(1) for t in tensors]).any(0)
-    return int(differs.long().argmax())  # 0 if there is none
-
-
 def _run(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Passed:
     received: dict[Site, list[Tensor]] = {}
 
     def keeping(site: Site) -> Hook:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            len(args[0])  # a nested tensor has none: here, the error says what to do
             received.setdefault(site, []).append(site.multiplied(module, args[0].detach()))
             return output
 
@@ -242,21 +204,25 @@ def _run(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Passed:
 
 
 def _require_equal(
-    classifier: Classifier,
-    sites: Sequence[Site],
-    x: Inputs,
-    whole: Passed,
-    groups: Sequence[Tensor],
-    runs: Iterable[Passed],
+    classifier: Classifier, sites: Sequence[Site], x: Inputs, probe: Probe, whole: Passed
 ) -> None:
     """Compare runs of groups of rows with the run of the batch."""
-    pairs = [(whole.take(rows), own) for rows, own in zip(groups, runs, strict=True)]
-    if not all(bool(t.logits.isfinite().all()) for pair in pairs for t in pair):
+    # A copy of their own cannot remember the batch.
+    fresh, (_, *others) = classifier.afresh(), probe.groups
+    runs = [_run(fresh, sites, batches.take(x, rows)) for rows in others]
+    for run in runs:
+        run.require_batch_first()
+    pairs = _pairs(whole, probe.groups, [Passed.on(probe.tape), *runs])
+    if not all(bool(each.logits.isfinite().all()) for pair in pairs for each in pair):
         return
-    if any(_differ(*pair) for pair in pairs):
-        _require_repeatable(classifier, batches.take(x, groups[0]))
-        _require_equal_but_for_rounding(classifier, sites, x, groups, pairs)
+    if any(_differ(pair) for pair in pairs):
+        _require_repeatable(classifier, batches.take(x, probe.groups[0]))
+        _require_equal_but_for_rounding(classifier, sites, x, probe.groups, pairs)
     classifier.findings.apart.add(frozenset(names_of(sites)))
+
+
+def _pairs(whole: Passed, groups: Sequence[Tensor], runs: Sequence[Passed]) -> list[Pair]:
+    return [(whole.take(rows), own) for rows, own in zip(groups, runs, strict=True)]
 
 
 def _require_equal_but_for_rounding(
@@ -264,7 +230,7 @@ def _require_equal_but_for_rounding(
     sites: Sequence[Site],
     x: Inputs,
     groups: Sequence[Tensor],
-    pairs: Sequence[tuple[Passed, Passed]],
+    pairs: Sequence[Pair],
 ) -> None:
     """Confirm in double precision that rows depend on each other, and say where.
 
@@ -272,19 +238,15 @@ def _require_equal_but_for_rounding(
     flips. In double precision, only what truly depends on the batch is left.
     """
     try:
-        # The rows run in a copy of their own, which cannot remember the batch.
-        wide, other = (
-            Classifier(classifier.copy_module().double(), classifier._get_logits) for _ in range(2)
-        )
-        wide_x = wide.prepare(x)
+        wide = Classifier(classifier.copy_module().double(), classifier._get_logits)
+        wide_x, other = wide.prepare(x), wide.afresh()
         with torch.autocast(classifier.device.type, enabled=False):
             whole = _run(wide, sites, wide_x)
             runs = [_run(other, sites, batches.take(wide_x, rows)) for rows in groups]
-            wide_pairs = [(whole.take(rows), own) for rows, own in zip(groups, runs, strict=True)]
-            depend = any(_differ(*pair, CONFIRMING) for pair in wide_pairs)
+            depend = any(_differ(pair, CONFIRMING) for pair in _pairs(whole, groups, runs))
             where = _where_rows_depend(wide, wide_x, groups) if depend else ""
     except (RuntimeError, TypeError, ValueError):  # the model runs in its own precision only
-        depend = any(_differ(*pair, UNCONFIRMED) for pair in pairs)
+        depend = any(_differ(pair, UNCONFIRMED) for pair in pairs)
         where = _where_rows_depend(classifier, x, groups) if depend else ""
     if depend:
         raise ValueError(
@@ -294,21 +256,19 @@ def _require_equal_but_for_rounding(
         )
 
 
-def _differ(whole: Passed, own: Passed, tolerance: float | None = None) -> bool:
+def _differ(pair: Pair, tolerance: float | None = None) -> bool:
     """Whether rows give something else in their batch than in a group of a few."""
-    pairs = [(whole.logits, own.logits)]
-    pairs += [(_without_level(left), _without_level(right)) for left, right in pairs]
+    whole, own = pair
+    compared = [(whole.logits, own.logits), (_levelled(whole.logits), _levelled(own.logits))]
     for site, tensors in own.received.items():
-        for tensor in tensors:
-            require_batch_first(site, tensor, len(own.logits))
         if len(tensors) == len(whole.received.get(site, [])):
-            pairs.extend(zip(whole.received[site], tensors, strict=True))
+            compared.extend(zip(whole.received[site], tensors, strict=True))
     # A model may pad to the longest input of its batch: then only the logits are compared.
-    alike = (pair for pair in pairs if pair[0][0].numel() == pair[1][0].numel())
+    alike = (both for both in compared if both[0][0].numel() == both[1][0].numel())
     return not all(_equal_rows(left, right, tolerance) for left, right in alike)
 
 
-def _without_level(logits: Tensor) -> Tensor:
+def _levelled(logits: Tensor) -> Tensor:
     """Return logits (B, ...) minus their means, beside a millionth of these: a floor for rounding.
 
     A level that all logits of an input share changes no probability, but would hide differences.
@@ -322,13 +282,10 @@ def _equal_rows(left: Tensor, right: Tensor, tolerance: float | None = None) -> 
     """Whether rows are equal up to rounding at the scale of each; NaN equals only NaN."""
     if left.numel() == 0 or torch.equal(left, right):
         return True
-    left, right = left.flatten(1), right.flatten(1)
     if tolerance is None:
         tolerance = torch.finfo(left.dtype).eps ** 0.5 if left.is_floating_point() else 0.0
-    left, right = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (left, right))
-    scale = left.abs().amax(1)
-    if bool((((left - right).abs().amax(1) <= tolerance * scale) & scale.isfinite()).all()):
-        return True  # the usual case, without a look at what is not finite
+    wide = torch.promote_types(left.dtype, torch.float32)
+    left, right = (t.reshape(len(t), -1).to(wide) for t in (left, right))
     same = (left == right) | (left.isnan() & right.isnan())
     differences = (left - right).abs().masked_fill(same, 0.0).amax(1)
     scales = torch.maximum(left.abs(), right.abs()).nan_to_num(0.0).amax(1)
@@ -337,45 +294,51 @@ def _equal_rows(left: Tensor, right: Tensor, tolerance: float | None = None) -> 
 
 def _where_rows_depend(classifier: Classifier, x: Inputs, groups: Sequence[Tensor]) -> str:
     """Name the first module that receives or returns something else in another batch."""
-
-    def outputs(some: Inputs, rows: Tensor | slice) -> list[tuple[str, Any, Any]]:
-        """Return the name of every module that runs, with the rows that it received and gave."""
-        passed: list[tuple[str, Any, Any]] = []
-
-        def kept(value: Any) -> Any:
-            # Recurrent layers and attention return tuples.
-            first = value[0] if isinstance(value, tuple) and value else value
-            is_batch = isinstance(first, Tensor) and first.shape[:1] == (batches.size(some),)
-            return first[rows].clone() if is_batch else None
-
-        def keeping(name: str) -> Hook:
-            def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-                passed.append((name, kept(args), kept(output)))
-                return output
-
-            return hook
-
-        modules = dict(classifier.model.named_modules())
-        with torch.inference_mode(False), torch.no_grad():
-            classifier.hooked({name: keeping(name) for name in modules}).logits(some)
-        return passed
-
-    def differ(whole: Any, own: Any) -> bool:
-        if whole is None or own is None or whole.shape != own.shape:
-            return False
-        return not _equal_rows(whole, own)
-
     kinds = dict(classifier.model.named_modules())
     for rows in groups:
-        runs = outputs(x, rows), outputs(batches.take(x, rows), slice(None))
-        for (name, received, output), (other, its, own) in zip(*runs, strict=False):
+        own = _at_modules(classifier, batches.take(x, rows), slice(None))
+        for (name, *values), (other, *its) in zip(
+            _at_modules(classifier, x, rows), own, strict=False
+        ):
             kind = type(kinds[name]).__name__
             what = f"module {name!r} ({kind})" if name else f"the forward of {kind} itself"
-            if name != other or differ(received, its):
+            received, returned = (_is_other(*both) for both in zip(values, its, strict=True))
+            if name != other or received:
                 return f"before {what}"
-            if differ(output, own):
+            if returned:
                 return f"in {what}"
     return f"in the forward of {type(classifier.model).__name__} itself"
+
+
+def _at_modules(
+    classifier: Classifier, x: Inputs, rows: Tensor | slice
+) -> list[tuple[str, Tensor | None, Tensor | None]]:
+    """Return the name of every module that runs, with the rows that it received and gave."""
+    passed: list[tuple[str, Tensor | None, Tensor | None]] = []
+
+    def kept(value: Any) -> Tensor | None:
+        # Recurrent layers and attention return tuples.
+        first = value[0] if isinstance(value, tuple) and value else value
+        is_batch = isinstance(first, Tensor) and first.shape[:1] == (batches.size(x),)
+        return first[rows].clone() if is_batch else None
+
+    def keeping(name: str) -> Hook:
+        def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            passed.append((name, kept(args), kept(output)))
+            return output
+
+        return hook
+
+    hooks = {name: keeping(name) for name, _ in classifier.model.named_modules()}
+    with torch.inference_mode(False), torch.no_grad():
+        classifier.hooked(hooks).logits(x)
+    return passed
+
+
+def _is_other(whole: Tensor | None, own: Tensor | None) -> bool:
+    if whole is None or own is None or whole.shape != own.shape:
+        return False
+    return not _equal_rows(whole, own)
 
 
 def _require_repeatable(classifier: Classifier, x: Inputs) -> None:
