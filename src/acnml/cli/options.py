@@ -49,25 +49,32 @@ def with_fields_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[
     return decorated
 
 
-def _parameters(kind: type[Any]) -> Iterator[inspect.Parameter]:
+def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
     hints, texts = get_type_hints(kind), _helps(kind)
     for field in dataclasses.fields(kind):
         name, hint = field.name, hints[field.name]
         if dataclasses.is_dataclass(hint):
             yield from _parameters(hint)
             continue
+        has_commas = _is_tuple(hint)
         flags = [f"--{name.replace('_', '-')}"] if hint is bool else []
-        metavar = "A,B,..." if _is_tuple(hint) else None
+        metavar = "A,B,..." if has_commas else None
         option = typer.Option(*flags, help=texts[name], metavar=metavar)
-        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-        if _is_tuple(hint):
-            hint, default = str, ""
-        elif get_origin(hint) is Literal:
-            hint = enum.Enum(name, {value: value for value in get_args(hint)}, type=str)
-        annotation = Annotated[hint, option]
+        default = "" if has_commas else field.default
         yield inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+            annotation=Annotated[_kind_of_option(name, hint), option],
         )
+
+
+def _kind_of_option(name: str, hint: Any) -> Any:
+    """Return a type that typer knows."""
+    if get_origin(hint) is Literal:
+        values = get_args(hint)
+        return enum.Enum(name, [(value, value) for value in values], type=str)
+    return str if _is_tuple(hint) else hint
 
 
 def _helps(kind: type[Any]) -> dict[str, str]:
@@ -82,12 +89,12 @@ def _is_tuple(hint: Any) -> bool:
     return tuple in {get_origin(each) for each in (hint, *get_args(hint))}
 
 
-def _made(kind: type[Any], options: dict[str, Any]) -> Any:
+def _made(kind: Any, options: dict[str, Any]) -> Any:
     """Return the dataclass that options describe."""
     fields = {}
     for name, hint in get_type_hints(kind).items():
         if dataclasses.is_dataclass(hint):
-            fields[name] = _made(hint, options)  # type: ignore[arg-type]
+            fields[name] = _made(hint, options)
         elif not _is_tuple(hint):
             value = options[name]
             fields[name] = value.value if isinstance(value, enum.Enum) else value

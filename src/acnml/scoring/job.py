@@ -7,7 +7,21 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
+import pyarrow as pa
+
 from acnml._util import checks
+
+# Columns of answers and their types. All tables of a job have the same, also those without rows.
+COLUMNS = {
+    "label": pa.int64(),  # the likeliest class
+    "confidence": pa.float32(),  # its probability
+    "regret": pa.float32(),  # log C(x), of `Acnml` and `Calibrated`
+    "score": pa.float32(),  # atypicality, of `Calibrated`
+    "solved": pa.bool_(),  # whether the solver reached an optimum for all labels, of `Acnml`
+    "abstain": pa.bool_(),  # whether there should be no answer, of `Calibrated`
+    "log_probs": pa.list_(pa.float32()),  # of all classes, if asked for
+}
+REJECT = "reject"  # why a row has no answer
 
 # A scheme has two letters at least, because C:/data is a path. `Path` makes one slash of two.
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")

@@ -19,20 +19,8 @@ from acnml.classifier import Classifier
 from acnml.predictors import Acnml, Predictor
 from acnml.scoring.columns import ONLY, Array, Read
 from acnml.scoring.functions import load_function
-from acnml.scoring.job import Answers, Job, ScoringError
+from acnml.scoring.job import COLUMNS, REJECT, Answers, Job, ScoringError
 from acnml.storage import load
-
-# Columns of answers and their types. All tables of a job have the same, also those without rows.
-COLUMNS = {
-    "label": pa.int64(),  # the likeliest class
-    "confidence": pa.float32(),  # its probability
-    "regret": pa.float32(),  # log C(x), of `Acnml` and `Calibrated`
-    "score": pa.float32(),  # atypicality, of `Calibrated`
-    "solved": pa.bool_(),  # whether the solver reached an optimum for all labels, of `Acnml`
-    "abstain": pa.bool_(),  # whether there should be no answer, of `Calibrated`
-    "log_probs": pa.list_(pa.float32()),  # of all classes, if asked for
-}
-REJECT = "reject"  # why a row has no answer
 
 
 def load_predictor(job: Job) -> Predictor:
