@@ -15,7 +15,7 @@ from acnml import Acnml, Classifier, Gradient, Linearised, UnsolvedWarning, metr
 from acnml._algebra.dual import combination
 from acnml._util.batches import take
 from acnml.solve import Reference, Solution, UnsolvedError
-from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, low_rank, normal
+from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, low_rank, normal
 
 WIDE = [
     pytest.param(case, build, id=f"{case.name}-{name}")
@@ -55,25 +55,24 @@ def test_a_wide_low_rank_posterior_never_explains_a_label_worse():
 
 
 def steps_of(solver, classifier, posterior, x):
-    """Solve, and return the solution with the bundles before and after every step of the ascent."""
+    """Solve, and return the solution with the points before and after every step of the ascent."""
     from acnml.solve import ascent
 
-    seen, advanced = [], ascent._advanced
+    seen, chosen = [], ascent._chosen
 
-    def spy(rows, old, labels, active):
-        new = advanced(rows, old, labels, active)
-        seen.append((old, new))
-        return new
+    def spy(better, new, old):
+        seen.append((old, chosen(better, new, old)))
+        return seen[-1][1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ascent, "_advanced", spy)
+        patch.setattr(ascent, "_chosen", spy)
         solution = solver(classifier, posterior, x)
     return solution, seen
 
 
-def objective(classifier, posterior, x, bundle):
+def objective(classifier, posterior, x, climb):
     """log p_θ(y|x) + log q(θ) - log q(μ) at the weights themselves, (B, K)."""
-    v = combination(bundle.points, bundle.coefficients).materialised(posterior.mean)
+    v = combination(climb.points, climb.coefficients).materialised(posterior.mean)
     theta = {n: posterior.mean[n] + moved for n, moved in posterior.cov_mv(v).items()}
     prior = posterior.log_prob(theta) - posterior.log_prob(posterior.mean)
     own = [
@@ -115,41 +114,6 @@ def test_polishing_converges_with_wide_posteriors(name, alpha):
     solution = Linearised("network", polish=60)(classifier, posterior, x)
     assert (solution.residual <= 0.05).all()
     assert solution.solved.all()
-
-
-@pytest.mark.parametrize("case", [MLP, CONV], ids=lambda case: case.name)
-def test_rows_that_are_run_alone_equal_those_of_the_whole_grid(case, monkeypatch):
-    model, x = case.model(), case.x(4)
-    posterior, classifier = diagonal(model).scaled(3.0), Classifier(model)
-    solver = Linearised("network", polish=8, polish_tolerance=1e-3)
-    expected = solver(classifier, posterior, x)
-    for many in (0.0, 1.1):  # never alone, always alone
-        monkeypatch.setattr("acnml.solve.ascent.MANY", many)
-        found = solver(classifier, posterior, x)
-        torch.testing.assert_close(found.log_lik, expected.log_lik, rtol=0, atol=1e-9)
-        torch.testing.assert_close(found.residual, expected.residual, rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize("rounds", [1, 4, 200])
-def test_combinations_of_gradients_have_a_low_cost(rounds, monkeypatch):
-    """The cost never rises. The duality gap λᵀh - min_i h_i, with derivatives h, becomes small."""
-    from acnml._algebra.simplex import least_on_simplex
-
-    monkeypatch.setattr("acnml._algebra.simplex.ROUNDS", rounds)
-    roots, costs = normal(50, 6, 4), normal(50, 6).abs()
-    matrix, start = roots @ roots.mT, torch.zeros(50, 6, dtype=torch.float64)
-    start[:, 2] = 1
-    weights = least_on_simplex(matrix, costs, start)
-    derivative = costs + (matrix @ weights[..., None]).squeeze(-1)
-    value = (weights * derivative).sum(-1)
-    assert (weights >= 0).all()
-    torch.testing.assert_close(weights.sum(-1), torch.ones(50, dtype=torch.float64))
-    if rounds == 200:
-        assert (value - derivative.amin(-1) <= 0.01 * value).all()
-    before = (costs * start).sum(-1) + (start[:, None] @ matrix @ start[..., None]).flatten() / 2
-    after = (costs * weights).sum(-1)
-    after += (weights[:, None] @ matrix @ weights[..., None]).flatten() / 2
-    assert (after <= before + 1e-12).all()
 
 
 # Unsolved labels ---------------------------------------------------------------------------------

@@ -31,8 +31,7 @@ class Solution(NamedTuple):
     `residual` measures how far θ̂_y is from the optimum. It is √(gᵀΣg), where g is the gradient of
     log p_θ(y|x) + log q(θ) at θ̂_y. It is zero at an optimum and dimensionless: a value of 0.1 means
     about a tenth of a posterior standard deviation. At a kink, as ReLU networks have them, no
-    single gradient vanishes: g is then the smallest convex combination found of gradients within
-    0.1 posterior standard deviations.
+    gradient vanishes, so such a label does not count as solved.
 
     `omitted` is zero for every label that was solved for. With many classes, labels with a
     negligible probability are not solved for. Their `log_lik` is the value at the posterior mean,

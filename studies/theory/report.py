@@ -48,7 +48,7 @@ def report(findings: Findings) -> ShortReport:
         Section("Where the theory ends", [limits(findings)]),
     ]
     note = (
-        "Derivations: `acnml.exact.theory`, after section 3.2 and appendix E of the paper and "
+        "Derivations: `studies.theory.bounds`, after section 3.2 and appendix E of the paper and "
         "Giordano et al., *A Swiss Army Infinitesimal Jackknife*, AISTATS 2019."
     )
     command = f"python -m studies theory --seed {findings.study.seed}"

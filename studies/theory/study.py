@@ -1,8 +1,8 @@
 """The theory study: errors of approximations of exact CNMAP as the data grow.
 
 For every size n: fit, refit exactly with every query and label, estimate the same refits by the
-influence function and by ACNML, and compare errors with bounds. See `acnml.exact.theory` for what
-is bounded by what. What comes out, `Findings`, is plain numbers.
+influence function and by ACNML, and compare errors with bounds. See `studies.theory.bounds` for
+what is bounded by what. What comes out, `Findings`, is plain numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from acnml import Acnml, Gradient, Linearised, Map
 from acnml.exact import Laplace, LogisticProblem, Refits, cnml, laplace, with_intercept
-from acnml.exact.theory import (
+from acnml.solve import Solver
+from studies.terminal import Progress, one_thread
+from studies.theory.bounds import (
     Constants,
     Theorem,
     acnml_estimate,
@@ -30,8 +32,6 @@ from acnml.exact.theory import (
     theorem_bound,
     theorem_constants,
 )
-from acnml.solve import Solver
-from studies.terminal import Progress, one_thread
 
 METHODS = MAP, INFLUENCE, ACNML = "MAP", "influence function", "ACNML"
 # One full step from the mean is the influence function; the other is ACNML, solved.

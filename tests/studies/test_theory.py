@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 
 from acnml import Acnml, Gradient, Linearised
 from acnml.exact import LogisticProblem, cnml, fit, laplace, with_intercept
-from acnml.exact.theory import (
+from silent import Silent
+from studies.__main__ import build_app
+from studies.theory import study
+from studies.theory.bounds import (
     acnml_estimate,
     convex_bounds,
     convex_constants,
@@ -23,9 +26,6 @@ from acnml.exact.theory import (
     theorem_bound,
     theorem_constants,
 )
-from silent import Silent
-from studies.__main__ import build_app
-from studies.theory import study
 from studies.theory.report import report
 from studies.theory.study import ACNML, INFLUENCE, MAP, TheoryStudy
 from studies.theory.summary import IN_TERMINAL, closing_text, table
@@ -222,7 +222,7 @@ def test_the_theorem_is_never_sharper_than_what_convexity_gives():
 
 
 def test_without_a_large_enough_ball_nothing_is_claimed(monkeypatch):
-    monkeypatch.setattr("acnml.exact.theory.RADII", (1.0,))
+    monkeypatch.setattr("studies.theory.bounds.RADII", (1.0,))
     problem = sample(50, l2=0.01)
     c = convex_constants(problem, fit(problem), 20 * QUERIES)
     bounds = convex_bounds(c)

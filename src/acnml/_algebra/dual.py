@@ -204,28 +204,6 @@ def _joined(parts: Sequence[Outers]) -> Outers:
     return Outers(torch.cat(deltas, dim=-2), LayerInputs.new(torch.cat(vectors, dim=-2)))
 
 
-def taken(where: tuple[Tensor, ...], *duals: Dual) -> list[Dual]:
-    """Return the rows (inputs, labels) (n,) of points (B, L, ...) as (n, 1, ...).
-
-    Points that share inputs still do so afterwards.
-    """
-    known: dict[int, LayerInputs] = {}
-
-    def rows(one: Outers) -> Outers:
-        if one.inputs.id not in known:
-            vectors = one.inputs.vectors.expand(*one.deltas.shape[:2], -1, -1)
-            known[one.inputs.id] = LayerInputs.new(vectors[where].unsqueeze(1))
-        return Outers(one.deltas[where].unsqueeze(1), known[one.inputs.id], one.weight)
-
-    return [
-        Dual(
-            {name: v[where].unsqueeze(1) for name, v in dual.dense.items()},
-            {layer: rows(one) for layer, one in dual.outers.items()},
-        )
-        for dual in duals
-    ]
-
-
 def by_row(values: Tensor, like: Tensor) -> Tensor:
     """Give values (*batch) as many dimensions as a tensor (*batch, ...) has, to broadcast them."""
     return values.reshape(*values.shape, *[1] * (like.ndim - values.ndim))

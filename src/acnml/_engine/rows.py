@@ -12,7 +12,7 @@ rows part at their output.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import NamedTuple, final
 
@@ -136,20 +136,6 @@ class Rows:
             passages[site] = passed
         start = Tape(tape.logits, passages).by_input(size)
         return Rows(classifier, posterior, sites, x, start, frozenset(factored), dtype)
-
-    def take(self, inputs: Tensor) -> Rows:
-        """Return rows of some inputs (n,), which may repeat."""
-
-        def taken(one: Passage) -> Passage:
-            vectors = None if one.inputs is None else LayerInputs.new(one.inputs.vectors[inputs])
-            received, output = one.received[inputs], one.output.detach()[inputs]
-            return one._replace(received=received, output=output, inputs=vectors)
-
-        start = Tape(
-            self.start.logits.detach()[inputs],
-            {site: [taken(one) for one in passed] for site, passed in self.start.passages.items()},
-        )
-        return replace(self, x=batches.take(self.x, inputs), start=start)
 
     # Running the rows ----------------------------------------------------------------------------
 

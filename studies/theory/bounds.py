@@ -82,8 +82,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from acnml.exact.problem import LogisticProblem
-from acnml.exact.refit import Fit
+from acnml.exact import Fit, LogisticProblem
 
 MAX_SECOND_DERIVATIVE = 1 / (6 * math.sqrt(3))  # of the logistic function σ
 # Radii to try, in units of the radius needed at the centre. The smallest that suffices gives the
