@@ -89,7 +89,7 @@ TOUCHING = {
     Attending: "in module 'attend'",
     Branching: "before module 'head'",
     Largest: "before module 'head'",
-    FirstMean: "before module 'body'",
+    FirstMean: "in the forward of FirstMean itself",
 }
 
 

@@ -55,22 +55,17 @@ def fuzz() -> str:
     return markdown([f"kind (commit {rows[0]['commit']})", *ends], lines)
 
 
-def stragglers(parts_stay: str) -> Table:
-    """Return the table of a simulated cluster: time over the ideal time."""
-
-    def table() -> str:
-        rows = select("measurements/stragglers.csv", parts_stay=parts_stay)
-        by_size: dict[str, list[Row]] = {}
-        for row in rows:
-            by_size.setdefault(row["rows_per_task"], []).append(row)
-        losses = [f"{float(row['losses']):g}" for row in next(iter(by_size.values()))]
-        lines = [
-            [f"{int(size):,}", *(f"{float(row['overhead']):.3f}" for row in own)]
-            for size, own in by_size.items()
-        ]
-        return markdown(["rows per task", *_named(losses)], lines, left=0)
-
-    return table
+def stragglers() -> str:
+    """The time of a simulated cluster over the ideal time, if finished parts stay."""
+    by_size: dict[str, list[Row]] = {}
+    for row in select("measurements/stragglers.csv", parts_stay="yes"):
+        by_size.setdefault(row["rows_per_task"], []).append(row)
+    losses = [f"{float(row['losses']):g}" for row in next(iter(by_size.values()))]
+    lines = [
+        [f"{int(size):,}", *(f"{float(row['overhead']):.3f}" for row in own)]
+        for size, own in by_size.items()
+    ]
+    return markdown(["rows per task", *_named(losses)], lines, left=0)
 
 
 def _named(losses: Sequence[str]) -> list[str]:
@@ -123,11 +118,9 @@ TABLES: dict[str, Table] = {
     "costs": made_by("page", "cost_table", "results.json"),
     "gaps": made_by("page", "gap_table", "results.json"),
     "million-inputs": made_by("costs", "network_table", "results.json"),
-    "million-by-classes": made_by("costs", "class_table", "results.json"),
     "scoring": made_by("costs", "scoring_table", "scoring.json"),
     "fuzz": fuzz,
-    "stragglers": stragglers("yes"),
-    "stragglers-again": stragglers("no"),
+    "stragglers": stragglers,
     "serving": serving,
     "sliders": sliders,
     "history": history,

@@ -38,39 +38,6 @@ def cifar_ece() -> str:
     return markdown(["", *"12345", "clean NLL"], lines)
 
 
-def table_2() -> str:
-    """The paper's Table 2, clean CIFAR-10, and ours beside it."""
-    # Theirs -> ours in the report, where the paper's method was run.
-    names = {
-        "ACNML-SWAGD": "ACNML, SWAG-D (paper’s α)",
-        "ACNML-KFAC": "ACNML, KFAC (paper’s α)",
-        "SWA": "MAP, SWA",
-        "SWAG-D": "BMA, SWAG-D",
-        "SWAG": "",
-        "KFAC-Laplace": "BMA, KFAC (least NLL)",
-        "SWA-Dropout": "",
-        "SWA-Temp": "tempered MAP, SWA (least NLL)",
-        "SGD": "MAP, SGD",
-        "SWA-Ensemble": "",
-    }
-    ours = {
-        row[0]: row[2:]
-        for row in report_rows("cifar10-c/results.md", "method", "images", "NLL", "accuracy", "ECE")
-    }
-    theirs = {(row["network"], row["method"]): row for row in papers_table_2()}
-    lines = []
-    for method, own in names.items():
-        line = [method]
-        for network in ("VGG16", "WideResNet-28-10"):
-            row = theirs.get((network, method))
-            line += (
-                ["–"] * 3 if row is None else [spread(row, c) for c in ("nll", "accuracy", "ece")]
-            )
-        lines.append([*line, *(percent(*ours[own]) if own else ["–"] * 3)])
-    head = ["", "VGG16: NLL", "accuracy", "ECE", "WRN-28-10: NLL", "accuracy", "ECE"]
-    return markdown([*head, "ours: NLL", "accuracy", "ECE"], lines)
-
-
 def papers_table_2() -> Sequence[Row]:
     """Return the paper's own Table 2."""
     return read("zhou-levine-2021/table-2.csv")
@@ -138,7 +105,7 @@ AT_FIVE = (Column("5", "nll"), Column("5", "brier"), Column("5", "ece"))
 
 def three_networks() -> str:
     """CIFAR-10-C: mean and standard deviation over three networks that were trained here."""
-    columns = (*ALL_CLEAN, *FEW_CLEAN, *AT_FIVE)
+    columns = (*FEW_CLEAN, *AT_FIVE)
     lines = [
         [name, *_of_corruptions(RUNS.get(method, "cifar10-c-scratch"), method, columns)]
         for name, method in PAPERS_METHODS.items()
@@ -195,23 +162,12 @@ def _over_seeds(rows: Sequence[Row], score: str) -> str:
     return f"{fmean(means):.3f}" + (f" ± {stdev(means):.3f}" if varies else "")
 
 
-def spread(row: Row, column: str) -> str:
-    """Return a number of the paper with its standard deviation, where it has one."""
-    deviation = row[f"{column}_std"]
-    return row[column] + (f" ± {deviation}" if deviation else "")
-
-
-def percent(nll: str, accuracy: str, ece: str) -> list[str]:
-    """Return the cells of a report with the accuracy in per cent, as in the paper."""
-    return [nll, " ± ".join(f"{100 * float(part):.1f}" for part in accuracy.split(" ± ")), ece]
-
-
 NETWORKS = {"mlp": "MNIST MLP", "vgg16": "VGG16", "wide_resnet28x10": "WideResNet-28-10"}
 
 
-def table_1(*networks: str) -> str:
+def table_1() -> str:
     """The paper's Table 1: seconds of one prediction; ours for single inputs and of a batch."""
-    networks = networks or tuple(TIMED)
+    networks = tuple(TIMED)
     theirs = {row["method"]: row for row in read("zhou-levine-2021/table-1.csv")}
     single = measured("single_input.json")
 
@@ -306,8 +262,6 @@ def _unique(lines: Sequence[list[str]]) -> list[list[str]]:
 TABLES: dict[str, Callable[[], str]] = {
     "cifar-ece": cifar_ece,
     "table-one": table_1,
-    "table-one-mnist": lambda: table_1("mlp"),
-    "table-two": table_2,
     "three-networks": three_networks,
     "vgg16": vgg16,
     "vgg16-kfac": vgg16_kfac,

@@ -353,19 +353,17 @@ def laplace_agreement() -> str:
 
 
 def commands() -> str:
-    """Our commands, their options and what they do, from their own definitions."""
+    """The installed commands, their options and what they do, from their own definitions."""
     import typer
 
-    from acnml.cli import build_app as acnml_app
-    from studies.__main__ import build_app as studies_app
+    from acnml.cli import build_app
 
     lines = []
-    for program, app in (("acnml", acnml_app()), ("python -m studies", studies_app())):
-        for words, command in _leaves(typer.main.get_command(app), program):
-            names = [max(p.opts, key=len) for p in command.params if p.param_type_name == "option"]
-            shown = ", ".join(f"`{name}`" for name in names if name != "--help")
-            about = (command.help or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-            lines.append([f"`{words}`", shown, about])
+    for words, command in _leaves(typer.main.get_command(build_app()), "acnml"):
+        names = [max(p.opts, key=len) for p in command.params if p.param_type_name == "option"]
+        shown = ", ".join(f"`{name}`" for name in names if name != "--help")
+        about = (command.help or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        lines.append([f"`{words}`", shown, about])
     return markdown(["command", "options", "what it does"], lines, left=3)
 
 

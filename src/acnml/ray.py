@@ -30,8 +30,9 @@ with needed_by("acnml.ray", "acnml[ray]"):
 
     from acnml.scoring import Answers, Job, Reading, ScoringError
     from acnml.scoring.columns import SHOWN, InputColumns, require_columns, require_free_names
+    from acnml.scoring.job import COLUMNS, REJECT
     from acnml.scoring.run import Worker
-    from acnml.scoring.scorer import COLUMNS, REJECT, Scorer, beside
+    from acnml.scoring.scorer import Scorer, beside
     from acnml.scoring.sources import Part, Unit
 
 T = TypeVar("T")

@@ -55,7 +55,7 @@ def test_predict(predict, tmp_path):
     [
         (["--columns", "z"], "no column 'z'"),
         (["--shape", "a,b"], "--shape must be numbers separated by commas"),
-        (["--image-size", "3"], "--image-size must be height,width"),
+        (["--image-size", "3"], "image_size must be (height, width)"),
         (["--actors", "2"], "are for --engine ray"),
         (["--transform", "prepare.py:crop"], "`transform` is for folders of images"),
     ],

@@ -15,9 +15,9 @@ pytest.importorskip("pyarrow", reason="needs the extra `predict`")
 from PIL import Image
 
 from acnml.scoring import Job, Reading, ScoringError, score
+from acnml.scoring.job import COLUMNS
 from acnml.scoring.output import fcntl
 from acnml.scoring.run import locally
-from acnml.scoring.scorer import COLUMNS
 from scored import calibrated_files, contents, read, rows, write_parquet
 
 

@@ -143,7 +143,6 @@ def wrong_labels() -> Iterator[Names]:
 @fixture("howto/choose-a-posterior.md")
 @fixture("howto/write-your-own.md")
 @fixture("howto/reproduce-the-paper.md")
-@fixture("explanation/last-layer.md")
 def your_model() -> Iterator[Names]:
     yield small_model()
 

@@ -10,11 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
+import acnml
+from acnml.cli.options import one_line
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command()
+    @one_line()
     def merge(
         parts: Annotated[list[Path], typer.Argument(help="Files of acnml.save, at least two.")],
         output: Annotated[Path, typer.Option(help="File for the sum.")],
@@ -25,29 +29,16 @@ def register(app: typer.Typer) -> None:
         of all data, as if one process had fitted it. The parts must not overlap,
         and all must be of the same trained network.
         """
-        run_merge(parts, output)
-
-
-def run_merge(parts: list[Path], output: Path) -> None:
-    """Add up the files and write their sum."""
-    import acnml
-
-    if len(parts) < 2:
-        sys.exit("Name at least two files to merge.")
-    if len({part.resolve() for part in parts}) < len(parts):
-        sys.exit("A file is named twice: its data would count twice.")
-    try:
-        values = [_loaded(part) for part in parts]
-        total = reduce(add, values)
+        if len(parts) < 2:
+            raise ValueError("name at least two files to merge")
+        if len({part.resolve() for part in parts}) < len(parts):
+            raise ValueError("a file is named twice: its data would count twice")
+        total = reduce(add, map(_loaded, parts))
         acnml.save(total, output)
-    except (OSError, TypeError, ValueError) as error:
-        sys.exit(f"Nothing was written. {error}")
-    sys.stdout.write(f"{output}: a {type(total).__name__} of {len(parts)} parts\n")
+        sys.stdout.write(f"{output}: a {type(total).__name__} of {len(parts)} parts\n")
 
 
 def _loaded(path: Path) -> Any:
-    import acnml
-
     value = acnml.load(path)
     if not isinstance(value, (acnml.fit.Curvature, acnml.Swag)):
         kind = type(value).__name__

@@ -7,14 +7,17 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import typer
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from acnml.monitor import Monitor, Window
+import acnml
+from acnml._util.files import write_file
+from acnml.cli.monitor_page import page
+from acnml.cli.options import one_line
+from acnml.monitor import Monitor, Observed, Window
 
 COLUMNS = ("label", "confidence", "regret", "score", "abstain")
 
@@ -26,6 +29,7 @@ def register(app: typer.Typer) -> None:
     """Add the command."""
 
     @app.command()
+    @one_line()
     def monitor(
         scored: Annotated[Path, typer.Argument(help="Folder that `acnml predict` wrote.")],
         reference: Annotated[
@@ -56,29 +60,19 @@ def run_monitor(
     scored: Path, reference: Path, output: Path, window: int = 1000, by: str | None = None
 ) -> int:
     """Watch scored rows, write the report, and return the exit status."""
-    import acnml
-    from acnml._util.files import write_file
-    from acnml.cli.monitor_page import page
-
-    try:
-        own = _monitor(reference)
-        found = [(name, own.update(_observed(rows))) for name, rows in _windows(scored, window, by)]
-        output.mkdir(parents=True, exist_ok=True)
-        content = _as_json(own, found)
-        write_file(output / "monitor.json", (json.dumps(content, indent=1) + "\n").encode())
-        path = write_file(output / "monitor.html", page(content).encode())
-        acnml.save(own, output / "monitor.safetensors")
-    except (OSError, TypeError, ValueError) as error:
-        sys.exit(f"{error}")
+    own = _monitor(reference)
+    found = [(name, own.update(_observed(rows))) for name, rows in _windows(scored, window, by)]
+    content = _as_json(own, found)
+    output.mkdir(parents=True, exist_ok=True)
+    write_file(output / "monitor.json", (json.dumps(content, indent=1) + "\n").encode())
+    path = write_file(output / "monitor.html", page(content).encode())
+    acnml.save(own, output / "monitor.safetensors")
     sys.stdout.write(f"{content['finding']}\nReport: {path}\n")
     return CHANGED if own.changed_at is not None else 0
 
 
 def _monitor(path: Path) -> Monitor:
     """Return the stored monitor, or one of a stored calibrator."""
-    import acnml
-    from acnml.monitor import Monitor
-
     try:
         value = acnml.load(path)
     except acnml.storage.StorageError as error:
@@ -93,9 +87,6 @@ def _monitor(path: Path) -> Monitor:
 
 def _windows(folder: Path, count: int, by: str | None) -> Iterator[tuple[str, pa.Table]]:
     """Return the windows of a folder by name, one Parquet file after the other."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     paths = sorted(folder.glob("*.parquet"))
     if not paths:
         raise ValueError(f"{folder} has no Parquet files: give the output folder of acnml predict")
@@ -132,8 +123,6 @@ def _name(table: pa.Table, done: int, end: int, by: str | None) -> str:
 
 
 def _observed(rows: pa.Table) -> Any:
-    from acnml.monitor import Observed
-
     return Observed(*(rows[name].to_numpy().copy() for name in COLUMNS))
 
 

@@ -1,48 +1,113 @@
-"""Options of a command as values: one dataclass for every group of options."""
+"""What commands share: options from a dataclass, and errors in one line."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
-from collections.abc import Callable
-from typing import Any, get_type_hints
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import typer
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for typer with an option for every field of the command's arguments.
+@contextmanager
+def one_line() -> Iterator[None]:
+    """Turn errors about files and settings into one line and exit status 1."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError) as error:
+        sys.exit(f"{error}")
+    except KeyboardInterrupt:
+        sys.exit("Interrupted. Run the same command again to go on.")
 
-    The arguments of `command` are dataclasses. Their fields are annotated as typer reads it, for
-    example `rows: Annotated[int, typer.Option(help="…")] = 10`.
+
+def with_fields_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every field of the dataclass that is its first argument.
+
+    The help of an option is what the docstring says of its field. Fields that are dataclasses have
+    options of their own in place of one. Tuples are written with commas.
     """
-    groups = {name: kind for name, kind in get_type_hints(command).items() if name != "return"}
 
-    def flat(**options: Any) -> None:
-        command(**{name: _taken(kind, options) for name, kind in groups.items()})
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        others = get_type_hints(command, include_extras=True)
+        _, *rest = inspect.signature(command).parameters.values()
 
-    flat.__name__, flat.__doc__ = command.__name__, command.__doc__
-    parameters = [one for kind in groups.values() for one in _parameters(kind)]
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    flat.__annotations__ = {}  # typer reads the signature
-    return flat
+        def flat(**options: Any) -> None:
+            own = {each.name: options.pop(each.name) for each in rest}
+            command(_made(kind, options), **own)
+
+        flat.__name__, flat.__doc__ = command.__name__, command.__doc__
+        parameters = [*_parameters(kind), *(p.replace(annotation=others[p.name]) for p in rest)]
+        flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        flat.__annotations__ = {}  # typer reads the signature
+        return flat
+
+    return decorated
 
 
-def _parameters(kind: type[Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
+def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
+    hints, texts = get_type_hints(kind), _helps(kind)
+    for field in dataclasses.fields(kind):
+        name, hint = field.name, hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _parameters(hint)
+            continue
+        has_commas = _is_tuple(hint)
+        flags = [f"--{name.replace('_', '-')}"] if hint is bool else []
+        metavar = "A,B,..." if has_commas else None
+        option = typer.Option(*flags, help=texts[name], metavar=metavar)
+        default = "" if has_commas else field.default
+        yield inspect.Parameter(
+            name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=_default(field),
-            annotation=hints[field.name],
+            default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+            annotation=Annotated[_kind_of_option(name, hint), option],
         )
-        for field in dataclasses.fields(kind)
-    ]
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    is_required = field.default is dataclasses.MISSING
-    return inspect.Parameter.empty if is_required else field.default
+def _kind_of_option(name: str, hint: Any) -> Any:
+    """Return a type that typer knows."""
+    if get_origin(hint) is Literal:
+        values = get_args(hint)
+        return enum.Enum(name, [(value, value) for value in values], type=str)
+    return str if _is_tuple(hint) else hint
 
 
-def _taken(kind: type[Any], options: dict[str, Any]) -> Any:
-    return kind(**{field.name: options[field.name] for field in dataclasses.fields(kind)})
+def _helps(kind: type[Any]) -> dict[str, str]:
+    """Return what a docstring says of every field."""
+    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", inspect.cleandoc(kind.__doc__ or ""), re.M)
+    texts = {name: " ".join(text.split()).replace("`", "") for name, text in found}
+    return {name: text[0].upper() + text[1:] for name, text in texts.items()}
+
+
+def _is_tuple(hint: Any) -> bool:
+    """Whether a hint is that of a tuple, or of a tuple or None."""
+    return tuple in {get_origin(each) for each in (hint, *get_args(hint))}
+
+
+def _made(kind: Any, options: dict[str, Any]) -> Any:
+    """Return the dataclass that options describe."""
+    fields = {}
+    for name, hint in get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            fields[name] = _made(hint, options)
+        elif not _is_tuple(hint):
+            value = options[name]
+            fields[name] = value.value if isinstance(value, enum.Enum) else value
+        elif options[name]:  # without it, the field has its default
+            fields[name] = _items(options[name], hint, name.replace("_", "-"))
+    return kind(**fields)
+
+
+def _items(text: str, hint: Any, name: str) -> tuple[Any, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if "int" not in str(hint):
+        return tuple(words)
+    try:
+        return tuple(map(int, words))
+    except ValueError as error:
+        raise ValueError(f"--{name} must be numbers separated by commas, got {text!r}") from error

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from acnml.classifier import Classifier
-from acnml.exact.design import Design
 from acnml.exact.problem import LogisticProblem
 from acnml.exact.refit import Fit, fit
-from acnml.exact.rows import Rows
+from acnml.exact.regressions import Design, Rows
 from acnml.posteriors import LowRank
 
 
@@ -56,21 +55,20 @@ def laplace(problem: LogisticProblem) -> Laplace:
     posterior = LowRank(
         mean={"0.weight": weights},
         var={"0.weight": torch.zeros_like(weights)},
-        directions={"0.weight": directions(design, weights)},
+        directions={"0.weight": _directions(design, weights)},
     )
     return Laplace(Classifier(_network(weights, design.codes)), posterior, found)
 
 
-def directions(design: Design, weights: Tensor) -> Tensor:
+def _directions(design: Design, weights: Tensor) -> Tensor:
     """Return F (m·d, m, d) with Σ = F Fᵀ = H⁻¹ at weights (m, d).
 
     In the design's coordinates H = L Lᵀ, and the rows of L⁻¹ are these directions.
     """
     own = torch.linalg.solve(design.basis, weights.mT).mT.unsqueeze(0)  # V, weights = V Bᵀ
-    rows = Rows(design, own.new_empty(1, 0, own.shape[-1]), torch.zeros_like(own))
-    factor = torch.linalg.cholesky(rows.derivatives(own)[1][0])
-    eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
+    _, hessians = Rows.without_own(design, torch.zeros_like(own)).derivatives(own)
+    factor = torch.linalg.cholesky(hessians[0])
+    inverse = torch.linalg.solve_triangular(factor, torch.ones_like(factor[0]).diag(), upper=False)
     return inverse.unflatten(-1, weights.shape) @ design.basis.mT
 
 

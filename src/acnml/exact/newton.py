@@ -20,7 +20,7 @@ along some direction. There are three cases:
   converge. Their limit equals that of the maximum with a small ridge penalty, as the ridge tends to
   0. The ridge is reduced to 1e-11. The error is proportional to the ridge, so the last change gives
   an estimate of the remaining error.
-- *A query outside the span of the data*, in a direction without a penalty. `refit` handles this.
+- *A query outside the span of the data*, in a direction without a penalty. `cnml` handles this.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from acnml._util.threads import one_thread
-from acnml.exact.rows import Rows, Step
+from acnml.exact.regressions import Design, Rows, Step
 
 TOLERANCE = 1e-8  # for the last step, in logits; the remaining error is of the order of its square
 STEPS = 200  # maximum number of Newton steps
@@ -54,6 +54,16 @@ class Optimum(NamedTuple):
     converged: Tensor  # (R,) whether the residual is small enough
     limit: Tensor  # (R,) whether there is no finite maximum and the result is a limit
     separated: Tensor  # (R,) whether the limit is separation, where the likelihood tends to 1
+
+
+def fitted(design: Design, labels: Tensor) -> tuple[Optimum, Tensor]:
+    """Fit the data with each of R sequences of labels (R, n), starting at V = 0.
+
+    Returns the optima and the log-likelihoods (R,).
+    """
+    rows = Rows.without_own(design, design.statistic(design.features, labels))
+    optimum = maximise(rows, rows.zero())
+    return optimum, rows.log_lik(optimum.weights).masked_fill(optimum.separated, 0)
 
 
 @one_thread()

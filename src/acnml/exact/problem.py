@@ -42,9 +42,15 @@ class LogisticProblem:
 
     def __post_init__(self) -> None:
         require_features(self.features, "features")
-        _require_labels(self.labels, len(self.features), self.classes)
+        if self.labels.shape != (points := len(self.features),):
+            raise ValueError(f"labels must have shape ({points},), got {tuple(self.labels.shape)}")
+        if not ((self.labels >= 0) & (self.labels < self.classes)).all():
+            raise ValueError(f"labels must lie between 0 and {self.classes - 1}")
+        penalty = torch.as_tensor(self.l2, dtype=torch.float64, device=self.features.device)
+        if not (torch.isfinite(penalty) & (penalty >= 0)).all():
+            raise ValueError("l2 must be finite and not negative")
         object.__setattr__(self, "features", self.features.detach().double())
-        object.__setattr__(self, "l2", spread_penalty(self.l2, self.features))
+        object.__setattr__(self, "l2", penalty.expand(self.features.shape[1]))
 
     @property
     def penalty(self) -> Tensor:
@@ -67,27 +73,8 @@ def with_intercept(features: Tensor) -> Tensor:
     return functional.pad(features, (0, 1), value=1.0)
 
 
-def spread_penalty(l2: float | Tensor, features: Tensor) -> Tensor:
-    """Check the penalty and return λ_j for every feature (d,)."""
-    penalty = torch.as_tensor(l2, dtype=torch.float64, device=features.device)
-    if not (torch.isfinite(penalty) & (penalty >= 0)).all():
-        raise ValueError("l2 must be finite and not negative")
-    return penalty.expand(features.shape[1])
-
-
 def require_features(features: Tensor, what: str) -> None:
     """Raise an error unless `features` is a finite, non-empty matrix."""
     if features.ndim != 2 or 0 in features.shape:
         raise ValueError(f"{what} must be (points, features), got shape {tuple(features.shape)}")
     checks.require_finite(features, f"{what} are", "clean the data first")
-
-
-def _require_labels(labels: Tensor, points: int, classes: int) -> None:
-    """Raise an error unless there is one label from 0 to K - 1 per point."""
-    if labels.shape != (points,):
-        raise ValueError(f"labels must have shape ({points},), got {tuple(labels.shape)}")
-    if labels.min() < 0 or labels.max() >= classes:
-        raise ValueError(
-            f"labels must lie between 0 and {classes - 1}, "
-            f"got values from {labels.min().item()} to {labels.max().item()}"
-        )

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from acnml._util.memory import budget, require_memory
-from acnml.exact.design import Design
-from acnml.exact.newton import Optimum, maximise
+from acnml.exact.newton import fitted, maximise
 from acnml.exact.problem import LogisticProblem, require_features
-from acnml.exact.rows import Rows
+from acnml.exact.regressions import Design, Rows
 
 COPIES = 6  # intermediate results of the size of a row's logits that are in memory together
 
@@ -82,7 +81,7 @@ def fit(problem: LogisticProblem) -> Fit:
     torch.Size([2, 2])
     """
     design = Design.of(problem)
-    optimum, log_lik = _train(design, problem.labels)
+    optimum, log_lik = fitted(design, problem.labels[None])
     tensors = (design.class_weights(optimum.weights), log_lik, optimum.residual)
     return Fit(*(t[0] for t in (*tensors, optimum.converged, optimum.limit)))
 
@@ -110,7 +109,7 @@ def cnml(problem: LogisticProblem, queries: Tensor, memory: int | None = None) -
             f"{problem.features.shape[1]}; was an intercept left out?"
         )
     design = Design.of(problem)
-    trained = _train(design, problem.labels)[0]
+    trained, _ = fitted(design, problem.labels[None])
     # A diverging training solution is a poor starting point, so start from 0 instead.
     start = trained.weights.masked_fill(trained.limit, 0)
     blocks = queries.to(problem.features).split(_queries_at_once(design, memory))
@@ -118,17 +117,9 @@ def cnml(problem: LogisticProblem, queries: Tensor, memory: int | None = None) -
     return Refits(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def _train(design: Design, labels: Tensor) -> tuple[Optimum, Tensor]:
-    """Solve for the training set, as one row without additional points, starting at V = 0."""
-    statistic = design.statistic(design.features, labels).unsqueeze(0)
-    rows = Rows(design, statistic.new_empty(1, 0, statistic.shape[-1]), statistic)
-    optimum = maximise(rows, rows.zero())
-    return optimum, rows.log_lik(optimum.weights).masked_fill(optimum.separated, 0)
-
-
 def _refits(design: Design, queries: Tensor, labels: Tensor, start: Tensor) -> Refits:
     """Solve one row per query and label."""
-    Q, K = len(queries), design.classes
+    Q, K = len(queries), len(design.codes)
     own = (queries @ design.basis).repeat_interleave(K, dim=0).unsqueeze(1)
     targets = torch.arange(K, device=queries.device).repeat(Q).unsqueeze(-1)
     statistic = design.statistic(own, targets) + design.statistic(design.features, labels)
@@ -136,27 +127,20 @@ def _refits(design: Design, queries: Tensor, labels: Tensor, start: Tensor) -> R
     optimum = maximise(rows, start.expand_as(statistic))
     log_lik = rows.log_probs(optimum.weights)[:, -1].gather(-1, targets).squeeze(-1)
     log_lik = log_lik.masked_fill(optimum.separated, 0)
-    tensors = (log_lik, design.class_weights(optimum.weights), *optimum[1:4])
-    refits = Refits(*(tensor.unflatten(0, (Q, K)) for tensor in tensors))
-    return _unheld(refits, design.is_outside(queries))
-
-
-def _unheld(refits: Refits, outside: Tensor) -> Refits:
-    """Set the limits of queries outside the span of the data, in a direction without a penalty.
-
-    Weights along such a direction have no penalty and change no probability of the training data.
-    The model can therefore fit every label of the query, and its likelihood tends to 1.
-    """
-    rows = outside.unsqueeze(-1)
-    return refits._replace(
-        log_lik=refits.log_lik.masked_fill(rows, 0),
-        residual=refits.residual.masked_fill(rows, 0),
-        converged=refits.converged | rows,
-        limit=refits.limit | rows,
+    # Weights along a direction without data or penalty change no probability of the training data.
+    # A query with a component there can have any label, and its likelihood tends to 1.
+    outside = design.is_outside(queries).repeat_interleave(K)
+    tensors = (
+        log_lik.masked_fill(outside, 0),
+        design.class_weights(optimum.weights),
+        optimum.residual.masked_fill(outside, 0),
+        optimum.converged | outside,
+        optimum.limit | outside,
     )
+    return Refits(*(tensor.unflatten(0, (Q, K)) for tensor in tensors))
 
 
 def _queries_at_once(design: Design, memory: int | None) -> int:
-    n, K, m = len(design.features), design.classes, design.codes.shape[1]
+    n, (K, m) = len(design.features), design.codes.shape
     row = design.features.element_size() * n * (COPIES * K + 3 * m * m)
     return max(1, budget(design.features.device, memory) // (row * K))

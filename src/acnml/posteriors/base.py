@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -44,11 +45,8 @@ class Posterior(ABC):
     """
 
     mean: Params
-
-    @property
-    def couples_layers(self) -> bool:
-        """Whether Σ has entries between different layers. If not, V = JΣJᵀ is a sum over layers."""
-        return True
+    # Whether Σ has entries between different layers. If not, V = JΣJᵀ is a sum over layers.
+    couples_layers: ClassVar[bool] = True
 
     @property
     def dtype(self) -> torch.dtype:
@@ -127,3 +125,8 @@ class Posterior(ABC):
         names = list(self.mean)
         span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
         return f"{type(self).__name__}({count(self.mean):,} parameters: {span})"
+
+
+def gaussian_log_density(distance: Tensor, log_det: Tensor, size: int) -> Tensor:
+    """Return -½ (dᵀΣ⁻¹d + log |Σ| + P log 2π) for a distance dᵀΣ⁻¹d and P dimensions."""
+    return -0.5 * (distance + log_det + size * math.log(2 * math.pi))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import final
 
@@ -13,8 +12,8 @@ from acnml._algebra.actions import DiagonalAction, Displacement, diagonal_prefer
 from acnml._algebra.dual import Affine, Dual
 from acnml._algebra.kernels import DiagonalKernel
 from acnml._util import checks
-from acnml._util.params import Params, flatten, scale, standard_normal, zip_with
-from acnml.posteriors.base import Posterior
+from acnml._util.params import Params, flatten, scale, standard_normal, subtract, zip_with
+from acnml.posteriors.base import Posterior, gaussian_log_density
 
 
 @final
@@ -29,15 +28,11 @@ class Diagonal(Posterior):
 
     mean: Params
     var: Params
+    couples_layers = False
 
     def __post_init__(self) -> None:
         checks.require_mean(self.mean)
         checks.require_variances(self.var, self.mean)
-
-    @property
-    def couples_layers(self) -> bool:
-        """Layers are independent."""
-        return False
 
     def cov_mv(self, v: Params) -> Params:
         """Return s ⊙ v."""
@@ -52,8 +47,8 @@ class Diagonal(Posterior):
         """Return Σ_i log N(θ_i; μ_i, s_i)."""
         checks.require_density(self.var)
         var = flatten(self.var, self.mean)
-        offset = flatten(params, self.mean) - flatten(self.mean, self.mean)
-        return -0.5 * (offset**2 / var + var.log() + math.log(2 * math.pi)).sum(-1)
+        offset = flatten(subtract(params, self.mean), self.mean)
+        return gaussian_log_density((offset**2 / var).sum(-1), var.log().sum(), len(var))
 
     def scaled(self, alpha: float) -> Diagonal:
         """Return N(μ, α diag(s))."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -13,8 +12,8 @@ from torch import Tensor
 from acnml._algebra.dual import Affine
 from acnml._algebra.kernels import DenseKernel
 from acnml._util import checks
-from acnml._util.params import Params, add, count, flatten, normal_like, unflatten
-from acnml.posteriors.base import Posterior
+from acnml._util.params import Params, add, count, flatten, normal_like, subtract, unflatten
+from acnml.posteriors.base import Posterior, gaussian_log_density
 
 # Numbers in the product of inputs with Σ that are computed at once, if Σ itself is not larger.
 AT_ONCE = 2**20
@@ -60,10 +59,10 @@ class Full(Posterior):
                 "log_prob needs a positive definite cov, but this one is singular: fit it with a "
                 "larger prior precision"
             )
-        offset = flatten(params, self.mean) - flatten(self.mean, self.mean)
+        offset = flatten(subtract(params, self.mean), self.mean)
         white = torch.linalg.solve_triangular(factor, offset.unsqueeze(-1), upper=False)
         log_det = 2 * factor.diagonal().log().sum()
-        return -0.5 * ((white**2).sum((-1, -2)) + log_det + len(factor) * math.log(2 * math.pi))
+        return gaussian_log_density((white**2).sum((-1, -2)), log_det, len(factor))
 
     def scaled(self, alpha: float) -> Full:
         """Return N(μ, αΣ)."""

@@ -25,7 +25,7 @@ from acnml._algebra.dual import Affine, Dual, Outers
 from acnml._algebra.kernels import Kernel, ScaledKernel, SpectralKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
-from acnml.posteriors.base import Posterior
+from acnml.posteriors.base import Posterior, gaussian_log_density
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,12 +53,8 @@ class Block(ABC):
         """Transform matrices of independent N(0, 1) entries into samples of N(0, Σ)."""
 
     @abstractmethod
-    def distance(self, matrix: Tensor) -> Tensor:
-        """Return dᵀΣ⁻¹d for matrices d (*batch, out, in)."""
-
-    @abstractmethod
-    def log_det(self) -> Tensor:
-        """Return log |Σ|."""
+    def log_prob(self, offset: Tensor) -> Tensor:
+        """Return log N(d; 0, Σ) for matrices d (*batch, out, in)."""
 
     @abstractmethod
     def scaled(self, alpha: float) -> Self:
@@ -76,19 +72,15 @@ class Block(ABC):
     def action(self, outers: Outers) -> Action:
         """Return Σv as an operation on layer inputs, for a v in factors."""
 
+    @final
+    def _density(self, distance: Tensor, log_det: Tensor) -> Tensor:
+        return gaussian_log_density(distance, log_det, math.prod(self.shape))
+
 
 @final
 @dataclass(frozen=True, eq=False)
 class FactorBlock(Block):
-    """Σ = A⁻¹ ⊗ G⁻¹, given by the two inverses (symmetric, positive definite).
-
-    >>> import acnml, torch
-    >>> layer = acnml.posteriors.Affine("weight", "bias")
-    >>> block = acnml.posteriors.FactorBlock(layer, input_cov=torch.eye(5), output_cov=torch.eye(3))
-    >>> mean = {"weight": torch.zeros(3, 4), "bias": torch.zeros(3)}
-    >>> acnml.Kronecker(mean, (block,))
-    Kronecker(15 parameters: weight … bias)
-    """
+    """Σ = A⁻¹ ⊗ G⁻¹, given by the two inverses (symmetric, positive definite)."""
 
     layer: Affine
     input_cov: Tensor  # A⁻¹ (in, in)
@@ -102,9 +94,7 @@ class FactorBlock(Block):
     def damped(layer: Affine, A: Tensor, G: Tensor, prior_precision: float) -> FactorBlock:
         """Return (A + √τ I)⁻¹ ⊗ (G + √τ I)⁻¹."""
         root = math.sqrt(checks.require_positive(prior_precision, "prior_precision"))
-        return FactorBlock(
-            layer, _inverse(_add_identity(A, root)), _inverse(_add_identity(G, root))
-        )
+        return FactorBlock(layer, _damped_inverse(A, root), _damped_inverse(G, root))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -120,19 +110,15 @@ class FactorBlock(Block):
         left, right = self._roots
         return left @ noise @ right.mT
 
-    def distance(self, matrix: Tensor) -> Tensor:
-        """Return ‖L_G⁻¹ d L_A⁻ᵀ‖²."""
-        left = torch.linalg.cholesky(self.output_cov)
-        right = torch.linalg.cholesky(self.input_cov)
-        half = torch.linalg.solve_triangular(left, matrix, upper=False)
-        whitened = torch.linalg.solve_triangular(right, half.mT, upper=False)
-        return (whitened**2).flatten(-len(self.shape)).sum(-1)
-
-    def log_det(self) -> Tensor:
-        """Return in · log|G⁻¹| + out · log|A⁻¹|."""
+    def log_prob(self, offset: Tensor) -> Tensor:
+        """Return the density with dᵀΣ⁻¹d = ‖L_G⁻¹ d L_A⁻ᵀ‖²."""
+        left, right = self._roots
+        half = torch.linalg.solve_triangular(left, offset, upper=False)
+        white = torch.linalg.solve_triangular(right, half.mT, upper=False)
+        log_dets = [2 * root.diagonal(dim1=-2, dim2=-1).log().sum() for root in (left, right)]
         *_, out_size, in_size = self.shape
-        log_dets = torch.logdet(self.output_cov), torch.logdet(self.input_cov)
-        return (in_size * log_dets[0] + out_size * log_dets[1]).sum()
+        log_det = in_size * log_dets[0] + out_size * log_dets[1]
+        return self._density((white**2).flatten(-len(self.shape)).sum(-1), log_det)
 
     def scaled(self, alpha: float) -> FactorBlock:
         """Return αΣ."""
@@ -211,14 +197,11 @@ class EigenBlock(Block):
         """Return U_G (√S ⊙ ε) U_Aᵀ."""
         return self._rotate_back(self.var.sqrt() * noise)
 
-    def distance(self, matrix: Tensor) -> Tensor:
-        """Return Σ (U_Gᵀ d U_A)² / S."""
-        rotated = self.output_basis.mT @ matrix @ self.input_basis
-        return (rotated**2 / self.var).flatten(-len(self.shape)).sum(-1)
-
-    def log_det(self) -> Tensor:
-        """Return Σ log S."""
-        return self.var.log().sum()
+    def log_prob(self, offset: Tensor) -> Tensor:
+        """Return the density with dᵀΣ⁻¹d = Σ (U_Gᵀ d U_A)² / S."""
+        rotated = self.output_basis.mT @ offset @ self.input_basis
+        distance = (rotated**2 / self.var).flatten(-len(self.shape)).sum(-1)
+        return self._density(distance, self.var.log().sum())
 
     def scaled(self, alpha: float) -> EigenBlock:
         """Return αΣ."""
@@ -262,6 +245,7 @@ class Kronecker(Posterior):
 
     mean: Params
     blocks: tuple[Block, ...]
+    couples_layers = False
 
     def __post_init__(self) -> None:
         checks.require_mean(self.mean)
@@ -274,11 +258,6 @@ class Kronecker(Posterior):
                     f"the block of {block.layer.weight!r} is for a matrix of shape {block.shape}, "
                     f"but its parameters in the mean have shape {tuple(shape)}"
                 )
-
-    @property
-    def couples_layers(self) -> bool:
-        """Layers are independent."""
-        return False
 
     def cov_mv(self, v: Params) -> Params:
         """Return Σv, block by block."""
@@ -294,7 +273,8 @@ class Kronecker(Posterior):
     def log_prob(self, params: Params) -> Tensor:
         """Return the sum of the blocks' Gaussian log-densities."""
         offset = subtract(params, self.mean)
-        return torch.stack([self._block_log_prob(block, offset) for block in self.blocks]).sum(0)
+        parts = [block.log_prob(block.layer.join(offset, self.mean)) for block in self.blocks]
+        return torch.stack(parts).sum(0)
 
     def scaled(self, alpha: float) -> Kronecker:
         """Return N(μ, αΣ)."""
@@ -324,11 +304,6 @@ class Kronecker(Posterior):
     def _block(self, layer: Affine) -> Block:
         return next(block for block in self.blocks if block.layer == layer)
 
-    def _block_log_prob(self, block: Block, offset: Params) -> Tensor:
-        distance = block.distance(block.layer.join(offset, self.mean))
-        size = math.prod(block.shape)
-        return -0.5 * (distance + block.log_det() + size * math.log(2 * math.pi))
-
     def _named(self, matrices: list[Tensor]) -> Params:
         """Split one matrix per block into named tensors, in the order of the mean."""
         named: Params = {}
@@ -337,19 +312,16 @@ class Kronecker(Posterior):
         return {name: named[name] for name in self.mean}
 
 
-def _add_identity(matrix: Tensor, value: float) -> Tensor:
-    return matrix + value * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-
-
 def _cholesky(matrix: Tensor) -> Tensor:
     """Return L with LLᵀ = matrix, using single precision because torch lacks it in half."""
     wide = torch.promote_types(matrix.dtype, torch.float32)
     return torch.linalg.cholesky(matrix.to(wide)).to(matrix.dtype)
 
 
-def _inverse(matrix: Tensor) -> Tensor:
-    """Invert a positive definite matrix in double precision; it may be nearly singular."""
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix.double()))
+def _damped_inverse(matrix: Tensor, value: float) -> Tensor:
+    """Return (M + λI)⁻¹, inverted in double precision because it may be nearly singular."""
+    damped = matrix + value * torch.ones_like(matrix[..., 0]).diag_embed()
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped.double()))
     return inverse.to(matrix.dtype).contiguous()
 
 

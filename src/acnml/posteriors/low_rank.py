@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from acnml._algebra.actions import (
-    Action,
     DiagonalAction,
     Displacement,
     LowRankAction,
@@ -19,8 +18,17 @@ from acnml._algebra.actions import (
 from acnml._algebra.dual import Affine, Dual, Outers
 from acnml._algebra.kernels import DenseKernel
 from acnml._util import checks
-from acnml._util.params import Params, add, flatten, normal_like, scale, standard_normal, unflatten
-from acnml.posteriors.base import Posterior
+from acnml._util.params import (
+    Params,
+    add,
+    flatten,
+    normal_like,
+    scale,
+    standard_normal,
+    subtract,
+    unflatten,
+)
+from acnml.posteriors.base import Posterior, gaussian_log_density
 
 
 @final
@@ -63,9 +71,8 @@ class LowRank(Posterior):
         """Draw μ + √s ⊙ ε₁ + F ε₂ with ε₁, ε₂ ~ N(0, I)."""
         noise = flatten(standard_normal(self.mean, n, generator), self.mean)
         F = flatten(self.directions, self.mean)
-        offset = (
-            noise * flatten(self.var, self.mean).sqrt() + normal_like(F[:, 0], n, generator) @ F
-        )
+        offset = noise * flatten(self.var, self.mean).sqrt()
+        offset = offset + normal_like(F[:, 0], n, generator) @ F
         return add(unflatten(offset, self.mean), self.mean)
 
     def log_prob(self, params: Params) -> Tensor:
@@ -76,14 +83,14 @@ class LowRank(Posterior):
         """
         checks.require_density(self.var)
         var, F = flatten(self.var, self.mean), flatten(self.directions, self.mean)
-        offset = flatten(params, self.mean) - flatten(self.mean, self.mean)
+        offset = flatten(subtract(params, self.mean), self.mean)
         eye = torch.eye(self.rank, dtype=F.dtype, device=F.device)
         cholesky = torch.linalg.cholesky(eye + (F / var) @ F.T)
         projected = (offset / var) @ F.T  # (*batch, r)
         whitened = torch.linalg.solve_triangular(cholesky, projected.unsqueeze(-1), upper=False)
         distance = (offset**2 / var).sum(-1) - (whitened**2).sum((-1, -2))
         log_det = var.log().sum() + 2 * cholesky.diagonal().log().sum()
-        return -0.5 * (distance + log_det + len(var) * math.log(2 * math.pi))
+        return gaussian_log_density(distance, log_det, len(var))
 
     def scaled(self, alpha: float) -> LowRank:
         """Return N(μ, α(diag(s) + F Fᵀ))."""
@@ -106,35 +113,24 @@ class LowRank(Posterior):
 
         For a layer in factors, entry k of Fᵀ(δaᵀ) is δᵀ(F_k a), with F_k the k-th direction.
         """
-        coefficients = self._coefficients(dual)
+        parts = [self._coefficients(name, v) for name, v in dual.dense.items()]
+        parts += [self._outer_coefficients(layer, outers) for layer, outers in dual.outers.items()]
+        c = torch.stack(torch.broadcast_tensors(*parts)).sum(0)  # (*batch, r)
         dense = {
-            name: v * self.var[name] + self._along(name, coefficients)
+            name: v * self.var[name] + torch.tensordot(c, self.directions[name], dims=1)
             for name, v in dual.dense.items()
         }
-        actions = {
-            layer: self._action(layer, outers, coefficients)
-            for layer, outers in dual.outers.items()
-        }
-        return Displacement(dense, actions)
+        return Displacement(dense, {k: self._action(k, v, c) for k, v in dual.outers.items()})
 
-    def _coefficients(self, dual: Dual) -> Tensor:
-        """Return c = Fᵀv as (*batch, r)."""
-        parts = [self._dense_coefficients(name, v) for name, v in dual.dense.items()]
-        parts += [self._outer_coefficients(layer, outers) for layer, outers in dual.outers.items()]
-        return torch.stack(torch.broadcast_tensors(*parts)).sum(0)
-
-    def _dense_coefficients(self, name: str, v: Tensor) -> Tensor:
-        F, like = self.directions[name], {name: self.mean[name]}
-        return flatten({name: v}, like) @ F.reshape(self.rank, -1).T
+    def _coefficients(self, name: str, v: Tensor) -> Tensor:
+        like = {name: self.mean[name]}
+        return flatten({name: v}, like) @ flatten(self.directions, like).T
 
     def _outer_coefficients(self, layer: Affine, outers: Outers) -> Tensor:
         F = layer.join(self.directions, self.mean)  # (r, out, in)
         moved = torch.einsum("...ti,koi->...tko", outers.inputs.vectors, F)
         return outers.weight * (moved * outers.deltas.unsqueeze(-2)).sum((-1, -3))
 
-    def _along(self, name: str, coefficients: Tensor) -> Tensor:
-        return torch.tensordot(coefficients, self.directions[name], dims=1)
-
-    def _action(self, layer: Affine, outers: Outers, coefficients: Tensor) -> Action:
+    def _action(self, layer: Affine, outers: Outers, coefficients: Tensor) -> LowRankAction:
         diagonal = DiagonalAction((outers,), *layer.matrix_and_bias(self.var))
         return LowRankAction(diagonal, layer.join(self.directions, self.mean), coefficients)

@@ -4,11 +4,9 @@
 complete or absent, so a run that was killed goes on where it stopped, and every row occurs exactly
 once. Memory does not grow with the input. This package needs the extra `predict`.
 
-- `job.py`: what is scored, and how: settings.
-- `models.py`: the predictor of a job.
+- `job.py`: what is scored, and how: settings. `functions.py` finds functions that they name.
 - `files.py`: the files of the input, none of which is left out or exchanged unnoticed.
-- `inputs.py`: which kind of input they are. `sources.py` has what all kinds have in common;
-  `parquet.py`, `arrays.py` and `images.py` read rows.
+- `inputs.py`: the kinds of input, with `arrays.py`. `sources.py` has what they have in common.
 - `columns.py`: columns of a table as arrays, and rows that do not fit.
 - `scorer.py`: inputs to answers.
 - `output.py`: the folder with the results.

@@ -7,7 +7,21 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
+import pyarrow as pa
+
 from acnml._util import checks
+
+# Columns of answers and their types. All tables of a job have the same, also those without rows.
+COLUMNS = {
+    "label": pa.int64(),  # the likeliest class
+    "confidence": pa.float32(),  # its probability
+    "regret": pa.float32(),  # log C(x), of `Acnml` and `Calibrated`
+    "score": pa.float32(),  # atypicality, of `Calibrated`
+    "solved": pa.bool_(),  # whether the solver reached an optimum for all labels, of `Acnml`
+    "abstain": pa.bool_(),  # whether there should be no answer, of `Calibrated`
+    "log_probs": pa.list_(pa.float32()),  # of all classes, if asked for
+}
+REJECT = "reject"  # why a row has no answer
 
 # A scheme has two letters at least, because C:/data is a path. `Path` makes one slash of two.
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -41,10 +55,10 @@ class Reading:
         stack: join numeric columns into one vector per row, in this order, and pass it as
             `model(x)`.
         carry: the columns to copy to the output.
-        shape: of one input, for columns that are stored flat.
+        shape: the shape of one input, for columns that are stored flat.
         as_float: convert integers to floating point numbers.
-        image_mode: to which 8-bit images are converted, for example "RGB" or "L", see Pillow.
-        image_size: (height, width) to which images are resized; by default they are not.
+        image_mode: the mode to which 8-bit images are converted: "RGB", "L", ..., see Pillow.
+        image_size: height and width to which images are resized; by default they are not.
         transform: "package.module:function" or "file.py:function" that makes an array of an image
             of Pillow; by default, one of shape (channels, height, width) from 0 to 1. Images with
             16 or 32 bits per channel need one. It gets them in their own mode, not clipped.
@@ -62,6 +76,10 @@ class Reading:
     image_size: tuple[int, int] | None = None
     transform: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.image_size is not None and len(self.image_size) != 2:
+            raise ValueError(f"image_size must be (height, width), got {self.image_size}")
+
 
 @final
 @dataclass(frozen=True)
@@ -69,9 +87,9 @@ class Answers:
     """What the output has for every row, besides the columns that are carried over.
 
     Args:
-        log_probs: whether to write the log-probabilities of all classes.
+        log_probs: write the log-probabilities of all classes.
         abstain_share: the share of validation data on which a `Calibrated` predictor would abstain.
-        abstain_by: "confidence" or "regret", see `Calibrated.abstains`.
+        abstain_by: what abstaining looks at, see `Calibrated.abstains`.
 
     >>> Answers(log_probs=True).abstain_share
     0.05
@@ -102,7 +120,7 @@ class Job:
         part_rows: rows of a part of the output, which is done again if the run is killed in the
             middle of it. The answers of two parts are in memory at once.
         batch_rows: rows that are read and scored together.
-        device: of the network, for example "cuda".
+        device: the device of the network, for example "cuda".
 
     >>> Job("network.py:build", "calibrated.safetensors", "data.parquet", "scored").part_rows
     16384

@@ -29,8 +29,7 @@ import pyarrow.parquet as pq
 
 from acnml._util import files
 from acnml.scoring.files import Files
-from acnml.scoring.job import ScoringError
-from acnml.scoring.scorer import COLUMNS, REJECT
+from acnml.scoring.job import COLUMNS, REJECT, ScoringError
 from acnml.scoring.sources import Part
 
 try:

@@ -13,11 +13,11 @@ import pyarrow as pa
 
 import acnml
 from acnml.scoring.columns import require_free_names
+from acnml.scoring.functions import file_of
 from acnml.scoring.inputs import open_source
-from acnml.scoring.job import Job
-from acnml.scoring.models import file_of, load_predictor
+from acnml.scoring.job import COLUMNS, REJECT, Job
 from acnml.scoring.output import FORMAT, Folder, Summary, sha256, summary_of
-from acnml.scoring.scorer import COLUMNS, REJECT, Scorer, beside
+from acnml.scoring.scorer import Scorer, beside, load_predictor
 from acnml.scoring.sources import Part, Source, Unit
 
 T = TypeVar("T")

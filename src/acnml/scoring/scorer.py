@@ -1,4 +1,4 @@
-"""From inputs to answers: what a predictor says about a batch, and why it says nothing for some."""
+"""The predictor of a job: what it says about a batch, and why it says nothing for some rows."""
 
 from __future__ import annotations
 
@@ -8,26 +8,38 @@ from typing import final
 
 import numpy as np
 import pyarrow as pa
+import safetensors.torch
 import torch
-from torch import Tensor
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
 from acnml._util.checks import RowsError
 from acnml.calibration import Calibrated
+from acnml.classifier import Classifier
 from acnml.predictors import Acnml, Predictor
 from acnml.scoring.columns import ONLY, Array, Read
-from acnml.scoring.job import Answers
+from acnml.scoring.functions import load_function
+from acnml.scoring.job import COLUMNS, REJECT, Answers, Job, ScoringError
+from acnml.storage import load
 
-# Columns of answers and their types. All tables of a job have the same, also those without rows.
-COLUMNS = {
-    "label": pa.int64(),  # the likeliest class
-    "confidence": pa.float32(),  # its probability
-    "regret": pa.float32(),  # log C(x), of `Acnml` and `Calibrated`
-    "score": pa.float32(),  # atypicality, of `Calibrated`
-    "solved": pa.bool_(),  # whether the solver reached an optimum for all labels, of `Acnml`
-    "abstain": pa.bool_(),  # whether there should be no answer, of `Calibrated`
-    "log_probs": pa.list_(pa.float32()),  # of all classes, if asked for
-}
-REJECT = "reject"  # why a row has no answer
+
+def load_predictor(job: Job) -> Predictor:
+    """Return the predictor of a job on its device."""
+    built = load_function(job.model, "model")()
+    model = built.model if isinstance(built, Classifier) else built
+    if not isinstance(model, nn.Module):
+        kind = type(built).__name__
+        raise ScoringError(f"{job.model} must return an nn.Module or a Classifier, got a {kind}")
+    try:
+        if job.weights is not None:
+            safetensors.torch.load_model(model, job.weights)
+    except (SafetensorError, RuntimeError) as error:
+        raise ScoringError(f"{job.weights} does not fit the model: {error}") from error
+    try:
+        model.to(job.device)
+    except (RuntimeError, AssertionError) as error:
+        raise ScoringError(f"the device {job.device!r} cannot be used: {error}") from error
+    return load(job.predictor, built if isinstance(built, Classifier) else Classifier(model))
 
 
 @final

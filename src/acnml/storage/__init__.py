@@ -14,37 +14,57 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from acnml import (
+    atypicality,
+    calibration,
+    decisions,
+    features,
+    fit,
+    monitor,
+    outcomes,
+    posteriors,
+    predictors,
+    solve,
+)
+from acnml._algebra import dual
 from acnml._util.params import Params
-from acnml.atypicality import Atypicality
-from acnml.calibration import Calibrated, Calibrator
+from acnml.calibration import heads
 from acnml.classifier import Classifier, require_classifier
-from acnml.decisions import Abstention
-from acnml.fit import Curvature, Swag
-from acnml.monitor import Monitor
-from acnml.posteriors import Posterior
-from acnml.predictors import Predictor
 from acnml.storage import disk
 from acnml.storage.disk import CHECKSUM, FORMAT_VERSION, HEADER, StorageError
 from acnml.storage.network import Weights, require_same
-from acnml.storage.tree import KINDS, Encoder, decode
-
-Network: TypeAlias = Classifier | nn.Module
-Storable: TypeAlias = (
-    Posterior
-    | Curvature
-    | Swag
-    | Predictor
-    | Calibrated
-    | Calibrator
-    | Atypicality
-    | Abstention
-    | Monitor
-)
+from acnml.storage.tree import Encoder, decode
 
 __all__ = ["CHECKSUM", "FORMAT_VERSION", "HEADER", "KINDS", "StorageError", "load", "save"]
 
+Network: TypeAlias = Classifier | nn.Module
 
-def save(value: Storable, path: str | os.PathLike[str]) -> None:
+_CURVATURES = "DiagonalCurvature FullCurvature KroneckerCurvature EkfacCurvature"
+_PREDICTORS = "Map Bma Acnml Ensemble Tempered McDropout Glm Probit LogitSampling"
+
+# The only classes that a file may contain, by the rooms that they are from. Loading constructs no
+# others.
+KINDS: dict[str, Any] = {
+    name: getattr(room, name)
+    for room, names in (
+        (posteriors, "Diagonal Full Kronecker LowRank FactorBlock EigenBlock"),
+        (dual, "Affine"),
+        (fit, f"{_CURVATURES} Factors EigenFactors Swag"),
+        (solve, "Reference Gradient Linearised Influence"),
+        (predictors, f"{_PREDICTORS} IfComp Pnml Modes"),
+        (calibration, "Calibrated Calibrator CalibrationRow"),
+        (heads, "Softmax Sigmoid"),
+        (atypicality, "Atypicality"),
+        (features, "Folding Place"),
+        (outcomes, "Outcomes"),
+        (decisions, "Abstention Certificate"),
+        (monitor, "Monitor"),
+    )
+    for name in names.split()
+}
+
+
+def save(value: Any, path: str | os.PathLike[str]) -> None:
     """Store a posterior, a curvature, a `Swag`, or a predictor without its network.
 
     The write is atomic: if it fails, no partial file is left and an existing file is unchanged. A
@@ -64,15 +84,14 @@ def save(value: Storable, path: str | os.PathLike[str]) -> None:
     >>> torch.equal(again.var["w"], posterior.var["w"])
     True
     """
-    if not isinstance(value, Storable):
+    if type(value).__name__ not in KINDS:
         raise TypeError(
             "only posteriors, curvatures, Swag, predictors, calibrated networks and what follows "
             f"from these can be stored, got a {type(value).__name__}"
         )
-    if isinstance(value, Swag) and value.updates == 0:
+    if isinstance(value, fit.Swag) and value.updates == 0:
         raise ValueError("the Swag has not collected any weights: store it after the first update")
-    disk.require_target(Path(path))
-    encoder = Encoder()
+    encoder = Encoder(KINDS)
     tree = encoder.encode(value)
     disk.write(Path(path), disk.Stored(tree, encoder.descriptions(), encoder.tensors))
 
@@ -127,7 +146,7 @@ def load(
     try:
         for one, description in zip(given, stored.networks, strict=True):
             require_same(one, description, weights)
-        return decode(stored.value, stored.tensors, restore)
+        return decode(stored.value, stored.tensors, KINDS, restore)
     except disk.DAMAGE as error:
         raise StorageError(f"{path} cannot be restored: {error}") from error
 

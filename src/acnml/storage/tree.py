@@ -1,8 +1,8 @@
 """Values as trees of JSON data, with their tensors apart: what a file may hold, and how.
 
-A stored value is a tree of frozen dataclasses and named tuples, of the classes in `KINDS`. Each
-tensor is stored under its path in the tree ("posterior/mean/fc.weight"). A network is not stored,
-only its description.
+A stored value is a tree of frozen dataclasses and named tuples, of known classes. Each tensor is
+stored under its path in the tree ("posterior/mean/fc.weight"). A network is not stored, only its
+description.
 """
 
 from __future__ import annotations
@@ -10,60 +10,24 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from torch import Tensor
 
-from acnml import (
-    atypicality,
-    calibration,
-    decisions,
-    features,
-    fit,
-    monitor,
-    outcomes,
-    posteriors,
-    predictors,
-    solve,
-)
-from acnml._algebra import dual
 from acnml._util.params import Params
-from acnml.calibration import heads
 from acnml.classifier import Classifier
-from acnml.fit import Swag
-from acnml.predictors import Predictor
 from acnml.storage import network
 
-_CURVATURES = "DiagonalCurvature FullCurvature KroneckerCurvature EkfacCurvature"
-_PREDICTORS = "Map Bma Acnml Ensemble Tempered McDropout Glm Probit LogitSampling"
-
-# The only classes that a file may contain, by the rooms that they are from. Loading constructs no
-# others.
-KINDS: dict[str, Any] = {
-    name: getattr(room, name)
-    for room, names in (
-        (posteriors, "Diagonal Full Kronecker LowRank FactorBlock EigenBlock"),
-        (dual, "Affine"),
-        (fit, f"{_CURVATURES} Factors EigenFactors Swag"),
-        (solve, "Reference Gradient Linearised Influence"),
-        (predictors, f"{_PREDICTORS} IfComp Pnml Modes"),
-        (calibration, "Calibrated Calibrator CalibrationRow"),
-        (heads, "Softmax Sigmoid"),
-        (atypicality, "Atypicality"),
-        (features, "Folding Place"),
-        (outcomes, "Outcomes"),
-        (decisions, "Abstention Certificate"),
-        (monitor, "Monitor"),
-    )
-    for name in names.split()
-}
+# The classes that a file may contain, by their names.
+Kinds: TypeAlias = Mapping[str, type[Any]]
 
 
 @final
 class Encoder:
     """Converts a value to JSON, and collects its tensors and its networks on the way."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Kinds) -> None:
+        self._kinds = kinds
         self.tensors: Params = {}
         # Two heads of one module with different get_logits count as two networks.
         self._networks: dict[tuple[int, Callable[[Any], Tensor]], Classifier] = {}
@@ -78,11 +42,10 @@ class Encoder:
             overrides = self.encode(value.overrides, path)
             tree = {"overrides": overrides, "temperature": value.temperature}
             return {"kind": "Classifier", "index": self._index(value), **tree}
-        if KINDS.get(type(value).__name__) is type(value):  # not another class of that name
+        if self._kinds.get(type(value).__name__) is type(value):  # not another class of that name
             if hasattr(value, "require_current"):
                 value.require_current()  # the file would certify the mixture of two networks
-            if isinstance(value, Predictor) or not path:
-                self._note_replaced(value)
+            self._note_replaced(value)
             return {"kind": type(value).__name__, **self._items(_fields(value), path)}
         if isinstance(value, Mapping):
             return {"map": self._items(value, path)}
@@ -94,7 +57,7 @@ class Encoder:
             return int(value) if isinstance(value, numbers.Integral) else float(value)
         raise TypeError(
             f"cannot store {path or 'a value'} of type {type(value).__name__}; "
-            f"supported types are {', '.join(KINDS)}. "
+            f"supported types are {', '.join(self._kinds)}. "
             "Save the posterior, if there is one, and construct the rest again after loading"
         )
 
@@ -131,25 +94,29 @@ class Encoder:
 
 def _fields(value: Any) -> dict[str, Any]:
     """Return the arguments from which a stored value is constructed."""
-    if isinstance(value, Swag):
+    if hasattr(value, "from_state_dict"):
         return {"state": value.state_dict()}
     if isinstance(value, tuple):  # a named one
         return value._asdict()  # type: ignore[attr-defined]
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
 
 
-def decode(tree: Any, tensors: Params, restore: Callable[..., Classifier]) -> Any:
+def decode(tree: Any, tensors: Params, kinds: Kinds, restore: Callable[..., Classifier]) -> Any:
     """Invert `Encoder.encode`; `restore` makes a classifier of the fields of a stored one."""
-    if isinstance(tree, list):
-        return tuple(decode(item, tensors, restore) for item in tree)
-    if not isinstance(tree, dict):
-        return tree
-    if "tensor" in tree:
-        return tensors[tree["tensor"]]
-    if "map" in tree:
-        return {key: decode(item, tensors, restore) for key, item in tree["map"].items()}
-    fields = {key: decode(item, tensors, restore) for key, item in tree.items() if key != "kind"}
-    if tree["kind"] == "Classifier":
-        return restore(**fields)
-    kind = KINDS[tree["kind"]]
-    return kind.from_state_dict(**fields) if kind is Swag else kind(**fields)
+
+    def decoded(part: Any) -> Any:
+        if isinstance(part, list):
+            return tuple(map(decoded, part))
+        if not isinstance(part, dict):
+            return part
+        if "tensor" in part:
+            return tensors[part["tensor"]]
+        if "map" in part:
+            return {key: decoded(item) for key, item in part["map"].items()}
+        fields = {key: decoded(item) for key, item in part.items() if key != "kind"}
+        if part["kind"] == "Classifier":
+            return restore(**fields)
+        kind: Any = kinds[part["kind"]]
+        return getattr(kind, "from_state_dict", kind)(**fields)
+
+    return decoded(tree)

@@ -1,4 +1,4 @@
-"""The predictor of a job: a network from a factory, its weights, and a file of `acnml.save`."""
+"""Functions that a user names: "package.module:function" or "file.py:function"."""
 
 from __future__ import annotations
 
@@ -10,33 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-from safetensors import SafetensorError
-from torch import nn
-
-from acnml.classifier import Classifier
-from acnml.predictors import Predictor
-from acnml.scoring.job import Job, ScoringError
-from acnml.storage import load
-
-
-def load_predictor(job: Job) -> Predictor:
-    """Return the predictor of a job on its device."""
-    built = load_function(job.model, "model")()
-    model = built.model if isinstance(built, Classifier) else built
-    if not isinstance(model, nn.Module):
-        kind = type(built).__name__
-        raise ScoringError(f"{job.model} must return an nn.Module or a Classifier, got a {kind}")
-    try:
-        if job.weights is not None:
-            safetensors.torch.load_model(model, job.weights)
-    except (SafetensorError, RuntimeError) as error:
-        raise ScoringError(f"{job.weights} does not fit the model: {error}") from error
-    try:
-        model.to(job.device)
-    except (RuntimeError, AssertionError) as error:
-        raise ScoringError(f"the device {job.device!r} cannot be used: {error}") from error
-    return load(job.predictor, built if isinstance(built, Classifier) else Classifier(model))
+from acnml.scoring.job import ScoringError
 
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
