@@ -21,10 +21,10 @@ from typing import Literal, NamedTuple, final
 from torch import nn
 
 from acnml import Acnml, Classifier, IfComp, Map, fit_pnml, last_linear, metrics
+from acnml.calibration.search import least_nll_temperature
 from acnml.fit import fit_curvature
 from acnml.predictors import Predictor
 from acnml.solve import UnsolvedError
-from acnml.tuning.temperature import least_nll_temperature
 from studies.corruptions import CORRUPTIONS, Cifar10C
 from studies.data import Labelled, cifar10, shuffled
 from studies.engine.report import Section, ShortReport

@@ -79,7 +79,7 @@ class TestWithinPrice:
         values = [row.value for row in choice.table]
         assert values == sorted(values)
         assert {*GRID, choice.value} <= set(values)
-        assert len(values) <= len(GRID) + 3
+        assert len(values) <= len(GRID) + 6
         for row in choice.table:
             assert row.nll == pytest.approx(nll_at(row.value), rel=1e-12)
         assert f"within 0.05 nats of the reference NLL {nll_at(0.8):.4f}" in choice.rule
@@ -103,7 +103,7 @@ class TestWithinPrice:
         assert [row.value for row in choice.table] == [0.4, 0.8]
 
     def test_interpolated_values_are_tried_until_one_is_within_the_price(self):
-        """An NLL that falls late: log-log interpolation is too optimistic at first."""
+        """An NLL that falls late: interpolation is too optimistic at first."""
         tried = []
 
         @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class TestWithinPrice:
         limit = -math.log(0.9) + 0.05
         choice = within_price(Late, [1.0, 10.0], data, 0.05, -math.log(0.9))
         assert tried[:2] == [10.0, 1.0]
-        assert len(tried) <= 5
+        assert len(tried) <= 8
         row = next(row for row in choice.table if row.value == choice.value)
         assert row.nll <= limit
         assert [r.value for r in choice.table] == sorted(tried)

@@ -85,8 +85,8 @@ def test_tempered_predictors_and_classifiers_have_the_tables_nll():
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (3 * torch.eye(3), torch.arange(3), "every validation point is predicted correctly"),
-        (torch.zeros(3, 3), torch.arange(3), "every validation point is predicted correctly"),
+        (3 * torch.eye(3), torch.arange(3), "every validation example is predicted correctly"),
+        (torch.zeros(3, 3), torch.arange(3), "every validation example is predicted correctly"),
         (3 * torch.eye(3), torch.tensor([1, 2, 0]), "labels are no more probable than other"),
         (
             torch.tensor([[0.0, 1.0, -torch.inf]]),

@@ -23,11 +23,11 @@ from acnml import (
     fit_laplace,
     fit_pnml,
 )
+from acnml.calibration.search import least_nll_temperature
 from acnml.fit import ExactFisher, Structure
 from acnml.posteriors import Posterior
 from acnml.predictors import Predictor
 from acnml.solve import Influence, Solver, UnsolvedError
-from acnml.tuning.temperature import least_nll_temperature
 from studies.fidelity.problems import Trained
 
 NETWORK, TEMPERATURE = "network", "temperature"

@@ -1,4 +1,4 @@
-"""One-dimensional searches on validation data: the temperature of least NLL, a knob at a price."""
+"""One-dimensional searches: the temperature of least NLL, a knob at a price, a largest value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALLEST, LARGEST = 1e-9, 1e9
 # The price is met within this share of it, or after so many steps.
 TOLERANCE, STEPS = 0.005, 40
 
-# Newton's steps for a temperature at most, and the last of them: its square is below rounding.
+# Newton's steps for a temperature at most. After one so short, what is left is below rounding.
 STEPS_OF_NEWTON, PRECISION = 100, 1e-9
 
 # Numbers of a table that are computed with at a time.
@@ -53,6 +53,7 @@ def least_nll_temperature(logits: Tensor, labels: Tensor) -> float:
         low, high = (at, high) if excess > 0 else (low, at)
         step = excess / slope if slope > 0 else math.inf
         if min(abs(step), high - low) <= PRECISION:
+            at = min(max(at + step, low), high)
             break
         at = at + step if low < at + step < high else (low + high) / 2
     return math.exp(at)
@@ -90,41 +91,84 @@ def largest_at_price(
     low, high = _bracket(cost, price, start, factor)
     if high.knob > LARGEST:
         return LARGEST
-    for step in range(STEPS):
-        if low.cost >= (1 - TOLERANCE) * price:
-            break
-        # Regula falsi on the logarithm of the knob; every third step halves the interval.
-        share = (price - low.cost) / (high.cost - low.cost)
-        share = 0.5 if step % 3 == 2 else min(max(share, 0.05), 0.95)
-        middle = _Tried.of(cost, low.knob * (high.knob / low.knob) ** share)
-        low, high = (middle, high) if middle.cost <= price else (low, middle)
-    return low.knob
+    return narrowed(cost, ((1 - TOLERANCE) * price, price), low, high, STEPS)
 
 
-class _Tried(NamedTuple):
+class Tried(NamedTuple):
+    """A knob and what it costs."""
+
     knob: float
     cost: float
 
     @staticmethod
-    def of(cost: Callable[[float], float], knob: float) -> _Tried:
-        return _Tried(knob, cost(knob))
+    def of(cost: Callable[[float], float], knob: float) -> Tried:
+        """Try a knob."""
+        return Tried(knob, cost(knob))
+
+
+def narrowed(
+    cost: Callable[[float], float],
+    band: tuple[float, float],
+    within: Tried,
+    above: Tried,
+    steps: int,
+) -> float:
+    """Return the largest knob found that costs at most the end of a band.
+
+    The search closes in from one knob that does and one that costs more. It ends when the cost is
+    inside the band, or after so many steps.
+    """
+    enough, most = band
+    for step in range(steps):
+        if within.cost >= enough:
+            break
+        # Regula falsi on the logarithm of the knob; every third step halves the interval.
+        halves = step % 3 == 2 or math.isinf(above.cost)
+        share = 0.5 if halves else (most - within.cost) / (above.cost - within.cost)
+        share = min(max(share, 0.05), 0.95)
+        middle = Tried.of(cost, within.knob * (above.knob / within.knob) ** share)
+        within, above = (middle, above) if middle.cost <= most else (within, middle)
+    return within.knob
 
 
 def _bracket(
     cost: Callable[[float], float], price: float, start: float, factor: float
-) -> tuple[_Tried, _Tried]:
+) -> tuple[Tried, Tried]:
     """Return knobs that cost at most the price, and more; the second is infinite if none does."""
-    tried = _Tried.of(cost, start)
+    tried = Tried.of(cost, start)
     if (1 - TOLERANCE) * price <= tried.cost <= price:
         return tried, tried
     if tried.cost > price:
         high = tried
         while tried.cost > price and tried.knob > SMALLEST:
-            high, tried = tried, _Tried.of(cost, tried.knob / factor)
+            high, tried = tried, Tried.of(cost, tried.knob / factor)
             factor = min(factor**2, FACTOR)
         return tried, high
     low = tried
     while tried.cost <= price and tried.knob < LARGEST:
-        low, tried = tried, _Tried.of(cost, tried.knob * factor)
+        low, tried = tried, Tried.of(cost, tried.knob * factor)
         factor = min(factor**2, FACTOR)
-    return low, tried if tried.cost > price else _Tried(math.inf, math.inf)
+    return low, tried if tried.cost > price else Tried(math.inf, math.inf)
+
+
+def golden_section(
+    function: Callable[[float], float], low: float, high: float, precision: float
+) -> float:
+    """Return where a function with one maximum between two points is largest.
+
+    The interval shrinks by the golden ratio, with one value of the function each time, until it is
+    no longer than `precision`.
+    """
+    ratio = (math.sqrt(5) - 1) / 2
+    a, b = high - ratio * (high - low), low + ratio * (high - low)
+    at_a, at_b = function(a), function(b)
+    while high - low > precision:
+        if at_a > at_b:
+            high, b, at_b = b, a, at_a
+            a = high - ratio * (high - low)
+            at_a = function(a)
+        else:
+            low, a, at_a = a, b, at_b
+            b = low + ratio * (high - low)
+            at_b = function(b)
+    return (low + high) / 2

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeVar, final, get_args, get_type_hints
+from typing import Literal, TypeVar, cast, final, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -110,10 +110,15 @@ class Acnml(NmlPredictor):
         return replace(self, classifier=self.classifier.at(tensors))
 
     @property
+    def at_mean(self) -> Classifier:
+        """The network at the posterior's mean."""
+        return self.classifier.at(self.posterior.mean)
+
+    @property
     def logit_solver(self) -> LogitSolver | None:
         """The solver, if the logits of an input and their covariance are all that it needs."""
-        takes_problem = isinstance(self.solver, LogitSolver) and self.solver.takes_problem
-        return self.solver if takes_problem else None  # type: ignore[return-value]
+        takes_problem = getattr(self.solver, "takes_problem", False)
+        return cast(LogitSolver, self.solver) if takes_problem else None
 
     @tensors_for_arrays
     @torch.inference_mode(False)
