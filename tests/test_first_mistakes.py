@@ -95,7 +95,7 @@ def test_a_loader_that_yields_more_than_pairs_is_explained():
         acnml.fit_laplace(Classifier(MLP.model()), [(X, Y, torch.arange(6))])
 
 
-@pytest.mark.parametrize("value", [Classifier(MLP.model()), acnml.Gradient(), {"a": X}])
+@pytest.mark.parametrize("value", [Classifier(MLP.model()), {"a": X}])
 def test_only_what_can_be_loaded_is_saved(value, tmp_path):
     with pytest.raises(
         TypeError, match="only posteriors, curvatures, Swag, predictors, calibrated networks"
