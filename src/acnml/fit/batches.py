@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import checks
-from acnml._util.batches import NO_LABELS, Inputs, size, split_labels
-from acnml._util.passes import each_batch
+from acnml._util.batches import NO_LABELS, Inputs, each_batch, size, split_labels
 from acnml.classifier import Classifier
 
 # A function of a prepared batch and its labels, which are None if the loader yields none.

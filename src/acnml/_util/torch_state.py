@@ -1,7 +1,10 @@
-"""The only module that changes torch's global random state, and it restores it.
+"""State of torch that belongs to the whole process, set for a while and restored.
 
-The library draws its random numbers from its own `torch.Generator`s. This module is for those
+Random numbers: the library draws its own from its own `torch.Generator`s. `seeded` is for those
 layers of torch, such as dropout, that always draw from the global state.
+
+Threads: an operation on a few thousand numbers gains nothing from several threads. On a busy
+machine it waits for them: a thousand such operations took a hundred times as long.
 """
 
 from __future__ import annotations
@@ -40,3 +43,23 @@ def seeded(seed: int) -> Iterator[None]:
     with _LOCK, torch.random.fork_rng(devices, device_type=kind):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread inside; also a decorator.
+
+    torch keeps the number for each thread of the program, so threads that are inside at once do not
+    disturb each other. A thread that uses torch for the first time takes the number that was set
+    last: it may take 1, if another one is inside. A number that is set inside is kept.
+    """
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() == 1:
+            torch.set_num_threads(before)
