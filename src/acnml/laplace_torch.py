@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml._algebra.dual import Affine
-from acnml._util.extras import needed_by
+from acnml._util.messages import needed_by
 from acnml._util.params import Params, count, flatten, unflatten
 from acnml.posteriors import Diagonal, EigenBlock, Full, Kronecker, LowRank, Posterior
 

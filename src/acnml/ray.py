@@ -20,7 +20,7 @@ from typing import Any, TypeVar, final
 
 import torch
 
-from acnml._util.extras import needed_by
+from acnml._util.messages import needed_by
 from acnml.predictors import Predictor
 
 with needed_by("acnml.ray", "acnml[ray]"):

@@ -14,7 +14,7 @@ import torch
 import typer
 from tqdm import tqdm
 
-from acnml._util.progress import Lines
+from acnml._util.messages import Lines
 from acnml.cli.options import one_line, with_fields_of
 from acnml.scoring import Job, Summary, score, verify
 from acnml.scoring.run import Engine, locally

@@ -13,7 +13,7 @@ once. Memory does not grow with the input. This package needs the extra `predict
 - `run.py`: everything together.
 """
 
-from acnml._util.extras import needed_by
+from acnml._util.messages import needed_by
 
 with needed_by("acnml.scoring", "acnml[predict]"):
     from acnml.scoring.job import Answers, Job, Reading, ScoringError
