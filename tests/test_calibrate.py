@@ -19,8 +19,8 @@ from acnml._util.torch_state import one_thread
 from acnml.calibration import Answer
 from acnml.calibration.rules import RULES, closed_form, spread
 from acnml.calibration.search import LARGEST, largest_at_price, least_nll_temperature
-from acnml.solve.isotropic import solve_diagonal
 from cases import normal
+from scalar import solve_diagonal
 
 
 class Network(nn.Module):
