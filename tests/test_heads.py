@@ -10,8 +10,8 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, calibrate, fit_calibrator, metrics
+from acnml.calibration.calibrator import RULES
 from acnml.calibration.heads import MOST_PLACES, Sigmoid, Softmax, find_head
-from acnml.calibration.rules import RULES
 from acnml.posteriors import Diagonal
 from acnml.solve import Reference
 from acnml.solve.sigmoid import solve_sigmoid
