@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple, final
 
 import torch
@@ -263,9 +264,14 @@ class Atypicality:
 
     def to(self, device: torch.device | str | torch.dtype) -> Atypicality:
         """Return the same score with its tensors on a device, or in a precision."""
-        own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in own.items()}
+        moved: dict[str, Any] = {name: each.to(device) for name, each in self.tensors.items()}
         return replace(self, **moved)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The attributes that are tensors, by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def _split(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return stretched coordinates (B, r), and the squared length of the rest (B,)."""
@@ -274,19 +280,24 @@ class Atypicality:
                 f"there are {features.shape[-1]} features, but the score was fitted on "
                 f"{len(self.mean)}"
             )
-        scaled = (features.to(self.mean.dtype) - self.mean) * self.scale
+        scaled = (features.to(self.mean.dtype) - self.mean).mul_(self.scale)
         along = scaled @ self.directions.T
         if not self.rest:
             return along * self.stretch, torch.zeros_like(along[:, 0])
-        # Not as a difference of squares, in which digits cancel.
-        beside = (scaled - along @ self.directions).square().sum(-1)
-        return along * self.stretch, self.rest * beside
+        # A difference of squares needs no second product. The digits that cancel are those of
+        # inputs far away along directions of much larger variance, which make up the distance then.
+        whole, part = (torch.linalg.vector_norm(each, dim=-1).square() for each in (scaled, along))
+        return along * self.stretch, self.rest * (whole - part).clamp(min=0)
 
     def _from_classes(self, along: Tensor) -> Tensor:
         """Return the squared distances (B, K) from all classes; infinite for those without data."""
-        means = self.class_means
-        gaps = along.square().sum(-1, keepdim=True) - 2 * along @ means.T + means.square().sum(-1)
-        return gaps.clamp(min=0).masked_fill(self.shares == 0, torch.inf)
+        products = torch.addmm(self._lengths, along, self.class_means.T, alpha=-2)
+        return (products + along.square().sum(-1, keepdim=True)).clamp(min=0)
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        """The squared lengths of the class means (K,); infinite for classes without data."""
+        return self.class_means.square().sum(-1).masked_fill(self.shares == 0, torch.inf)
 
 
 def _ordinary(gaps: Tensor) -> Tensor:

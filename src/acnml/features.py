@@ -162,10 +162,7 @@ def keepers(places: Sequence[Place], kept: Kept) -> dict[str, Keeper]:
 
 @final
 class Taps:
-    """A view of a classifier that keeps the pooled features of its last run.
-
-    Run `classifier` in any way, then call `features` once, in the same thread.
-    """
+    """A view of a classifier that returns the pooled features of a run beside its logits."""
 
     def __init__(
         self, classifier: Classifier, places: Sequence[Place], folding: Folding | None = None
@@ -173,14 +170,13 @@ class Taps:
         self.places, self.folding, self._kept = tuple(places), folding, Kept()
         self.classifier = classifier.observed(keepers(self.places, self._kept))
 
-    def features(self, size: int) -> Tensor:
-        """Return the features (B, d) of the last run of `size` inputs, and forget them.
-
-        A run that takes another way through the model would otherwise return the features of the
-        run before it.
-        """
+    def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """Return the logits of prepared inputs, and their features (B, d)."""
+        # A run may take another way through the model than the one before it.
+        self._kept.features = {}
+        logits = self.classifier.logits(x).detach()
         kept, self._kept.features = self._kept.features, {}
-        return joined(self.places, kept, size, self.folding)
+        return logits, joined(self.places, kept, len(logits), self.folding)
 
 
 def joined(

@@ -283,12 +283,13 @@ def in_chunks(x: Inputs, use: Callable[[Inputs], T], length: int = CHUNK) -> Ite
 
     Errors about single inputs name them by their index in the batch, not in the chunk.
     """
-    done, total = 0, size(x)
-    for chunk in chunks(x, length):
-        with checks.counting_from(done, total):
-            found = use(chunk)
-        done += size(chunk)
-        yield found
+    total = size(x)
+    for start in range(0, max(1, total), length):
+        rows = slice(start, start + length)
+        try:
+            yield use(x if total <= length else take(x, rows))
+        except checks.RowsError as error:
+            raise error.moved(start, total) from error
 
 
 def batch_sizes(loader: Iterable[Any]) -> list[int]:

@@ -31,6 +31,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from acnml._util import batches, checks
 from acnml.accuracy import accuracy_of
@@ -146,20 +147,20 @@ class Calibrator:
             known = None if mask is None else as_tensor(mask)
             return as_arrays(self(as_tensor(logits), as_tensor(features), share, by, known))
         limit = self.threshold(share, by)
-        label, confidence, log_probs, regret, score = self.explained(
-            logits.detach(), features.detach(), mask
-        )
-        if self.on_error == "raise":
+        found = self.explained(logits.detach(), features.detach(), mask)
+        label, confidence, probs, log_probs, regret, score = found
+        if self.on_error == "raise" and bool(regret.isnan().any()):
             self._require_answers(regret, mask)
         is_sure = confidence >= limit * (1 - TIE) if by == "confidence" else regret <= limit + TIE
-        return Answer(label, log_probs.exp(), log_probs, regret, score, ~is_sure)
+        return Answer(label, probs, log_probs, regret, score, ~is_sure)
 
     def explained(
         self, logits: Tensor, features: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Return label, confidence, log-probabilities, regret and score; NaN without an answer.
+        """Return label, confidence, probabilities, their logarithms, regret and score.
 
-        The operations do not depend on values, so that they can be compiled and exported.
+        Without an answer they are NaN. The operations do not depend on values, so that they can be
+        compiled and exported.
         """
         head = self.head
         logits = head.expanded(logits)
@@ -176,14 +177,13 @@ class Calibrator:
         head, size = self.head, flat.shape[1]
         wide = torch.promote_types(flat.dtype, torch.float32)
         z, m = head.rows(flat).to(wide) / self.temperature, head.per_row(score, size)
-        fine = z.isfinite().all(-1) & m.isfinite()
         log_lik = RULES[self.rule](z, spread(self.alpha, m).to(wide))
-        log_lik = log_lik.where(fine.unsqueeze(-1), torch.nan)
+        log_lik = log_lik + (zero(z).sum(-1) + zero(m)).unsqueeze(-1)
         log_probs, regret = torch.log_softmax(log_lik, dim=-1), regret_of(log_lik)
         # No rule changes the order of the classes, but a huge spread makes them all equal.
-        label = z.argmax(-1).where(~regret.isnan(), -1)
-        rows = label, log_probs.amax(-1).exp(), log_probs, regret
-        score = score.where(flat.isfinite().all(-1) & score.isfinite(), torch.nan)
+        label, probs = z.argmax(-1).masked_fill(regret.isnan(), -1), log_probs.exp()
+        rows = label, probs.amax(-1), probs, log_probs, regret
+        score = score + zero(score) + zero(flat).sum(-1)
         return (*(head.per_place(each, size) for each in rows), score)
 
     def log_probs(self, logits: Any, features: Any) -> Any:
@@ -341,7 +341,7 @@ def closed_form(logits: Tensor, var: Tensor) -> Tensor:
     h = (var / (1 + var)).unsqueeze(-1)
     # -log(1 + p_y^(h - 1) (1 - p_y)), a form in which nothing cancels.
     exponent = (h - 1) * log_probs + _log_others(log_probs)
-    return -torch.logaddexp(torch.zeros_like(exponent), exponent)
+    return functional.logsigmoid(-exponent)
 
 
 def _log_others(log_probs: Tensor) -> Tensor:
@@ -362,6 +362,11 @@ RULES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "density-temperature": density_temperature,
 }
 assert set(RULES) == set(get_args(RuleName))
+
+
+def zero(values: Tensor) -> Tensor:
+    """Return 0 for finite values, and NaN for others, which sums and products hand on."""
+    return values * 0
 
 
 def without_answers(logits: Tensor, rows: Tensor) -> Tensor:

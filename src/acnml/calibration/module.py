@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from acnml._util import batches
 from acnml._util.batches import Inputs
-from acnml.atypicality import Atypicality
 from acnml.calibration.calibrator import Calibrator, without_answers
 from acnml.calibration.heads import padding
 from acnml.classifier import Classifier, run_hook, without_autocast
@@ -44,7 +43,7 @@ class CalibratedModule(nn.Module):
         self._get_logits = classifier.get_logits
         self._places, self._kept, self._folds = tuple(places), Kept(), folding is not None
         self._calibrator = calibrator
-        for name, tensor in _tensors(calibrator.atypicality).items():
+        for name, tensor in calibrator.atypicality.tensors.items():
             self.register_buffer(name, tensor.clone())
         self.register_buffer("factors", None if folding is None else folding.factors.clone())
         device = calibrator.atypicality.mean.device
@@ -76,16 +75,12 @@ class CalibratedModule(nn.Module):
             features = joined(self._places, kept, logits.shape[0], folding)
             calibrator = self._with_buffers()
             mask = padding(calibrator.head, kwargs, logits)
-            _, _, *parts = calibrator.explained(logits.float(), features, mask)
+            _, _, _, *parts = calibrator.explained(logits.float(), features, mask)
             return tuple(parts)
 
     def _with_buffers(self) -> Calibrator:
         """Return the calibrator with this module's buffers, which follow it to its device."""
         score = self._calibrator.atypicality
-        own: Any = {name: getattr(self, name) for name in _tensors(score)}
+        own: Any = {name: getattr(self, name) for name in score.tensors}
         settings: Any = {"temperature": self.temperature, "alpha": self.alpha}
         return replace(self._calibrator, atypicality=replace(score, **own), **settings)
-
-
-def _tensors(score: Atypicality) -> dict[str, Tensor]:
-    return {name: value for name, value in vars(score).items() if isinstance(value, Tensor)}

@@ -81,9 +81,9 @@ class Calibrated:
     _reading: Reading = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        tensors = self.classifier.tensors
-        own = {name: _sample(tensors[name]).clone() for name in _telltales(self.classifier)}
-        object.__setattr__(self, "_original", own)
+        own = {name: _sample(self.classifier, name) for name in _telltales(self.classifier)}
+        kept = {name: numbers.clone() for name, numbers in own.items() if numbers is not None}
+        object.__setattr__(self, "_original", kept)
         reading = Reading(self.classifier, self.places, self.folding, self.calibrator.head)
         object.__setattr__(self, "_reading", reading)
 
@@ -112,7 +112,7 @@ class Calibrated:
             return self.calibrator(logits, features, share, by, mask)
 
         with torch.inference_mode(False), torch.no_grad():
-            parts = [*in_chunks(x, answer, chunk_length(head, x))]
+            parts = [*in_chunks(x, answer, chunk_length(x) if head.positions else CHUNK)]
         return parts[0] if len(parts) == 1 else Answer(*map(torch.cat, zip(*parts, strict=True)))
 
     def log_probs(self, x: Any) -> Any:
@@ -147,7 +147,8 @@ class Calibrated:
             return self._reading(self.classifier.prepare(chunk))[1]
 
         with torch.inference_mode(False), torch.no_grad():
-            return torch.cat([*in_chunks(x, of, chunk_length(self.calibrator.head, x))])
+            length = chunk_length(x) if self.calibrator.head.positions else CHUNK
+            return torch.cat([*in_chunks(x, of, length)])
 
     def threshold(self, share: float, by: By = "confidence") -> float:
         """Return the confidence or regret at which inputs are rejected, see `Calibrator`."""
@@ -207,8 +208,8 @@ class Calibrated:
         other layers alone is not noticed.
         """
         for name, before in self._original.items():
-            current = _live(self.classifier, name)
-            now = before[:0] if current is None else _sample(current)
+            current = _sample(self.classifier, name)
+            now = before[:0] if current is None else current
             is_comparable = now.dtype == before.dtype and now.device == before.device
             if is_comparable and torch.equal(now, before):
                 continue
@@ -257,10 +258,10 @@ class Reading:
         """Run a prepared chunk, and check the model if that is due."""
         due = self.classifier.findings.is_due((), x)
         probe = probed(self.classifier, [], x) if due else None
-        logits = self.taps.classifier.logits(x).detach()
+        logits, features = self.taps(x)
         if probe is not None:
             require_apart_from(self.classifier, [], x, probe, Passed(logits, {}))
-        return logits, self.taps.features(batches.size(x))
+        return logits, features
 
 
 def calibrate(
@@ -409,7 +410,7 @@ class _Reader:
                 labels = checked_labels(given, x) if head.is_plain else as_labels(given)
             done = 0
             for chunk_logits, features, chunk in in_chunks(
-                x, lambda part: (*reading(part), part), chunk_length(head, x)
+                x, lambda part: (*reading(part), part), chunk_length(x) if head.positions else CHUNK
             ):
                 own = None if labels is None else labels[done : done + len(chunk_logits)]
                 mask = padding(head, chunk, chunk_logits)
@@ -452,16 +453,12 @@ class _Reader:
                 f"the features of an input, the {lost}, depend on the rest of its batch: take "
                 "features at other places"
             )
-        plain = Taps(view, places)
-        plain.classifier.logits(some)
-        folding = Folding.of(plain.features(batches.size(some)))
+        folding = Folding.of(Taps(view, places)(some)[1])
         return Reading(self._classifier, places, folding, head)
 
 
-def chunk_length(head: Head, x: Inputs) -> int:
-    """Return how many inputs to run at a time: fewer of those with many positions."""
-    if not head.positions:
-        return CHUNK
+def chunk_length(x: Inputs) -> int:
+    """Return how many inputs with many positions to run at a time."""
     size = max(tensor[0].numel() for tensor in batches.named_tensors(x).values())
     return max(1, min(CHUNK, MOST_NUMBERS // size))
 
@@ -473,24 +470,21 @@ def _telltales(classifier: Classifier) -> list[str]:
     return [*names, *(f"{norm}.running_mean".lstrip(".") for norm in norms)]
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    """Return some numbers of a tensor: training changes all of them."""
-    return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // SAMPLED)]
+def _sample(classifier: Classifier, name: str) -> Tensor | None:
+    """Return some numbers of a tensor as predictions see it now, or None if it is gone.
 
-
-def _live(classifier: Classifier, name: str) -> Tensor | None:
-    """Return a parameter or buffer as predictions see it now, or None if it is gone.
-
-    `Classifier.tensors` would walk through the whole network for every prediction.
+    Training changes all of them. `Classifier.tensors` would walk through the whole network.
     """
-    if name in classifier.overrides:
-        return classifier.overrides[name]
     owner, _, key = name.rpartition(".")
-    try:
-        tensor = getattr(classifier.model.get_submodule(owner), key)
-    except AttributeError:
+    tensor = classifier.overrides.get(name)
+    if tensor is None:
+        try:
+            tensor = getattr(classifier.model.get_submodule(owner), key)
+        except AttributeError:
+            return None
+    if not isinstance(tensor, Tensor):
         return None
-    return tensor if isinstance(tensor, Tensor) else None
+    return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // SAMPLED)]
 
 
 def without_broken(x: Inputs) -> tuple[Inputs, Tensor]:
