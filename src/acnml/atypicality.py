@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any, NamedTuple, final
 
 import torch
@@ -291,13 +290,10 @@ class Atypicality:
 
     def _from_classes(self, along: Tensor) -> Tensor:
         """Return the squared distances (B, K) from all classes; infinite for those without data."""
-        products = torch.addmm(self._lengths, along, self.class_means.T, alpha=-2)
+        means = self.class_means
+        lengths = means.square().sum(-1).masked_fill(self.shares == 0, torch.inf)
+        products = torch.addmm(lengths, along, means.T, alpha=-2)
         return (products + along.square().sum(-1, keepdim=True)).clamp(min=0)
-
-    @cached_property
-    def _lengths(self) -> Tensor:
-        """The squared lengths of the class means (K,); infinite for classes without data."""
-        return self.class_means.square().sum(-1).masked_fill(self.shares == 0, torch.inf)
 
 
 def _ordinary(gaps: Tensor) -> Tensor:

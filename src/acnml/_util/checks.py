@@ -66,7 +66,7 @@ def require_finite(
         error: type of the error.
     """
     # A sum is finite only if all are, and one pass over them.
-    if math.isfinite(values.sum()) or torch.isfinite(values).all():
+    if math.isfinite(values.detach().sum()) or torch.isfinite(values).all():
         return values
     bad = (
         (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)

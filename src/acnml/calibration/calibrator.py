@@ -178,12 +178,13 @@ class Calibrator:
         wide = torch.promote_types(flat.dtype, torch.float32)
         z, m = head.rows(flat).to(wide) / self.temperature, head.per_row(score, size)
         log_lik = RULES[self.rule](z, spread(self.alpha, m).to(wide))
-        log_lik = log_lik + (zero(z).sum(-1) + zero(m)).unsqueeze(-1)
+        # Times 0, a number that is not finite is NaN, and sums hand it on; all others add nothing.
+        log_lik = log_lik + ((z * 0).sum(-1) + m * 0).unsqueeze(-1)
         log_probs, regret = torch.log_softmax(log_lik, dim=-1), regret_of(log_lik)
         # No rule changes the order of the classes, but a huge spread makes them all equal.
         label, probs = z.argmax(-1).masked_fill(regret.isnan(), -1), log_probs.exp()
         rows = label, probs.amax(-1), probs, log_probs, regret
-        score = score + zero(score) + zero(flat).sum(-1)
+        score = score + score * 0 + (flat * 0).sum(-1)
         return (*(head.per_place(each, size) for each in rows), score)
 
     def log_probs(self, logits: Any, features: Any) -> Any:
@@ -362,11 +363,6 @@ RULES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "density-temperature": density_temperature,
 }
 assert set(RULES) == set(get_args(RuleName))
-
-
-def zero(values: Tensor) -> Tensor:
-    """Return 0 for finite values, and NaN for others, which sums and products hand on."""
-    return values * 0
 
 
 def without_answers(logits: Tensor, rows: Tensor) -> Tensor:
