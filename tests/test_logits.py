@@ -14,8 +14,7 @@ import acnml
 from acnml import Acnml, Classifier, Linearised, LowRank
 from acnml import problem as making
 from acnml._algebra.kernels import DenseKernel, DiagonalKernel, centred_variances
-from acnml._engine.last_layer import Features
-from acnml.problem import Problem, of_features
+from acnml.problem import Features, Problem, of_features
 from acnml.solve import newton
 from acnml.solve.logits import Precision, Start, background, coefficients, solve
 from acnml.solve.newton import EXACT, Rows, ascend, settled

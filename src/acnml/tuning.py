@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from acnml import metrics
-from acnml._engine.last_layer import Features
 from acnml._util import checks
 from acnml._util.batches import Inputs, as_inputs, as_tensor
 from acnml._util.messages import track
@@ -33,6 +32,7 @@ from acnml.fit import Curvature
 from acnml.predictors import Acnml, Map, Predictor
 from acnml.predictors.base import require_predictor
 from acnml.predictors.validation import Validation
+from acnml.problem import Features
 from acnml.solution import UnsolvedError
 
 __all__ = [

@@ -26,7 +26,6 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from acnml._algebra.dual import Affine
 from acnml._util.params import Params
-from acnml.classifier import Classifier
 
 AFFINE = (nn.Linear, nn.Conv2d)
 SCALING = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
@@ -139,18 +138,6 @@ def is_plain(module: nn.Module) -> bool:
     kind = next((kind for kind in (*AFFINE, *SCALING) if isinstance(module, kind)), None)
     called = not isinstance(module, NonDynamicallyQuantizableLinear)
     return kind is not None and called and type(module).forward is kind.forward
-
-
-def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
-    """Return the layer that owns all named parameters, if it is a single plain Linear layer."""
-    known, key = classifier.findings.only_linear, frozenset(names)
-    if key not in known:
-        fits = unsupported(classifier.model, key, AFFINE) is None
-        sites = find_sites(classifier.model, key, AFFINE, "") if fits else []
-        linear = len(sites) == 1 and isinstance(sites[0].module, nn.Linear)
-        known[key] = sites[0] if linear else None
-    site: Site | None = known[key]
-    return site
 
 
 # Inputs and outputs in one format ----------------------------------------------------------------

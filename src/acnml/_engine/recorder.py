@@ -10,16 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import wraps
+from functools import reduce, wraps
 from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from acnml._algebra.dual import LayerInputs
-from acnml._engine.layers import Site, names_of
+from acnml._engine.layers import (
+    Site,
+    input_vectors,
+    names_of,
+    output_positions,
+    scaling_gradients,
+)
 from acnml._util.batches import Inputs, size
-from acnml._util.params import Params
+from acnml._util.params import Params, add
 from acnml.classifier import Classifier, Forward, Hook, naming_checkpoints, strays
 
 P = ParamSpec("P")
@@ -156,10 +162,10 @@ def run_changed(
     classifier: Classifier,
     sites: Sequence[Site],
     x: Inputs,
-    tensors: Params,
     change: Change,
-    forwards: Mapping[str, Forward],
-    rows: int,
+    tensors: Params | None = None,
+    forwards: Mapping[str, Forward] | None = None,
+    rows: int = 1,
 ) -> Tensor:
     """Run a batch with changed outputs for its logits alone; arguments are those of `record`."""
     counts = dict.fromkeys(sites, 0)
@@ -196,3 +202,25 @@ def require_batch_first(site: Site, received: Tensor, batch: int) -> None:
             f"layer {site.name!r} received a tensor of shape {tuple(received.shape)} for a "
             f"batch of {batch}: its first dimension must be the batch"
         )
+
+
+# Gradients of every example, which trust.py compares with the model's own -------------------------
+
+
+def joined_inputs(site: Site, passages: Sequence[Passage]) -> Tensor:
+    """Return an affine site's input vectors of all passages: (B, [groups,] positions, in [+ 1])."""
+    return torch.cat([input_vectors(site, one.received) for one in passages], dim=-2)
+
+
+def joined_deltas(site: Site, deltas: Sequence[Tensor]) -> Tensor:
+    """Return the gradients at an affine site's outputs: (B, [groups,] positions, out)."""
+    return torch.cat([output_positions(site.module, delta) for delta in deltas], dim=-2)
+
+
+def summed_scaling_gradients(
+    site: Site, passages: Sequence[Passage], deltas: Sequence[Tensor]
+) -> Params:
+    """Return every example's gradients of a scaling site, summed over passages: (B, *shape)."""
+    pairs = zip(passages, deltas, strict=True)
+    parts = (scaling_gradients(site, one.received[:, None], d[:, None]) for one, d in pairs)
+    return {name: grad.squeeze(1) for name, grad in reduce(add, parts).items()}

@@ -22,9 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from acnml._algebra.dual import LayerInputs, Outers
-from acnml._engine.gradients import joined_deltas, joined_inputs, summed_scaling_gradients
-from acnml._engine.layers import Site, names_of
-from acnml._engine.recorder import WAY_OUT, Passage, Tape, exactly, record, require_batch_first
+from acnml._engine.layers import AFFINE, SCALING, Site, find_sites, names_of
+from acnml._engine.recorder import (
+    WAY_OUT,
+    Passage,
+    Tape,
+    exactly,
+    joined_deltas,
+    joined_inputs,
+    record,
+    require_batch_first,
+    run_changed,
+    summed_scaling_gradients,
+)
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
@@ -76,13 +86,18 @@ class Probe(NamedTuple):
 Pair: TypeAlias = tuple[Passed, Passed]
 
 
-def require_apart(classifier: Classifier, x: Inputs) -> None:
-    """Refuse a model whose logits for an input depend on the rest of its batch.
+def check(classifier: Classifier, x: Inputs, mean: Params | None = None) -> bool:
+    """Check a model on a batch if that is due, with the parameters that a posterior covers.
 
-    Models that return probabilities instead of logits are refused too. A batch whose rows are all
-    the same proves nothing, and neither does one with logits that are not finite.
+    A batch whose rows are all the same proves nothing, and neither does one with logits that are
+    not finite. Return whether it was due.
     """
-    require_understood(classifier, [], x)
+    mean = mean or {}
+    due = classifier.findings.is_due(mean, x)
+    if due:
+        sites = find_sites(classifier.model, mean, AFFINE + SCALING, WAY_OUT)
+        require_understood(classifier.at(mean), sites, x)
+    return due
 
 
 def require_understood(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> None:
@@ -189,18 +204,15 @@ def _row_sums(tensor: Tensor) -> Tensor:
 
 
 def _run(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Passed:
-    received: dict[Site, list[Tensor]] = {}
+    found: dict[Site, list[Tensor]] = {}
 
-    def keeping(site: Site) -> Hook:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            received.setdefault(site, []).append(site.multiplied(module, args[0].detach()))
-            return output
+    def keep(
+        site: Site, module: nn.Module, _: int, received: Tensor, output: Tensor
+    ) -> tuple[Tensor, None]:
+        found.setdefault(site, []).append(site.multiplied(module, received.detach()))
+        return output, None
 
-        return hook
-
-    with torch.inference_mode(False), torch.no_grad():
-        logits = classifier.hooked({site.name: keeping(site) for site in sites}).logits(x)
-    return Passed(logits, received)
+    return Passed(run_changed(classifier, sites, x, keep), found)
 
 
 def _require_equal(

@@ -26,8 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from acnml._algebra.dual import Affine
-from acnml._engine.gradients import joined_deltas, joined_inputs, summed_scaling_gradients
-from acnml._engine.last_layer import features
 from acnml._engine.layers import (
     AFFINE,
     OTHER_WAYS,
@@ -36,20 +34,20 @@ from acnml._engine.layers import (
     find_sites,
     is_plain,
     names_of,
-    only_linear,
 )
-from acnml._engine.recorder import Tape, record, require_tracked
+from acnml._engine.recorder import (
+    Tape,
+    joined_deltas,
+    joined_inputs,
+    record,
+    require_tracked,
+    summed_scaling_gradients,
+)
 from acnml._engine.trust import require_understood
 from acnml._util import checks, processes
 from acnml._util.batches import Inputs
-from acnml._util.params import (
-    Layers,
-    Params,
-    count,
-    flatten,
-    parameter_names,
-    widened,
-)
+from acnml._util.params import Params, count, flatten, widened
+from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, as_classifier, without_autocast
 from acnml.fit.batches import over_batches, require_classes
 from acnml.fit.curvature import (
@@ -64,6 +62,7 @@ from acnml.fit.curvature import (
 )
 from acnml.fit.fisher import ExactFisher, Fisher, Outputs
 from acnml.posteriors import Posterior
+from acnml.problem import features, only_linear
 
 Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]
 

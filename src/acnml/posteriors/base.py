@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import Displacement, MatrixAction
-from acnml._algebra.dual import Affine, Dual, LayerInputs, Outers
+from acnml._algebra.dual import Affine, Displacement, Dual, LayerInputs, Outers, matrix_action
 from acnml._algebra.kernels import DenseKernel, Kernel
 from acnml._util import checks
 from acnml._util.params import Params, count, map_tensors
@@ -79,7 +78,7 @@ class Posterior(ABC):
         moved = self.cov_mv(dual.materialised(self.mean))
         return Displacement(
             {name: moved[name] for name in dual.dense},
-            {layer: MatrixAction(layer.join(moved, self.mean)) for layer in dual.outers},
+            {layer: matrix_action(layer.join(moved, self.mean)) for layer in dual.outers},
         )
 
     def output_kernel(self, layer: Affine, inputs: Tensor) -> Kernel:
@@ -93,7 +92,7 @@ class Posterior(ABC):
         classes = torch.eye(out_size, dtype=inputs.dtype, device=inputs.device)[None, :, None]
         own = LayerInputs.new(inputs[:, None, None])
         action = self.displacement(Dual({}, {layer: Outers(classes, own)})).actions[layer]
-        return DenseKernel(action(own).squeeze(-2))
+        return DenseKernel(action(own.vectors).squeeze(-2))
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Return whether applying Σv to inputs is faster with v in factors.

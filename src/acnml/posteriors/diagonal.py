@@ -8,8 +8,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import DiagonalAction, Displacement, diagonal_prefers_factors
-from acnml._algebra.dual import Affine, Dual
+from acnml._algebra.dual import (
+    Affine,
+    Displacement,
+    Dual,
+    diagonal_action,
+    diagonal_prefers_factors,
+)
 from acnml._algebra.kernels import DiagonalKernel
 from acnml._util import checks
 from acnml._util.params import Params, flatten, scale, standard_normal, subtract, zip_with
@@ -73,8 +78,5 @@ class Diagonal(Posterior):
         """Apply Σv to inputs a' as Σ_t δ_t ⊙ S(a_t ⊙ a'): one matrix product with S per term t."""
         return Displacement(
             {name: v * self.var[name] for name, v in dual.dense.items()},
-            {
-                layer: DiagonalAction((outers,), *layer.matrix_and_bias(self.var))
-                for layer, outers in dual.outers.items()
-            },
+            {layer: diagonal_action(layer, v, self.var) for layer, v in dual.outers.items()},
         )

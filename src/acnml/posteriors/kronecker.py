@@ -20,8 +20,17 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import Action, Displacement, KeyAction, RotatedAction, diagonal_products
-from acnml._algebra.dual import Affine, Dual, Outers
+from acnml._algebra.dual import (
+    Action,
+    Affine,
+    Displacement,
+    Dual,
+    LayerInputs,
+    Outers,
+    diagonal_products,
+    key_products,
+    variance_products,
+)
 from acnml._algebra.kernels import Kernel, ScaledKernel, SpectralKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
@@ -137,9 +146,8 @@ class FactorBlock(Block):
         return ScaledKernel(self.output_cov, ((inputs @ self.input_cov) * inputs).sum(-1))
 
     def action(self, outers: Outers) -> Action:
-        """Return a' ↦ Σ_t G⁻¹δ_t ⟨A⁻¹a_t, a'⟩, one dot product per term t and input a'."""
-        deltas, keys = outers.deltas @ self.output_cov, outers.inputs.in_basis(self.input_cov)
-        return KeyAction((Outers(deltas, keys, outers.weight),))
+        """Return x ↦ G⁻¹ Σ_t δ_t ⟨a_t, A⁻¹x⟩, one dot product per term t and input x."""
+        return lambda x: key_products(x @ self.input_cov, outers) @ self.output_cov
 
     @cached_property
     @torch.inference_mode(False)  # the factors may be used again in another mode
@@ -218,7 +226,11 @@ class EigenBlock(Block):
 
     def action(self, outers: Outers) -> Action:
         """Return the product of `Diagonal.displacement`, computed in the rotated basis."""
-        return RotatedAction.of(outers, self.input_basis, self.output_basis, self.var)
+        inputs = LayerInputs.new(outers.inputs.vectors @ self.input_basis)
+        own = Outers(outers.deltas @ self.output_basis, inputs)
+        return lambda x: (
+            variance_products(x @ self.input_basis, own, self.var) @ self.output_basis.T
+        )
 
     def _rotate_back(self, matrix: Tensor) -> Tensor:
         return self.output_basis @ matrix @ self.input_basis.mT

@@ -12,19 +12,28 @@ from typing import Literal, TypeVar, cast, final, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from acnml._engine.last_layer import Features, all_features
-from acnml._engine.layers import Site, only_linear
+from acnml._engine.layers import Site
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks, tensors_for_arrays
 from acnml._util.checks import RowsError
 from acnml._util.messages import callers_level
 from acnml._util.params import Params
 from acnml.classifier import Classifier
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.predictors.base import Predictor, matched
-from acnml.problem import Problem, each_solved, joined, of_features, problems
+from acnml.problem import (
+    Features,
+    LogitSolver,
+    Problem,
+    all_features,
+    each_solved,
+    joined,
+    of_features,
+    only_linear,
+    problems,
+)
 from acnml.solution import UNSOLVED, Solution, UnsolvedError, UnsolvedWarning
-from acnml.solve.base import LogitSolver, Solver
+from acnml.solve.base import Solver
 from acnml.solve.linearised import Linearised
 
 T = TypeVar("T")
