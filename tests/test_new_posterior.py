@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from acnml import Acnml, Classifier, Glm, Gradient, Linearised
 from acnml._algebra.dual import LayerInputs, Outers
-from acnml._engine.layers import AFFINE, SCALING, find_sites
+from acnml._engine.recorder import AFFINE, SCALING, find_sites
 from acnml._engine.rows import rows_can_part
 from acnml._util.params import Params, scale
 from acnml.posteriors import Posterior

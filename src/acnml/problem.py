@@ -20,17 +20,16 @@ from torch.nn import functional
 
 from acnml._algebra.dual import Affine
 from acnml._algebra.kernels import DenseKernel, Kernel
-from acnml._engine.layers import AFFINE, Site, find_sites, unsupported
-from acnml._engine.recorder import Tape, record
+from acnml._engine.recorder import AFFINE, Site, Tape, find_sites, unsupported
 from acnml._engine.rows import row_chunks
-from acnml._engine.trust import Passed, check, probed, require_apart_from
+from acnml._engine.trust import Passed, check, probed, require_apart_from, require_understood
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, in_chunks
 from acnml._util.memory import default_budget
 from acnml._util.params import Params, count
-from acnml.classifier import Classifier, without_autocast
+from acnml.classifier import Classifier, strays, without_autocast
 from acnml.posteriors.base import Posterior
-from acnml.solution import Solution, UnsolvedError
+from acnml.solution import REMEDY, Solution, UnsolvedError
 
 T = TypeVar("T")
 
@@ -52,8 +51,6 @@ PLAIN = {
     "UnsafeViewBackward0",
     "ViewBackward0",
 }
-
-REMEDY = "lower alpha, or use a narrower posterior"
 
 
 @final
@@ -274,21 +271,54 @@ def features(
         x: the inputs.
         tensors: used in place of the model's own.
     """
-    findings, layer = classifier.findings, site.layer
-    if not findings.last_layers.get(site.name, True):
+    own, findings = classifier if tensors is None else classifier.at(tensors), classifier.findings
+    probe = None
+    if findings.is_due(_names(site), x) or site.name not in findings.last_layers:
+        probe = probed(own, [site], x)
+        findings.last_layers[site.name] = _is_last_layer(probe.tape, site, classifier.temperature)
+    is_last = findings.last_layers[site.name]
+    found = _run(classifier, site, x, tensors) if is_last else None
+    if probe is not None and found is not None:
+        received = found.inputs[:, : site.module.in_features]
+        require_apart_from(own, [site], x, probe, Passed(found.logits, {site: [received]}))
+    elif probe is not None:
+        require_understood(own, [site], x)
+    return found
+
+
+def _run(
+    classifier: Classifier,
+    site: Site,
+    x: Inputs,
+    tensors: Params | None,
+) -> Features | None:
+    """Record the layer's input; return None if the logits of this batch are not its output."""
+    passed: list[tuple[Tensor, Tensor]] = []
+
+    def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        # The model may change the output in place later, and must then be found out.
+        passed.append((args[0].detach(), output.detach().clone()))
+        return output
+
+    # With gradients, and without a graph: nothing depends on the leaves, unless the model uses the
+    # layer's weight without calling the layer.
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = classifier.leaves(_names(site), tensors)
+        hooked = classifier.hooked({site.name: keep}, sealed=[site.name])
+        logits = hooked.logits(x, {**(tensors or {}), **leaves})
+    if strays(logits, leaves):
         return None
-    own = classifier if tensors is None else classifier.at(tensors)
-    probe = probed(own, [site], x) if findings.is_due(layer.names, x) else None
-    tape = record(classifier, [site], x, tensors)
-    logits = tape.logits.detach()
+    logits = logits.detach()
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
-    if probe is not None:
-        require_apart_from(own, [site], x, probe, Passed.on(tape))
-    findings.last_layers[site.name] = _is_last_layer(tape, site)
-    if not findings.last_layers[site.name]:
+    assert isinstance(site.module, nn.Linear)
+    if len(passed) != 1 or passed[0][0].numel() != len(logits) * site.module.in_features:
         return None
-    inputs = tape.passages[site][0].received.reshape(len(logits), -1)
-    if layer.bias is not None:
+    ((received, output),) = passed
+    # The structure was checked before. The values show whether this batch took the same way.
+    if not torch.equal(output.to(logits).view_as(logits) / classifier.temperature, logits):
+        return None
+    inputs = received.reshape(len(logits), -1)
+    if site.layer.bias is not None:
         inputs = functional.pad(inputs, (0, 1), value=1.0)
     return Features(inputs, logits)
 
@@ -317,24 +347,34 @@ def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
     return site
 
 
-def _is_last_layer(tape: Tape, site: Site) -> bool:
+def _names(site: Site) -> list[str]:
+    return [name for name in (site.layer.weight, site.layer.bias) if name is not None]
+
+
+def _is_last_layer(tape: Tape, site: Site, temperature: float) -> bool:
     """Whether the logits are the outputs of the layer, reshaped and tempered at most.
 
     Whatever else a model does with the outputs (dividing them, scoring several items by one layer)
-    would be missing in the kernel. Found out from the autograd graph of every batch.
+    would be missing in the kernel. Found out from the autograd graph of a few inputs, when the
+    model is checked.
     """
     passages = tape.passages.get(site, [])
     if len(passages) != 1:
         return False
     (one,) = passages
-    if one.received.numel() != len(one.received) * one.received.shape[-1]:
+    assert isinstance(site.module, nn.Linear)
+    if one.received.numel() != len(one.received) * site.module.in_features:
         return False  # several positions: the kernel of the logits is not that of one vector
-    if not one.is_shared or one.output.numel() != tape.logits.numel():
+    logits = tape.logits.detach().flatten()
+    outputs = (one.output.detach().to(logits) / temperature).flatten()
+    if not one.is_shared or outputs.shape != logits.shape:
         return False
-    node = tape.logits.grad_fn
-    while node is not None and type(node).__name__ in PLAIN:
+    if not torch.allclose(outputs, logits, rtol=0, atol=0, equal_nan=True):
+        return False
+    node, last = tape.logits.grad_fn, one.output.grad_fn
+    while node is not None and node is not last and type(node).__name__ in PLAIN:
         node = node.next_functions[0][0]
-    return getattr(node, "variable", None) is one.output
+    return node is not None and node is last
 
 
 # Any layers: the network is linearised ------------------------------------------------------------
@@ -349,8 +389,10 @@ def _by_rows(
 ) -> Iterator[Problem]:
     """Compute V from gradients in factored form, as outer products."""
     done, total = 0, batches.size(x)
-    check(classifier, x, posterior.mean)
+    due = classifier.findings.is_due(posterior.mean, x)
     for rows, _ in row_chunks(classifier, posterior, x, 1, memory, recorded=False):
+        if due and not done:
+            check(classifier, x, posterior.mean)
         with checks.counting_from(done, total):
             yield Problem.of(rows.start.logits[:, 0].detach(), rows.kernel(differences))
         done += rows.size
@@ -358,7 +400,8 @@ def _by_rows(
 
 def _by_jacobians(classifier: Classifier, posterior: Posterior, x: Inputs) -> Iterator[Problem]:
     """Compute V from full Jacobians, for layers that the engine does not support."""
-    if check(classifier, x):
+    if classifier.findings.is_due((), x):
+        check(classifier, x)
         classifier.require_used(x, posterior.mean)
     logits = classifier.logits(x, posterior.mean)
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")

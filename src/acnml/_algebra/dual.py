@@ -218,6 +218,22 @@ class Displacement(NamedTuple):
     actions: Mapping[Affine, Action]
 
 
+def inner_product_pairs(dual: Dual, moved: Displacement) -> list[tuple[Tensor, Tensor]]:
+    """Return tensors (B, L, ...) whose inner products, summed over pairs, are vᵀΣv.
+
+    For outer products, ⟨Σ_t δ_t a_tᵀ, Σv⟩ = Σ_t δ_tᵀ (Σv)a_t.
+    """
+    dense = [(v, moved.dense[name]) for name, v in dual.dense.items()]
+    outers = [(o.deltas, moved.actions[k](o.inputs.vectors)) for k, o in dual.outers.items()]
+    return dense + outers
+
+
+def covariance(jacobian: Dual, moved: Displacement) -> Tensor:
+    """Return JΣJᵀ (B, C, C) for C gradients of each of B inputs, given ΣJᵀ."""
+    pairs = inner_product_pairs(jacobian, moved)
+    return torch.stack([a.flatten(2) @ b.flatten(2).mT for a, b in pairs]).sum(0)
+
+
 def matrix_action(matrix: Tensor) -> Action:
     """Return the action of matrices (*batch, out, in) that are written out."""
     return lambda x: x @ matrix.mT

@@ -28,22 +28,27 @@ from acnml._algebra.dual import (
     Dual,
     LayerInputs,
     Outers,
+    inner_product_pairs,
     matrix_action,
 )
 from acnml._algebra.kernels import DenseKernel
-from acnml._engine.layers import (
+from acnml._engine.layers import convolution_gradients, forward_per_row
+from acnml._engine.recorder import (
     AFFINE,
     SCALING,
+    WAY_OUT,
+    Passage,
     Site,
-    convolution_gradients,
+    Tape,
+    exactly,
     find_sites,
-    forward_per_row,
     from_positions,
     input_vectors,
     output_positions,
+    record,
+    run_changed,
     scaling_gradients,
 )
-from acnml._engine.recorder import WAY_OUT, Passage, Tape, exactly, record, run_changed
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.memory import MOST, default_budget
@@ -176,20 +181,10 @@ class Rows:
         return eye[:-1] - eye[-1]
 
     def _deltas(self, combinations: Tensor) -> dict[Site, list[Tensor]]:
-        """Pull combinations (C, K) of the logits at the mean back to the sites: (B · C, ...)."""
-        size, count = self.size, len(combinations)
-        # All combinations share the layer inputs, so each layer has one tensor for all of them. It
-        # is filled pass by pass, so that every backward pass can reuse the memory of the last one.
-        deltas = {
-            site: [one.output.new_empty(size, count, *one.output.shape[1:]) for one in passed]
-            for site, passed in self.start.passages.items()
-        }
-        for index, weights in enumerate(combinations):
-            pulled = self.start.pulled_back(weights.expand_as(self.start.logits))
-            for site, passed in pulled.items():
-                for whole, part in zip(deltas[site], passed, strict=True):
-                    whole[:, index] = part
-        return {site: [each.flatten(0, 1) for each in deltas[site]] for site in deltas}
+        """Pull combinations (C, K) of the logits at the mean back to the sites: (B, C, ...)."""
+        cotangents = combinations[:, None, None].expand(-1, *self.start.logits.shape)
+        pulled = self.start.each_pulled_back(cotangents)
+        return {site: [each.transpose(0, 1) for each in grads] for site, grads in pulled.items()}
 
     @exactly
     def moved(self, v: Dual) -> Displacement:
@@ -198,7 +193,9 @@ class Rows:
 
     def log_lik_gradient(self, tape: Tape, labels: Tensor) -> Dual:
         """Return ∇ log p_θ(y|x) of every row at the weights of a tape."""
-        return self._dual(tape, tape.pulled_back(self.logit_gradient(tape.logits, labels)))
+        pulled = tape.pulled_back(self.logit_gradient(tape.logits, labels))
+        deltas = {site: [self._by_input(one) for one in grads] for site, grads in pulled.items()}
+        return self._dual(tape, deltas)
 
     def logit_gradient(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return e_y - softmax(z), the gradient of log p(y|x) by the logits, (B, L, K)."""
@@ -207,7 +204,7 @@ class Rows:
 
     @exactly
     def _dual(self, tape: Tape, deltas: Mapping[Site, Sequence[Tensor]]) -> Dual:
-        """Pair the gradients (B · L, ...) at the sites' outputs with the sites' inputs."""
+        """Pair the gradients (B, L, ...) at the sites' outputs with the sites' inputs."""
         dtype = self.dtype
         dense: Params = {}
         outers: dict[Affine, Outers] = {}
@@ -221,7 +218,7 @@ class Rows:
             else:
                 gradients = convolution_gradients if site.is_affine else scaling_gradients
                 parts: list[Params] = [
-                    gradients(site, self._by_input(one.received.to(dtype)), self._by_input(delta))
+                    gradients(site, self._by_input(one.received.to(dtype)), delta)
                     for one, delta in zip(passed, own, strict=True)
                 ]
                 summed: Params = reduce(add, parts)
@@ -230,7 +227,8 @@ class Rows:
 
     def _outers(self, site: Site, passed: Sequence[Passage], deltas: Sequence[Tensor]) -> Outers:
         """Pair the gradients at a site's outputs with its inputs; passages are joined as terms."""
-        parts = [self._by_input(output_positions(site.module, delta)) for delta in deltas]
+        flat = [output_positions(site.module, delta.flatten(0, 1)) for delta in deltas]
+        parts = [self._by_input(each) for each in flat]
         inputs = [one.inputs for one in passed if one.inputs is not None]
         if len(passed) == 1:
             return Outers(parts[0], inputs[0])
@@ -273,7 +271,7 @@ class Rows:
         logits = self.start.logits
         each = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
         deltas = self._deltas(self._differences() if differences else each)
-        whole = torch.stack([self._covariance(part) for part in self._parts(deltas)]).sum(0)
+        whole = torch.stack([*map(self.posterior.covariance, self._parts(deltas))]).sum(0)
         whole = (whole + whole.mT) / 2  # rounding errors make the product slightly asymmetric
         return DenseKernel(functional.pad(whole, (0, 1, 0, 1)) if differences else whole)
 
@@ -287,11 +285,6 @@ class Rows:
             return
         for site, passed in self.start.passages.items():
             yield self._dual(Tape(self.start.logits, {site: passed}), {site: deltas.pop(site)})
-
-    def _covariance(self, jacobian: Dual) -> Tensor:
-        """Return JΣJᵀ, (B, C, C)."""
-        pairs = _inner_product_pairs(jacobian, self.moved(jacobian))
-        return torch.stack([a.flatten(2) @ b.flatten(2).mT for a, b in pairs]).sum(0)
 
 
 @final
@@ -412,18 +405,8 @@ def _with_inputs(site: Site, one: Passage, size: int, dtype: torch.dtype) -> Pas
 @exactly
 def inner_product(dual: Dual, moved: Displacement) -> Tensor:
     """Return vᵀΣw of every row, (B, L), where `moved` is Σw."""
-    pairs = _inner_product_pairs(dual, moved)
+    pairs = inner_product_pairs(dual, moved)
     return torch.stack([(a * b).flatten(2).sum(-1) for a, b in pairs]).sum(0)
-
-
-def _inner_product_pairs(dual: Dual, moved: Displacement) -> list[tuple[Tensor, Tensor]]:
-    """Return tensors (B, L, ...) whose inner products, summed over pairs, are vᵀΣv.
-
-    For outer products, ⟨Σ_t δ_t a_tᵀ, Σv⟩ = Σ_t δ_tᵀ (Σv)a_t.
-    """
-    dense = [(v, moved.dense[name]) for name, v in dual.dense.items()]
-    outers = [(o.deltas, moved.actions[k](o.inputs.vectors)) for k, o in dual.outers.items()]
-    return dense + outers
 
 
 # As many rows at a time as fit into memory --------------------------------------------------------

@@ -22,14 +22,18 @@ import torch
 from torch import Tensor, nn
 
 from acnml._algebra.dual import LayerInputs, Outers
-from acnml._engine.layers import AFFINE, SCALING, Site, find_sites, names_of
 from acnml._engine.recorder import (
+    AFFINE,
+    SCALING,
     WAY_OUT,
     Passage,
+    Site,
     Tape,
     exactly,
+    find_sites,
     joined_deltas,
     joined_inputs,
+    names_of,
     record,
     require_batch_first,
     run_changed,
@@ -86,18 +90,15 @@ class Probe(NamedTuple):
 Pair: TypeAlias = tuple[Passed, Passed]
 
 
-def check(classifier: Classifier, x: Inputs, mean: Params | None = None) -> bool:
-    """Check a model on a batch if that is due, with the parameters that a posterior covers.
+def check(classifier: Classifier, x: Inputs, mean: Params | None = None) -> None:
+    """Check a model on a batch, with the parameters that a posterior covers.
 
     A batch whose rows are all the same proves nothing, and neither does one with logits that are
-    not finite. Return whether it was due.
+    not finite.
     """
     mean = mean or {}
-    due = classifier.findings.is_due(mean, x)
-    if due:
-        sites = find_sites(classifier.model, mean, AFFINE + SCALING, WAY_OUT)
-        require_understood(classifier.at(mean), sites, x)
-    return due
+    sites = find_sites(classifier.model, mean, AFFINE + SCALING, WAY_OUT)
+    require_understood(classifier.at(mean), sites, x)
 
 
 def require_understood(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> None:

@@ -22,8 +22,10 @@ from torch import Tensor
 from acnml._algebra.dual import Affine
 from acnml._util import checks
 from acnml._util.params import Params, add, count, flatten
-from acnml.posteriors import Block, Diagonal, EigenBlock, FactorBlock, Full, Kronecker, Posterior
-from acnml.posteriors.base import require_mean, require_symmetric
+from acnml.posteriors.base import Posterior, require_mean, require_symmetric
+from acnml.posteriors.diagonal import Diagonal
+from acnml.posteriors.full import Full
+from acnml.posteriors.kronecker import Block, EigenBlock, FactorBlock, Kronecker
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -26,19 +26,17 @@ import torch
 from torch import Tensor, nn
 
 from acnml._algebra.dual import Affine
-from acnml._engine.layers import (
+from acnml._engine.recorder import (
     AFFINE,
     OTHER_WAYS,
     SCALING,
     Site,
+    Tape,
     find_sites,
     is_plain,
-    names_of,
-)
-from acnml._engine.recorder import (
-    Tape,
     joined_deltas,
     joined_inputs,
+    names_of,
     record,
     require_tracked,
     summed_scaling_gradients,
@@ -61,7 +59,7 @@ from acnml.fit.curvature import (
     require_same_weights,
 )
 from acnml.fit.fisher import ExactFisher, Fisher, Outputs
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.problem import features, only_linear
 
 Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]

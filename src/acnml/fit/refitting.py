@@ -114,7 +114,8 @@ def refit_each(
     """
     batches.require_loader(loader, "fine-tuning")
     queries = classifier.prepare(x)
-    check(classifier, queries)
+    if classifier.findings.is_due((), queries):
+        check(classifier, queries)
     with torch.no_grad():
         log_probs = torch.cat([*in_chunks(queries, classifier.log_probs)])
     remedy = "check the model and these inputs"

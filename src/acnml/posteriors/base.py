@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.dual import Affine, Displacement, Dual, LayerInputs, Outers, matrix_action
+from acnml._algebra.dual import (
+    Affine,
+    Displacement,
+    Dual,
+    LayerInputs,
+    Outers,
+    covariance,
+    matrix_action,
+)
 from acnml._algebra.kernels import DenseKernel, Kernel
 from acnml._util import checks
 from acnml._util.params import Params, count, map_tensors
@@ -80,6 +88,10 @@ class Posterior(ABC):
             {name: moved[name] for name in dual.dense},
             {layer: matrix_action(layer.join(moved, self.mean)) for layer in dual.outers},
         )
+
+    def covariance(self, jacobian: Dual) -> Tensor:
+        """Return JΣJᵀ (B, C, C) for C gradients of each of B inputs."""
+        return covariance(jacobian, self.displacement(jacobian))
 
     def output_kernel(self, layer: Affine, inputs: Tensor) -> Kernel:
         """Return the covariance of a layer's outputs at inputs (B, in [+ 1]).

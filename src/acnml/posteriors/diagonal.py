@@ -12,6 +12,7 @@ from acnml._algebra.dual import (
     Affine,
     Displacement,
     Dual,
+    covariance,
     diagonal_action,
     diagonal_prefers_factors,
 )
@@ -73,6 +74,15 @@ class Diagonal(Posterior):
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Compare the cost of the product in `displacement` with that of expanding v."""
         return diagonal_prefers_factors(terms, positions, len(self.mean[layer.weight]))
+
+    def covariance(self, jacobian: Dual) -> Tensor:
+        """Return WWᵀ with W = J ⊙ √s, where J is written out."""
+        halves = [(v * self.var[n].sqrt()).flatten(2) for n, v in jacobian.dense.items()]
+        parts = [half @ half.mT for half in halves]
+        if jacobian.outers:
+            rest = Dual({}, jacobian.outers)
+            parts.append(covariance(rest, self.displacement(rest)))
+        return torch.stack(parts).sum(0)
 
     def displacement(self, dual: Dual) -> Displacement:
         """Apply Σv to inputs a' as Σ_t δ_t ⊙ S(a_t ⊙ a'): one matrix product with S per term t."""

@@ -91,7 +91,8 @@ class Bma(Predictor):
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the averaged probabilities."""
         prepared = self.classifier.prepare(x)
-        check(self.classifier, prepared)
+        if self.classifier.findings.is_due((), prepared):
+            check(self.classifier, prepared)
         averages = torch.cat([*in_chunks(prepared, self._average)])
         if not self._is_used:
             self.classifier.require_used(prepared, self.posterior.mean)

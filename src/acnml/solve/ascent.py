@@ -13,9 +13,7 @@ themselves, are coefficients and a Gram matrix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,9 +23,6 @@ from acnml._algebra.dual import Dual, combination
 from acnml._algebra.kernels import Kernel
 from acnml._engine.recorder import Tape
 from acnml._engine.rows import Rows, inner_product
-from acnml.problem import REMEDY, Problem
-from acnml.solve.base import RowSolver, Solved, label_chunks
-from acnml.solve.logits import Precision, coefficients
 
 # Where the linearised solution is worse than the mean, it is halved this often, then given up.
 HALVINGS = 6
@@ -45,45 +40,30 @@ LONGEST_BLIND = 0.5
 ROUNDING = 64
 
 
-@final
-@dataclass(frozen=True)
-class Ascent(RowSolver):
-    """`Linearised` with `evaluate="network"`: the network at μ + ΣJᵀu, and steps from there."""
+class Ascent(NamedTuple):
+    """Settings of the ascent, see `Linearised`."""
 
     steps: int
     step_size: float
-    tolerance: float  # rows with this residual take no further steps
-    precision: Precision  # of u
-    memory: int | None
+    tolerance: float
 
-    @property
-    def n_gradients(self) -> int:
-        """The start and all steps."""
-        return 1 + self.steps
+    def run(
+        self, rows: Rows, labels: Tensor, u: Tensor, kernel: Kernel, with_residuals: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the network at μ + ΣJᵀu for the u (B, L, K) of some labels, and take steps.
 
-    @property
-    def remedy(self) -> str:
-        """What to do when the solution is not finite."""
-        return REMEDY
-
-    def records(self, with_residuals: bool) -> bool:
-        """Whether rows are run with a graph, for residuals or further steps."""
-        return with_residuals or self.steps > 0
-
-    def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
-        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
-        problem = Problem.of(rows.start.logits[:, 0].detach(), rows.kernel())
+        Return log-likelihoods and, if they are asked for, residuals (B, L).
+        """
         wide = torch.promote_types(rows.start.logits.dtype, torch.float32)
-        for labels in label_chunks(rows, n_labels):
-            u = coefficients(problem.logits, problem.kernel, labels, self.precision)
-            at_mean = rows.log_lik(rows.start.logits, labels).double()
-            start = _start(rows, labels, u, problem.kernel, at_mean, self.records(with_residuals))
-            end = self._climbed(rows, start, labels) if self.records(with_residuals) else None
-            log_lik = start.log_lik if end is None else end.log_lik
-            # Rounding may leave the likelihood a little below that at the mean.
-            log_lik = torch.maximum(log_lik, at_mean).to(wide)
-            residual = torch.full_like(log_lik, torch.nan) if end is None else end.residual.to(wide)
-            yield Solved(log_lik, residual)
+        at_mean = rows.log_lik(rows.start.logits, labels).double()
+        recorded = with_residuals or self.steps > 0
+        start = _start(rows, labels, u, kernel, at_mean, recorded)
+        end = self._climbed(rows, start, labels) if recorded else None
+        log_lik = start.log_lik if end is None else end.log_lik
+        # Rounding may leave the likelihood a little below that at the mean.
+        return torch.maximum(log_lik, at_mean).to(wide), None if end is None else end.residual.to(
+            wide
+        )
 
     def _climbed(self, rows: Rows, start: _Start, labels: Tensor) -> _Climb:
         """Take steps; rows that a step does not improve stay and try a shorter one."""

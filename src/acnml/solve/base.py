@@ -52,17 +52,9 @@ class Solved(NamedTuple):
 class RowSolver(ABC):
     """A solver that runs rows, the labels of a chunk of inputs, at weights of their own."""
 
-    memory: int | None
-
-    @property
-    @abstractmethod
-    def n_gradients(self) -> int:
-        """The number of gradients that a row's v is a sum of."""
-
-    @property
-    @abstractmethod
-    def remedy(self) -> str:
-        """What to do when the solution is not finite."""
+    memory: int | None  # bytes that a chunk may take
+    n_gradients: int  # that a row's v is a sum of
+    remedy: str  # where the solution is not finite
 
     @abstractmethod
     def records(self, with_residuals: bool) -> bool:
@@ -90,11 +82,13 @@ class RowSolver(ABC):
         self, classifier: Classifier, posterior: Posterior, x: Inputs, with_residuals: bool
     ) -> list[Tensor]:
         """Solve a chunk of inputs and labels at a time; return (B, K) of what was asked for."""
-        check(classifier, x, posterior.mean)
+        due = classifier.findings.is_due(posterior.mean, x)
         recorded, parts, done = self.records(with_residuals), [], 0
         for rows, n_labels in row_chunks(
             classifier, posterior, x, self.n_gradients, self.memory, recorded
         ):
+            if due and not done:
+                check(classifier, x, posterior.mean)
             with checks.counting_from(done, batches.size(x)):
                 solved = list(self.solve(rows, n_labels, with_residuals))
             by_label = [one if with_residuals else one[:1] for one in solved]

@@ -45,12 +45,12 @@ class Gradient(RowSolver):
         require_memory(self.memory)
 
     @property
-    def n_gradients(self) -> int:
+    def n_gradients(self) -> int:  # type: ignore[override]
         """The number of gradients that a row's v is a sum of."""
         return self.steps
 
     @property
-    def remedy(self) -> str:
+    def remedy(self) -> str:  # type: ignore[override]
         """What to do when the solution is not finite."""
         return f"the iteration diverged: lower step_size ({self.step_size}) or alpha"
 

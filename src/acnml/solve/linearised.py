@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
+from acnml._engine.rows import Rows
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.memory import require_memory
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
-from acnml.problem import REMEDY, LogitSolver, Problem, each_solved, exact_problems, joined
-from acnml.solution import UNSOLVED, Solution, UnsolvedError
+from acnml.problem import LogitSolver, Problem, each_solved, exact_problems, joined
+from acnml.solution import REMEDY, UNSOLVED, Solution, UnsolvedError
 from acnml.solve.ascent import Ascent
-from acnml.solve.logits import Precision, solve
+from acnml.solve.base import RowSolver, Solved, label_chunks
+from acnml.solve.logits import Precision, coefficients, solve
 
 
 @final
@@ -119,7 +122,7 @@ class Linearised(LogitSolver):
             return super().__call__(classifier, posterior, x)
         parts = exact_problems(classifier, posterior, x, self.memory)
         if parts is None:
-            return self._ascent(classifier, posterior, x)
+            return _Network(self)(classifier, posterior, x)
         return joined(each_solved(parts, self.of, batches.size(x)))
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
@@ -128,11 +131,28 @@ class Linearised(LogitSolver):
             return super().log_lik(classifier, posterior, x)
         parts = exact_problems(classifier, posterior, x, self.memory)
         if parts is None:
-            return self._ascent.log_lik(classifier, posterior, x)
+            return _Network(self).log_lik(classifier, posterior, x)
         return torch.cat(each_solved(parts, self.log_lik_of, batches.size(x)))
 
-    @property
-    def _ascent(self) -> Ascent:
-        """The solver for the network itself, in which no layer is the last one alone."""
-        steps = self.polish, self.step_size, self.polish_tolerance
-        return Ascent(*steps, self._precision, self.memory)
+
+@final
+class _Network(RowSolver):
+    """The network itself at the solution of the linearised one, and an ascent from there."""
+
+    remedy = REMEDY
+
+    def __init__(self, settings: Linearised) -> None:
+        self.memory, self.n_gradients = settings.memory, 1 + settings.polish
+        self._precision = settings._precision
+        self._ascent = Ascent(settings.polish, settings.step_size, settings.polish_tolerance)
+
+    def records(self, with_residuals: bool) -> bool:
+        """Whether rows are run with a graph, for residuals or further steps."""
+        return with_residuals or self._ascent.steps > 0
+
+    def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
+        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
+        problem = Problem.of(rows.start.logits[:, 0].detach(), rows.kernel())
+        for labels in label_chunks(rows, n_labels):
+            u = coefficients(problem.logits, problem.kernel, labels, self._precision)
+            yield Solved(*self._ascent.run(rows, labels, u, problem.kernel, with_residuals))
