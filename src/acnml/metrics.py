@@ -88,7 +88,7 @@ def brier(log_probs: Tensor, labels: Tensor) -> float:
     """
     log_probs, labels = _checked(log_probs, labels)
     errors = log_probs.exp()
-    errors[torch.arange(len(labels), device=labels.device), labels] -= 1
+    errors[torch.arange(len(labels), device="cpu"), labels] -= 1
     return errors.square().sum(dim=1).mean().item()
 
 
@@ -105,16 +105,6 @@ def ece(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
     return _calibration_error(reliability(log_probs, labels, bins))
 
 
-def ece_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
-    """Return the expected calibration error Σ_b (n_b/N) |acc_b − conf_b|, bins of equal width.
-
-    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> round(ece_equal_width(log_probs, torch.tensor([0, 0, 1])), 4)
-    0.3333
-    """
-    return _calibration_error(reliability_equal_width(log_probs, labels, bins))
-
-
 def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliability:
     """Return accuracy against confidence in bins of equal mass.
 
@@ -126,19 +116,6 @@ def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliabilit
     tensor([2, 1])
     """
     diagram = _equal_mass(*confidences(log_probs, labels), bins)
-    return _arrays_for_arrays(log_probs, diagram)
-
-
-def reliability_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliability:
-    """Return accuracy against confidence in the bins (i/B, (i+1)/B], i = 0 … B−1.
-
-    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> reliability_equal_width(log_probs, torch.tensor([0, 0, 1]), bins=2).count
-    tensor([1, 2])
-    """
-    confidence, correct = _sorted_by_confidence(*confidences(log_probs, labels))
-    inner_edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
-    diagram = _binned(confidence, correct, torch.bucketize(confidence, inner_edges))
     return _arrays_for_arrays(log_probs, diagram)
 
 
@@ -307,19 +284,20 @@ def _correct(log_probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _equal_mass(confidence: Tensor, correct: Tensor, bins: int) -> Reliability:
-    """Average over bins of equal mass, see `reliability`."""
+    """Average over bins of equal mass, without empty ones."""
     confidence, correct = _sorted_by_confidence(confidence, correct)
-    device = confidence.device
-    sizes = torch.tensor([len(part) for part in confidence.tensor_split(bins)], device=device)
-    return _binned(confidence, correct, torch.arange(bins, device=device).repeat_interleave(sizes))
+    count = torch.tensor([len(part) for part in confidence.tensor_split(bins)], device="cpu")
+    own = torch.arange(bins, device="cpu").repeat_interleave(count)
+    filled = count > 0
+    means = [torch.bincount(own, weights=part, minlength=bins) for part in (confidence, correct)]
+    return Reliability(*(mean[filled] / count[filled] for mean in means), count[filled])
 
 
 def _risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
     confidence, correct = _sorted_by_confidence(confidence, correct)
     errors = (1 - correct.flip(0)).cumsum(0)
-    count, device = len(confidence), confidence.device
-    answered = torch.arange(1, count + 1, dtype=torch.float64, device=device)
-    return RiskCoverage(coverage=answered / count, risk=errors / answered)
+    answered = torch.arange(1, len(errors) + 1, dtype=torch.float64, device="cpu")
+    return RiskCoverage(coverage=answered / len(errors), risk=errors / answered)
 
 
 def _sorted_by_confidence(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
@@ -330,16 +308,6 @@ def _sorted_by_confidence(confidence: Tensor, correct: Tensor) -> tuple[Tensor, 
     levels, level, counts = torch.unique(confidence, return_inverse=True, return_counts=True)
     correct = torch.bincount(level, weights=correct) / counts
     return levels.repeat_interleave(counts), correct.repeat_interleave(counts)
-
-
-def _binned(confidence: Tensor, correct: Tensor, bin_index: Tensor) -> Reliability:
-    """Average the points that share a bin index and omit empty bins."""
-    _, index, count = torch.unique(bin_index, return_inverse=True, return_counts=True)
-    return Reliability(
-        confidence=torch.bincount(index, weights=confidence) / count,
-        accuracy=torch.bincount(index, weights=correct) / count,
-        count=count,
-    )
 
 
 def _calibration_error(diagram: Reliability) -> float:

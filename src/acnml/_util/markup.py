@@ -1,9 +1,18 @@
-"""Tables as HTML, for notebooks."""
+"""Tables as text, and as HTML for notebooks."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from html import escape
+
+
+def text_table(lines: Sequence[Sequence[str]]) -> str:
+    """Return lines of cells in columns, aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
 
 
 def html_table(
