@@ -85,9 +85,9 @@ def test_alpha_is_tuned_with_one_pass_per_network():
 
         model[0].register_forward_hook(count)
     parts = [Acnml(Classifier(model), last_layer(model)) for model in models]
-    x = normal(200, 4, seed=8)
-    data = [(x[:100], x[:100].argmax(-1) % 3), (x[100:], x[100:].argmax(-1) % 3)]
-    modes = Modes(parts)
+    x, modes = normal(200, 4, seed=8), Modes(parts)
+    labels = modes(x).argmax(-1)
+    data = [(x[:100], labels[:100]), (x[100:], labels[100:])]
 
     def choose(price):
         return tuning.within_price(modes.with_alpha, data, price, modes.with_alpha(1e-9))
@@ -97,7 +97,7 @@ def test_alpha_is_tuned_with_one_pass_per_network():
     choice = choose(0.05)
     assert [after - b for after, b in zip(calls, before, strict=True)] == [2, 2]
     chosen = modes.with_alpha(choice.value)
-    nlls = [acnml.metrics.nll(m(x), x.argmax(-1) % 3) for m in (modes.with_alpha(1e-9), chosen)]
+    nlls = [acnml.metrics.nll(m(x), labels) for m in (modes.with_alpha(1e-9), chosen)]
     assert nlls[1] <= nlls[0] + 0.05 + 1e-6
     assert all(part.alpha == choice.value for part in chosen.predictors)
 
