@@ -289,8 +289,9 @@ def _equal_mass(confidence: Tensor, correct: Tensor, bins: int) -> Reliability:
     count = torch.tensor([len(part) for part in confidence.tensor_split(bins)], device="cpu")
     own = torch.arange(bins, device="cpu").repeat_interleave(count)
     filled = count > 0
-    means = [torch.bincount(own, weights=part, minlength=bins) for part in (confidence, correct)]
-    return Reliability(*(mean[filled] / count[filled] for mean in means), count[filled])
+    sums = [torch.bincount(own, weights=part, minlength=bins) for part in (confidence, correct)]
+    confidence, accuracy = (each[filled] / count[filled] for each in sums)
+    return Reliability(confidence, accuracy, count[filled])
 
 
 def _risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
