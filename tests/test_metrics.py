@@ -298,8 +298,8 @@ NAN_ROW = GOOD + torch.tensor([[0.0], [math.nan], [0.0]])
 @pytest.mark.parametrize(
     ("log_probs", "labels", "message"),
     [
-        (GOOD[:, 0], LABELS, r"must be log-probabilities \(N, K\) .* shape \(3,\)"),
-        (GOOD[:0], LABELS[:0], r"N ≥ 1 points, got torch.float64 of shape \(0, 2\)"),
+        (GOOD[:, 0], LABELS, r"must be log-probabilities \(N, K\), got .* shape \(3,\)"),
+        (GOOD[:0], LABELS[:0], r"N ≥ 1 points, got none"),
         (GOOD.long(), LABELS, "got torch.int64"),
         (GOOD, LABELS[:2], r"class indices of shape \(3,\), got torch.int64 of shape \(2,\)"),
         (GOOD, LABELS.float(), "got torch.float32"),

@@ -334,17 +334,36 @@ def _count_from_top(level: Tensor, levels: int) -> Tensor:
 
 
 def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Check both arguments and return them on the CPU as float64 and int64."""
-    log_probs = _as_tensor(log_probs)
-    if log_probs.ndim != 2 or len(log_probs) == 0 or not log_probs.is_floating_point():
+    """Check both arguments, of at least one point; return them on the CPU as float64 and int64."""
+    own = _checked_log_probs(log_probs)
+    if len(own) == 0:
+        raise ValueError("log_probs must be log-probabilities (N, K) of N ≥ 1 points, got none")
+    return own, _checked_labels(labels, *own.shape)
+
+
+def _checked_log_probs(log_probs: Tensor) -> Tensor:
+    """Check log-probabilities and return them on the CPU as float64."""
+    given = _as_tensor(log_probs)
+    if given.ndim != 2 or not given.is_floating_point():
         raise ValueError(
-            f"log_probs must be log-probabilities (N, K) of N ≥ 1 points, got {log_probs.dtype} of "
-            f"shape {tuple(log_probs.shape)}"
+            f"log_probs must be log-probabilities (N, K), got {given.dtype} of shape "
+            f"{tuple(given.shape)}"
         )
-    tolerance = _row_sum_tolerance(log_probs)
-    log_probs = log_probs.detach().cpu().double()
-    _check_rows(log_probs, tolerance)
-    return log_probs, _checked_labels(labels, *log_probs.shape)
+    own = given.detach().cpu().double()
+    row = _first(own.isnan().any(dim=1))
+    if row is not None:
+        raise ValueError(f"log_probs[{row}] contains NaN: drop the row or fix the model")
+    # With the machine epsilon ε, rounding changes log pₖ by at most ½ε |log pₖ|, and hence the
+    # logarithm of a row's sum by about ½ε · entropy ≤ ½ε log K. The tolerance is twice that, and at
+    # least 1 % for values that were rounded before they were passed in.
+    tolerance = max(1e-2, torch.finfo(given.dtype).eps * math.log(max(1, own.shape[1])))
+    log_sums = own.logsumexp(dim=1)
+    row = _first(log_sums.abs() > tolerance)
+    if row is not None:
+        total = log_sums[row].exp().item()
+        hint = "apply log_softmax to logits, or log to probabilities"
+        raise ValueError(f"the probabilities in log_probs[{row}] sum to {total:.4g}, not 1: {hint}")
+    return own
 
 
 def _checked_labels(labels: Tensor, points: int, classes: int) -> Tensor:
@@ -365,28 +384,6 @@ def _checked_labels(labels: Tensor, points: int, classes: int) -> Tensor:
 def _as_tensor(value: Tensor) -> Tensor:
     is_array = isinstance(value, np.ndarray)
     return torch.tensor(np.ascontiguousarray(value), device="cpu") if is_array else value
-
-
-def _row_sum_tolerance(log_probs: Tensor) -> float:
-    """Return how far log Σₖ pₖ, the logarithm of a row's sum, may be from 0.
-
-    With the machine epsilon ε, rounding changes log pₖ by at most ½ε |log pₖ|, and hence the sum by
-    about ½ε · entropy ≤ ½ε log K. The tolerance is twice that, and at least 1 % for values that
-    were rounded before they were passed in.
-    """
-    return max(1e-2, torch.finfo(log_probs.dtype).eps * math.log(log_probs.shape[1]))
-
-
-def _check_rows(log_probs: Tensor, tolerance: float) -> None:
-    row = _first(log_probs.isnan().any(dim=1))
-    if row is not None:
-        raise ValueError(f"log_probs[{row}] contains NaN: drop the row or fix the model")
-    log_sums = log_probs.logsumexp(dim=1)
-    row = _first(log_sums.abs() > tolerance)
-    if row is not None:
-        total = log_sums[row].exp().item()
-        hint = "apply log_softmax to logits, or log to probabilities"
-        raise ValueError(f"the probabilities in log_probs[{row}] sum to {total:.4g}, not 1: {hint}")
 
 
 def _checked_confidences(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
