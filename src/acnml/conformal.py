@@ -120,6 +120,9 @@ def fit(
 ) -> Conformal:
     """Return prediction sets that hold the label with a probability of at least `coverage`.
 
+    That is on average over calibration data and new inputs that are exchangeable with them. Under
+    shift, sets hold the label less often.
+
     Args:
         log_probs: log-probabilities (N, K) of the calibration data, a tensor or an array. Neither
             the network nor temperature and α may have seen these data.
