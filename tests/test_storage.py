@@ -75,7 +75,7 @@ def test_weights_that_are_in_the_file_may_be_others_in_the_network(tmp_path):
 
 def with_first_layer_untrained(model):
     untrained = copy.deepcopy(model)
-    with acnml._util.seeding.seeded(7):
+    with acnml._util.torch_state.seeded(7):
         untrained[0].reset_parameters()
     return untrained
 

@@ -26,14 +26,14 @@ from torch import Tensor
 from acnml import metrics
 from acnml._util import checks
 from acnml._util.batches import Inputs, as_inputs, as_tensor
-from acnml._util.markup import html_table, text_table
-from acnml._util.progress import track
+from acnml._util.messages import track
 from acnml.calibration.search import (
     LARGEST,
     golden_section,
     largest_at_price,
     least_nll_temperature,
 )
+from acnml.calibration.table import as_html, as_text
 from acnml.fit import Curvature
 from acnml.predictors import Acnml, Map, Predictor
 from acnml.predictors.base import require_predictor
@@ -135,15 +135,15 @@ class Choice(Generic[Row]):
 
     def _repr_html_(self) -> str:
         """Return the table for notebooks, with the chosen row in bold."""
-        chosen = {i for i, row in enumerate(self.table) if row.value == self.value}
+        chosen = [row.value == self.value for row in self.table]
         rows = [_cells(row) for row in self.table]
-        return html_table(self.table[0]._fields, rows, chosen, [f"{self.value:.6g}: {self.rule}"])
+        return as_html(self.table[0]._fields, rows, chosen, [f"{self.value:.6g}: {self.rule}"])
 
 
 def _text(table: Sequence[Row], chosen: float | None = None) -> str:
     """Format a table, with an arrow before the chosen row if there is one."""
     rows = [["→" if row.value == chosen else "", *_cells(row)] for row in table]
-    return text_table([["", *table[0]._fields], *rows])
+    return as_text([["", *table[0]._fields], *rows])
 
 
 def _cells(row: Row) -> list[str]:
