@@ -28,7 +28,6 @@ class TestScores:
     def test_lac_is_one_minus_p_up_to_a_monotone_map(self):
         assert torch.equal(SetScore.LAC(LOG_PROBS), -LOG_PROBS)
 
-
     @given(st.integers(0, 1000))
     @settings(max_examples=20, deadline=None)
     def test_aps_against_its_definition(self, seed):

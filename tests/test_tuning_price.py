@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from acnml import Acnml, Classifier, Map, metrics, tuning
+from acnml import Acnml, metrics
 from acnml.predictors import Predictor
 from acnml.solve import UnsolvedError
 from acnml.tuning import most_cautious, within_price
-from cases import MODELS, POSTERIORS
 from tunable import FOUR, FakeSolver, Scaled, fake_acnml
 
 GRID = [0.1, 0.2, 0.4, 0.8]  # factors of the logits: the smaller, the more cautious
@@ -133,7 +132,6 @@ class TestWithinPrice:
             within_price(Scaled, [0.1, 0.2], FOUR, 0.01, nll_at(0.8))
         assert "use less cautious values or a higher price" in str(refused.value)
         assert "accuracy" in str(refused.value).splitlines()[1]
-
 
     def test_values_without_a_solution_are_passed_over(self):
         class Stops(FakeSolver):

@@ -15,7 +15,8 @@ from fuzz.outcome import Outcome, WrongError, refused_or, require
 # Cases that were once wrong.
 FOUND = {"scored": [588]}
 # Seeds per kind: some seconds each. `make fuzz` runs thousands.
-SLICE = {"answers": 60, "family": 60, "files": 200, "inputs": 60, "neighbours": 40, "scored": 30}
+SLICE = {"answers": 60, "family": 60, "files": 200}
+SLICE |= {"folders": 40, "inputs": 60, "neighbours": 40, "scored": 30}
 
 
 @pytest.mark.parametrize("kind", KINDS)
