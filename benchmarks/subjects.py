@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import acnml
 from acnml import Classifier, Diagonal
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from acnml.fit import KroneckerCurvature
 from acnml.posteriors import FactorBlock, Posterior
 from studies.data import cifar10, digits

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from fuzz.answers import answer
 from fuzz.family import member_of_family
 from fuzz.files import mutated_file

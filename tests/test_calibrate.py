@@ -15,7 +15,7 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, calibrate, fit_calibrator, metrics
-from acnml._util.threads import one_thread
+from acnml._util.torch_state import one_thread
 from acnml.calibration import Answer
 from acnml.calibration.rules import RULES, spread
 from acnml.calibration.search import LARGEST, largest_at_price, least_nll_temperature

@@ -11,7 +11,7 @@ from torch import nn
 
 import acnml
 from acnml import Classifier
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from cases import normal
 from test_calibrate import joined, problem
 

@@ -26,9 +26,9 @@ from acnml import metrics
 from acnml._engine.last_layer import Features
 from acnml._util import checks
 from acnml._util.batches import Inputs, as_inputs, as_tensor
-from acnml._util.markup import html_table
-from acnml._util.progress import track
+from acnml._util.messages import track
 from acnml.calibration.search import Tried, golden_section, least_nll_temperature, narrowed
+from acnml.calibration.table import as_html
 from acnml.fit import Curvature
 from acnml.predictors import Acnml, Map, Predictor
 from acnml.predictors.base import require_predictor
@@ -115,8 +115,8 @@ class Choice(Generic[RowT]):
         """Return the table for notebooks, with the chosen row in bold."""
         head = list(self.table[0]._asdict())
         rows = [_cells(row) for row in self.table]
-        chosen = {i for i, row in enumerate(self.table) if row.value == self.value}
-        return html_table(head, rows, chosen, [f"{self.value:.6g}: {self.rule}"])
+        chosen = [row.value == self.value for row in self.table]
+        return as_html(head, rows, chosen, [f"{self.value:.6g}: {self.rule}"])
 
 
 def _text(table: Sequence[Row], chosen: float | None = None) -> str:

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 import acnml
 from acnml import Classifier, Kronecker
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from acnml.posteriors import Affine, FactorBlock
 from studies.engine.grounds import Ground, Pair
 from studies.engine.method import Method

@@ -11,9 +11,17 @@ from torch import Tensor, nn
 
 from acnml._engine.trust import Passed, probed, require_apart_from
 from acnml._util import batches
-from acnml._util.batches import CHUNK, NO_LABELS, Inputs, arrays_for_arrays, as_inputs, split_labels
+from acnml._util.batches import (
+    CHUNK,
+    NO_LABELS,
+    Inputs,
+    arrays_for_arrays,
+    as_inputs,
+    each_batch,
+    in_chunks,
+    split_labels,
+)
 from acnml._util.params import Params, is_same_or_rounded
-from acnml._util.passes import each_batch, in_chunks
 from acnml._util.processes import Group, group
 from acnml._util.structure import tracking_batch_norms
 from acnml.accuracy import accuracy_of

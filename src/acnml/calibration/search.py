@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acnml._util.threads import one_thread
+from acnml._util.torch_state import one_thread
 
 # Knobs and temperatures are searched between these numbers.
 SMALLEST, LARGEST = 1e-9, 1e9

@@ -60,8 +60,10 @@ def as_text(rows: Sequence[CalibrationRow], notes: Sequence[str]) -> str:
     return "\n".join([*shown, "", *notes])
 
 
-def as_html(rows: Sequence[CalibrationRow], notes: Sequence[str], chosen: str) -> str:
-    """Return a table for notebooks, with the row of the chosen method in bold."""
+def as_html(
+    head: Sequence[str], rows: Sequence[Sequence[str]], chosen: Sequence[bool], notes: Sequence[str]
+) -> str:
+    """Return a table for notebooks, with the chosen rows in bold and the notes below it."""
 
     def line(tag: str, cells: Sequence[str], bold: bool = False) -> str:
         sides = ["left", *["right"] * (len(cells) - 1)]
@@ -69,6 +71,7 @@ def as_html(rows: Sequence[CalibrationRow], notes: Sequence[str], chosen: str) -
         parts = zip(texts, sides, strict=True)
         return "".join(f'<{tag} style="text-align: {side}">{c}</{tag}>' for c, side in parts)
 
-    body = "".join(f"<tr>{line('td', row.cells, row.method == chosen)}</tr>" for row in rows)
+    lines = zip(rows, chosen, strict=True)
+    body = "".join(f"<tr>{line('td', cells, is_chosen)}</tr>" for cells, is_chosen in lines)
     below = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    return f"<table><tr>{line('th', COLUMNS)}</tr>{body}</table>{below}"
+    return f"<table><tr>{line('th', head)}</tr>{body}</table>{below}"

@@ -23,6 +23,7 @@ from acnml._algebra.dual import Affine
 from acnml._util import checks
 from acnml._util.params import Params, add, count, flatten
 from acnml.posteriors import Block, Diagonal, EigenBlock, FactorBlock, Full, Kronecker, Posterior
+from acnml.posteriors.base import require_mean, require_symmetric
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -142,8 +143,8 @@ class FullCurvature(Curvature):
     hessian: Tensor
 
     def __post_init__(self) -> None:
-        checks.require_mean(self.mean)
-        checks.require_symmetric(self.hessian, "hessian", count(self.mean))
+        require_mean(self.mean)
+        require_symmetric(self.hessian, "hessian", count(self.mean))
 
     def posterior(self, prior_precision: float) -> Full:
         """Return N(θ̂, (H + τI)⁻¹)."""

@@ -25,7 +25,8 @@ from acnml._algebra.dual import Affine, Dual, Outers
 from acnml._algebra.kernels import Kernel, ScaledKernel, SpectralKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
-from acnml.posteriors.base import Posterior, gaussian_log_density
+from acnml._util.torch_state import threads_for
+from acnml.posteriors.base import Posterior, gaussian_log_density, require_mean, require_square
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,8 +88,8 @@ class FactorBlock(Block):
     output_cov: Tensor  # G⁻¹ (out, out)
 
     def __post_init__(self) -> None:
-        checks.require_square(self.input_cov, f"input_cov of {self.layer.weight!r}")
-        checks.require_square(self.output_cov, f"output_cov of {self.layer.weight!r}")
+        require_square(self.input_cov, f"input_cov of {self.layer.weight!r}")
+        require_square(self.output_cov, f"output_cov of {self.layer.weight!r}")
 
     @staticmethod
     def damped(layer: Affine, A: Tensor, G: Tensor, prior_precision: float) -> FactorBlock:
@@ -168,8 +169,8 @@ class EigenBlock(Block):
 
     def __post_init__(self) -> None:
         what = f"of {self.layer.weight!r}"
-        checks.require_square(self.input_basis, f"input_basis {what}")
-        checks.require_square(self.output_basis, f"output_basis {what}")
+        require_square(self.input_basis, f"input_basis {what}")
+        require_square(self.output_basis, f"output_basis {what}")
         if self.var.shape != self.shape:
             raise ValueError(f"var {what} has shape {tuple(self.var.shape)}, expected {self.shape}")
         if not (torch.isfinite(self.var) & (self.var >= 0)).all():
@@ -248,7 +249,7 @@ class Kronecker(Posterior):
     couples_layers = False
 
     def __post_init__(self) -> None:
-        checks.require_mean(self.mean)
+        require_mean(self.mean)
         names = [name for block in self.blocks for name in block.layer.names]
         checks.require_same_names(names, self.mean, "the blocks", "mean")
         for block in self.blocks:
@@ -327,5 +328,6 @@ def _damped_inverse(matrix: Tensor, value: float) -> Tensor:
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues, with negative rounding errors set to 0, and the eigenvectors."""
-    values, vectors = torch.linalg.eigh(matrix.double())
+    with threads_for(matrix.numel() * matrix.shape[-1]):
+        values, vectors = torch.linalg.eigh(matrix.double())
     return values.clamp(min=0).to(matrix.dtype), vectors.to(matrix.dtype).contiguous()

@@ -21,7 +21,7 @@ def test_rescaling_is_repeating_the_data():
     """Curvature sums over the data: three times the data have three times the curvature."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
-    with acnml._util.seeding.seeded(0):
+    with acnml._util.torch_state.seeded(0):
         classifier = acnml.Classifier(nn.Linear(4, 3).double())
     once, thrice = (
         acnml.fit.fit_curvature(classifier, [(x.repeat(n, 1), torch.zeros(5 * n).long())])
@@ -40,7 +40,7 @@ def test_kfac_of_one_batch_has_the_factors_of_the_empirical_fisher():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6, 2, 5, 5, generator=generator, dtype=torch.float64)
     labels, n, data = torch.arange(6) % 3, 6, 1000
-    with acnml._util.seeding.seeded(0):
+    with acnml._util.torch_state.seeded(0):
         layers = nn.Conv2d(2, 3, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3, bias=False)
         classifier = acnml.Classifier(nn.Sequential(*layers).double())
     found = kfac_of_one_batch(classifier, x, labels, data)
