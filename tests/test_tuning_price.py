@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from acnml import Acnml, Classifier, Map, metrics
+from acnml import Acnml, Map
 from acnml.predictors import Predictor
 from acnml.solve import UnsolvedError
 from acnml.tuning import within_price
-from cases import MODELS, POSTERIORS
 from tunable import FOUR, FakeSolver, Scaled, fake_acnml
 
 REFERENCE = 0.8  # factor of the logits
@@ -106,28 +105,6 @@ def test_says_so_if_every_value_is_within_the_price():
 def test_the_price_is_a_number_of_nats(price):
     with pytest.raises(ValueError, match="price must be finite and not negative"):
         within_price(flatter, FOUR, price, Scaled(REFERENCE))
-
-
-@pytest.mark.parametrize("price", [0.01, 0.08])
-def test_alphas_and_prior_precisions(price):
-    """A prior precision is the inverse of a scale of the covariance, here of α."""
-    case = MODELS[1]
-    classifier, posterior = Classifier(case.model()), POSTERIORS["diagonal"](case.model())
-    x = case.x(12)
-    labels = classifier.logits(x).argmax(1)
-    plain = Map(classifier)
-
-    def scaled(factor: float) -> Acnml:
-        return Acnml(classifier, posterior.scaled(factor))
-
-    def by_alpha(alpha: float) -> Acnml:
-        return Acnml(classifier, posterior, alpha=alpha)
-
-    one = within_price(by_alpha, (x, labels), price, plain)
-    other = within_price(scaled, (x, labels), price, plain)
-    assert one.value == pytest.approx(other.value, rel=1e-6)
-    cost = metrics.nll(by_alpha(one.value)(x), labels) - metrics.nll(plain(x), labels)
-    assert 0.99 * price <= cost <= price + 1e-9
 
 
 def stops_above(limit: float) -> Acnml:
