@@ -25,6 +25,7 @@ from acnml._algebra.dual import Affine, Dual, Outers
 from acnml._algebra.kernels import Kernel, ScaledKernel, SpectralKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
+from acnml._util.torch_state import threads_for
 from acnml.posteriors.base import Posterior, gaussian_log_density, require_mean, require_square
 
 if TYPE_CHECKING:
@@ -327,5 +328,6 @@ def _damped_inverse(matrix: Tensor, value: float) -> Tensor:
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues, with negative rounding errors set to 0, and the eigenvectors."""
-    values, vectors = torch.linalg.eigh(matrix.double())
+    with threads_for(matrix.numel() * matrix.shape[-1]):
+        values, vectors = torch.linalg.eigh(matrix.double())
     return values.clamp(min=0).to(matrix.dtype), vectors.to(matrix.dtype).contiguous()
