@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import safetensors.torch
@@ -114,19 +112,3 @@ def test_a_save_while_a_file_is_loaded_changes_nothing(path, monkeypatch):
     monkeypatch.setattr(os, "open", open_and_save)
     assert_equal(acnml.load(path), small())
     assert_equal(acnml.load(path), other)
-
-
-def test_readers_do_not_race_with_saves(path):
-    """Every load gives one of the two posteriors that another thread saves in turn."""
-    values, done = [small(), small().scaled(2.0)], threading.Event()
-
-    def save_in_turn() -> None:
-        for index in range(300):
-            acnml.save(values[index % 2], path)
-        done.set()
-
-    with ThreadPoolExecutor(1) as pool:
-        saving = pool.submit(save_in_turn)
-        while not done.is_set() and not saving.done():
-            assert float(acnml.load(path).var["a"][0]) in (1.0, 2.0)
-        saving.result()

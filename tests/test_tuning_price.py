@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from acnml import Acnml, Classifier, Map, metrics, tuning
+from acnml import Acnml, metrics
 from acnml.predictors import Predictor
 from acnml.solve import UnsolvedError
 from acnml.tuning import most_cautious, within_price
-from cases import MODELS, POSTERIORS
 from tunable import FOUR, FakeSolver, Scaled, fake_acnml
 
 GRID = [0.1, 0.2, 0.4, 0.8]  # factors of the logits: the smaller, the more cautious
@@ -133,27 +132,6 @@ class TestWithinPrice:
             within_price(Scaled, [0.1, 0.2], FOUR, 0.01, nll_at(0.8))
         assert "use less cautious values or a higher price" in str(refused.value)
         assert "accuracy" in str(refused.value).splitlines()[1]
-
-    def test_alphas_decrease_and_prior_precisions_increase(self):
-        case = MODELS[1]
-        classifier, posterior = Classifier(case.model()), POSTERIORS["diagonal"](case.model())
-        x = case.x(12)
-        data = [(x, classifier.logits(x).argmax(1))]
-        at_mean = Map(classifier)
-
-        def by_alpha(alpha: float) -> Acnml:
-            return Acnml(classifier, posterior, alpha=alpha)
-
-        def by_precision(tau: float) -> Acnml:
-            return by_alpha(1 / tau)
-
-        alphas = sorted(tuning.ALPHAS, reverse=True)
-        one = within_price(by_alpha, alphas, data, 0.08, at_mean)
-        other = within_price(by_precision, [1 / a for a in alphas], data, 0.08, at_mean)
-        assert one.value == pytest.approx(1 / other.value, rel=1e-3)
-        for make, value in ((by_alpha, one.value), (by_precision, other.value)):
-            cost = metrics.nll(make(value)(x), data[0][1]) - metrics.nll(at_mean(x), data[0][1])
-            assert 0.07 < cost <= 0.08 + 1e-9
 
     def test_values_without_a_solution_are_passed_over(self):
         class Stops(FakeSolver):
