@@ -67,12 +67,10 @@ class Validation:
 
     def predictions(self, predictor: Predictor, description: str) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities (N, K) and labels (N,) of all data, on the CPU."""
-        if isinstance(predictor, Map):
-            for known in self._passes:
-                if isinstance(known.found, Features) and known.predictor.at_mean.agrees_with(
-                    predictor.classifier
-                ):
-                    return log_softmax(known.found.logits).cpu(), known.labels
+        for known in self._passes if isinstance(predictor, Map) else ():
+            at_mean = known.predictor.at_mean
+            if known.found is not None and at_mean.agrees_with(predictor.classifier):
+                return log_softmax(known.found.logits).cpu(), known.labels
         members = predictor.predictors if isinstance(predictor, (Ensemble, Modes)) else (predictor,)
         found = self._solutions(members)
         if found is None:
@@ -82,11 +80,6 @@ class Validation:
             log_lik = predictor.combined([one.log_lik.cpu() for one in solutions])
             return torch.log_softmax(log_lik, dim=-1), labels
         return log_mean([one.log_probs.cpu() for one in solutions]), labels
-
-    def prepare(self, predictor: Acnml) -> None:
-        """Compute the features for a predictor, if it adapts only the last layer."""
-        if predictor.last_layer is not None:
-            self._known([predictor])
 
     def _solutions(self, members: Sequence[Predictor]) -> tuple[list[Solution], Tensor] | None:
         """Solve from what is known of the data; return None if a member needs the data."""
