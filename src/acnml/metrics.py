@@ -62,8 +62,8 @@ def accuracy(log_probs: Tensor, labels: Tensor) -> float:
     >>> accuracy(log_probs, torch.tensor([0, 1]))  # if classes tie, the first is predicted
     0.5
     """
-    log_probs, labels = _checked(log_probs, labels)
-    return _correct(log_probs, labels).mean().item()
+    _, correct = confidences(log_probs, labels)
+    return correct.mean().item()
 
 
 def nll(log_probs: Tensor, labels: Tensor) -> float:
@@ -102,7 +102,7 @@ def ece(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
     >>> round(ece(log_probs, torch.tensor([0, 0, 0, 1]), bins=2), 4)
     0.125
     """
-    return _calibration_error(reliability(log_probs, labels, bins))
+    return ece_of_confidences(*confidences(log_probs, labels), bins)
 
 
 def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliability:
@@ -139,7 +139,7 @@ def aurc(log_probs: Tensor, labels: Tensor) -> float:
     >>> round(aurc(log_probs, torch.tensor([0, 0, 1])), 4)
     0.1111
     """
-    return risk_coverage(log_probs, labels).risk.mean().item()
+    return aurc_of_confidences(*confidences(log_probs, labels))
 
 
 def confidences(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,8 +151,9 @@ def confidences(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     tensor([1., 0.], dtype=torch.float64)
     """
     log_probs, labels = _checked(log_probs, labels)
-    # Rounding may exceed 1.
-    return log_probs.amax(dim=1).exp().clamp(max=1.0), _correct(log_probs, labels)
+    confidence = log_probs.amax(dim=1).exp().clamp(max=1.0)  # rounding may exceed 1
+    # argmax, not max: only argmax is documented to return the first of tied classes.
+    return confidence, (log_probs.argmax(dim=1) == labels).double()
 
 
 def ece_of_confidences(confidence: Tensor, correct: Tensor, bins: int = 20) -> float:
@@ -162,7 +163,9 @@ def ece_of_confidences(confidence: Tensor, correct: Tensor, bins: int = 20) -> f
     >>> round(ece_of_confidences(correct / 4 + 0.5, correct, bins=2), 4)
     0.375
     """
-    return _calibration_error(_equal_mass(*_checked_confidences(confidence, correct), bins))
+    diagram = _equal_mass(*_checked_confidences(confidence, correct), bins)
+    gap = (diagram.accuracy - diagram.confidence).abs()
+    return ((diagram.count * gap).sum() / diagram.count.sum()).item()
 
 
 def aurc_of_confidences(confidence: Tensor, correct: Tensor) -> float:
@@ -277,12 +280,6 @@ def _arrays_for_arrays(given: object, result: Result) -> Result:
     return result._replace(**{name: t.numpy() for name, t in result._asdict().items()})
 
 
-def _correct(log_probs: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 where the prediction is the label, else 0."""
-    # argmax, not max: only argmax is documented to return the first of tied classes.
-    return (log_probs.argmax(dim=1) == labels).double()
-
-
 def _equal_mass(confidence: Tensor, correct: Tensor, bins: int) -> Reliability:
     """Average over bins of equal mass, without empty ones."""
     confidence, correct = _sorted_by_confidence(confidence, correct)
@@ -309,11 +306,6 @@ def _sorted_by_confidence(confidence: Tensor, correct: Tensor) -> tuple[Tensor, 
     levels, level, counts = torch.unique(confidence, return_inverse=True, return_counts=True)
     correct = torch.bincount(level, weights=correct) / counts
     return levels.repeat_interleave(counts), correct.repeat_interleave(counts)
-
-
-def _calibration_error(diagram: Reliability) -> float:
-    gap = abs(diagram.accuracy - diagram.confidence)
-    return ((diagram.count * gap).sum() / diagram.count.sum()).item()
 
 
 def _flagged(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,10 +67,11 @@ class Validation:
 
     def predictions(self, predictor: Predictor, description: str) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities (N, K) and labels (N,) of all data, on the CPU."""
-        for known in self._passes if isinstance(predictor, Map) else ():
-            at_mean = known.predictor.at_mean
-            if known.found is not None and at_mean.agrees_with(predictor.classifier):
-                return log_softmax(known.found.logits).cpu(), known.labels
+        if isinstance(predictor, Map):
+            for known in self._passes:
+                at_mean = known.predictor.at_mean
+                if known.found is not None and at_mean.agrees_with(predictor.classifier):
+                    return log_softmax(known.found.logits).cpu(), known.labels
         members = predictor.predictors if isinstance(predictor, (Ensemble, Modes)) else (predictor,)
         found = self._solutions(members)
         if found is None:
