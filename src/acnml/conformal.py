@@ -22,12 +22,13 @@ coverage is c if labels depend on inputs as before and the weights are the likel
 inputs. Here the ratio is estimated in bins of the score: it corrects what a shift changes about the
 score, and nothing else.
 
+>>> import acnml, torch
 >>> generator = torch.Generator().manual_seed(0)
 >>> log_probs = torch.log_softmax(torch.randn(500, 3, generator=generator), dim=1)
 >>> labels = torch.multinomial(log_probs.exp(), 1, generator=generator).squeeze(1)
->>> conformal = fit(log_probs[:400], labels[:400], coverage=0.9)
+>>> conformal = acnml.conformal.fit(log_probs[:400], labels[:400], coverage=0.9)
 >>> sets = conformal.sets(log_probs[400:])  # (100, 3), True where a label is in the set
->>> bool(0.8 < coverage_of(sets, labels[400:]) <= 1)
+>>> bool(0.8 < acnml.conformal.coverage_of(sets, labels[400:]) <= 1)
 True
 """
 
@@ -49,8 +50,9 @@ from acnml.metrics import _as_tensor, _checked, _checked_labels, _checked_log_pr
 class SetScore(enum.Enum):
     """How badly a label fits an input, by the probabilities p of all labels.
 
+    >>> import acnml, torch
     >>> probs = torch.tensor([[0.7, 0.2, 0.1]])
-    >>> SetScore.APS(probs.log())
+    >>> acnml.conformal.SetScore.APS(probs.log())
     tensor([[0.7000, 0.9000, 1.0000]])
     """
 
@@ -94,9 +96,10 @@ class Conformal:
         effective: how many calibration data without weights say as much as these with weights. If
             it is small, sets are large and the coverage varies.
 
+    >>> import acnml, torch
     >>> log_probs = torch.log_softmax(torch.randn(500, 3), dim=1)
     >>> labels = torch.multinomial(log_probs.exp(), 1).squeeze(1)
-    >>> fit(log_probs, labels, coverage=0.9).sets(log_probs[:2]).shape
+    >>> acnml.conformal.fit(log_probs, labels, coverage=0.9).sets(log_probs[:2]).shape
     torch.Size([2, 3])
     """
 
@@ -144,10 +147,11 @@ def fit(
         coverage: the probability, between 0 and 1.
         score: `SetScore.LAC` for small sets, `SetScore.APS` for adaptive ones.
 
+    >>> import acnml, torch
     >>> log_probs = torch.log_softmax(torch.randn(500, 3), dim=1)
     >>> labels = torch.multinomial(log_probs.exp(), 1).squeeze(1)
-    >>> sets = fit(log_probs[:400], labels[:400], coverage=0.9).sets(log_probs[400:])
-    >>> sets.shape  # True where a label is in the set
+    >>> fitted = acnml.conformal.fit(log_probs[:400], labels[:400], coverage=0.9)
+    >>> fitted.sets(log_probs[400:]).shape  # True where a label is in the set
     torch.Size([100, 3])
     """
     scores = _scores_of_labels(log_probs, labels, coverage, score)
@@ -162,9 +166,10 @@ def fit_by_class(
 
     They are larger than those of `fit` where some classes are harder than others.
 
+    >>> import acnml, torch
     >>> log_probs = torch.log_softmax(torch.randn(500, 3), dim=1)
     >>> labels = torch.multinomial(log_probs.exp(), 1).squeeze(1)
-    >>> fit_by_class(log_probs, labels, coverage=0.9).thresholds.shape  # one for every class
+    >>> acnml.conformal.fit_by_class(log_probs, labels).thresholds.shape  # one for every class
     torch.Size([3])
     """
     scores = _scores_of_labels(log_probs, labels, coverage, score)
@@ -191,8 +196,9 @@ def fit_weighted(
         coverage: the probability, between 0 and 1.
         score: of labels.
 
+    >>> import acnml, torch
     >>> log_probs, far = torch.zeros(99, 2).log_softmax(1), torch.linspace(0, 1, 99)
-    >>> fitted = fit_weighted(log_probs, torch.zeros(99).long(), far, 0.5 + far / 2)
+    >>> fitted = acnml.conformal.fit_weighted(log_probs, torch.zeros(99).long(), far, 0.5 + far / 2)
     >>> fitted.sets(log_probs[:2], far[:2]).shape
     torch.Size([2, 2])
     >>> round(fitted.effective)  # half of the bins have new inputs
@@ -219,8 +225,9 @@ def fit_weighted(
 def coverage_of(sets: Tensor, labels: Tensor) -> float:
     """Return the share of sets that hold the label.
 
+    >>> import acnml, torch
     >>> sets = torch.tensor([[True, False], [True, True]])
-    >>> coverage_of(sets, torch.tensor([1, 1]))
+    >>> acnml.conformal.coverage_of(sets, torch.tensor([1, 1]))
     0.5
     """
     own = _checked_sets(sets)
@@ -231,7 +238,8 @@ def coverage_of(sets: Tensor, labels: Tensor) -> float:
 def mean_size(sets: Tensor) -> float:
     """Return the mean number of labels in a set.
 
-    >>> mean_size(torch.tensor([[True, False], [True, True]]))
+    >>> import acnml, torch
+    >>> acnml.conformal.mean_size(torch.tensor([[True, False], [True, True]]))
     1.5
     """
     return _checked_sets(sets).double().sum(1).mean().item()

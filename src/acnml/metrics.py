@@ -30,8 +30,9 @@ from torch.nn import functional
 class Reliability(NamedTuple):
     """The non-empty bins of a reliability diagram, by increasing confidence.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> found = reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
+    >>> found = acnml.metrics.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
     >>> found.confidence - found.accuracy
     tensor([ 0.1250, -0.2500], dtype=torch.float64)
     """
@@ -46,8 +47,9 @@ class RiskCoverage(NamedTuple):
 
     At coverage c, the model predicts only for the fraction c of points with the highest confidence.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> risk_coverage(log_probs, torch.tensor([0, 0, 1])).coverage
+    >>> acnml.metrics.risk_coverage(log_probs, torch.tensor([0, 0, 1])).coverage
     tensor([0.3333, 0.6667, 1.0000], dtype=torch.float64)
     """
 
@@ -58,8 +60,9 @@ class RiskCoverage(NamedTuple):
 def accuracy(log_probs: Tensor, labels: Tensor) -> float:
     """Return the fraction of points whose most probable class is the label.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> accuracy(log_probs, torch.tensor([0, 1]))  # if classes tie, the first is predicted
+    >>> acnml.metrics.accuracy(log_probs, torch.tensor([0, 1]))  # of tied classes the first counts
     0.5
     """
     _, correct = confidences(log_probs, labels)
@@ -71,8 +74,9 @@ def nll(log_probs: Tensor, labels: Tensor) -> float:
 
     It is infinite if a label has probability 0.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> round(nll(log_probs, torch.tensor([0, 1])), 4)
+    >>> round(acnml.metrics.nll(log_probs, torch.tensor([0, 1])), 4)
     0.4904
     """
     log_probs, labels = _checked(log_probs, labels)
@@ -82,8 +86,9 @@ def nll(log_probs: Tensor, labels: Tensor) -> float:
 def brier(log_probs: Tensor, labels: Tensor) -> float:
     """Return the Brier score 1/N Σₙ Σₖ (p(k|xₙ) − [k = yₙ])², between 0 and 2.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> round(brier(log_probs, torch.tensor([0, 1])), 4)
+    >>> round(acnml.metrics.brier(log_probs, torch.tensor([0, 1])), 4)
     0.3125
     """
     log_probs, labels = _checked(log_probs, labels)
@@ -98,8 +103,9 @@ def ece(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
     It is Σ_b (n_b/N) |acc_b − conf_b|, with the number of points, the accuracy and the mean
     confidence of bin b. The ACNML paper uses the same bins; see `reliability`.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5], [0.5, 0.5]]).log()
-    >>> round(ece(log_probs, torch.tensor([0, 0, 0, 1]), bins=2), 4)
+    >>> round(acnml.metrics.ece(log_probs, torch.tensor([0, 0, 0, 1]), bins=2), 4)
     0.125
     """
     return ece_of_confidences(*confidences(log_probs, labels), bins)
@@ -111,8 +117,9 @@ def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliabilit
     The points are sorted by confidence and split as in `torch.tensor_split`, so the sizes of bins
     differ by at most one. With fewer points than bins, each point has its own bin.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> reliability(log_probs, torch.tensor([0, 0, 1]), bins=2).count
+    >>> acnml.metrics.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2).count
     tensor([2, 1])
     """
     diagram = _equal_mass(*confidences(log_probs, labels), bins)
@@ -124,8 +131,9 @@ def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
 
     If confidences tie, this is the expected value over a random order of the tied points.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> risk_coverage(log_probs, torch.tensor([0, 1])).risk
+    >>> acnml.metrics.risk_coverage(log_probs, torch.tensor([0, 1])).risk
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
     curve = _risk_coverage(*confidences(log_probs, labels))
@@ -135,8 +143,9 @@ def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
 def aurc(log_probs: Tensor, labels: Tensor) -> float:
     """Return the area under the risk-coverage curve, the mean risk at coverages 1/N, …, 1.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> round(aurc(log_probs, torch.tensor([0, 0, 1])), 4)
+    >>> round(acnml.metrics.aurc(log_probs, torch.tensor([0, 0, 1])), 4)
     0.1111
     """
     return aurc_of_confidences(*confidences(log_probs, labels))
@@ -145,8 +154,9 @@ def aurc(log_probs: Tensor, labels: Tensor) -> float:
 def confidences(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the confidence cₙ of every prediction, and 1 where it is correct and 0 elsewhere.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> confidence, correct = confidences(log_probs, torch.tensor([0, 1]))
+    >>> confidence, correct = acnml.metrics.confidences(log_probs, torch.tensor([0, 1]))
     >>> correct
     tensor([1., 0.], dtype=torch.float64)
     """
@@ -159,8 +169,9 @@ def confidences(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def ece_of_confidences(confidence: Tensor, correct: Tensor, bins: int = 20) -> float:
     """Return the ECE over bins of equal mass, as `ece`, from confidences and correctness.
 
+    >>> import acnml, torch
     >>> correct = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    >>> round(ece_of_confidences(correct / 4 + 0.5, correct, bins=2), 4)
+    >>> round(acnml.metrics.ece_of_confidences(correct / 4 + 0.5, correct, bins=2), 4)
     0.375
     """
     diagram = _equal_mass(*_checked_confidences(confidence, correct), bins)
@@ -171,8 +182,9 @@ def ece_of_confidences(confidence: Tensor, correct: Tensor, bins: int = 20) -> f
 def aurc_of_confidences(confidence: Tensor, correct: Tensor) -> float:
     """Return the area under the risk-coverage curve, as `aurc`, from the same.
 
+    >>> import acnml, torch
     >>> correct = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    >>> aurc_of_confidences(torch.tensor([0.75, 0.5], dtype=torch.float64), correct)
+    >>> acnml.metrics.aurc_of_confidences(torch.tensor([0.75, 0.5], dtype=torch.float64), correct)
     0.25
     """
     return _risk_coverage(*_checked_confidences(confidence, correct)).risk.mean().item()
@@ -183,7 +195,8 @@ def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
 
     It equals P(out score > in score) + ½ P(out score = in score).
 
-    >>> auroc(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
+    >>> import acnml, torch
+    >>> acnml.metrics.auroc(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     0.875
     """
     in_flagged, out_flagged = _flagged(in_scores, out_scores)
@@ -198,7 +211,8 @@ def aupr(in_scores: Tensor, out_scores: Tensor) -> float:
     It is Σ_t (R_t − R_{t−1}) P_t over the distinct thresholds t, where R_t and P_t are the recall
     and the precision if every score ≥ t is flagged.
 
-    >>> aupr(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])) == (1 + 2 / 3) / 2
+    >>> import acnml, torch
+    >>> acnml.metrics.aupr(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])) == (1 + 2 / 3) / 2
     True
     """
     in_flagged, out_flagged = _flagged(in_scores, out_scores)
@@ -212,7 +226,8 @@ def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
     This is the fraction of in-distribution points with a score ≥ t, where t is the highest
     threshold that at least 95 % of the out-of-distribution points reach.
 
-    >>> fpr95(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.0, 3.0]))
+    >>> import acnml, torch
+    >>> acnml.metrics.fpr95(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.0, 3.0]))
     0.5
     """
     in_flagged, out_flagged = _flagged(in_scores, out_scores)
@@ -224,8 +239,9 @@ def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
 def summary(log_probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, float]:
     """Return accuracy, NLL, Brier score and equal-mass ECE by name.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> list(summary(log_probs, torch.tensor([0, 0, 1])))
+    >>> list(acnml.metrics.summary(log_probs, torch.tensor([0, 0, 1])))
     ['accuracy', 'nll', 'brier', 'ece']
     """
     scores = {metric.__name__: metric(log_probs, labels) for metric in (accuracy, nll, brier)}
@@ -245,7 +261,8 @@ def multilabel(probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, Tenso
         labels: 1 for labels that are present, and 0 for the others (N, K).
         bins: of the ECE.
 
-    >>> found = multilabel(torch.tensor([[0.75], [0.5]]), torch.tensor([[1], [0]]))
+    >>> import acnml, torch
+    >>> found = acnml.metrics.multilabel(torch.tensor([[0.75], [0.5]]), torch.tensor([[1], [0]]))
     >>> float(found["accuracy"].mean()), float(found["auroc"].mean())
     (1.0, 1.0)
     """

@@ -83,8 +83,10 @@ def reliability(
         label: name of the method.
         ax: axes to draw on.
 
+    >>> import torch
+    >>> from acnml import plots
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> axes = reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
+    >>> axes = plots.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
     """
     diagram = metrics.reliability(_tensor(log_probs), _tensor(labels), bins)
     error = metrics.ece(_tensor(log_probs), _tensor(labels), bins)
@@ -106,9 +108,10 @@ def reliability(
 def frame_of_reliability(ax: Axes) -> None:
     """Draw the diagonal of perfect calibration, and set limits and labels.
 
+    >>> from acnml import plots
     >>> from matplotlib.figure import Figure
     >>> axes = Figure().add_subplot()
-    >>> frame_of_reliability(axes)
+    >>> plots.frame_of_reliability(axes)
     >>> axes.get_xlabel()
     'confidence'
     """
@@ -128,8 +131,10 @@ def risk_coverage(
         label: name of the method. The legend states the area under the curve (AURC).
         ax: axes to draw on.
 
+    >>> import torch
+    >>> from acnml import plots
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> axes = risk_coverage(log_probs, torch.tensor([0, 0, 1]))
+    >>> axes = plots.risk_coverage(log_probs, torch.tensor([0, 0, 1]))
     """
     curve = metrics.risk_coverage(_tensor(log_probs), _tensor(labels))
     area = curve.risk.mean().item()
@@ -162,7 +167,9 @@ def regret(
         bins: of the histograms.
         ax: axes to draw on.
 
-    >>> axes = regret(torch.rand(100), 1 + torch.rand(100))
+    >>> import torch
+    >>> from acnml import plots
+    >>> axes = plots.regret(torch.rand(100), 1 + torch.rand(100))
     """
     inside, outside = _tensor(in_regret), _tensor(out_regret)
     area = metrics.auroc(inside, outside)
@@ -189,12 +196,13 @@ def price_frontier(calibrated: Calibrated | Calibrator, *, ax: Axes | None = Non
         calibrated: the result of `acnml.calibrate` or `acnml.fit_calibrator`.
         ax: axes to draw on.
 
-    >>> import acnml
+    >>> import acnml, torch
+    >>> from acnml import plots
     >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
     >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
     >>> logits = 3 * x[:, :1] * torch.tensor([-1.0, 1.0])  # of a classifier that is too sure
     >>> train, validation = (x[:1000], labels[:1000]), (logits[1000:], x[1000:], labels[1000:])
-    >>> axes = price_frontier(acnml.fit_calibrator(train, validation, price=0.05))
+    >>> axes = plots.price_frontier(acnml.fit_calibrator(train, validation, price=0.05))
     """
     own = calibrated.calibrator if isinstance(calibrated, Calibrated) else calibrated
     ax = _axes(ax)
@@ -229,7 +237,9 @@ def class_probabilities(
         most: classes to show. The true class is shown below them if it is not one of them.
         ax: axes to draw on.
 
-    >>> axes = class_probabilities(torch.tensor([0.7, 0.2, 0.1]).log(), names=["a", "b", "c"])
+    >>> import torch
+    >>> from acnml import plots
+    >>> axes = plots.class_probabilities(torch.tensor([0.7, 0.2, 0.1]).log(), names=["a", "b", "c"])
     """
     values = _tensor(log_probs).double().cpu()
     if values.ndim == 2 and len(values) == 1:

@@ -118,7 +118,7 @@ Row = TypeVar("Row", bound="Scores | Match | Evidence")
 class Choice(Generic[Row]):
     """A chosen value, with the table of all values that were tried.
 
-    >>> from acnml.tuning import Evidence
+    >>> from acnml.tuning import Choice, Evidence
     >>> print(Choice(0.5, (Evidence(0.1, -12.0), Evidence(0.5, -9.5)), "the largest evidence"))
     0.5: the largest evidence
        value  log_evidence
