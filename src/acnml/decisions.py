@@ -317,6 +317,7 @@ class _Ranked:
                 "sureness and correct must have the same shape (N,), got "
                 f"{tuple(own.shape)} and {tuple(right.shape)}"
             )
+        own = own.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)  # no answer
         values, order = own.sort(descending=True, stable=True)
         wrong = (~right.bool()[order]).cumsum(0)
         return _Ranked(values, torch.cat([wrong.new_zeros(1), wrong]))
@@ -358,6 +359,8 @@ def least_examples(risk: float, level: float) -> int:
 def _needed(ranked: _Ranked, risk: float, level: float) -> int | None:
     """Return how many examples would certify a threshold, with the error rates of these."""
     count, found = len(ranked.values), MOST_EXAMPLES + 1
+    if not count:
+        return least_examples(risk, level)
     least = max(1, math.ceil(FIRST * count))
     for accepted in sorted({least, *range(least, count + 1, max(1, count // STEPS))}):
         rate, share = int(ranked.errors[accepted]) / accepted, accepted / count

@@ -245,6 +245,7 @@ def within_price(
     """
     if not 0 <= price < math.inf:
         raise ValueError(f"price must be finite and not negative, got {price}")
+    checks.require_positive(start, "start")
     validation, rows = Validation(loader, progress), list[Scores]()
     scores = _scores(make_predictor, validation)
 
