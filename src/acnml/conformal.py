@@ -50,6 +50,8 @@ from acnml.metrics import _as_tensor, _checked, _checked_labels, _checked_log_pr
 class SetScore(enum.Enum):
     """How badly a label fits an input, by the probabilities p of all labels.
 
+    For RAPS, give the probabilities to MAPIE: docs/howto/conformal.md says how.
+
     >>> import acnml, torch
     >>> probs = torch.tensor([[0.7, 0.2, 0.1]])
     >>> acnml.conformal.SetScore.APS(probs.log())

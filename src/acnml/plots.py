@@ -88,12 +88,12 @@ def reliability(
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
     >>> axes = plots.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
     """
-    diagram = metrics.reliability(_tensor(log_probs), _tensor(labels), bins)
-    error = metrics.ece(_tensor(log_probs), _tensor(labels), bins)
-    confidence = _tensor(log_probs).double().amax(1).exp().cpu().numpy()
+    diagram = metrics.reliability(log_probs, labels, bins)
+    confidence, correct = metrics.confidences(log_probs, labels)
+    error = metrics.ece_of_confidences(confidence, correct, bins)
     ax = _axes(ax, (4.2, 4.2))
     colour = _next_colour(ax)
-    heights, edges = np.histogram(confidence, np.linspace(0, 1, 21))
+    heights, edges = np.histogram(confidence.numpy(), np.linspace(0, 1, 21))
     # The histogram takes the lowest fifth of the plot; only its shape matters.
     shape = 0.2 * heights / heights.max()
     ax.stairs(shape, edges, fill=True, color=colour, alpha=0.18, zorder=1)
@@ -136,7 +136,7 @@ def risk_coverage(
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
     >>> axes = plots.risk_coverage(log_probs, torch.tensor([0, 0, 1]))
     """
-    curve = metrics.risk_coverage(_tensor(log_probs), _tensor(labels))
+    curve = metrics.risk_coverage(log_probs, labels)
     area = curve.risk.mean().item()
     ax = _axes(ax)
     name = f"AURC {area:.4f}" if label is None else f"{label}, AURC {area:.4f}"
@@ -171,13 +171,13 @@ def regret(
     >>> from acnml import plots
     >>> axes = plots.regret(torch.rand(100), 1 + torch.rand(100))
     """
-    inside, outside = _tensor(in_regret), _tensor(out_regret)
-    area = metrics.auroc(inside, outside)
+    area = metrics.auroc(in_regret, out_regret)
     ax = _axes(ax)
-    top = max(inside.max().item(), outside.max().item(), 1e-12)
+    both = _array(in_regret), _array(out_regret)
+    top = max(*(values.max() for values in both), 1e-12)
     edges = np.linspace(0, 1.02 * top, bins + 1)
-    for values, name, colour in zip((inside, outside), names, (BLUE, ORANGE), strict=True):
-        shares = np.histogram(values.double().cpu().numpy(), edges)[0] / len(values)
+    for values, name, colour in zip(both, names, (BLUE, ORANGE), strict=True):
+        shares = np.histogram(values, edges)[0] / len(values)
         ax.stairs(shares, edges, fill=True, color=colour, alpha=0.3)
         ax.stairs(shares, edges, color=colour, linewidth=1.4, label=name)
     ax.set(xlabel="regret (nats)", ylabel="share of inputs", xlim=(0, edges[-1]))
@@ -241,25 +241,21 @@ def class_probabilities(
     >>> from acnml import plots
     >>> axes = plots.class_probabilities(torch.tensor([0.7, 0.2, 0.1]).log(), names=["a", "b", "c"])
     """
-    values = _tensor(log_probs).double().cpu()
-    if values.ndim == 2 and len(values) == 1:
-        values = values[0]
-    if values.ndim != 1:
-        raise ValueError(
-            f"log_probs must be those of one input, with shape (K,), got {tuple(values.shape)}"
-        )
-    probs = values.exp()
-    order = probs.argsort(descending=True, stable=True)[:most].tolist()
+    probs = np.exp(_array(log_probs))
+    probs = probs[0] if probs.shape[:-1] == (1,) else probs
+    if probs.ndim != 1:
+        raise ValueError(f"log_probs must be those of one input, (K,), got {probs.shape}")
     if label is not None and not 0 <= label < len(probs):
         raise ValueError(f"label must be a class from 0 to {len(probs) - 1}, got {label}")
+    order = np.argsort(-probs, kind="stable")[:most].tolist()
     if label is not None and label not in order:
         order.append(int(label))
     titles = [str(k) if names is None else str(names[k]) for k in order]
     ax = _axes(ax, (4.4, 0.9 + 0.3 * len(order)))
     colours = [GREEN if k == label else BLUE for k in order]
-    ax.barh(range(len(order)), probs[order].tolist(), height=0.66, color=colours)
+    ax.barh(range(len(order)), probs[order], height=0.66, color=colours)
     for place, k in enumerate(order):
-        ax.text(probs[k].item() + 0.012, place, f"{probs[k].item():.3f}", va="center", color=INK)
+        ax.text(probs[k] + 0.012, place, f"{probs[k]:.3f}", va="center", color=INK)
     ax.set_yticks(range(len(order)), titles)
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.14), xlabel="probability")
@@ -272,8 +268,9 @@ def class_probabilities(
 # Helpers -----------------------------------------------------------------------------------------
 
 
-def _tensor(values: Any) -> Tensor:
-    return torch.from_numpy(np.array(values)) if isinstance(values, np.ndarray) else values.detach()
+def _array(values: Any) -> Any:
+    """Return a tensor or an array as an array in double precision."""
+    return torch.as_tensor(values).detach().cpu().double().numpy()
 
 
 def _axes(ax: Axes | None, size: tuple[float, float] = (4.8, 3.4)) -> Axes:
