@@ -86,7 +86,7 @@ def test_replaced_tensors_move_to_the_device_of_the_models_own():
 
 LOG_PROBS = torch.log_softmax(normal(60, 3), -1)
 LABELS = torch.arange(60) % 3
-BINS = {"summary": metrics.summary, "width": metrics.ece_equal_width, "aurc": metrics.aurc}
+BINS = {"summary": metrics.summary, "aurc": metrics.aurc}
 SETS = {"all": conformal.fit, "by class": conformal.fit_by_class}
 
 

@@ -70,7 +70,7 @@ def test_a_search_over_alpha_takes_one_jacobian(monkeypatch):
     monkeypatch.setattr(Rows, "kernel", lambda *a: calls.append(1) or kernel(*a))
     model, x = MLP.model(), MLP.x(40)
     predict = Acnml(Classifier(model), diagonal(model))
-    choice = acnml.tuning.alpha_by_nll(predict, [(x, torch.arange(40) % 3)])
+    choice = acnml.tuning.largest_harmless_alpha(predict, [(x, torch.arange(40) % 3)], nll=9.0)
     assert len(choice.table) > 5
     assert len(calls) == 1
     labels = torch.arange(40) % 3
