@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import acnml
 from acnml import Classifier, Diagonal, Kronecker
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from acnml.fit import Structure
 from acnml.posteriors import Posterior
 from benchmarks.recording import RESULTS, record

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import acnml
 from acnml import Acnml, Classifier, Map
 from acnml._engine import chunks, last_layer
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from acnml.classifier import Findings
 from acnml.predictors import Predictor
 from acnml.predictors import map as map_

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import acnml
 from acnml import Acnml, Classifier
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from benchmarks.timing import fastest
 from studies.models import MODELS
 from studies.models.mlp import mlp

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import acnml
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from acnml.atypicality import Moments
 from acnml.solve.isotropic import solve_isotropic
 from benchmarks.timing import fastest, peak

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Classifier, Diagonal, Gradient, Linearised
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from benchmarks.recording import MEASUREMENTS, record
 from benchmarks.timing import fastest
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from acnml import Acnml, Classifier, Linearised, fit_laplace
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from benchmarks.recording import MEASUREMENTS, record
 
 ALPHAS = (0.01, 0.1, 1.0)

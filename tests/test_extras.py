@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import acnml
-from acnml._util.extras import needed_by
+from acnml._util.messages import needed_by
 from acnml.laplace_torch import from_laplace, to_laplace
 
 PARTS = {

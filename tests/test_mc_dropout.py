@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from acnml import Classifier, Map, McDropout
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from acnml.predictors import mc_dropout
 from cases import MODELS, normal, small_network
 from predicting import FINE, dropping

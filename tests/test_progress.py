@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from acnml._util import progress as module
-from acnml._util.progress import Lines, track
+from acnml._util import messages as module
+from acnml._util.messages import Lines, track
 
 
 class Counted:

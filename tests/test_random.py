@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 
 
 def draw_and_fail() -> None:

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from acnml._util.processes import Group
-from acnml._util.threads import one_thread
+from acnml._util.torch_state import one_thread
 
 # Directions of features whose covariance is estimated; distances cost this times the features.
 MOST_RANK = 256

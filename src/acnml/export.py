@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from acnml._util import batches
 from acnml._util.batches import Inputs
-from acnml._util.extras import needed_by
+from acnml._util.messages import needed_by
 from acnml.calibration import Calibrated
 from acnml.storage.disk import require_target, write_file
 

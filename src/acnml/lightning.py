@@ -17,9 +17,9 @@ from typing import Any, final
 from torch import nn
 
 from acnml._util import checks
-from acnml._util.extras import needed_by
 from acnml._util.files import require_target
-from acnml._util.selection import Layers
+from acnml._util.messages import needed_by
+from acnml._util.params import Layers
 from acnml.calibration import Calibrated, calibrate
 from acnml.fit import Swag
 from acnml.storage import save

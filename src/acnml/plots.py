@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from acnml import metrics
-from acnml._util.extras import needed_by
+from acnml._util.messages import needed_by
 from acnml.calibration import Calibrated, Calibrator
 
 with needed_by("acnml.plots", "acnml[plots]"):

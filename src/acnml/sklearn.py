@@ -26,8 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from acnml._util import checks
-from acnml._util.callers import callers_level
-from acnml._util.extras import needed_by
+from acnml._util.messages import callers_level, needed_by
 from acnml.atypicality import Atypicality, Moments
 from acnml.calibration import Answer, Calibrator, fit_calibrator
 from acnml.calibration.rules import RuleName

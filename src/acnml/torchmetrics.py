@@ -17,7 +17,7 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._util import checks
-from acnml._util.extras import needed_by
+from acnml._util.messages import needed_by
 
 with needed_by("acnml.torchmetrics", "acnml[lightning]"):
     from torchmetrics import Metric

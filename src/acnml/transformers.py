@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from acnml._util import checks
-from acnml._util.extras import needed_by
+from acnml._util.messages import needed_by
 from acnml.calibration import Calibrated
 from acnml.classifier import Classifier
 from acnml.storage import StorageError, load, save

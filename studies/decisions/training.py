@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from studies.models.mlp import mlp
 
 EPOCHS, BATCH, LEARNING_RATE = 20, 64, 1e-3

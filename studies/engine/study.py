@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from studies.data import Labelled
 from studies.engine.method import Grids, Look, Method, Share, cautious_first
 from studies.store.record import digest

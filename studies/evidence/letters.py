@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from studies.data import Labelled, cifar10, split
 from studies.data.digits import load_letters, load_mnist, rotate
 from studies.evidence.recorded import Recorded, Source, recorded

@@ -15,7 +15,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from studies.corruptions import Corruption
 from studies.corruptions.larger import PHOTOGRAPHS, TINY
 from studies.data import Labelled

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 
 
 @final

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor
 
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from studies.store.parts import Parts
 from studies.store.record import Content, digest
 from studies.store.reporter import Bar

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from acnml import Classifier, Swag
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from acnml.fit import batch_norm_statistics
 from acnml.fit.batches import require_classes
 from studies.data import Labelled

@@ -50,9 +50,3 @@ def test_listed_numbers_are_there():
     for name, numbers in SETTINGS.items():
         text = (pages.ROOT / "docs" / name).read_text("utf-8")
         assert [n for n in numbers.split() if n not in typed_decimals(text)] == [], name
-
-
-def test_typed_decimals_are_found():
-    text = "0.51 `0.52` $0.53$ [0.54](a0.55) 0.56<!-- toy confidence separable --> 1.2.3 v0.4"
-    assert typed_decimals(text) == ["0.51", "0.54"]
-    assert typed_decimals("```\n0.5\n```\n1,000.5, 0.25.") == ["1,000.5", "0.25"]

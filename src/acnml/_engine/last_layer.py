@@ -19,9 +19,8 @@ from acnml._engine.layers import Site
 from acnml._engine.recorder import Tape
 from acnml._engine.trust import Passed, probed, require_apart_from, require_understood
 from acnml._util import checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, in_chunks
 from acnml._util.params import Params
-from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier, strays, without_autocast
 from acnml.posteriors import Posterior
 

@@ -11,12 +11,20 @@ from torch import Tensor, nn
 
 from acnml._engine.trust import Passed, probed, require_apart_from
 from acnml._util import batches
-from acnml._util.batches import CHUNK, NO_LABELS, Inputs, arrays_for_arrays, as_inputs, split_labels
+from acnml._util.batches import (
+    CHUNK,
+    NO_LABELS,
+    Inputs,
+    arrays_for_arrays,
+    as_inputs,
+    each_batch,
+    in_chunks,
+    split_labels,
+)
 from acnml._util.params import Params, is_same_or_rounded
-from acnml._util.passes import each_batch, in_chunks
 from acnml._util.processes import Group, group
 from acnml._util.structure import tracking_batch_norms
-from acnml.accuracy import accuracy_of
+from acnml.accuracy import expected_accuracy
 from acnml.atypicality import Moments
 from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_places, require_settings
 from acnml.calibration.heads import IGNORED, Head, Places, Task, as_labels, find_head, padding
@@ -160,7 +168,8 @@ class Calibrated:
     def expected_accuracy(self, x: Any, groups: Any = None, level: float = 0.95) -> Any:
         """Return the expected accuracy on inputs without labels, see `Calibrator`."""
         self.calibrator.head.require_one_row("an interval")
-        return accuracy_of(self(x).confidence, self.calibrator.outcomes, groups, level)
+        confidence = self(x).confidence
+        return expected_accuracy(confidence, self.calibrator.outcomes, level, groups)
 
     def monitor(self, level: float = 0.01) -> Monitor:
         """Return a monitor of answers, see `Calibrator.monitor`."""

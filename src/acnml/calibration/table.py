@@ -44,24 +44,20 @@ class CalibrationRow:
         ]
 
 
-def as_text(rows: Sequence[CalibrationRow], notes: Sequence[str]) -> str:
-    """Return the rows in columns, and the notes below them."""
-    lines = [list(COLUMNS), *(row.cells for row in rows)]
+def as_text(lines: Sequence[Sequence[str]]) -> str:
+    """Return lines of cells in columns, the first aligned on the left and others on the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [
-        "  ".join(
-            [
-                line[0].ljust(widths[0]),
-                *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)),
-            ]
-        )
-        for line in lines
-    ]
-    return "\n".join([*shown, "", *notes])
+    shown = []
+    for first, *others in lines:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        shown.append("  ".join([first.ljust(widths[0]), *cells]))
+    return "\n".join(shown)
 
 
-def as_html(rows: Sequence[CalibrationRow], notes: Sequence[str], chosen: str) -> str:
-    """Return a table for notebooks, with the row of the chosen method in bold."""
+def as_html(
+    head: Sequence[str], rows: Sequence[Sequence[str]], chosen: Sequence[bool], notes: Sequence[str]
+) -> str:
+    """Return a table for notebooks, with the chosen rows in bold and the notes below it."""
 
     def line(tag: str, cells: Sequence[str], bold: bool = False) -> str:
         sides = ["left", *["right"] * (len(cells) - 1)]
@@ -69,6 +65,7 @@ def as_html(rows: Sequence[CalibrationRow], notes: Sequence[str], chosen: str) -
         parts = zip(texts, sides, strict=True)
         return "".join(f'<{tag} style="text-align: {side}">{c}</{tag}>' for c, side in parts)
 
-    body = "".join(f"<tr>{line('td', row.cells, row.method == chosen)}</tr>" for row in rows)
+    lines = zip(rows, chosen, strict=True)
+    body = "".join(f"<tr>{line('td', cells, is_chosen)}</tr>" for cells, is_chosen in lines)
     below = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    return f"<table><tr>{line('th', COLUMNS)}</tr>{body}</table>{below}"
+    return f"<table><tr>{line('th', head)}</tr>{body}</table>{below}"

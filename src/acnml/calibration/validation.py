@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from acnml import metrics
-from acnml._util.callers import callers_level
+from acnml._util.messages import callers_level
 from acnml.calibration.rules import RULES, spread
 from acnml.calibration.search import FACTOR, largest_at_price, rows_in_cache
 from acnml.calibration.table import CalibrationRow

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acnml._util.threads import one_thread
+from acnml._util.torch_state import one_thread
 from acnml.exact.regressions import Design, Rows, Step
 
 TOLERANCE = 1e-8  # for the last step, in logits; the remaining error is of the order of its square

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from acnml._util.batches import WholeData, as_loader, split_labels, take
+from acnml._util.batches import WholeData, as_loader, each_batch, in_chunks, split_labels, take
 from acnml._util.params import Params
-from acnml._util.passes import each_batch, in_chunks
 from acnml._util.structure import tracking_batch_norms
 from acnml.classifier import Classifier, as_classifier
 

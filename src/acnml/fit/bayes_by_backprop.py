@@ -21,12 +21,17 @@ from acnml._engine.layers import AFFINE, OTHER_WAYS, SCALING, Site, find_sites
 from acnml._engine.recorder import record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks
-from acnml._util.batches import Inputs, as_inputs, as_tensor, require_loader, take
-from acnml._util.params import Params, normal_like, widened, zip_with
-from acnml._util.passes import batch_sizes
-from acnml._util.selection import Layers, parameter_names
+from acnml._util.batches import Inputs, as_inputs, as_tensor, batch_sizes, require_loader, take
+from acnml._util.params import (
+    Layers,
+    Params,
+    normal_like,
+    parameter_names,
+    widened,
+    zip_with,
+)
 from acnml.classifier import Classifier, Hook, as_classifier
-from acnml.fit.batches import checked_labels, cross_entropy, over_batches
+from acnml.fit.batches import checked_labels, cross_entropy, over_batches, threads_for_batch
 from acnml.posteriors import Diagonal
 
 # Initial standard deviation as a fraction of the prior's. It is small so that the noise does not
@@ -168,7 +173,7 @@ class BayesByBackprop:
     def step(self, x: Inputs, labels: Tensor) -> None:
         """Take one step on a batch of inputs and class indices (B,)."""
         x = self._classifier.prepare(as_inputs(x))
-        with torch.enable_grad():
+        with torch.enable_grad(), threads_for_batch(self._classifier, x):
             self._step(x, checked_labels(as_tensor(labels, "labels"), x))
 
     def _step(self, x: Inputs, labels: Tensor | None) -> None:

@@ -42,8 +42,14 @@ from acnml._engine.recorder import Tape, record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks, processes
 from acnml._util.batches import Inputs
-from acnml._util.params import Params, count, flatten, widened
-from acnml._util.selection import Layers, parameter_names
+from acnml._util.params import (
+    Layers,
+    Params,
+    count,
+    flatten,
+    parameter_names,
+    widened,
+)
 from acnml.classifier import Classifier, as_classifier, without_autocast
 from acnml.fit.batches import over_batches, require_classes
 from acnml.fit.curvature import (

@@ -26,13 +26,11 @@ from torch.nn import functional
 
 from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
-from acnml._util.batches import NO_LABELS, Inputs
+from acnml._util.batches import NO_LABELS, Inputs, batch_sizes, in_chunks
 from acnml._util.memory import budget, require_memory
-from acnml._util.params import Params, map_tensors, zip_with
-from acnml._util.passes import batch_sizes, in_chunks
-from acnml._util.progress import track
-from acnml._util.seeding import seeded
-from acnml._util.selection import Layers, parameter_names
+from acnml._util.messages import track
+from acnml._util.params import Layers, Params, map_tensors, parameter_names, zip_with
+from acnml._util.torch_state import seeded
 from acnml.classifier import Classifier
 from acnml.fit.batches import over_batches, require_classes
 

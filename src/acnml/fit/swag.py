@@ -14,11 +14,19 @@ from torch import Tensor, nn
 from acnml._engine.trust import require_apart
 from acnml._util import checks
 from acnml._util.batches import Inputs, require_loader
-from acnml._util.callers import callers_level
-from acnml._util.params import Params, add, scale, subtract, widened, zip_with
-from acnml._util.seeding import seeded
-from acnml._util.selection import Layers, parameter_names
+from acnml._util.messages import callers_level
+from acnml._util.params import (
+    Layers,
+    Params,
+    add,
+    parameter_names,
+    scale,
+    subtract,
+    widened,
+    zip_with,
+)
 from acnml._util.structure import tracking_batch_norms, unwrapped
+from acnml._util.torch_state import seeded
 from acnml.classifier import Classifier, as_classifier
 from acnml.fit.batches import cross_entropy, over_batches
 from acnml.posteriors import Diagonal, LowRank

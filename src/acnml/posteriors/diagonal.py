@@ -13,7 +13,13 @@ from acnml._algebra.dual import Affine, Dual
 from acnml._algebra.kernels import DiagonalKernel
 from acnml._util import checks
 from acnml._util.params import Params, flatten, scale, standard_normal, subtract, zip_with
-from acnml.posteriors.base import Posterior, gaussian_log_density
+from acnml.posteriors.base import (
+    Posterior,
+    gaussian_log_density,
+    require_density,
+    require_mean,
+    require_variances,
+)
 
 
 @final
@@ -31,8 +37,8 @@ class Diagonal(Posterior):
     couples_layers = False
 
     def __post_init__(self) -> None:
-        checks.require_mean(self.mean)
-        checks.require_variances(self.var, self.mean)
+        require_mean(self.mean)
+        require_variances(self.var, self.mean)
 
     def cov_mv(self, v: Params) -> Params:
         """Return s ⊙ v."""
@@ -45,7 +51,7 @@ class Diagonal(Posterior):
 
     def log_prob(self, params: Params) -> Tensor:
         """Return Σ_i log N(θ_i; μ_i, s_i)."""
-        checks.require_density(self.var)
+        require_density(self.var)
         var = flatten(self.var, self.mean)
         offset = flatten(subtract(params, self.mean), self.mean)
         return gaussian_log_density((offset**2 / var).sum(-1), var.log().sum(), len(var))

@@ -13,7 +13,7 @@ from acnml._algebra.dual import Affine
 from acnml._algebra.kernels import DenseKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, count, flatten, normal_like, subtract, unflatten
-from acnml.posteriors.base import Posterior, gaussian_log_density
+from acnml.posteriors.base import Posterior, gaussian_log_density, require_mean, require_symmetric
 
 # Numbers in the product of inputs with Σ that are computed at once, if Σ itself is not larger.
 AT_ONCE = 2**20
@@ -39,8 +39,8 @@ class Full(Posterior):
     cov: Tensor
 
     def __post_init__(self) -> None:
-        checks.require_mean(self.mean)
-        checks.require_symmetric(self.cov, "cov", count(self.mean))
+        require_mean(self.mean)
+        require_symmetric(self.cov, "cov", count(self.mean))
 
     def cov_mv(self, v: Params) -> Params:
         """Return Σv."""

@@ -28,7 +28,14 @@ from acnml._util.params import (
     subtract,
     unflatten,
 )
-from acnml.posteriors.base import Posterior, gaussian_log_density
+from acnml.posteriors.base import (
+    Posterior,
+    gaussian_log_density,
+    require_density,
+    require_directions,
+    require_mean,
+    require_variances,
+)
 
 
 @final
@@ -53,9 +60,9 @@ class LowRank(Posterior):
     directions: Params
 
     def __post_init__(self) -> None:
-        checks.require_mean(self.mean)
-        checks.require_variances(self.var, self.mean)
-        checks.require_directions(self.directions, self.mean)
+        require_mean(self.mean)
+        require_variances(self.var, self.mean)
+        require_directions(self.directions, self.mean)
 
     @property
     def rank(self) -> int:
@@ -81,7 +88,7 @@ class LowRank(Posterior):
         With D = diag(s) and C = I + Fᵀ D⁻¹ F (r×r): |Σ| = |D| |C| and
         dᵀ Σ⁻¹ d = dᵀ D⁻¹ d - (FᵀD⁻¹d)ᵀ C⁻¹ (FᵀD⁻¹d).
         """
-        checks.require_density(self.var)
+        require_density(self.var)
         var, F = flatten(self.var, self.mean), flatten(self.directions, self.mean)
         offset = flatten(subtract(params, self.mean), self.mean)
         eye = torch.eye(self.rank, dtype=F.dtype, device=F.device)

@@ -15,11 +15,10 @@ from torch import Tensor
 from acnml._engine.last_layer import Features, all_features
 from acnml._engine.layers import Site, only_linear
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs, arrays_for_arrays, tensors_for_arrays
-from acnml._util.callers import callers_level
+from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks, tensors_for_arrays
 from acnml._util.checks import RowsError
+from acnml._util.messages import callers_level
 from acnml._util.params import Params
-from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched

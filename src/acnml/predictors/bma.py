@@ -11,10 +11,9 @@ from torch import Tensor
 
 from acnml._engine.trust import require_apart
 from acnml._util import checks
-from acnml._util.batches import Inputs, arrays_for_arrays
+from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
+from acnml._util.messages import track
 from acnml._util.params import Params
-from acnml._util.passes import in_chunks
-from acnml._util.progress import track
 from acnml.classifier import Classifier
 from acnml.fit.batch_norm import batch_norm_statistics
 from acnml.posteriors import Posterior

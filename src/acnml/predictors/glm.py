@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from acnml._util import checks
-from acnml._util.batches import Inputs, arrays_for_arrays
+from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml._util.params import normal_like
-from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier
 from acnml.posteriors import Posterior
 from acnml.predictors.base import Predictor, matched

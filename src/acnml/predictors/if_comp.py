@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from acnml._util import checks
-from acnml._util.batches import Inputs, arrays_for_arrays
-from acnml._util.passes import in_chunks
-from acnml._util.selection import Layers
+from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
+from acnml._util.params import Layers
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit import Fisher, MonteCarloFisher, fit_curvature
 from acnml.fit.batches import checked_labels, require_classes

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from acnml._engine.trust import checked_logits
 from acnml._util import checks
-from acnml._util.batches import Inputs, arrays_for_arrays
+from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml._util.params import Params
-from acnml._util.passes import in_chunks
 from acnml.classifier import Classifier, log_softmax, require_classifier
 from acnml.predictors.base import Predictor
 

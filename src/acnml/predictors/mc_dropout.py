@@ -14,8 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from acnml._engine.trust import require_apart
 from acnml._util import checks
-from acnml._util.batches import Inputs, arrays_for_arrays
-from acnml._util.passes import in_chunks
+from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml.classifier import Classifier, Hook, require_classifier
 from acnml.predictors.base import Predictor
 from acnml.predictors.ensemble import log_mean

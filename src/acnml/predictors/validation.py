@@ -16,8 +16,7 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._engine.last_layer import Features
-from acnml._util.batches import NO_LABELS, Inputs, as_loader, split_labels
-from acnml._util.passes import each_batch
+from acnml._util.batches import NO_LABELS, Inputs, as_loader, each_batch, split_labels
 from acnml.classifier import log_softmax
 from acnml.fit.batches import require_classes
 from acnml.predictors.acnml import Acnml

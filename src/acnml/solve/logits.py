@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 
 from acnml._algebra.kernels import Kernel, centred_variances, dot, gap_variances
-from acnml._util.threads import one_thread
+from acnml._util.torch_state import one_thread
 from acnml.solve.newton import DIAGONAL, EXACT, ROUNDING, Point, Rows, ascend, settled
 
 # Up to this many classes every label is solved for.

@@ -11,7 +11,7 @@ from studies.engine.predictors import solved_or_uniform
 
 
 def linear_acnml(scale: float, solver) -> acnml.Acnml:
-    with acnml._util.seeding.seeded(0):
+    with acnml._util.torch_state.seeded(0):
         layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     classifier = acnml.Classifier(layers)
     var = {name: torch.full_like(p, scale) for name, p in classifier.parameters.items()}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from studies.data import Labelled
 from studies.data.cifar10 import crop_and_flip, to_unit
 from studies.models.resnet import ResNet, SubsampleAndPad, projection

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from acnml._util.seeding import seeded
+from acnml._util.torch_state import seeded
 from studies.data.cifar10 import crop_and_flip, to_unit
 from studies.store.work import mixed
 

@@ -1,19 +1,23 @@
-"""Progress of long work: a bar in a terminal, elsewhere lines to the logger "acnml" now and then.
+"""What a user is told: progress of long work, warnings at their own line, packages to install.
 
-The library prints nothing. A program that wants to see the lines configures logging, as the command
+Progress is a bar in a terminal; elsewhere it is lines to the logger "acnml" now and then. The
+library prints nothing. A program that wants to see the lines configures logging, as the command
 `acnml predict` does.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sized
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from time import monotonic
 from typing import TypeVar, final
 
+import torch
 from tqdm import TqdmExperimentalWarning
 
 with warnings.catch_warnings():
@@ -25,6 +29,10 @@ T = TypeVar("T")
 
 LOG = logging.getLogger("acnml")
 FIRST, EVERY = 5.0, 30.0  # seconds until the first line, and from one to the next
+
+# The folders of this library and of torch, whose decorators lie between it and its callers.
+FOLDERS = Path(__file__).parents[1], Path(torch.__file__).parent
+INSIDE = tuple(f"{folder}{os.sep}" for folder in FOLDERS)
 
 
 @final
@@ -88,3 +96,31 @@ def _logged(items: Iterable[T], description: str, total: int | None) -> Iterator
     for done, item in enumerate(items):
         lines.reached(done)
         yield item
+
+
+def callers_level() -> int:
+    """Return the `stacklevel` with which the calling function warns at the library's caller.
+
+    Python 3.12 has `skip_file_prefixes` of `warnings.warn` for this.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+@contextmanager
+def needed_by(what: str, install: str) -> Iterator[None]:
+    """Turn a failed import in a block into an error that says what to install.
+
+    Args:
+        what: the part of the library that needs the packages.
+        install: what pip installs, for example "acnml[plots]".
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None:  # not a missing package; its own message says what it is
+            raise
+        message = f"{what} needs {error.name}: pip install '{install}'"
+        raise ModuleNotFoundError(message, name=error.name) from error
