@@ -169,8 +169,8 @@ def test_a_device_agrees_with_the_cpu(solver, device):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_compiled_network_is_solved_like_the_plain_one(solver):
     case = CASES["mlp"]
-    predict = predictor(case, "kronecker_factors", solver)
+    predict = predictor(case, "kronecker_eigen", solver)
     compiled = Classifier(torch.compile(case.model(), backend="eager"))
-    q = POSTERIORS["kronecker_factors"](case.model())
+    q = POSTERIORS["kronecker_eigen"](case.model())
     same = Acnml(compiled, q, SOLVERS[solver], alpha=0.1, on_unsolved="ignore")
     assert torch.equal(same(case.x(4)), predict(case.x(4)))

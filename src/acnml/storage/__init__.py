@@ -47,7 +47,7 @@ _PREDICTORS = "Map Bma Acnml Ensemble Tempered McDropout Glm Probit LogitSamplin
 KINDS: dict[str, Any] = {
     name: getattr(room, name)
     for room, names in (
-        (posteriors, "Diagonal Full Kronecker LowRank FactorBlock EigenBlock"),
+        (posteriors, "Diagonal Full Kronecker LowRank EigenBlock"),
         (dual, "Affine"),
         (fit, f"{_CURVATURES} Factors EigenFactors Swag"),
         (solve, "Reference Gradient Linearised Influence"),
