@@ -42,14 +42,8 @@ from acnml._engine.recorder import Tape, record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks, processes
 from acnml._util.batches import Inputs
-from acnml._util.params import (
-    Layers,
-    Params,
-    count,
-    flatten,
-    parameter_names,
-    widened,
-)
+from acnml._util.params import Params, count, flatten, widened
+from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, as_classifier, without_autocast
 from acnml.fit.batches import over_batches, require_classes
 from acnml.fit.curvature import (
@@ -63,7 +57,7 @@ from acnml.fit.curvature import (
     require_same_weights,
 )
 from acnml.fit.fisher import ExactFisher, Fisher, Outputs
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 
 Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]
 
