@@ -1,15 +1,32 @@
-"""A predictor gives bitwise equal results in one and in many threads."""
+"""Results are bitwise equal in one and in many threads, and small fits use one."""
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
-from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map, McDropout
+from acnml import (
+    Acnml,
+    Bma,
+    Classifier,
+    Glm,
+    Gradient,
+    Linearised,
+    Map,
+    McDropout,
+    fit_bayes_by_backprop,
+    fit_laplace,
+    fit_swag,
+)
+from acnml._util import torch_state
+from acnml.fit import BayesByBackprop
+from acnml.fit import batches as fit_batches
 from acnml.solve import Reference
 from cases import CONV, MLP, eigen_kronecker, last_layer, normal
 
@@ -41,20 +58,6 @@ def test_threads_get_the_numbers_of_one_thread(name, case):
     assert all(torch.equal(a, b) for each in found for a, b in zip(each, expected, strict=True))
 
 
-def test_many_calls_of_every_thread_on_a_last_layer():
-    model = MLP.model()
-    predict = Acnml(Classifier(model), last_layer(model), alpha=0.3)
-    inputs = [MLP.x(1), MLP.x(3)]
-    expected = [predict(x) for x in inputs]
-
-    def differing(_: int) -> int:
-        pairs = ((predict(inputs[i % 2]), expected[i % 2]) for i in range(60))
-        return sum(not torch.equal(a, b) for a, b in pairs)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        assert sum(pool.map(differing, range(THREADS))) == 0
-
-
 @pytest.mark.parametrize("case", [MLP, CONV], ids=lambda case: case.name)
 @pytest.mark.parametrize("name", MAKERS)
 def test_threads_may_start_with_a_new_classifier(name, case):
@@ -80,3 +83,76 @@ def test_dropout_masks_do_not_mix():
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(lambda _: predict(normal(3, 4)), range(5 * THREADS)))
     assert all(torch.equal(each, expected) for each in found)
+
+
+class Noting(nn.Module):
+    """Notes how many threads torch has in every forward pass."""
+
+    noted: ClassVar[list[int]] = []  # of all copies
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3).double()
+        self.noted.clear()
+
+    def forward(self, x):
+        self.noted.append(torch.get_num_threads())
+        return self.inner(x)
+
+
+X, Y = normal(12, 4), torch.arange(12) % 3
+FITS = {
+    "laplace": lambda model, data: fit_laplace(model, data),
+    "swag": lambda model, data: fit_swag(model, data, epochs=2, learning_rate=0.5).diagonal(),
+    "by backprop": lambda model, data: fit_bayes_by_backprop(model, data, epochs=2),
+}
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+def test_fits_of_small_networks_use_one_thread_and_restore_the_number(fit, two_threads):
+    model = Noting()
+    found = fit(model, [(X, Y)])
+    assert set(Noting.noted) == {1}
+    with pytest.raises(ValueError, match="label 7 is outside"):
+        fit(model, [(X, torch.full_like(Y, 7))])
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    again = fit(model, [(X, Y)])
+    v = {name: torch.ones_like(tensor) for name, tensor in found.mean.items()}
+    both = (torch.cat([t.flatten() for t in p.cov_mv(v).values()]) for p in (found, again))
+    assert torch.equal(*both)
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+def test_fits_of_large_networks_use_all_threads(fit, two_threads, monkeypatch):
+    monkeypatch.setattr(torch_state, "SMALL", 0)
+    fit(Noting(), [(X, Y)])
+    assert set(Noting.noted) - {1} == {2}  # 1 where the products are counted
+
+
+def test_a_step_of_a_loop_of_ones_own_uses_one_thread(two_threads):
+    BayesByBackprop(Noting(), data=12).step(X, Y)
+    assert set(Noting.noted) == {1}
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "products"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Linear(5, 3)), (1, 2, 2), 35),
+        (nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 3)), (2, 4, 4), 4 * 72 + 48),
+        (nn.Sequential(nn.Bilinear(4, 4, 3)), None, math.inf),  # nobody counts its products
+    ],
+    ids=["mlp", "conv", "unknown"],
+)
+def test_the_products_of_a_forward_pass_are_counted(model, x, products):
+    one = None if x is None else normal(1, *x)
+    assert fit_batches._products(Classifier(model.double()), one) == products

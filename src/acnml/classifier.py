@@ -271,6 +271,8 @@ class Findings:
     only_linear: dict[frozenset[str], Any] = field(default_factory=dict)
     # Name of a Linear layer -> whether the logits are its outputs, see `problem.py`.
     last_layers: dict[str, bool] = field(default_factory=dict)
+    # Products in a forward pass of one input, see `threads_for_batch` in `fit/batches.py`.
+    products: float | None = None
 
     def is_due(self, covered: Iterable[str], x: Inputs) -> bool:
         """Count a batch, and return whether `_engine/trust.py` should check the model on it.

@@ -76,27 +76,24 @@ def from_laplace(la: ParametricLaplace) -> Posterior:
 
 
 def to_laplace(posterior: Posterior, la: ParametricLaplace) -> Any:
-    """Return a copy of a fitted Laplace approximation with this posterior in place of its own.
+    """Return a copy of a fitted full Laplace approximation with this posterior in place of its own.
 
-    For scripts that compare the predictions of both libraries. Any posterior fits into
-    `hessian_structure="full"`, a `Diagonal` into "diag", and a `Kronecker` posterior into "kron" if
-    its weights and biases are independent, as laplace-torch requires; those from `from_laplace`
-    are. Prior precision and temperature stay as they are; the curvature is what remains.
+    For scripts that compare the predictions of both libraries. The full structure can hold any
+    posterior. Prior precision and temperature stay as they are; the curvature is what remains.
 
     Args:
         posterior: covers the same parameters, with the model's weights as its mean.
-        la: a fitted approximation over these parameters. It is not changed.
+        la: fitted with `hessian_structure="full"` to these parameters. It is not changed.
 
     >>> import acnml, torch, warnings
     >>> loader = torch.utils.data.DataLoader(list(zip(torch.randn(30, 4), [0, 1, 2] * 10)), 10)
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    >>> model = torch.nn.Linear(4, 3)
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore")
     ...     from laplace import Laplace
-    ...     la = Laplace(model, "classification", hessian_structure="full")
+    ...     la = Laplace(model, "classification", "all", hessian_structure="full")
     ...     la.fit(loader)
-    >>> classifier = acnml.Classifier(model)
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(30, 4), structure="full")
+    >>> posterior = acnml.fit_laplace(model, torch.randn(30, 4))
     >>> to_laplace(posterior, la)(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """
@@ -104,25 +101,15 @@ def to_laplace(posterior: Posterior, la: ParametricLaplace) -> Any:
         import laplace
 
     _require_fitted(la)
+    if not isinstance(la, laplace.FullLaplace) or isinstance(la, laplace.SubnetLaplace):
+        raise TypeError(f"a {type(la).__name__} cannot hold it: use hessian_structure='full'")
     like = _parameters(la)
-    _require_at_the_mean(posterior, like, isinstance(la, laplace.SubnetLaplace))
+    _require_at_the_mean(posterior, like)
+    cov = flatten(posterior.cov_mv(unflatten(torch.eye(count(like)).to(la.mean), like)), like)
+    precision = torch.cholesky_inverse(torch.linalg.cholesky(cov))
     other = copy.copy(la)
     other._posterior_scale = None
-    if isinstance(la, laplace.KronLaplace):
-        _set_factors(other, posterior, like)
-    elif isinstance(la, laplace.DiagLaplace):
-        if not isinstance(posterior, Diagonal):
-            kind = type(posterior).__name__
-            raise TypeError(f"a {kind} posterior is not diagonal: use hessian_structure='full'")
-        zeros = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
-        var = _part(la, flatten({**zeros, **posterior.var}, like))
-        other.H = (1 / var - la.prior_precision_diag) / la._H_factor
-    elif isinstance(la, laplace.FullLaplace):
-        cov = _part(la, _part(la, _dense(posterior, like)).T)
-        precision = torch.cholesky_inverse(torch.linalg.cholesky(cov))
-        other.H = (precision - torch.diag(la.prior_precision_diag)) / la._H_factor
-    else:
-        raise _unknown(la)
+    other.H = (precision - torch.diag(la.prior_precision_diag)) / la._H_factor
     return other
 
 
@@ -139,14 +126,6 @@ def _parameters(la: Any) -> Params:
         return {f"{prefix}{name}": parameter.detach() for name, parameter in named}
     named = la.model.named_parameters()
     return {name: parameter.detach() for name, parameter in named if parameter.requires_grad}
-
-
-def _module(la: Any, name: str) -> nn.Module:
-    """Return the module that owns a parameter."""
-    import laplace
-
-    model: nn.Module = la.model.model if isinstance(la, laplace.LLLaplace) else la.model
-    return model.get_submodule(name.rpartition(".")[0])
 
 
 def _require_fitted(la: Any) -> None:
@@ -167,14 +146,12 @@ def _unknown(la: Any) -> TypeError:
     )
 
 
-def _require_at_the_mean(posterior: Posterior, like: Params, is_part: bool) -> None:
+def _require_at_the_mean(posterior: Posterior, like: Params) -> None:
     """Raise an error unless the posterior stands on the weights that laplace-torch runs."""
-    missing = set() if is_part else set(like) - set(posterior.mean)
-    extra = set(posterior.mean) - set(like)
-    if missing or extra:
+    if different := sorted(posterior.mean.keys() ^ like.keys()):
         raise ValueError(
-            "the posterior and the Laplace approximation cover different parameters: only the "
-            f"first has {sorted(extra)}, only the second has {sorted(missing)}"
+            "the posterior and the Laplace approximation cover different parameters: only one of "
+            f"them has {different}"
         )
     for name, mean in posterior.mean.items():
         if not torch.equal(mean.to(like[name]), like[name]):
@@ -189,9 +166,12 @@ def _require_at_the_mean(posterior: Posterior, like: Params, is_part: bool) -> N
 
 def _layers(la: Any, like: Params) -> Iterator[tuple[Affine, list[int]]]:
     """Yield the layers, with the positions of their weight and bias in the list of parameters."""
+    import laplace
+
+    model: nn.Module = la.model.model if isinstance(la, laplace.LLLaplace) else la.model
     places = {name: index for index, name in enumerate(like)}
     for name, index in places.items():
-        module = _module(la, name)
+        module = model.get_submodule(name.rpartition(".")[0])
         bias = f"{name.removesuffix('weight')}bias"
         if not isinstance(module, (nn.Linear, nn.Conv2d)) or getattr(module, "groups", 1) > 1:
             raise ValueError(
@@ -242,58 +222,7 @@ def _in_basis(basis: Tensor, var: Tensor, other: Tensor, name: str | None) -> Te
     return variances
 
 
-def _set_factors(la: Any, posterior: Posterior, like: Params) -> None:
-    """Replace the factors of a copy by those of a Kronecker posterior."""
-    from laplace.utils.matrix import Kron, KronDecomposed
-
-    blocks = {b.layer: b for b in posterior.blocks} if isinstance(posterior, Kronecker) else {}
-    prior = la.prior_precision.expand(len(like))
-    vectors: list[list[Tensor]] = [[] for _ in like]
-    values: list[list[Tensor]] = [[] for _ in like]
-    for layer, (own, *bias) in _layers(la, like):
-        block = blocks.get(layer)
-        if not isinstance(block, EigenBlock) or (bias and not _is_apart(block.input_basis)):
-            raise TypeError(
-                f"laplace-torch keeps the weight and the bias of a layer independent, which the "
-                f"posterior of {layer.weight!r} is not: use hessian_structure='full'"
-            )
-        inputs = block.input_basis[:-1, :-1] if bias else block.input_basis
-        vectors[own] = [block.output_basis, inputs]
-        curvature = (1 / block.var[:, : len(inputs)] - prior[own]) / la._H_factor
-        values[own] = _rank_one(curvature, layer.weight)
-        for each in bias:
-            vectors[each] = [block.output_basis]
-            values[each] = [(1 / block.var[:, -1] - prior[each]) / la._H_factor]
-    la.H = KronDecomposed(vectors, values)
-    la.H_facs = Kron(
-        [
-            [(q * w) @ q.mT for q, w in zip(own, eigenvalues, strict=True)]
-            for own, eigenvalues in zip(vectors, values, strict=True)
-        ]
-    )
-
-
-def _is_apart(basis: Tensor) -> bool:
-    """Whether the last direction of a basis is the last axis, that of the bias."""
-    unit = torch.zeros_like(basis[-1])
-    unit[-1] = 1
-    return torch.equal(basis[-1], unit) and torch.equal(basis[:, -1], unit)
-
-
-def _rank_one(matrix: Tensor, name: str) -> list[Tensor]:
-    """Return a and b ≥ 0 with matrix = a bᵀ."""
-    U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
-    if len(S) > 1 and S[1] > torch.finfo(S.dtype).eps ** 0.5 * S[0]:
-        raise ValueError(
-            f"the posterior of {name!r} is not a product of two factors plus the prior precision "
-            "of the Laplace approximation: set the same prior precision, or use "
-            "hessian_structure='full'"
-        )
-    sign = -1 if bool(U[:, 0].sum() < 0) else 1
-    return [sign * U[:, 0] * S[0].sqrt(), sign * Vh[0] * S[0].sqrt()]
-
-
-# Subnetworks and dense matrices -----------------------------------------------------------------
+# Subnetworks -------------------------------------------------------------------------------------
 
 
 def _subnetwork(la: Any, mean: Params) -> Diagonal | LowRank:
@@ -319,30 +248,3 @@ def _subnetwork(la: Any, mean: Params) -> Diagonal | LowRank:
         return Diagonal(covered, spread(la.posterior_variance.detach()))
     zeros = {name: torch.zeros_like(tensor) for name, tensor in covered.items()}
     return LowRank(covered, zeros, spread(la.posterior_scale.detach().T))
-
-
-def _dense(posterior: Posterior, like: Params) -> Tensor:
-    """Return the covariance (P, P) in the order of `like`, zero for what is not covered."""
-    own = posterior.mean
-    eye = torch.eye(count(own), dtype=posterior.dtype, device=next(iter(own.values())).device)
-    cov = flatten(posterior.cov_mv(unflatten(eye, own)), own)
-    places = unflatten(torch.arange(count(like)), like)
-    index = flatten({name: places[name] for name in own}, own)
-    whole = torch.zeros(count(like), count(like)).to(cov)
-    whole[index.unsqueeze(1), index] = cov
-    return whole
-
-
-def _part(la: Any, values: Tensor) -> Tensor:
-    """Return the entries of a subnetwork along the last dimension; all others must be zero."""
-    places = getattr(la.backend, "subnetwork_indices", None)
-    if places is None:
-        return values
-    rest = values.clone()
-    rest[..., places] = 0
-    if bool(rest.any()):
-        raise ValueError(
-            "the posterior has variance outside of the subnetwork of the Laplace approximation: "
-            "fit it on the parameters of the subnetwork only"
-        )
-    return values[..., places]

@@ -52,8 +52,7 @@ class Cluster:
             this process is connected to is used as it is.
         actors: how many; by default as many as there are CPUs for. With the device "cuda", every
             actor reserves a GPU, and there are no more actors than GPUs.
-        threads: of torch in every actor, which are the CPUs that it reserves. The default is 1:
-            actors with more threads than CPUs would compete for them.
+        threads: of torch in every actor, which are the CPUs that it reserves.
 
     >>> from acnml.ray import Cluster
     >>> engine = Cluster(actors=4, threads=2)  # for `acnml.scoring.score(job, engine)`
@@ -61,14 +60,14 @@ class Cluster:
 
     address: str | None = None
     actors: int | None = None
-    threads: int | None = None
+    threads: int = 1
 
     def __call__(self, job: Job, units: Sequence[Unit]) -> Iterator[int]:
         """Score all units; yield numbers of rows as they are done."""
         _connect(self.address)
-        threads, gpus = self.threads or 1, int(job.device.startswith("cuda"))
+        gpus = int(job.device.startswith("cuda"))
         there = ray.cluster_resources()
-        most = min(there.get("CPU", 1) // threads, there.get("GPU", 0) if gpus else math.inf)
+        most = min(there.get("CPU", 1) // self.threads, there.get("GPU", 0) if gpus else math.inf)
         actors = self.actors or max(1, int(most))
         tasks = ray.data.from_items(
             [{"unit": [list(part) for part in unit]} for unit in units],
@@ -76,10 +75,10 @@ class Cluster:
         )
         done = tasks.map_batches(
             _Scoring,
-            fn_constructor_args=(job, str(Path.cwd()), threads),
+            fn_constructor_args=(job, str(Path.cwd()), self.threads),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(actors, len(units))),
-            num_cpus=threads,
+            num_cpus=self.threads,
             num_gpus=gpus,
         )
         try:

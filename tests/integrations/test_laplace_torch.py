@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import warnings
 
@@ -131,31 +130,26 @@ def test_a_subnetwork(structure, places):
     layers = {name.partition(".")[0] for name in posterior.mean}
     assert layers == {"0" if place < 25 else "2" for place in places}
     require_same_prediction(la, model, posterior)
-    again = to_laplace(posterior, la)
-    require_same_prediction(again, model, posterior)
 
 
 # The way back ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("build", "weights", "structure"),
-    list(itertools.product((mlp, without_bias), ("all", "last_layer"), STRUCTURES)),
-)
-def test_there_and_back(build, weights, structure):
+@pytest.mark.parametrize("weights", ["all", "last_layer"])
+@pytest.mark.parametrize("build", [mlp, without_bias])
+def test_there_and_back(build, weights):
     model = build()
-    options = {"subset_of_weights": weights, "hessian_structure": structure, "temperature": 0.7}
+    options = {"subset_of_weights": weights, "hessian_structure": "full", "temperature": 0.7}
     la = fitted(model, prior_precision=0.3, **options)
-    state = copy.deepcopy(la.H) if structure != "kron" else None
+    state = la.H.clone()
     posterior = from_laplace(la).scaled(1.0)
     other = fitted(model, prior_precision=0.3, **options)
     back = to_laplace(posterior, other)
     require_same_prediction(back, model, posterior)
     x = normal(3, 4, seed=9)
     torch.testing.assert_close(back(x, link_approx="probit"), la(x, link_approx="probit"))
-    if state is not None:
-        torch.testing.assert_close(la.H, state)
-        assert back.H is not other.H
+    torch.testing.assert_close(la.H, state)
+    assert back.H is not other.H
     torch.testing.assert_close(
         back.log_det_posterior_precision, la.log_det_posterior_precision, rtol=1e-9, atol=1e-9
     )
@@ -171,8 +165,6 @@ def test_every_posterior_fits_into_a_full_one():
     require_same_prediction(to_laplace(kron, la), model, kron)
     assert torch.equal(la.H, before)
     diagonal = acnml.fit_laplace(classifier, data, prior_precision=0.5, structure="diag")
-    require_same_prediction(to_laplace(diagonal, la), model, diagonal)
-    la = fitted(model, subset_of_weights="all", hessian_structure="diag")
     require_same_prediction(to_laplace(diagonal, la), model, diagonal)
 
 
@@ -199,11 +191,14 @@ def test_what_cannot_be_converted():
         from_laplace(unfitted)
     with pytest.raises(ValueError, match="acnml is for classification"):
         from_laplace(laplace.Laplace(model, "regression"))
-    la = fitted(model, subset_of_weights="all", hessian_structure="kron")
-    joint = acnml.fit_laplace(Classifier(model), [(X, LABELS)])
-    with pytest.raises(TypeError, match=r"weight and the bias of a layer independent.*'0\.weight'"):
-        to_laplace(joint, la)
-    posterior = from_laplace(la)
+    kron = fitted(model, subset_of_weights="all", hessian_structure="kron")
+    posterior = from_laplace(kron)
+    with pytest.raises(TypeError, match="use hessian_structure='full'"):
+        to_laplace(posterior, kron)
+    la = fitted(model, subset_of_weights="last_layer", hessian_structure="full")
+    with pytest.raises(ValueError, match=r"only one of them has \['0.bias', '0.weight'\]"):
+        to_laplace(posterior, la)
+    la = fitted(model, subset_of_weights="all", hessian_structure="full")
     with torch.no_grad():
         model[0].weight.add_(1)
     with pytest.raises(ValueError, match=r"mean of '0\.weight' is not the weight of the model"):

@@ -107,9 +107,12 @@ def test_reading_begins_at_row_groups(tmp_path):
     write_parquet(tmp_path / "data.parquet", rows(40), group=7)
     source = open_source(str(tmp_path / "data.parquet"), Reading())
     assert [source.stretch(0, row) for row in range(40)] == [row // 7 * 7 for row in range(40)]
+    parts = [*source.parts(3)]
+    assert [len(unit) for unit in source.units(parts)] == [3, 2, 2, 3, 2, 2]
+    assert [len(unit) for unit in source.units(parts[:1] + parts[2:])] == [1, 1, 2, 2, 3, 2, 2]
     for start in range(39):
         for size in (1, 5, 64):
-            unit = Part(0, 0, start, start + 1), Part(1, 0, (start + 40) // 2, 40)  # and a gap
+            unit = Part(0, 0, start, (start + 40) // 2), Part(1, 0, (start + 40) // 2, 40)
             found = [*source.blocks(unit, size)]
             for part in unit:
                 x = np.concatenate([b.read.inputs["x"] for own, b in found if own == part])

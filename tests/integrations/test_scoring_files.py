@@ -29,7 +29,7 @@ from acnml.scoring.columns import Read
 from acnml.scoring.files import find_files
 from acnml.scoring.inputs import open_source
 from acnml.scoring.output import Folder
-from acnml.scoring.run import Worker, parts_of
+from acnml.scoring.run import Worker
 from acnml.scoring.scorer import Scorer
 from cases import MLP, diagonal
 from scored import calibrated_files, contents, read, rejects, rows, write_parquet
@@ -203,7 +203,7 @@ def test_every_damaged_byte_of_the_output_is_noticed(job):
     np.save(Path(job.input) / "x.npy", x)
     assert verify_or_score(job) == verify(job)
     folder = Folder(Path(job.output))
-    parts = [*parts_of(open_source(job.input, job.reading), job.part_rows)]
+    parts = [*open_source(job.input, job.reading).parts(job.part_rows)]
     for name in ("part-00000001.parquet", "_rejects/part-00000001.parquet"):
         path = folder.path / name
         content = path.read_bytes()
@@ -298,11 +298,11 @@ def write_claim(path: Path, shape: tuple[int, ...], numbers: int = 0) -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((10**12, 4), r"needs 16,000,000,000,128 bytes for its shape .*, but has 128: it is trunc"),
-        ((3, 10**12), "needs 12,000,000,000,128 bytes"),
-        ((-3, 6), r"has shape \(-3, 6\), but its first dimension must count rows"),
-        ((3, 0), r"has shape \(3, 0\), but"),
-        ((), r"has shape \(\), but"),
+        ((10**12, 4), r"x.npy is damaged, or no array of numbers: mmap length is greater"),
+        ((3, 10**12), "mmap length is greater than file size"),
+        ((-3, 6), "negative dimensions"),
+        ((3, 0), r"has shape \(3, 0\), but its first dimension must count rows"),
+        ((), r"x.npy is damaged, or no array"),
         ((0, 6), "has no rows: check --input"),
     ],
 )

@@ -10,8 +10,7 @@ stored once.
 Nor is Σv written out. What a layer adds to its output for an input x is, for one outer product δaᵀ,
 
     diagonal, variances S       δ ⊙ S(a ⊙ x)
-    Kronecker A⁻¹ ⊗ G⁻¹         G⁻¹δ ⟨a, A⁻¹x⟩
-    Kronecker in an eigenbasis  the diagonal rule between two rotations
+    Kronecker, in an eigenbasis the diagonal rule between two rotations
 
 The second half of this file computes these sums for gradients, too: they need only the factors,
 where autograd would keep every intermediate result of every row.
@@ -239,11 +238,6 @@ def matrix_action(matrix: Tensor) -> Action:
     return lambda x: x @ matrix.mT
 
 
-def key_products(x: Tensor, outers: Outers) -> Tensor:
-    """Return Σ_t δ_t ⟨a_t, x⟩."""
-    return _linear(_by_keys, x, outers.inputs.vectors, outers.deltas)
-
-
 def diagonal_action(layer: Affine, outers: Outers, var: Params) -> Action:
     """Return the action for independent weights.
 
@@ -268,7 +262,12 @@ def variance_products(x: Tensor, outers: Outers, var: Tensor) -> Tensor:
     shared = torch.broadcast_shapes(vectors.shape[:-2], x.shape[:-2]).numel()
     # Rows that share their inputs share the products of pairs.
     by_pairs = terms * positions * shared <= diagonal_products(terms, positions) * rows
-    return _linear(_by_pairs if by_pairs else _by_tiles, x, vectors, deltas, var)
+    rule = _by_pairs if by_pairs else _by_tiles
+    # The adjoint is the same rule with a and δ exchanged, and S transposed.
+    push = partial(rule, a=vectors, delta=deltas, var=var)
+    pull = partial(rule, a=deltas, delta=vectors, var=var.T)
+    added: Tensor = _Linear.apply(x, push, pull)
+    return added
 
 
 def diagonal_products(terms: int, positions: int) -> int:
@@ -285,13 +284,6 @@ def diagonal_prefers_factors(terms: int, positions: int, out_size: int) -> bool:
     return in_factors <= 2 * positions + KEEPING
 
 
-def _linear(rule: Callable[..., Tensor], x: Tensor, a: Tensor, delta: Tensor, *var: Tensor) -> Any:
-    """Apply a rule to x. Its gradient is the same rule with a and δ exchanged, and S transposed."""
-    pull = partial(rule, a=delta, delta=a, **({"var": var[0].T} if var else {}))
-    push = partial(rule, a=a, delta=delta, **({"var": var[0]} if var else {}))
-    return _Linear.apply(x, push, pull)
-
-
 @final
 class _Linear(torch.autograd.Function):
     """A linear map of x and its adjoint."""
@@ -305,10 +297,6 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return ctx.pull(grad).sum_to_size(ctx.shape), None, None
-
-
-def _by_keys(x: Tensor, a: Tensor, delta: Tensor) -> Tensor:
-    return (x @ a.mT) @ delta
 
 
 def _by_pairs(x: Tensor, a: Tensor, delta: Tensor, var: Tensor) -> Tensor:

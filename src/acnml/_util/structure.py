@@ -1,7 +1,7 @@
-"""The structure of a user's module: a copy for `Classifier` to run, and a selection of its layers.
+"""What a user's module consists of: its layers, its parameters, and a copy to run in its place.
 
-This module also removes wrappers such as `nn.DataParallel`, and raises an error for modules that a
-copy cannot replace.
+`Classifier` runs a copy of the structure, in eval mode. Modules that a copy cannot replace raise an
+error. Posteriors cover parameters that are selected by layer, by parameter or by name.
 """
 
 from __future__ import annotations
@@ -147,9 +147,6 @@ def tracking_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """Return the batch-norm layers that keep running statistics, by name."""
     layers = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
     return {name: layer for name, layer in layers.items() if layer.track_running_stats}
-
-
-# Selection by layer, by parameter or by name ------------------------------------------------------
 
 
 def parameter_names(model: nn.Module, layers: Layers) -> list[str]:

@@ -10,10 +10,14 @@ machine it waits for them: a thousand such operations took a hundred times as lo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 
 import torch
+
+# Work of fewer products takes one thread some 10 ms. Its operations are then so short that,
+# on a busy machine, several threads mostly wait for each other.
+SMALL = 2**28
 
 # The random state belongs to the whole process, so only one thread at a time may seed it.
 _LOCK = RLock()
@@ -63,3 +67,8 @@ def one_thread() -> Iterator[None]:
     finally:
         if torch.get_num_threads() == 1:
             torch.set_num_threads(before)
+
+
+def threads_for(products: float) -> AbstractContextManager[None]:
+    """Use one thread for work of so many products if that is little, or as many as before."""
+    return one_thread() if products < SMALL else nullcontext()

@@ -18,7 +18,10 @@ PACKAGES = ("PIL", "pyarrow", "typer")
 def main() -> None:
     """Run the command that the arguments name."""
     if sys.argv[1:] == ["--version"]:  # needs no extra
-        _show_version(True)
+        from acnml import __version__
+
+        sys.stdout.write(f"acnml {__version__}\n")
+        return
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(f"The command acnml needs {', '.join(missing)}: pip install 'acnml[predict]'")
@@ -27,37 +30,12 @@ def main() -> None:
 
 def build_app() -> "Typer":
     """Return all commands."""
-    from typing import Annotated
-
     import typer
 
     from acnml.cli import merge, monitor, predict
 
-    app = typer.Typer(add_completion=False, no_args_is_help=True)
-
-    @app.callback()
-    def about(
-        version: Annotated[
-            bool,
-            typer.Option(
-                "--version",
-                help="Show the version and exit.",
-                callback=_show_version,
-                is_eager=True,
-            ),
-        ] = False,
-    ) -> None:
-        """Calibrated classifiers by amortized conditional normalized maximum likelihood."""
-
-    predict.register(app)
-    merge.register(app)
-    monitor.register(app)
+    about = "Calibrated classifiers, from data to answers. acnml --version shows the version."
+    app = typer.Typer(add_completion=False, no_args_is_help=True, help=about)
+    for command in (predict, merge, monitor):
+        command.register(app)
     return app
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from acnml import __version__
-
-        sys.stdout.write(f"acnml {__version__}\n")
-        raise SystemExit(0)

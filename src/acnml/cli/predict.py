@@ -40,8 +40,9 @@ def register(app: typer.Typer) -> None:
         job: Job,
         *,
         threads: Annotated[
-            int | None, typer.Option(min=1, help="Threads of torch, for every actor of Ray.")
-        ] = None,
+            int,
+            typer.Option(min=1, help="Threads of torch; more help large networks on free cores."),
+        ] = 1,
         engine: Annotated[_Engine, typer.Option(help="Who computes.")] = _Engine.LOCAL,
         address: Annotated[
             str | None, typer.Option(help="Address of a Ray cluster; by default a local one.")
@@ -65,28 +66,23 @@ def register(app: typer.Typer) -> None:
         Exit status: 0 if all rows have an answer, 3 if some were rejected, 1 for an
         error, 2 for wrong arguments.
         """
+        torch.set_num_threads(threads)
         if engine is _Engine.RAY:
             chosen = _cluster(address, actors, threads)
         elif address or actors:
             raise ValueError("--address and --actors are for --engine ray")
         else:
-            chosen = _here(threads)
+            chosen = locally
         summary = run_predict(job, None if only_verify else chosen)
         raise typer.Exit(SOME_REJECTED if summary.n_rejected else 0)
 
 
-def _cluster(address: str | None, actors: int | None, threads: int | None) -> Engine:
+def _cluster(address: str | None, actors: int | None, threads: int) -> Engine:
     try:
         from acnml.ray import Cluster
     except ModuleNotFoundError as error:
         raise ValueError(f"--engine ray: {error}") from error
     return Cluster(address, actors, threads)
-
-
-def _here(threads: int | None) -> Engine:
-    if threads is not None:
-        torch.set_num_threads(threads)
-    return locally
 
 
 def run_predict(job: Job, engine: Engine | None) -> Summary:

@@ -32,7 +32,7 @@ from acnml._util.batches import Inputs, as_inputs, as_tensor, batch_sizes, requi
 from acnml._util.params import Params, normal_like, widened, zip_with
 from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, Hook, as_classifier
-from acnml.fit.batches import checked_labels, cross_entropy, over_batches
+from acnml.fit.batches import checked_labels, cross_entropy, over_batches, threads_for_batch
 from acnml.posteriors import Diagonal
 
 # Initial standard deviation as a fraction of the prior's. It is small so that the noise does not
@@ -174,7 +174,7 @@ class BayesByBackprop:
     def step(self, x: Inputs, labels: Tensor) -> None:
         """Take one step on a batch of inputs and class indices (B,)."""
         x = self._classifier.prepare(as_inputs(x))
-        with torch.enable_grad():
+        with torch.enable_grad(), threads_for_batch(self._classifier, x):
             self._step(x, checked_labels(as_tensor(labels, "labels"), x))
 
     def _step(self, x: Inputs, labels: Tensor | None) -> None:

@@ -6,9 +6,9 @@ once. Memory does not grow with the input. This package needs the extra `predict
 
 - `job.py`: what is scored, and how: settings. `functions.py` finds functions that they name.
 - `files.py`: the files of the input, none of which is left out or exchanged unnoticed.
-- `inputs.py`: the kinds of input, with `arrays.py`. `sources.py` has what they have in common.
+- `inputs.py`: the kinds of input. `sources.py` has what they have in common.
 - `columns.py`: columns of a table as arrays, and rows that do not fit.
-- `scorer.py`: inputs to answers.
+- `scorer.py`: inputs to answers, and the reasons where there are none.
 - `output.py`: the folder with the results.
 - `run.py`: everything together.
 """

@@ -36,6 +36,13 @@ class Read(NamedTuple):
     kept: Array  # (m,) which rows they are
     reasons: dict[int, str]  # row -> reason, for all other rows
 
+    @staticmethod
+    def of(inputs: dict[str, Array], reasons: dict[int, str]) -> Read:
+        """Leave out the rows of inputs for which there is a reason."""
+        kept = np.setdiff1d(np.arange(len(next(iter(inputs.values())))), [*reasons])
+        some = {name: values[kept] for name, values in inputs.items()} if reasons else inputs
+        return Read(some, kept, reasons)
+
 
 @final
 @dataclass(frozen=True)
@@ -79,29 +86,33 @@ class Column:
         return Column(name, stored, shape, reading.as_float)
 
     def read(self, column: pa.Array) -> tuple[Array, dict[int, str]]:
-        """Return rows as an array, and the reasons why other rows are not among them."""
+        """Return rows as an array, with zeros for those that do not fit, and why they do not."""
         plain = column.storage if isinstance(column, pa.ExtensionArray) else column
         bad: dict[int, str] = {}
         if self._why_not(plain):  # then look at every row
             reasons = [self._why_not(plain.slice(row, 1)) for row in range(len(plain))]
             bad = {row: reason for row, reason in enumerate(reasons) if reason}
             plain = plain.filter(pa.array([not reason for reason in reasons]))
-        if not len(plain):
-            return np.zeros((0, *self.shape), np.float32), bad
+        if not len(plain):  # the type of the column may be null
+            return np.zeros((len(bad), *self.shape), np.float32), bad
         for _ in self.stored:
             plain = plain.flatten()
         values = plain.to_numpy(zero_copy_only=False).reshape(-1, *self.shape)
         return self.checked(values, bad)
 
-    def checked(self, values: Array, bad: dict[int, str]) -> tuple[Array, dict[int, str]]:
-        """Convert the values of all rows that are not bad, and leave out those not finite."""
-        if self.as_float and values.dtype.kind in "iub":
-            values = values.astype(np.float32)
+    def checked(self, fine: Array, bad: dict[int, str]) -> tuple[Array, dict[int, str]]:
+        """Put zeros beside rows that are fine, where others are bad, and refuse what is not finite.
+
+        Integers become floating point numbers if that is asked for.
+        """
+        values = fine.astype(np.float32) if self.as_float and fine.dtype.kind in "iub" else fine
+        if bad:
+            values = np.zeros((len(fine) + len(bad), *self.shape), values.dtype)
+            values[np.setdiff1d(np.arange(len(values)), [*bad])] = fine
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            rows = np.setdiff1d(np.arange(len(values) + len(bad)), [*bad])
-            fine = np.isfinite(values).reshape(len(values), -1).all(1)
+            infinite = ~np.isfinite(values).reshape(len(values), -1).all(1)
             reason = f"column {self.name!r} has NaN or infinite entries"
-            bad, values = bad | dict.fromkeys(rows[~fine].tolist(), reason), values[fine]
+            bad = bad | dict.fromkeys(infinite.nonzero()[0].tolist(), reason)
         return values, bad
 
     def _why_not(self, plain: pa.Array) -> str | None:
@@ -146,15 +157,14 @@ class InputColumns:
     def read(self, table: pa.Table) -> Read:
         """Return inputs by name for the rows that fit in all columns."""
         reads = [column.read(_whole(table, column.name)) for column in self.columns]
-        rows, reasons = np.arange(len(table)), dict[int, str]()
+        reasons = dict[int, str]()
         for _, bad in reads:
             reasons = bad | reasons
-        kept = np.setdiff1d(rows, [*reasons])
-        parts = [v[np.isin(np.setdiff1d(rows, [*bad]), kept)] if reasons else v for v, bad in reads]
+        values = [array for array, _ in reads]
         if self.stack:
-            return Read({ONLY: np.stack(parts, axis=1)}, kept, reasons)
-        names = self.arguments if len(parts) > 1 else (ONLY,)
-        return Read(dict(zip(names, parts, strict=True)), kept, reasons)
+            return Read.of({ONLY: np.stack(values, axis=1)}, reasons)
+        names = self.arguments if len(values) > 1 else (ONLY,)
+        return Read.of(dict(zip(names, values, strict=True)), reasons)
 
 
 def input_names(reading: Reading, schema: pa.Schema) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,13 +1,16 @@
-"""The kinds of input: Parquet files, NumPy arrays (see `arrays.py`), or one image per file."""
+"""The kinds of input: Parquet files, NumPy arrays, or one image per file."""
 
 from __future__ import annotations
 
+import math
+import zipfile
+import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from glob import escape
 from itertools import accumulate
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +18,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 from pyarrow import fs
 
-from acnml.scoring.arrays import ArraySource
-from acnml.scoring.columns import ONLY, Array, Column, Read
+from acnml.scoring.columns import ONLY, Array, Column, Read, input_names
 from acnml.scoring.files import Files, find_files
 from acnml.scoring.functions import load_function
 from acnml.scoring.job import Reading, ScoringError, is_uri
@@ -26,6 +28,12 @@ from acnml.scoring.sources import Block, Part, Source, Span, TableSource
 # are read, and those of all row groups stay in memory until the file is closed. Every piece from a
 # remote file system is a request, so these are larger.
 LOCAL_PIECE, REMOTE_PIECE = 2**20, 2**24
+
+# Kinds of NumPy types that tensors may have: floating point, integers and booleans.
+NUMBERS = "fiub"
+
+# Errors of files that are damaged, encrypted or compressed in a way that Python does not know.
+DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError)
 
 # Modes of Pillow with more than 8 bits per channel. Its conversions to "L" and "RGB" clip them.
 WIDE = {"I": "32-bit", "F": "floating point"}  # and I;16, I;16B, ...
@@ -70,6 +78,95 @@ def _opened(files: Files, index: int) -> pq.ParquetFile:
 
 
 @final
+class ArraySource(TableSource):
+    """Arrays whose first dimension counts rows; the arrays of a .npz file are columns."""
+
+    def __init__(self, files: Files, reading: Reading) -> None:
+        asked = {name.rpartition("=")[2] for name in reading.columns} | set(reading.carry)
+        schemas, lengths = list[pa.Schema](), list[int]()
+        for path in map(Path, files.paths):
+            arrays, others = dict[str, Array](), dict[str, str]()
+            for name, array in _arrays(path).items():
+                if reason := _why_no_column(array):
+                    others[name] = reason
+                else:
+                    arrays[name] = array
+            for name, reason in others.items():  # those that are not used may be anything
+                if name in asked or not arrays:
+                    raise ScoringError(f"array {name!r} of {path} {reason}")
+            schemas.append(pa.schema([(name, _type(array)) for name, array in arrays.items()]))
+            used = {*input_names(reading, schemas[0])[1], *reading.carry}
+            counts = {name: len(array) for name, array in arrays.items() if name in used}
+            if len(set(counts.values())) > 1:
+                raise ScoringError(f"the arrays of {path} differ in length: {counts}")
+            lengths.append(max(counts.values(), default=0))
+        super().__init__(files, reading, schemas, lengths)
+
+    def stretch(self, file: int, row: int) -> int:
+        """Return the row itself, or the beginning of a .npz file, which is read whole."""
+        return 0 if self.files.paths[file].suffix.lower() == ".npz" else row
+
+    def _tables(self, file: int, start: int, size: int, names: list[str]) -> Iterator[pa.Table]:
+        found = _arrays(Path(self.files.paths[file]))
+        for first in range(start, self.lengths[file], size):
+            rows = slice(first, first + size)
+            yield pa.table({name: _column(found[name], rows) for name in names})
+
+
+def _arrays(path: Path) -> Mapping[str, Any]:
+    """Return the arrays of a file by name, or why one cannot be read. Those of .npy stay there."""
+    arrays: dict[str, Any] = {}
+    try:
+        if isinstance(found := np.load(path, mmap_mode="r"), np.ndarray):
+            return {ONLY: found}
+        with found:
+            for name in found.files:
+                try:
+                    arrays[name] = found[name]
+                except DAMAGE as error:
+                    arrays[name] = f"cannot be read ({error}): save numbers"
+    except DAMAGE as error:
+        raise ScoringError(f"{path} is damaged, or no array of numbers: {error}") from error
+    return arrays
+
+
+def _why_no_column(array: Any) -> str | None:
+    """Say why what a file holds cannot be a column, if it cannot."""
+    if not isinstance(array, np.ndarray):
+        return array if isinstance(array, str) else "is damaged, or no array: save numbers"
+    if array.ndim == 0 or 0 in array.shape[1:]:
+        return f"has shape {array.shape}, but its first dimension must count rows of numbers"
+    if array.ndim > 1 and array.dtype.kind not in NUMBERS:
+        return f"has type {array.dtype}: save numbers"
+    if not array.flags.c_contiguous:
+        return "is stored by columns: save np.ascontiguousarray(x) instead"
+    return None
+
+
+def _type(array: Array) -> pa.DataType:
+    """Return the type of a column with the rows of an array."""
+    kind = pa.from_numpy_dtype(array.dtype.newbyteorder("="))
+    return kind if array.ndim == 1 else pa.fixed_shape_tensor(kind, array.shape[1:])
+
+
+def _column(array: Array, rows: slice) -> pa.Array:
+    """Return rows of an array as a column."""
+    if isinstance(array, np.memmap):
+        # Pages of a map would count as memory of the process, and end it if the file is truncated.
+        length, first = math.prod(array.shape[1:]), rows.start
+        place = array.offset + first * length * array.itemsize
+        count = (min(rows.stop, len(array)) - first) * length
+        flat = np.fromfile(str(array.filename), array.dtype, count, offset=place)
+    else:
+        flat = array[rows].reshape(-1)
+    values = pa.array(flat.astype(array.dtype.newbyteorder("="), copy=False))
+    if array.ndim == 1:
+        return values
+    lists = pa.FixedSizeListArray.from_arrays(values, math.prod(array.shape[1:]))
+    return pa.ExtensionArray.from_storage(_type(array), lists)
+
+
+@final
 class ImageSource(Source):
     """All files below a folder, in the order of their names; those that are no images are rejected.
 
@@ -90,7 +187,7 @@ class ImageSource(Source):
         return range(part.start, part.stop)
 
     def _read(self, file: int, spans: Sequence[Span]) -> Iterator[Block]:
-        return (self._block(range(start, stop)) for _, start, stop in spans)
+        return (self._block(range(start, stop)) for start, stop in spans)
 
     def _block(self, rows: range) -> Block:
         arrays, reasons, shape = list[Array](), dict[int, str](), self._column.shape
@@ -105,8 +202,7 @@ class ImageSource(Source):
         values = np.stack(arrays) if arrays else np.zeros((0, *shape), np.float32)
         values, reasons = self._column.checked(values, reasons)
         keys = pa.table({"file": [self.files.name(row) for row in rows], "row": np.array(rows)})
-        kept = np.setdiff1d(np.arange(len(rows)), [*reasons])
-        return Block(keys, Read({ONLY: values}, kept, reasons))
+        return Block(keys, Read.of({ONLY: values}, reasons))
 
     def _decoded(self, index: int) -> Array | str:
         """Return an image as an array, or say why it cannot be decoded."""

@@ -10,15 +10,21 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, final
 
 import pyarrow as pa
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import nn
 
 import acnml
+from acnml.classifier import Classifier
+from acnml.predictors import Predictor
 from acnml.scoring.columns import require_free_names
-from acnml.scoring.functions import file_of
+from acnml.scoring.functions import file_of, load_function
 from acnml.scoring.inputs import open_source
-from acnml.scoring.job import COLUMNS, REJECT, Job
+from acnml.scoring.job import COLUMNS, REJECT, Job, ScoringError
 from acnml.scoring.output import FORMAT, Folder, Summary, sha256, summary_of
-from acnml.scoring.scorer import Scorer, beside, load_predictor
+from acnml.scoring.scorer import Scorer, beside
 from acnml.scoring.sources import Part, Source, Unit
+from acnml.storage import load
 
 T = TypeVar("T")
 
@@ -55,14 +61,14 @@ def score(
     source, folder, identity = _opened(job)
     require_free_names(source.carried.names, ["file", "row", *COLUMNS, REJECT])
     with folder.begun(identity):
-        parts = list(parts_of(source, job.part_rows))
+        parts = [*source.parts(job.part_rows)]
         missing = [part for part in parts if not folder.has(part)]
         # Those that are there are checked first, so that a damaged one is named at once.
         counts = {part: folder.counts(part) for part in set(parts) - set(missing)}
         total = sum(part.rows for part in parts)
         done = total - sum(part.rows for part in missing)
         progress(done, total)
-        for rows in engine(job, units_of(source, missing)) if missing else ():
+        for rows in engine(job, source.units(missing)) if missing else ():
             done += rows
             progress(done, total)
         counts |= {part: folder.counts(part) for part in missing}
@@ -79,7 +85,7 @@ def verify(job: Job) -> Summary:
     acnml.scoring.job.ScoringError: there is no file or folder nowhere.parquet: check --input
     """
     source, folder, identity = _opened(job)
-    counts = [folder.counts(part) for part in parts_of(source, job.part_rows)]
+    counts = [folder.counts(part) for part in source.parts(job.part_rows)]
     summary = summary_of(counts, source.files)
     folder.require_complete(identity, summary)
     return dataclasses.replace(summary, found=len(counts))
@@ -102,19 +108,23 @@ def _opened(job: Job) -> tuple[Source, Folder, dict[str, Any]]:
     return source, Folder(Path(job.output)), identity
 
 
-def parts_of(source: Source, rows: int) -> Iterator[Part]:
-    """Cut the files of an input into parts of so many rows; the last of a file may have fewer."""
-    number = 0
-    for file, length in enumerate(source.lengths):
-        for start in range(0, length, rows):
-            yield Part(number, file, start, min(start + rows, length))
-            number += 1
-
-
-def units_of(source: Source, parts: Iterable[Part]) -> list[Unit]:
-    """Join parts of one stretch of a file, because reading cannot begin inside of it."""
-    stretches = groupby(parts, lambda part: (part.file, source.stretch(part.file, part.start)))
-    return [tuple(unit) for _, unit in stretches]
+def load_predictor(job: Job) -> Predictor:
+    """Return the predictor of a job on its device."""
+    built = load_function(job.model, "model")()
+    model = built.model if isinstance(built, Classifier) else built
+    if not isinstance(model, nn.Module):
+        kind = type(built).__name__
+        raise ScoringError(f"{job.model} must return an nn.Module or a Classifier, got a {kind}")
+    try:
+        if job.weights is not None:
+            safetensors.torch.load_model(model, job.weights)
+    except (SafetensorError, RuntimeError) as error:
+        raise ScoringError(f"{job.weights} does not fit the model: {error}") from error
+    try:
+        model.to(job.device)
+    except (RuntimeError, AssertionError) as error:
+        raise ScoringError(f"the device {job.device!r} cannot be used: {error}") from error
+    return load(job.predictor, built if isinstance(built, Classifier) else Classifier(model))
 
 
 @final
@@ -133,14 +143,13 @@ class Worker:
         One thread reads the next block, and another writes the last part, while this one computes.
         A part is written when all its rows are scored, so one that fails leaves nothing.
         """
-        missing = list[Unit]()
-        for unit in units:
-            there = [part for part in unit if self._folder.has(part)]  # of a worker that was lost
-            yield from (part.rows for part in there)
-            missing.append(tuple(part for part in unit if part not in there))
+        parts = [part for unit in units for part in unit]
+        there = {part for part in parts if self._folder.has(part)}  # of a worker that was lost
+        yield from (part.rows for part in there)
+        missing = self._source.units(part for part in parts if part not in there)
         written: Future[int] | None = None
         with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
-            read = (self._source.blocks(unit, self._job.batch_rows) for unit in missing if unit)
+            read = (self._source.blocks(unit, self._job.batch_rows) for unit in missing)
             blocks = ahead(chain.from_iterable(read), reader)
             for part, own in groupby(blocks, lambda pair: pair[0]):
                 tables = [beside(block.keys, self._scorer(block.read)) for _, block in own]

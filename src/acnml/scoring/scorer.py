@@ -1,4 +1,4 @@
-"""The predictor of a job: what it says about a batch, and why it says nothing for some rows."""
+"""What a predictor says about a batch, and why it says nothing for some rows."""
 
 from __future__ import annotations
 
@@ -8,38 +8,14 @@ from typing import final
 
 import numpy as np
 import pyarrow as pa
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
 from acnml._util.checks import RowsError
 from acnml.calibration import Calibrated
-from acnml.classifier import Classifier
 from acnml.predictors import Acnml, Predictor
 from acnml.scoring.columns import ONLY, Array, Read
-from acnml.scoring.functions import load_function
-from acnml.scoring.job import COLUMNS, REJECT, Answers, Job, ScoringError
-from acnml.storage import load
-
-
-def load_predictor(job: Job) -> Predictor:
-    """Return the predictor of a job on its device."""
-    built = load_function(job.model, "model")()
-    model = built.model if isinstance(built, Classifier) else built
-    if not isinstance(model, nn.Module):
-        kind = type(built).__name__
-        raise ScoringError(f"{job.model} must return an nn.Module or a Classifier, got a {kind}")
-    try:
-        if job.weights is not None:
-            safetensors.torch.load_model(model, job.weights)
-    except (SafetensorError, RuntimeError) as error:
-        raise ScoringError(f"{job.weights} does not fit the model: {error}") from error
-    try:
-        model.to(job.device)
-    except (RuntimeError, AssertionError) as error:
-        raise ScoringError(f"the device {job.device!r} cannot be used: {error}") from error
-    return load(job.predictor, built if isinstance(built, Classifier) else Classifier(model))
+from acnml.scoring.job import COLUMNS, REJECT, Answers
 
 
 @final

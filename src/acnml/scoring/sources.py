@@ -7,7 +7,8 @@ files, so memory does not depend on the size of the input.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple, TypeAlias, final
 from urllib.parse import unquote
 
@@ -45,11 +46,10 @@ class Part(NamedTuple):
         return f"part-{self.number:08d}.parquet"
 
 
-# Parts that follow each other in a file and are read by the same process, from the first one on.
+# Parts that follow each other in a file, without a gap, and are read by the same process.
 Unit: TypeAlias = tuple[Part, ...]
 
-# The part that rows are of, or None between two parts, and from where to where the rows are.
-Span: TypeAlias = tuple[Part | None, int, int]
+Span: TypeAlias = tuple[int, int]  # from which row to which
 
 
 class Source(ABC):
@@ -60,17 +60,38 @@ class Source(ABC):
     carried: pa.Schema  # of the columns that are carried over
 
     @final
+    def parts(self, rows: int) -> Iterator[Part]:
+        """Cut all files into parts of so many rows; the last of a file may have fewer."""
+        number = 0
+        for file, length in enumerate(self.lengths):
+            for start in range(0, length, rows):
+                yield Part(number, file, start, min(start + rows, length))
+                number += 1
+
+    @final
+    def units(self, parts: Iterable[Part]) -> list[Unit]:
+        """Join parts of one stretch of a file, because reading cannot begin inside of it."""
+
+        def key(pair: tuple[int, Part]) -> tuple[int, int, int]:
+            index, part = pair
+            gaps = part.number - index  # as many as before, if the part follows the last one
+            return part.file, self.stretch(part.file, part.start), gaps
+
+        return [tuple(p for _, p in unit) for _, unit in groupby(enumerate(parts), key)]
+
+    @final
     def blocks(self, unit: Unit, size: int) -> Iterator[tuple[Part, Block]]:
         """Yield the rows of parts, in blocks of `size` rows and a shorter last one of every part.
 
         The last one comes only if all files that were read for the part are still the same.
         """
-        spans = [*_spans(unit, size)]
-        for (part, _, stop), block in zip(spans, self._read(unit[0].file, spans), strict=False):
-            if part is not None:
-                if stop == part.stop:
-                    self.files.require_unchanged(self._files_of(part))
-                yield part, block
+        starts = [(part, row) for part in unit for row in range(part.start, part.stop, size)]
+        spans = [(row, min(row + size, part.stop)) for part, row in starts]
+        blocks = self._read(unit[0].file, spans)
+        for (part, _), (_, stop), block in zip(starts, spans, blocks, strict=True):
+            if stop == part.stop:
+                self.files.require_unchanged(self._files_of(part))
+            yield part, block
 
     def stretch(self, file: int, row: int) -> int:
         """Return the last row up to `row` at which reading can begin without what is before it."""
@@ -100,7 +121,7 @@ class TableSource(Source):
         for file in range(len(lengths)):
             self._require_same_columns(file)
         self.carried = pa.schema([(name, self._type(0, name)) for name in reading.carry])
-        first = next(self._cut(some, [(None, 0, min(SHOWN, lengths[some]))]))
+        first = next(self._cut(some, [(0, min(SHOWN, lengths[some]))]))
         self._inputs = InputColumns.found(reading, first)
 
     @abstractmethod
@@ -109,7 +130,7 @@ class TableSource(Source):
 
     @final
     def _read(self, file: int, spans: Sequence[Span]) -> Iterator[Block]:
-        for (_, start, stop), table in zip(spans, self._cut(file, spans), strict=True):
+        for (start, stop), table in zip(spans, self._cut(file, spans), strict=True):
             count = stop - start
             keys = {"file": pa.repeat(self.files.name(file), count), "row": np.arange(start, stop)}
             for name in self.carried.names:
@@ -119,10 +140,10 @@ class TableSource(Source):
 
     def _cut(self, file: int, spans: Sequence[Span]) -> Iterator[pa.Table]:
         """Yield a table for every span."""
-        _, start, stop = spans[0]
+        start, stop = spans[0]
         names = [name for name in self._wanted if name in self._schemas[file].names]
         tables, rest = self._tables(file, start, stop - start, names), list[pa.Table]()
-        for _, start, stop in spans:
+        for start, stop in spans:
             while sum(map(len, rest)) < stop - start:
                 table = next(tables, None)
                 if table is None:
@@ -130,7 +151,7 @@ class TableSource(Source):
                     raise ScoringError(f"{path} is truncated: copy or save it again")
                 rest.append(table)
             joined = pa.concat_tables(rest)
-            rest = [joined.slice(stop - start)] if len(joined) > stop - start else []
+            rest = [joined.slice(stop - start)]
             yield joined.slice(0, stop - start)
 
     def _type(self, file: int, name: str) -> pa.DataType:
@@ -153,14 +174,3 @@ def _keys_of_folders(name: str) -> dict[str, str]:
     """Return the columns in the names of folders such as "day=3"."""
     pairs = [folder.split("=", 1) for folder in name.split("/")[:-1] if "=" in folder]
     return {unquote(key): unquote(value) for key, value in pairs}
-
-
-def _spans(unit: Unit, size: int) -> Iterator[Span]:
-    """Cut parts, and what is between them, into pieces of so many rows."""
-    at = unit[0].start
-    for part in unit:
-        for start in range(at, part.start, size):
-            yield None, start, min(start + size, part.start)
-        for start in range(part.start, part.stop, size):
-            yield part, start, min(start + size, part.stop)
-        at = part.stop
