@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -427,7 +427,7 @@ def row_chunks(
     with classifier.naming_batch(x):
         first = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), n_gradients)
     logits = first.start.logits
-    row_bytes = first.dtype.itemsize * _scalars_per_row(first, n_gradients, recorded)
+    row_bytes = first.dtype.itemsize * _numbers_per_row(first, n_gradients, recorded)
     allowed = memory or default_budget(logits.device, MOST if recorded else MOST_UNRECORDED)
     affordable = allowed // row_bytes
     n_labels, most = max(1, affordable), max(1, affordable // logits.shape[-1])
@@ -444,45 +444,21 @@ def row_chunks(
         yield rows, n_labels
 
 
-def _scalars_per_row(rows: Rows, n_gradients: int, recorded: bool) -> int:
-    """Estimate the numbers that one row keeps in memory."""
+def _numbers_per_row(rows: Rows, n_gradients: int, recorded: bool) -> int:
+    """Estimate how many numbers one row keeps in memory."""
     classes = rows.start.logits.shape[-1]
-    newton = COPIES * classes  # its share of the matrices of an input
-    sizes = [_Size.of(rows, site) for site in rows.start.passages]
-    if recorded:
-        own = sum(_if_recorded(size, n_gradients, classes) for size in sizes)
-        return max(newton + own, 1)
-    dense = sum(COPIES_OF_DELTAS * s.outs + COPIES_OF_WEIGHTS * s.weights for s in sizes)
-    factors = sum(COPIES_OF_FACTORS * s.outs for s in sizes if not s.weights)
-    by_input = sum(COPIES_OF_DELTAS * (s.ins + s.outs) for s in sizes) // classes
-    widest = max(COPIES_OF_WIDEST * (s.ins + s.outs) for s in sizes)
-    return max(newton + dense + factors + by_input + widest, 1)
-
-
-class _Size(NamedTuple):
-    """Numbers of a row in one layer."""
-
-    ins: int  # inputs, as vectors where they are needed as such
-    outs: int
-    weights: int  # in the parameters, or 0 where gradients are kept in factors
-    positions: int
-
-    @staticmethod
-    def of(rows: Rows, site: Site) -> _Size:
-        """Look at the pass at the mean."""
-        passed = rows.start.passages[site]
-        sizes = [(one.received if one.inputs is None else one.inputs.vectors) for one in passed]
-        ins, outs = sum(t.numel() for t in sizes), sum(one.output.numel() for one in passed)
-        if site not in rows.factored:
-            shapes = (rows.posterior.mean[name].shape for name in site.layer.names)
-            return _Size(ins, outs, sum(math.prod(shape) for shape in shapes), 0)
-        positions = sum(t.shape[-2] for t in sizes)
-        return _Size(ins, outs, 0, positions)
-
-
-def _if_recorded(size: _Size, n_gradients: int, classes: int) -> int:
-    total = COPIES * (size.ins + size.outs)
-    if size.weights:
-        return total + (COPIES + n_gradients) * size.weights
-    total += COPIES_OF_GRADIENTS * n_gradients * (size.ins + size.outs)
-    return total + (size.positions * size.outs // classes if size.positions > 1 else 0)
+    total, widest = COPIES * classes, 1  # a share of the matrices of its input
+    for site, passed in rows.start.passages.items():
+        inputs = [one.received if one.inputs is None else one.inputs.vectors for one in passed]
+        outs = sum(one.output.numel() for one in passed)
+        both = outs + sum(each.numel() for each in inputs)
+        names = () if site in rows.factored else site.layer.names
+        written_out = sum(rows.posterior.mean[name].numel() for name in names)
+        if recorded:
+            total += COPIES * both + (COPIES + n_gradients) * written_out
+            total += 0 if written_out else COPIES_OF_GRADIENTS * n_gradients * both
+        else:
+            total += COPIES_OF_DELTAS * (outs + both // classes) + COPIES_OF_WEIGHTS * written_out
+            total += 0 if written_out else COPIES_OF_FACTORS * outs
+            widest = max(widest, COPIES_OF_WIDEST * both)
+    return total + widest

@@ -111,9 +111,7 @@ def require_understood(classifier: Classifier, sites: Sequence[Site], x: Inputs)
     few = batches.take(x, torch.tensor(rows, device="cpu"))
     with classifier.naming_batch(x):
         probe, whole = probed(classifier, sites, few), _run(classifier, sites, few)
-    if probe.groups:
-        _require_no_probabilities(classifier, x, probe.tape.logits.detach())
-        _require_equal(classifier, sites, few, probe, whole)
+    require_apart_from(classifier, sites, few, probe, whole, x)
 
 
 def probed(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Probe:
@@ -134,7 +132,12 @@ def probed(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Probe:
 
 
 def require_apart_from(
-    classifier: Classifier, sites: Sequence[Site], x: Inputs, probe: Probe, whole: Passed
+    classifier: Classifier,
+    sites: Sequence[Site],
+    x: Inputs,
+    probe: Probe,
+    whole: Passed,
+    more: Inputs | None = None,
 ) -> None:
     """Refuse a model if rows that were run by themselves gave something else in their batch.
 
@@ -144,10 +147,15 @@ def require_apart_from(
         x: the batch.
         probe: some of its rows, run by themselves.
         whole: what the batch gave.
+        more: further inputs, to look at if logits look like probabilities.
     """
-    if probe.groups:
-        _require_no_probabilities(classifier, x, probe.tape.logits.detach())
-        _require_equal(classifier, sites, x, probe, whole)
+    if not probe.groups:
+        return
+    if are_probabilities(probe.tape.logits.detach() * classifier.temperature):
+        with torch.inference_mode(False), torch.no_grad():
+            some = classifier.logits(batches.take(x if more is None else more, slice(0, CONFIRMED)))
+        require_logits(some * classifier.temperature)
+    _require_equal(classifier, sites, x, probe, whole)
 
 
 def checked_logits(classifier: Classifier, x: Inputs, view: Classifier | None = None) -> Tensor:
@@ -225,17 +233,14 @@ def _require_equal(
     runs = [_run(fresh, sites, batches.take(x, rows)) for rows in others]
     for run in runs:
         run.require_batch_first()
-    pairs = _pairs(whole, probe.groups, [Passed.on(probe.tape), *runs])
+    own = [Passed.on(probe.tape), *runs]
+    pairs = [(whole.take(rows), run) for rows, run in zip(probe.groups, own, strict=True)]
     if not all(bool(each.logits.isfinite().all()) for pair in pairs for each in pair):
         return
     if any(_differ(pair) for pair in pairs):
         _require_repeatable(classifier, batches.take(x, probe.groups[0]))
         _require_equal_but_for_rounding(classifier, sites, x, probe.groups, pairs)
     classifier.findings.apart.add(frozenset(names_of(sites)))
-
-
-def _pairs(whole: Passed, groups: Sequence[Tensor], runs: Sequence[Passed]) -> list[Pair]:
-    return [(whole.take(rows), own) for rows, own in zip(groups, runs, strict=True)]
 
 
 def _require_equal_but_for_rounding(
@@ -255,8 +260,9 @@ def _require_equal_but_for_rounding(
         wide_x, other = wide.prepare(x), wide.afresh()
         with torch.autocast(classifier.device.type, enabled=False):
             whole = _run(wide, sites, wide_x)
-            runs = [_run(other, sites, batches.take(wide_x, rows)) for rows in groups]
-            depend = any(_differ(pair, CONFIRMING) for pair in _pairs(whole, groups, runs))
+            apart = (_run(other, sites, batches.take(wide_x, rows)) for rows in groups)
+            pairs_wide = zip(map(whole.take, groups), apart, strict=True)
+            depend = any(_differ(pair, CONFIRMING) for pair in pairs_wide)
             where = _where_rows_depend(wide, wide_x, groups) if depend else ""
     except (RuntimeError, TypeError, ValueError):  # the model runs in its own precision only
         depend = any(_differ(pair, UNCONFIRMED) for pair in pairs)
@@ -366,14 +372,6 @@ def _require_repeatable(classifier: Classifier, x: Inputs) -> None:
 
 
 # Logits, not probabilities -----------------------------------------------------------------------
-
-
-def _require_no_probabilities(classifier: Classifier, x: Inputs, logits: Tensor) -> None:
-    """Refuse a model that ends in a softmax; if a few rows look like it, look at more."""
-    if are_probabilities(logits * classifier.temperature):
-        with torch.inference_mode(False), torch.no_grad():
-            more = classifier.logits(batches.take(x, slice(0, CONFIRMED)))
-        require_logits(more * classifier.temperature)
 
 
 def are_probabilities(outputs: Tensor) -> bool:

@@ -34,8 +34,8 @@ class Posterior(ABC):
     stored and moved between devices. Methods accept parameters with leading batch dimensions.
 
     A subclass must implement `cov_mv`, `sample`, `log_prob` and `scaled`. The fast solvers also use
-    `displacement`, `output_kernel` and `prefers_factors`. Their defaults are correct for every
-    posterior. Override them if the structure of the covariance allows a faster computation.
+    `covariance`, `displacement`, `output_kernel` and `prefers_factors`. Their defaults are correct
+    for every posterior. Override them if the structure of Σ allows a faster computation.
 
     Some methods take a vector v in parameter space as a `Dual`: for each affine layer, v is either
     a full tensor or a sum of outer products δaᵀ ("in factors"), where a is an input of the layer
