@@ -425,7 +425,7 @@ def _before_last(estimator: Any) -> Callable[[Any], Any]:
     """Return what a pipeline does before its last step."""
     inner = _found(estimator)
     has_steps = isinstance(inner, Pipeline) and len(inner.steps) > 1
-    return inner[:-1].transform if has_steps else _as_it_is  # type: ignore[no-any-return]
+    return inner[:-1].transform if has_steps else _as_it_is
 
 
 @final
