@@ -44,17 +44,6 @@ def sites_of(model):
     return find_sites(model, names, AFFINE + SCALING, "")
 
 
-@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-def test_no_variance_is_no_noise(case):
-    model = case.model()
-    posterior = diagonal(model)
-    var = {name: torch.zeros_like(t) for name, t in posterior.mean.items()}
-    logits = local_reparameterised(
-        Classifier(model), sites_of(model), posterior.mean, var, case.x(), torch.Generator()
-    )
-    torch.testing.assert_close(logits, Classifier(model).logits(case.x()), rtol=1e-12, atol=1e-12)
-
-
 def conv_outputs() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2), nn.Flatten())
 

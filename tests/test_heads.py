@@ -42,18 +42,6 @@ def test_a_label_is_a_softmax_over_two_classes(var, size):
     torch.testing.assert_close(single, found, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("var", VARIANCES)
-def test_it_solves_its_equation(var):
-    """δ_y = v (y - σ(z + δ_y)), and p₁ is the normalised probability."""
-    z = torch.linspace(-30, 30, 401).double()
-    absent, present = solve_sigmoid(z, torch.full_like(z, var)).unbind(-1)
-    for y, log_lik in ((0, absent), (1, present)):
-        # log σ(x) = -log(1 + exp(-x)), without cancellation
-        x = -torch.log(torch.expm1(-log_lik)) if y else torch.log(torch.expm1(-log_lik))
-        shift = var * (y - torch.sigmoid(x))
-        torch.testing.assert_close(x, z + shift, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("alpha", [0.1, 1.0])
 def test_a_single_logit_is_where_the_papers_iteration_converges_to(alpha):
     with torch.random.fork_rng():

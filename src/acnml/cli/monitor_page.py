@@ -15,6 +15,8 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 28
 # Evidence is drawn up to this multiple of the alarm.
 HIGHEST = 4
 
+ALARM = 'stroke="var(--alarm)" stroke-dasharray="5 4"'
+
 STYLE = """
 :root { color-scheme: light dark; --soft: #59616b; --line: #dfe3e8; --curve: #0072b2;
   --alarm: #c0392b; }
@@ -30,7 +32,7 @@ h2 { font-size: 1.05rem; margin: 0; }
 .curves p, footer { color: var(--soft); font-size: 0.875rem; margin: 0.25rem 0; }
 svg { width: 100%; }
 svg text { fill: var(--soft); font-size: 12px; }
-.scroll { overflow-x: auto; margin-top: 2rem; }
+.scroll { overflow-x: auto; margin: 2rem 0; }
 table { font-size: 0.875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25rem 0.75rem 0.25rem 0; text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; }
@@ -41,27 +43,25 @@ Reader = Callable[[Mapping[str, Any]], float]
 
 def page(content: Mapping[str, Any]) -> str:
     """Return the report of the content of monitor.json."""
-    windows, level = content["windows"], content["level"]
-    limit = -math.log10(level)
-    names = [str(each["name"]) for each in windows]
+    windows = content["windows"]
+    limit = -math.log10(content["level"])
 
-    def curve(title: str, about: str, read: Reader, **options: Any) -> str:
-        svg = _curve(title, names, [float(read(each)) for each in windows], **options)
-        return f"<section><h2>{escape(title)}</h2>{svg}<p>{escape(about)}</p></section>"
+    def curve(title: str, about: str, read: Reader, **more: Any) -> str:
+        return _curve(title, about, windows, [float(read(each)) for each in windows], **more)
 
     curves = [
         curve(
             "Expected accuracy",
-            "The mean confidence, and its interval.",
+            "The mean confidence, and its interval. After a change, the truth is usually lower.",
             lambda w: w["accuracy"]["accuracy"],
             band=[(w["accuracy"]["low"], w["accuracy"]["high"]) for w in windows],
         ),
         curve(
             "Evidence of a change",
             f"log10 of the odds, up to {HIGHEST * limit:.3g}. The alarm is at {limit:.3g}: false "
-            f"in at most {100 * level:g} % of all streams without a change.",
+            f"in at most {100 * content['level']:g}\u00a0% of all streams without a change.",
             lambda w: min(w["evidence"], HIGHEST * limit),
-            alarm=limit,
+            limit=limit,
         ),
         curve(
             "Share that abstains",
@@ -75,62 +75,83 @@ def page(content: Mapping[str, Any]) -> str:
         ),
     ]
     changed = " changed" if content["changed_at"] is not None else ""
+    body = (
+        f'<h1>Monitor</h1>\n<p class="finding{changed}">{escape(content["finding"])}</p>\n'
+        f'<div class="curves">{"".join(curves)}</div>\n{_table(windows)}\n'
+        "<footer>Classes: how far the predicted classes are from those of the validation data "
+        "(total variation). The same numbers are in monitor.json.</footer>"
+    )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Monitor</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>Monitor</h1>\n"
-        f'<p class="finding{changed}">{escape(content["finding"])}</p>\n'
-        f'<div class="curves">{"".join(curves)}</div>\n{_table(windows)}\n'
-        "<footer>The same numbers are in monitor.json.</footer>\n</body>\n</html>\n"
+        f"<title>Monitor</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<body>\n{body}\n</body>\n</html>\n"
     )
 
 
 def _curve(
     title: str,
-    names: Sequence[str],
+    about: str,
+    windows: Sequence[Mapping[str, Any]],
     values: Sequence[float],
     band: Sequence[tuple[float, float]] = (),
-    alarm: float | None = None,
+    limit: float | None = None,
 ) -> str:
-    """Return a figure with a curve over the windows."""
+    """Return a figure with a curve over the windows; dashed: the alarm, and the limit for it."""
     known = [v for v in [*values, *(end for pair in band for end in pair)] if math.isfinite(v)]
-    ticks = _ticks([*known, *([0.0, alarm] if alarm is not None else [])])
+    ticks = _ticks([*known, *([0.0, limit] if limit is not None else [])])
     low, high = ticks[0], ticks[-1]
 
-    def point(index: int, value: float) -> str:
+    def x(index: int) -> float:
         share = index / (len(values) - 1) if len(values) > 1 else 0.5
-        return f"{LEFT + share * (WIDTH - LEFT - RIGHT):.1f},{y(value):.1f}"
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     def y(value: float) -> float:
         return TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
-    def level(value: float, style: str) -> str:
-        return f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}" {style}/>'
+    def path(points: Sequence[tuple[int, float]]) -> str:
+        return " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in points if math.isfinite(v))
 
-    grid = 'stroke="var(--line)"'
-    parts = [
-        f'{level(tick, grid)}<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" '
-        f'text-anchor="end">{round(tick, 9):g}</text>'
-        for tick in ticks
-    ]
+    def line(x1: float, x2: float, y1: float, y2: float, look: str) -> str:
+        ends = f'x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"'
+        return f"<line {ends} {look}/>"
+
+    parts = []
+    for tick in ticks:
+        parts.append(line(LEFT, WIDTH - RIGHT, y(tick), y(tick), 'stroke="var(--line)"'))
+        label = f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">'
+        parts.append(f"{label}{round(tick, 9):g}</text>")
     if band:
-        there = [(i, pair[0]) for i, pair in enumerate(band)]
-        back = [(i, pair[1]) for i, pair in reversed([*enumerate(band)])]
-        outline = " ".join(point(i, v) for i, v in [*there, *back] if math.isfinite(v))
+        lower = [(i, pair[0]) for i, pair in enumerate(band)]
+        upper = [(i, pair[1]) for i, pair in reversed([*enumerate(band)])]
+        outline = path([*lower, *upper])
         parts.append(f'<polygon points="{outline}" fill="var(--curve)" opacity="0.2"/>')
-    if alarm is not None:
-        parts.append(level(alarm, 'stroke="var(--alarm)" stroke-dasharray="5 4"'))
-    # Round joints and ends make a point of a single window visible.
-    points = [point(i, v) for i, v in enumerate(values) if math.isfinite(v)]
-    line = f'<path d="M{" L".join([*points[:1], *points])}" fill="none" stroke="var(--curve)" '
-    parts.append(f'{line}stroke-width="3" stroke-linecap="round"/>' if points else "")
-    ends = [(LEFT, "start", names[0]), (WIDTH - RIGHT, "end", names[-1])] if names else []
+    if limit is not None:
+        parts.append(line(LEFT, WIDTH - RIGHT, y(limit), y(limit), ALARM))
     parts += [
-        f'<text x="{x}" y="{HEIGHT - 8}" text-anchor="{side}">{escape(name)}</text>'
-        for x, side, name in ends[: len(names)]
+        line(x(i), x(i), TOP, HEIGHT - BOTTOM, ALARM) for i, w in enumerate(windows) if w["alarm"]
     ]
-    label = f'role="img" aria-label="{escape(title)}"'
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" {label}>{"".join(parts)}</svg>'
+    points = path([*enumerate(values)])
+    parts.append(
+        f'<polyline points="{points}" fill="none" stroke="var(--curve)" stroke-width="2"/>'
+    )
+    if len(values) < 40:
+        parts += [
+            f'<circle cx="{x(i):.1f}" cy="{y(v):.1f}" r="2.5" fill="var(--curve)"/>'
+            for i, v in enumerate(values)
+            if math.isfinite(v)
+        ]
+    ends = [(LEFT, "start", windows[:1]), (WIDTH - RIGHT, "end", windows[1:][-1:])]
+    parts += [
+        f'<text x="{at}" y="{HEIGHT - 8}" text-anchor="{side}">{escape(str(each["name"]))}</text>'
+        for at, side, found in ends
+        for each in found
+    ]
+    svg = (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg>"
+    )
+    return f"<section><h2>{escape(title)}</h2>{svg}<p>{escape(about)}</p></section>"
 
 
 def _ticks(values: Sequence[float]) -> list[float]:
@@ -150,7 +171,7 @@ def _table(windows: Sequence[Mapping[str, Any]]) -> str:
         "accuracy": lambda w: f"{w['accuracy']['accuracy']:.3f}",
         "interval": lambda w: f"{w['accuracy']['low']:.3f} to {w['accuracy']['high']:.3f}",
         "abstained": lambda w: f"{w['abstained']:.3f}",
-        "score": lambda w: f"{w['score']:.3g}",
+        "score": lambda w: f"{w['score']:.2f}",
         "classes": lambda w: f"{w['classes']:.3f}",
         "evidence": lambda w: f"{w['evidence']:.2f}",
     }
