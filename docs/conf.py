@@ -39,6 +39,7 @@ autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 maximum_signature_line_length = 90
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 
 # Markdown
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
