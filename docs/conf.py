@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 import acnml
 
 project = "acnml"
-author = copyright = "the acnml developers"
+author = copyright = "the acnml authors"
 release = version = acnml.__version__
 
 extensions = [
