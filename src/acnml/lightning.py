@@ -19,7 +19,7 @@ from torch import nn
 from acnml._util import checks
 from acnml._util.files import require_target
 from acnml._util.messages import needed_by
-from acnml._util.params import Layers
+from acnml._util.structure import Layers
 from acnml.calibration import Calibrated, calibrate
 from acnml.fit import Swag
 from acnml.storage import save

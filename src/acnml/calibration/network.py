@@ -22,7 +22,7 @@ from acnml._util.batches import (
     split_labels,
 )
 from acnml._util.params import Params, is_same_or_rounded
-from acnml._util.processes import Group, group
+from acnml._util.processes import Group
 from acnml._util.structure import tracking_batch_norms
 from acnml.accuracy import expected_accuracy
 from acnml.atypicality import Moments
@@ -315,7 +315,7 @@ def calibrate(
             "data that the network was not trained on"
         )
     classifier = model if isinstance(model, Classifier) else Classifier(model)
-    classifier, processes = classifier.untempered(), group(distributed)
+    classifier, processes = classifier.untempered(), Group(distributed)
     _require_same_weights(classifier, processes)
     require_settings(price, rule)
     reader = _Reader(classifier, places, progress, task, ignore_index)

@@ -22,14 +22,8 @@ from acnml._engine.recorder import record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks
 from acnml._util.batches import Inputs, as_inputs, as_tensor, batch_sizes, require_loader, take
-from acnml._util.params import (
-    Layers,
-    Params,
-    normal_like,
-    parameter_names,
-    widened,
-    zip_with,
-)
+from acnml._util.params import Params, normal_like, widened, zip_with
+from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, Hook, as_classifier
 from acnml.fit.batches import checked_labels, cross_entropy, over_batches, threads_for_batch
 from acnml.posteriors import Diagonal

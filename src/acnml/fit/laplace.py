@@ -42,14 +42,8 @@ from acnml._engine.recorder import Tape, record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks, processes
 from acnml._util.batches import Inputs
-from acnml._util.params import (
-    Layers,
-    Params,
-    count,
-    flatten,
-    parameter_names,
-    widened,
-)
+from acnml._util.params import Params, count, flatten, widened
+from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, as_classifier, without_autocast
 from acnml.fit.batches import over_batches, require_classes
 from acnml.fit.curvature import (
@@ -63,7 +57,7 @@ from acnml.fit.curvature import (
     require_same_weights,
 )
 from acnml.fit.fisher import ExactFisher, Fisher, Outputs
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 
 Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]
 
@@ -180,7 +174,7 @@ def fit_curvature(
         raise ValueError(f"structure must be one of {get_args(Structure)}, got {structure!r}")
     if basis is not None and (structure != "ekfac" or layers is not None):
         raise ValueError('`basis` is for structure="ekfac" and has its layers: leave out `layers`')
-    classifier, together = as_classifier(model), processes.group(distributed)
+    classifier, together = as_classifier(model), processes.Group(distributed)
     if structure == "ekfac" and basis is None:
         first = fit_curvature(
             classifier,

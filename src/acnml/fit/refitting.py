@@ -29,7 +29,8 @@ from acnml._util import batches, checks
 from acnml._util.batches import NO_LABELS, Inputs, batch_sizes, in_chunks
 from acnml._util.memory import budget, require_memory
 from acnml._util.messages import track
-from acnml._util.params import Layers, Params, map_tensors, parameter_names, zip_with
+from acnml._util.params import Params, map_tensors, zip_with
+from acnml._util.structure import Layers, parameter_names
 from acnml._util.torch_state import seeded
 from acnml.classifier import Classifier
 from acnml.fit.batches import over_batches, require_classes

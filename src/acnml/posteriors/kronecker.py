@@ -21,7 +21,7 @@ from acnml._algebra.kernels import SpectralKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
 from acnml._util.torch_state import threads_for
-from acnml.posteriors.base import Posterior, gaussian_log_density, require_mean, require_square
+from acnml.posteriors.base import Posterior, gaussian_log_density, require_mean
 
 
 @final
@@ -46,13 +46,11 @@ class EigenBlock:
     var: Tensor  # S (out, in)
 
     def __post_init__(self) -> None:
-        what = f"of {self.layer.weight!r}"
-        require_square(self.input_basis, f"input_basis {what}")
-        require_square(self.output_basis, f"output_basis {what}")
-        if self.var.shape != self.shape:
-            raise ValueError(f"var {what} has shape {tuple(self.var.shape)}, expected {self.shape}")
+        what, shape = f"var of {self.layer.weight!r}", tuple(self.var.shape)
+        if shape != self.shape:
+            raise ValueError(f"{what} has shape {shape}, expected {self.shape}")
         if not (torch.isfinite(self.var) & (self.var >= 0)).all():
-            raise ValueError(f"var {what} must be finite and not negative")
+            raise ValueError(f"{what} must be finite and not negative")
 
     @staticmethod
     def from_factors(layer: Affine, A: Tensor, G: Tensor, prior_precision: float) -> EigenBlock:
