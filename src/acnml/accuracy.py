@@ -36,6 +36,7 @@ BINS = 10
 class AccuracyEstimate:
     """An accuracy that was estimated without labels, and its interval.
 
+    >>> from acnml.accuracy import AccuracyEstimate
     >>> print(AccuracyEstimate(0.9, 0.88, 0.95, 1000))
     0.900 (between 0.880 and 0.950), from 1,000 predictions without labels
     """
@@ -65,6 +66,9 @@ def expected_accuracy(
         groups: a value for every prediction (n,), such as the predicted class or a country. Then
             the result maps each value to its estimate.
 
+    >>> import torch
+    >>> from acnml.accuracy import expected_accuracy
+    >>> from acnml.outcomes import Outcomes
     >>> sure = torch.full((1000,), 0.9)
     >>> label = torch.zeros(1000)
     >>> right = label + (torch.arange(1000) % 10 == 0)  # 90 % are right, as they should be

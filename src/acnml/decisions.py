@@ -22,6 +22,8 @@ What is assumed:
 - Sureness was not fitted to the labelled data. A `Calibrator` chose two numbers on them, T and α;
   for a guarantee to the letter, use labelled data of your own.
 
+>>> import torch
+>>> from acnml.decisions import at_most_risk
 >>> sureness = torch.linspace(0, 1, 1000)
 >>> correct = torch.ones(1000, dtype=torch.bool)
 >>> correct[:300:2] = False  # errors are among the least sure
@@ -69,6 +71,7 @@ class Certificate:
         needed: how many examples would be enough for a certificate, if they are like these; None
             if there is one, or if even the surest predictions are wrong too often.
 
+    >>> from acnml.decisions import Certificate
     >>> Certificate(0.9, examples=1000, accepted=800, errors=6, risk=0.02).is_certified
     True
     """
@@ -97,6 +100,7 @@ class Abstention:
         confidence: with which the certificates hold, each of them by itself.
         certificates: one for all predictions, or one for every predicted class.
 
+    >>> from acnml.decisions import Abstention, Certificate
     >>> certificate = Certificate(0.9, examples=1000, accepted=800, errors=6, risk=0.02)
     >>> print(Abstention("confidence", 0.95, (certificate,)))
     Accept predictions with a confidence of at least 0.9: 80.0 % of 1,000 validation examples, of \
@@ -167,6 +171,9 @@ def abstention(
         by_class: whether every predicted class has a threshold and a guarantee of its own. Each
             holds with the stated confidence by itself.
 
+    >>> import torch
+    >>> from acnml.decisions import abstention
+    >>> from acnml.outcomes import Outcomes
     >>> sure, right = torch.linspace(0, 1, 1000), torch.arange(1000) < 300
     >>> validation = Outcomes(torch.zeros(1000), right, sure, 1 - sure, 1 - sure)
     >>> abstention(validation, risk=0.02).certificates[0].accepted
@@ -200,6 +207,8 @@ def at_most_risk(
         risk: largest tolerated error rate among accepted predictions.
         confidence: with which the limit holds, over the draw of the labelled data.
 
+    >>> import torch
+    >>> from acnml.decisions import at_most_risk
     >>> certificate = at_most_risk(torch.rand(50), torch.ones(50, dtype=torch.bool), risk=0.02)
     >>> certificate.is_certified, certificate.needed
     (False, 149)
@@ -234,6 +243,8 @@ def at_least_coverage(
         coverage: least tolerated share of accepted predictions.
         confidence: with which coverage and risk hold, over the draw of the labelled data.
 
+    >>> import torch
+    >>> from acnml.decisions import at_least_coverage
     >>> correct = torch.arange(1000) >= 100
     >>> found = at_least_coverage(torch.linspace(0, 1, 1000), correct, coverage=0.8)
     >>> found.accepted, found.errors, round(found.risk, 4)
@@ -257,6 +268,7 @@ def at_least_coverage(
 def binomial_cdf(successes: int, trials: int, probability: float) -> float:
     """Return P(Bin(trials, probability) ≤ successes).
 
+    >>> from acnml.decisions import binomial_cdf
     >>> round(binomial_cdf(1, 3, 0.5), 6)
     0.5
     """
@@ -275,6 +287,7 @@ def binomial_cdf(successes: int, trials: int, probability: float) -> float:
 def upper_bound(errors: int, trials: int, confidence: float) -> float:
     """Return the upper end of the one-sided interval of Clopper and Pearson for an error rate.
 
+    >>> from acnml.decisions import upper_bound
     >>> round(upper_bound(0, 100, 0.95), 4)  # 1 - 0.05^(1/100)
     0.0295
     """
@@ -304,6 +317,7 @@ class _Ranked:
                 "sureness and correct must have the same shape (N,), got "
                 f"{tuple(own.shape)} and {tuple(right.shape)}"
             )
+        own = own.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)  # no answer
         values, order = own.sort(descending=True, stable=True)
         wrong = (~right.bool()[order]).cumsum(0)
         return _Ranked(values, torch.cat([wrong.new_zeros(1), wrong]))
@@ -335,6 +349,7 @@ def _steps(count: int, risk: float, level: float) -> Sequence[int]:
 def least_examples(risk: float, level: float) -> int:
     """Return how many accepted examples without any error certify a risk: (1 - r)^k ≤ level.
 
+    >>> from acnml.decisions import least_examples
     >>> least_examples(risk=0.02, level=0.05)
     149
     """
@@ -344,6 +359,8 @@ def least_examples(risk: float, level: float) -> int:
 def _needed(ranked: _Ranked, risk: float, level: float) -> int | None:
     """Return how many examples would certify a threshold, with the error rates of these."""
     count, found = len(ranked.values), MOST_EXAMPLES + 1
+    if not count:
+        return least_examples(risk, level)
     least = max(1, math.ceil(FIRST * count))
     for accepted in sorted({least, *range(least, count + 1, max(1, count // STEPS))}):
         rate, share = int(ranked.errors[accepted]) / accepted, accepted / count

@@ -27,6 +27,8 @@ class Outcomes:
         regret: log C(x).
         score: the atypicality m(x).
 
+    >>> import torch
+    >>> from acnml.outcomes import Outcomes
     >>> half = torch.full((4,), 0.5)
     >>> Outcomes.of(torch.tensor([0, 1, 1, 0]), torch.zeros(4).long(), half, half, half).correct
     tensor([ True, False, False,  True])

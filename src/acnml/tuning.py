@@ -118,7 +118,7 @@ Row = TypeVar("Row", bound="Scores | Match | Evidence")
 class Choice(Generic[Row]):
     """A chosen value, with the table of all values that were tried.
 
-    >>> from acnml.tuning import Evidence
+    >>> from acnml.tuning import Choice, Evidence
     >>> print(Choice(0.5, (Evidence(0.1, -12.0), Evidence(0.5, -9.5)), "the largest evidence"))
     0.5: the largest evidence
        value  log_evidence
@@ -245,6 +245,7 @@ def within_price(
     """
     if not 0 <= price < math.inf:
         raise ValueError(f"price must be finite and not negative, got {price}")
+    checks.require_positive(start, "start")
     validation, rows = Validation(loader, progress), list[Scores]()
     scores = _scores(make_predictor, validation)
 
@@ -395,21 +396,21 @@ def largest_harmless_alpha(
     >>> acnml.tuning.largest_harmless_alpha(predict, data, (0.001, 0.01), accuracy=0.1).value > 0
     True
     """
-    validation = Validation(loader, progress)
-    validation.prepare(predictor)  # so that MAP shares the pass over the data
+    validation, rows = Validation(loader, progress), list[Scores]()
     scores = _scores(lambda alpha: replace(predictor, alpha=alpha), validation)
-    plain = _scores(lambda _: Map(predictor.at_mean), validation)(0.0)
-    table = [plain]
     for alpha in sorted(alphas):
         try:
-            table.append(scores(alpha))
+            rows.append(scores(alpha))
         except UnsolvedError:
-            if len(table) == 1:
+            if not rows:
                 raise
             break  # more cautious values make the problems harder
+    # Last, because the pass over the data for the first α serves MAP, too.
+    plain = _scores(lambda _: Map(predictor.at_mean), validation)(0.0)
+    table = plain, *rows
     harmless = [
         row.value
-        for row in table[1:]
+        for row in rows
         if plain.accuracy - row.accuracy <= accuracy + ROUNDING
         and row.nll - plain.nll <= nll + ROUNDING
     ]
@@ -420,7 +421,7 @@ def largest_harmless_alpha(
     if not harmless:
         remedy = "use smaller alphas, larger limits or a higher prior precision"
         raise ValueError(f"no alpha in the grid {limits}; {remedy}\n{_text(table)}")
-    return Choice(harmless[-1], tuple(table), f"the largest alpha that {limits}")
+    return Choice(harmless[-1], table, f"the largest alpha that {limits}")
 
 
 def alpha_matching_cnml(
