@@ -365,13 +365,14 @@ def _needed(ranked: _Ranked, risk: float, level: float) -> int | None:
     for accepted in sorted({least, *range(least, count + 1, max(1, count // STEPS))}):
         rate, share = int(ranked.errors[accepted]) / accepted, accepted / count
         if rate < risk:
-            # k accepted examples with k · rate errors, rounded up, pass the test.
-            enough = _first(
-                int(found * share) + 1,
-                lambda k, rate=rate: binomial_cdf(math.ceil(k * rate), k, risk) <= level,  # type: ignore[misc]
-            )
+            enough = _accepted_needed(rate, risk, level, int(found * share) + 1)
             found = min(found, math.ceil(enough / share))
     return found if found <= MOST_EXAMPLES else None
+
+
+def _accepted_needed(rate: float, risk: float, level: float, end: int) -> int:
+    """Return how many accepted examples with this error rate pass the test, or the end."""
+    return _first(end, lambda k: binomial_cdf(math.ceil(k * rate), k, risk) <= level)
 
 
 def _first(end: int, holds: Callable[[int], bool]) -> int:

@@ -3,7 +3,7 @@
 Every search returns a `Choice`: the value, the table of all values that were tried, and the rule.
 Print it to see all three. There are two ways to choose any knob of a predictor: `least_nll` takes
 the best value of a grid, and `within_price` the largest value that increases the NLL by at most a
-given price. Validation data are read once, if the network's logits and their covariance are enough
+given price. HeldOut data are read once, if the network's logits and their covariance are enough
 for all values.
 
 The paper names three rules for α, the weight of the query (appendix A): match the likelihoods of
@@ -37,7 +37,7 @@ from acnml.calibration.table import as_html, as_text
 from acnml.fit import Curvature
 from acnml.predictors import Acnml, Map, Predictor
 from acnml.predictors.base import require_predictor
-from acnml.predictors.validation import Validation
+from acnml.predictors.held_out import HeldOut
 from acnml.solution import UnsolvedError
 
 __all__ = [
@@ -177,7 +177,7 @@ def sweep(
     >>> [row.value for row in table]
     [1.0, 2.0]
     """
-    scores = _scores(make_predictor, Validation(loader, progress))
+    scores = _scores(make_predictor, HeldOut(loader, progress))
     return tuple(map(scores, grid))
 
 
@@ -246,7 +246,7 @@ def within_price(
     if not 0 <= price < math.inf:
         raise ValueError(f"price must be finite and not negative, got {price}")
     checks.require_positive(start, "start")
-    validation, rows = Validation(loader, progress), list[Scores]()
+    validation, rows = HeldOut(loader, progress), list[Scores]()
     scores = _scores(make_predictor, validation)
 
     @cache  # and after the first value, whose pass over the data may serve the reference, too
@@ -274,7 +274,7 @@ def within_price(
     return Choice(chosen, table, f"the largest value {meaning}")
 
 
-def _scores(make_predictor: MakePredictor, validation: Validation) -> Callable[[float], Scores]:
+def _scores(make_predictor: MakePredictor, validation: HeldOut) -> Callable[[float], Scores]:
     """Return a function from a value to its scores."""
 
     def scores(value: float) -> Scores:
@@ -311,7 +311,7 @@ def temperature_by_nll(
     4.328
     """
     require_predictor(predictor)
-    log_probs, labels = Validation(loader, progress).predictions(predictor, "temperature")
+    log_probs, labels = HeldOut(loader, progress).predictions(predictor, "temperature")
     checks.require_finite(
         log_probs, "log-probabilities are", "use a predictor whose probabilities are not zero"
     )
@@ -396,7 +396,7 @@ def largest_harmless_alpha(
     >>> acnml.tuning.largest_harmless_alpha(predict, data, (0.001, 0.01), accuracy=0.1).value > 0
     True
     """
-    validation, rows = Validation(loader, progress), list[Scores]()
+    validation, rows = HeldOut(loader, progress), list[Scores]()
     scores = _scores(lambda alpha: replace(predictor, alpha=alpha), validation)
     for alpha in sorted(alphas):
         try:
