@@ -40,23 +40,6 @@ from acnml.predictors.base import require_predictor
 from acnml.predictors.held_out import HeldOut
 from acnml.solution import UnsolvedError
 
-__all__ = [
-    "ALPHAS",
-    "PAPERS_ALPHAS",
-    "Choice",
-    "Evidence",
-    "MakePredictor",
-    "Match",
-    "Scores",
-    "alpha_matching_cnml",
-    "largest_harmless_alpha",
-    "least_nll",
-    "prior_precision_by_evidence",
-    "sweep",
-    "temperature_by_nll",
-    "within_price",
-]
-
 # A function from the value of a hyperparameter to the predictor with this value.
 MakePredictor: TypeAlias = Callable[[float], Predictor]
 
