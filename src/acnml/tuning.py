@@ -3,7 +3,7 @@
 Every search returns a `Choice`: the value, the table of all values that were tried, and the rule.
 Print it to see all three. There are two ways to choose any knob of a predictor: `least_nll` takes
 the best value of a grid, and `within_price` the largest value that increases the NLL by at most a
-given price. HeldOut data are read once, if the network's logits and their covariance are enough
+given price. Validation data are read once, if the network's logits and their covariance are enough
 for all values.
 
 The paper names three rules for α, the weight of the query (appendix A): match the likelihoods of
@@ -251,7 +251,7 @@ def within_price(
             f"every value is {meaning}: lower the price, and check that larger values are more "
             f"cautious\n{_text(table)}"
         )
-    if not any(row.value == chosen and row.nll <= plain() + price + ROUNDING for row in table):
+    if not any(row.value == chosen and row.nll - plain() <= price + ROUNDING for row in rows):
         tried = _text(table) if table else "The solver found no solution for any value."
         raise ValueError(f"no value is {meaning}: raise the price\n{tried}")
     return Choice(chosen, table, f"the largest value {meaning}")
