@@ -6,13 +6,13 @@ error. Posteriors cover parameters that are selected by layer, by parameter or b
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dis
 import functools
+import gc
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, TypeAlias
 
 import torch
@@ -28,6 +28,12 @@ Layers: TypeAlias = Layer | Iterable[Layer] | None
 
 # Attributes of every module with functions that run in a forward pass.
 HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
+
+# Objects through which an attribute may refer to a module, and a copy of it to the original.
+HOLDERS = (
+    *(Mapping, list, tuple, set, frozenset),
+    *(FunctionType, MethodType, CellType, functools.partial, weakref.ref),
+)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -70,7 +76,7 @@ def require_independent(structure: nn.Module, model: nn.Module) -> None:
         )
     for name, module in structure.named_modules():
         for key, value in vars(module).items():
-            if key not in internal and _holds_on_to(value, originals, set()):
+            if key not in internal and _refers_to(value, originals, set()):
                 what = "a forward hook" if key in HOOKS else f"attribute {key!r}"
                 remedy = "make it a method, or keep the value that it needs"
                 if key in HOOKS:
@@ -81,40 +87,21 @@ def require_independent(structure: nn.Module, model: nn.Module) -> None:
                 )
 
 
-def _holds_on_to(value: Any, modules: set[nn.Module], seen: set[int]) -> bool:
+def _refers_to(value: Any, modules: set[nn.Module], seen: set[int]) -> bool:
     """Return whether a value refers to one of the modules through functions or containers."""
     if isinstance(value, nn.Module):
         return value in modules
-    if id(value) in seen:
+    if id(value) in seen or not isinstance(value, HOLDERS):
         return False
     seen.add(id(value))
-    held: Iterable[Any] = ()
-    if isinstance(value, Mapping):
-        held = value.values()
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        held = value
-    elif isinstance(value, FunctionType):
-        held = _held_by_function(value)
-    elif isinstance(value, MethodType):
-        held = (value.__self__, value.__func__)
-    elif isinstance(value, functools.partial):
-        held = (value.func, value.args, value.keywords)
+    held = gc.get_referents(value)
+    if isinstance(value, FunctionType):  # of its many globals, only modules that it uses
+        used = (value.__globals__.get(name) for name in _global_names(value.__code__))
+        held = [each for each in held if each is not value.__globals__]
+        held += [each for each in used if isinstance(each, nn.Module)]
     elif isinstance(value, weakref.ref):
-        held = (value(),)
-    return any(_holds_on_to(item, modules, seen) for item in held)
-
-
-def _held_by_function(function: FunctionType) -> Iterator[Any]:
-    """Yield what a function refers to: its closure, its defaults, and global modules."""
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # an empty cell
-            yield cell.cell_contents
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    for name in _global_names(function.__code__):
-        named = function.__globals__.get(name)
-        if isinstance(named, nn.Module):
-            yield named
+        held = [value()]
+    return any(_refers_to(each, modules, seen) for each in held)
 
 
 def _global_names(code: CodeType) -> Iterator[str]:

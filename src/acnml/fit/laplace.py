@@ -57,6 +57,7 @@ from acnml.fit.curvature import (
     FullCurvature,
     KroneckerCurvature,
     require_same_weights,
+    threads_for_algebra,
 )
 from acnml.fit.fisher import ExactFisher, Fisher, Outputs
 from acnml.posteriors.base import Posterior
@@ -196,15 +197,17 @@ def fit_curvature(
     way_out = f'structure="{structure}" covers {covers} layers: {OTHER_WAYS}'
     sites = find_sites(classifier.model, names, kinds, way_out)
     sums: _Sums
-    if basis is not None:
-        checks.require_fits(basis.mean, mean)
-        require_same_weights(basis.mean, mean, "the basis")
-        sums = _Squares(sites, mean, _shared_bases(basis, mean, together))
-    else:
-        sums = {"diag": _Squares, "kron": _Factors, "full": _Outers}[structure](sites, mean)
+    with threads_for_algebra(mean):
+        if basis is not None:
+            checks.require_fits(basis.mean, mean)
+            require_same_weights(basis.mean, mean, "the basis")
+            sums = _Squares(sites, mean, _shared_bases(basis, mean, together))
+        else:
+            sums = {"diag": _Squares, "kron": _Factors, "full": _Outers}[structure](sites, mean)
     examples = _over_data(classifier, data, sums, fisher, together.rank, progress)
-    together.add_up(sums.tensors())
-    return sums.curvature(together.total(examples))
+    with threads_for_algebra(mean):
+        together.add_up(sums.tensors())
+        return sums.curvature(together.total(examples))
 
 
 def _covered(classifier: Classifier, structure: Structure, layers: Layers) -> list[str]:
