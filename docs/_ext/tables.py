@@ -182,8 +182,8 @@ def text() -> str:
         "network": "network",
         TEMPERATURE: "best temperature",
         EQUAL: "temperature of equal price (+0.01 nats)",
-        "ACNML, +0.01": "ACNML, one α (+0.01 nats)",
-        "ACNML · s, +0.01": "ACNML · s (+0.01 nats)",
+        "ACNML, +0.01": "ACNML (+0.01 nats)",
+        "closed-form NML, +0.01": "closed-form NML (+0.01 nats)",
     }
     questions = {
         "out-of-scope questions": "1,000 out-of-scope questions",
