@@ -10,6 +10,7 @@ from acnml._util.torch_state import seeded
 from fuzz.answers import answer
 from fuzz.family import member_of_family
 from fuzz.files import mutated_file
+from fuzz.folders import listed_folder
 from fuzz.inputs import odd_input
 from fuzz.neighbours import neighbours
 from fuzz.outcome import Outcome
@@ -20,13 +21,15 @@ KINDS: dict[str, Callable[[int], tuple[str, Outcome]]] = {
     "answers": answer,
     "family": member_of_family,
     "files": mutated_file,
+    "folders": listed_folder,
     "inputs": odd_input,
     "neighbours": neighbours,
     "scored": scored_folder,
 }
 
-# How many of ten cases are of a kind.
-SHARES = {"answers": 2, "family": 1, "files": 3, "inputs": 1, "neighbours": 2, "scored": 1}
+# How many of eleven cases are of a kind.
+SHARES = {"answers": 2, "family": 1, "files": 3, "folders": 1, "inputs": 1}
+SHARES |= {"neighbours": 2, "scored": 1}
 
 
 class Case(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import tempfile
 import warnings
@@ -17,7 +18,7 @@ from acnml import Acnml, Classifier, IfComp, Map, Modes, Tempered
 from acnml._util.params import map_tensors
 from acnml.solve import Influence
 from fuzz.networks import network
-from fuzz.outcome import Outcome, refused_or, require
+from fuzz.outcome import Outcome, WrongError, refused_or, require
 from fuzz.posteriors import posterior
 
 STORED = 12  # different files, so that most of the time is spent on mutations
@@ -28,6 +29,7 @@ def _stored(number: int) -> tuple[bytes, Any, Classifier | list[Classifier] | No
     """Return the bytes of a file, the value in it, and its network."""
     rng = random.Random(number)
     net = network(rng)
+    vars(net.model)["_scale"] = 1.0  # a setting that a copy must share
     _, q = posterior(rng, net)
     classifier = Classifier(net.model)
     values: list[Any] = [
@@ -96,8 +98,10 @@ MUTATIONS: list[Callable[[random.Random, bytearray], None]] = [
 
 
 def mutated_file(seed: int) -> tuple[str, Outcome]:
-    """Mutate a stored file and load it."""
+    """Mutate a stored file, or change its network, and load it."""
     rng = random.Random(seed)
+    if rng.random() < 0.1:
+        return _for_another_network(rng)
     number, mutate = rng.randrange(STORED), rng.choice(MUTATIONS)
     original, value, classifier = _stored(number)
     content = bytearray(original)
@@ -118,6 +122,36 @@ def mutated_file(seed: int) -> tuple[str, Outcome]:
     require(outcome is Outcome.REFUSED or bytes(content) == original, name)
     require(outcome is Outcome.EQUAL or bytes(content) != original, f"{name}: refused")
     return name, outcome
+
+
+def _for_another_network(rng: random.Random) -> tuple[str, Outcome]:
+    """Change a setting of the network, or a weight that is not in the file, in its last digit."""
+    number = rng.choice([each for each in range(STORED) if _stored(each)[2] is not None])
+    content, value, classifier = _stored(number)
+    first = classifier[0] if isinstance(classifier, list) else classifier
+    assert first is not None
+    model = copy.deepcopy(first.model)
+    of: Any = value.predictors[0] if isinstance(value, Modes) else value
+    known = set() if isinstance(of, (Map, Tempered)) else set(of.posterior.mean)
+    free = [tensor for name, tensor in model.named_parameters() if name not in known]
+    is_weight = bool(free) and rng.random() < 0.7
+    if is_weight:
+        weights = rng.choice(free).data.view(-1)
+        place = rng.randrange(len(weights))
+        weights[place] = torch.nextafter(weights[place], torch.full_like(weights[place], 1e6))
+    else:
+        vars(model)["_scale"] = 5.0
+    name = f"file {number} ({type(value).__name__}), another {'weight' if is_weight else 'setting'}"
+    other = Classifier(model)
+
+    def run() -> Outcome:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "file"
+            path.write_bytes(content)
+            acnml.load(path, [other] if isinstance(classifier, list) else other)
+        raise WrongError(f"{name}: loaded")
+
+    return name, refused_or(run)
 
 
 def _tensors(value: Any) -> list[bytes]:

@@ -125,6 +125,19 @@ class Odd(nn.Module):
 
 
 @final
+class High(nn.Module):
+    """Adds the same large number to all logits, beside which their differences are small."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.model(x) + 1e4
+
+
+@final
 class Counting(nn.Module):
     """Grows more confident with every call."""
 
@@ -146,6 +159,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "the batch's mean": lambda: Odd(lambda h: h - h.mean(0)),
     "the batch's largest": lambda: Odd(lambda h: h / h.abs().amax()),
     "the batch's spread": lambda: Odd(lambda h: h / h.std()),
+    "the batch's mean, with high logits": lambda: High(Odd(lambda h: h - h.mean(0))),
+    "high logits": lambda: High(Odd(torch.relu)),
     "the row before": lambda: Odd(lambda h: h + h.roll(1, 0)),
     "dropout that stays on": lambda: Odd(lambda h: nn.functional.dropout(h, 0.5, training=True)),
 }

@@ -94,6 +94,24 @@ class Residual(nn.Module):
 
 
 @final
+class Capped(nn.Module):
+    """Changes the logits behind the last layer: no logit exceeds a cap, or all have length 1."""
+
+    def __init__(self, width: int, classes: int, cap: float | None) -> None:
+        super().__init__()
+        self.body, self.head, self.cap = nn.Linear(3, width), nn.Linear(width, classes), cap
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        z = self.head(torch.tanh(self.body(x)))
+        return (
+            z / z.norm(dim=1, keepdim=True)
+            if self.cap is None
+            else self.cap * torch.tanh(z / self.cap)
+        )
+
+
+@final
 class Words(nn.Module):
     """Embedded words, averaged."""
 
@@ -156,13 +174,17 @@ def _residual(rng: random.Random, classes: int, n: int) -> tuple[nn.Module, Any]
     return Residual(4, classes), torch.randn(n, 4)
 
 
+def _capped(rng: random.Random, classes: int, n: int) -> tuple[nn.Module, Any]:
+    return Capped(rng.choice([1, 4]), classes, rng.choice([None, 1.0, 30.0])), torch.randn(n, 3)
+
+
 def _words(rng: random.Random, classes: int, n: int) -> tuple[nn.Module, Any]:
     return Words(7, 3, classes), torch.randint(7, (n, 4))
 
 
 FAMILIES = [
     *(_mlp, _mlp, _batch_norm, _convolutional, _sequence),
-    *(_two_inputs, _tied, _residual, _words),
+    *(_two_inputs, _tied, _residual, _capped, _words),
 ]
 
 

@@ -32,11 +32,16 @@ def build() -> nn.Module:
 
 
 @lru_cache(maxsize=1)
-def _predictor() -> tuple[tempfile.TemporaryDirectory[str], str]:
+def _stored() -> tuple[tempfile.TemporaryDirectory[str], str]:
     folder = tempfile.TemporaryDirectory()
     path = f"{folder.name}/map.safetensors"
     acnml.save(acnml.Map(acnml.Classifier(build())), path)
     return folder, path  # the folder lasts as long as the process
+
+
+def predictor_file() -> str:
+    """Return the file of the predictor of all cases."""
+    return _stored()[1]
 
 
 def scored_folder(seed: int) -> tuple[str, Outcome]:
@@ -47,7 +52,7 @@ def scored_folder(seed: int) -> tuple[str, Outcome]:
         data.mkdir()
         kind = rng.choice(["npy", "npz", "parquet"])
         _write(data / f"x.{kind}", np.random.default_rng(seed))
-        job = Job("fuzz.scored:build", _predictor()[1], str(data), str(out))
+        job = Job("fuzz.scored:build", predictor_file(), str(data), str(out))
         job = replace(job, part_rows=rng.choice([5, 8, 30]), batch_rows=rng.choice([3, 7]))
         score(job)
         whole = _contents(out)

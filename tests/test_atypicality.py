@@ -42,19 +42,6 @@ def test_moments_are_numpys():
     np.testing.assert_allclose(moments.class_means.numpy(), means + 1e6, rtol=1e-12)
 
 
-def test_parts_of_the_data_add_up():
-    x, labels = data()
-    whole, both = (
-        moments_of(x, labels),
-        moments_of(x[:50], labels[:50]) + moments_of(x[50:], labels[50:]),
-    )
-    torch.testing.assert_close(
-        both.covariance_within, whole.covariance_within, rtol=1e-12, atol=1e-12
-    )
-    torch.testing.assert_close(both.class_means, whole.class_means)
-    assert (Moments(3) + whole).count == whole.count == 600
-
-
 def test_scores_are_mahalanobis_distances():
     x, labels = data()
     train, held_out = slice(0, 500), slice(500, 600)

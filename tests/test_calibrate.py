@@ -17,7 +17,7 @@ import acnml
 from acnml import Classifier, calibrate, fit_calibrator, metrics
 from acnml._util.torch_state import one_thread
 from acnml.calibration import Answer
-from acnml.calibration.calibrator import RULES, closed_form, spread
+from acnml.calibration.calibrator import RULES, spread
 from acnml.calibration.search import LARGEST, largest_at_price, least_nll_temperature
 from cases import normal
 from scalar import solve_diagonal
@@ -363,17 +363,6 @@ def arrays(classes: int = 4, count: int = 1500, seed: int = 0):
     return logits, features, labels
 
 
-def test_no_network_is_needed():
-    logits, features, labels = arrays()
-    core = fit_calibrator(
-        (features[:700], labels[:700]), (logits[700:], features[700:], labels[700:])
-    )
-    probs = core.probs(logits, features)
-    assert isinstance(probs, np.ndarray)
-    assert core.predict(logits, features).tolist() == logits.argmax(1).tolist()
-    assert core.regret(logits, 10 * features).mean() > core.regret(logits, features).mean()
-
-
 @pytest.mark.parametrize("classes", [2, 30])
 def test_moments_of_parts_stand_for_the_training_data(classes):
     logits, features, labels = arrays(classes=min(classes, 4))
@@ -385,16 +374,6 @@ def test_moments_of_parts_stand_for_the_training_data(classes):
     merged = fit_calibrator(parts[0] + parts[1] + parts[2], validation)
     whole = fit_calibrator((features[:700], labels[:700]), validation)
     assert merged.alpha == pytest.approx(whole.alpha, rel=1e-4)
-
-
-def test_the_closed_form_is_the_genies():
-    """p_y / (p_y + p_y^h (1 - p_y)) with h = l / (1 + l), from Bibas et al."""
-    logits, leverage = 4 * normal(7, 5), normal(7, seed=1).exp()
-    p = torch.softmax(logits, -1)
-    h = (leverage / (1 + leverage))[:, None]
-    torch.testing.assert_close(closed_form(logits, leverage).exp(), p / (p + p**h * (1 - p)))
-    sure = torch.tensor([[60.0, 0.0, -30.0]]).double()
-    assert closed_form(sure, torch.tensor([0.5]).double()).isfinite().all()
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -95,11 +95,6 @@ def test_is_a_view_that_follows_training():
     assert torch.equal(classifier.logits(x.double()), model(x.double()))
 
 
-def test_shares_the_users_tensors():
-    model = nn.Linear(4, 3)
-    assert Classifier(model).parameters["weight"].data_ptr() == model.weight.data_ptr()
-
-
 def test_at_replaces_parameters_and_buffers_in_the_view_only():
     case = MODELS[2]
     model = case.model().eval()

@@ -28,10 +28,6 @@ class TestScores:
     def test_lac_is_one_minus_p_up_to_a_monotone_map(self):
         assert torch.equal(SetScore.LAC(LOG_PROBS), -LOG_PROBS)
 
-    def test_aps_adds_up_what_is_at_least_as_probable(self):
-        expected = torch.tensor([[0.5, 0.8, 1.0], [0.8, 0.8, 1.0]], dtype=torch.float64)
-        torch.testing.assert_close(SetScore.APS(LOG_PROBS), expected)
-
     @given(st.integers(0, 1000))
     @settings(max_examples=20, deadline=None)
     def test_aps_against_its_definition(self, seed):
@@ -197,3 +193,5 @@ class TestWeighted:
         far = conformal.fit_weighted(log_probs, labels, scores, scores + 100, 0.9)
         assert far.effective == pytest.approx(5)
         assert far.sets(log_probs.numpy(), scores.numpy() + 100).all()
+        with pytest.raises(ValueError, match="give the atypicality of the inputs"):
+            far.sets(log_probs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -239,29 +238,3 @@ def test_a_failed_export_leaves_nothing(calibrated, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"differs by .* in probability"):
         acnml.export_onnx(found, x[:8].numpy(), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("exporter")
-def test_a_real_network_on_real_images(tmp_path):
-    """ResNet-20 on CIFAR-10: the file gives the same probabilities, also for noise."""
-    pytest.importorskip("PIL", reason="needs Pillow for the images")
-    from studies.data import cifar10
-    from studies.data.folder import data_folder
-    from studies.models import MODELS
-
-    if not cifar10.available():
-        pytest.skip("needs CIFAR-10 in ACNML_DATA")
-    description = MODELS["resnet20"]
-    network = description.trained(data_folder() / "weights")
-    test, train = cifar10.load("test"), cifar10.load("train")
-
-    def inputs(images):
-        return description.normalise(cifar10.to_unit(images))
-
-    validation = inputs(test.inputs[:500]), test.labels[:500]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # 500 images are few for a price of 0.01 nats
-        found = acnml.calibrate(network, inputs(train.inputs[:300]), validation)
-    exported = acnml.export_onnx(found, validation[0][:4], tmp_path / "resnet20.onnx")
-    for x in (inputs(test.inputs[500:600]), 3 * normal(20, 3, 32, 32).float()):
-        assert_same(session(exported.path).run(None, {"input": x.numpy()}), found, x, atol=1e-4)

@@ -9,7 +9,7 @@ from scipy import optimize
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
-from acnml import Acnml, Classifier, fit_laplace, tuning
+from acnml import Classifier
 from acnml.fit import Refit
 from acnml.predictors import NaiveCnml
 from cases import MODELS, normal
@@ -72,35 +72,3 @@ def fitted(model: nn.Module, x: Tensor, y: Tensor) -> nn.Module:
     optimizer.step(closure)
     model.zero_grad()
     return model
-
-
-def test_every_label_is_explained_better_than_before():
-    """From the optimum of the training data, adding the query raises its likelihood."""
-    model = fitted(regression(), X, Y)
-    before = Classifier(model).log_probs(QUERIES).detach()
-    predict = NaiveCnml(Classifier(model), [(X, Y)], Refit(50, 0.1))
-    after = predict.log_lik(QUERIES)
-    assert (after > before).all()
-    torch.testing.assert_close(predict(QUERIES), after - after.logsumexp(1, keepdim=True))
-    torch.testing.assert_close(predict.regret(QUERIES), after.exp().sum(1).log())
-    assert (predict.regret(QUERIES) > 0).all()  # the normaliser C(x) ≥ 1
-
-
-def test_half_of_a_posterior_that_is_twice_too_wide_matches():
-    """Only the difference between the weights of two classes matters.
-
-    Its variance is 1/h where the loss has the curvature h, but a diagonal posterior, blind to how
-    the two weights vary together, gives each of them 1/h and their difference 2/h.
-    """
-    x = normal(100, 1)
-    y = (torch.rand(100, generator=torch.Generator().manual_seed(0)) < x[:, 0].sigmoid()).long()
-    model = fitted(nn.Linear(1, 2, bias=False).double(), x, y)
-    classifier, queries = Classifier(model), torch.tensor([[-1.0], [2.0]])
-    posterior = fit_laplace(classifier, [(x, y)], structure="diag", prior_precision=1e-6)
-    predictor = Acnml(classifier, posterior)
-    likelihoods = NaiveCnml(classifier, [(x, y)], Refit(100, 0.3)).log_lik(queries)
-    alphas = (0.25, 0.5, 1.0, 1.5, 2.0)
-    choice = tuning.alpha_matching_cnml(predictor, queries, likelihoods, alphas)
-    assert choice.value == 0.5
-    distances = {row.value: row.distance for row in choice.table}
-    assert distances.pop(0.5) < 0.1 * min(distances.values())

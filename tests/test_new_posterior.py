@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Acnml, Classifier, Glm, Gradient, Linearised
-from acnml._algebra.actions import Displacement
-from acnml._algebra.dual import LayerInputs, Outers
-from acnml._engine.layers import AFFINE, SCALING, find_sites
+from acnml._engine.recorder import AFFINE, SCALING, find_sites
 from acnml._engine.rows import rows_can_part
-from acnml._util.params import Params, flatten, scale
+from acnml._util.params import Params, scale
 from acnml.posteriors import Posterior
 from acnml.solve import Reference
-from cases import MODELS, Case, diagonal, last_layer, normal
+from cases import MODELS, Case, diagonal, last_layer
 from test_solvers import MORE
 
 
@@ -88,24 +86,3 @@ def test_rows_part_where_the_model_allows_it(name, parts):
     sites = find_sites(model, names, AFFINE + SCALING, "")
     classifier = Classifier(model)
     assert rows_can_part(classifier, sites, case.x(2), classifier.parameters) == parts
-
-
-def test_outer_products_merge_by_id_alone():
-    inputs, deltas = LayerInputs.new(normal(2, 1, 3, 4)), normal(2, 5, 3, 6, seed=1)
-    copy = LayerInputs.new(inputs.vectors.clone())
-    first, same, other = (Outers(deltas, own) for own in (inputs, inputs, copy))
-    assert first.plus(same.scaled(2)).deltas.shape == deltas.shape
-    assert first.plus(other).deltas.shape[-2] == 6
-    expected = 3 * first.dense()
-    torch.testing.assert_close(first.plus(same.scaled(2)).dense(), expected)
-    torch.testing.assert_close(first.plus(other.scaled(2)).dense(), expected)
-
-
-def test_blending_leaves_its_argument_alone():
-    model = MODELS[1].model()
-    posterior = isotropic(model)
-    v = {name: normal(2, 3, *tensor.shape) for name, tensor in posterior.mean.items()}
-    moved = posterior.cov_mv(v)
-    before = flatten({n: t.clone() for n, t in moved.items()}, posterior.mean)
-    Displacement(v, {}).blended(Displacement(moved, {}), 0.3, 0.7)
-    assert torch.equal(flatten(moved, posterior.mean), before)

@@ -10,7 +10,7 @@ import acnml
 from acnml import Classifier
 from acnml import problem as making
 from acnml._util.batches import as_arguments, take
-from cases import CONV, LINEAR, MLP, diagonal, factor_kronecker
+from cases import CONV, MLP, diagonal
 from dense import covariance, vector
 from predicting import FINE, each_case, moments_of
 
@@ -50,22 +50,6 @@ def test_kernel_is_taken_at_the_posterior_mean():
     expected = moments_of(Classifier(other), diagonal(other), MLP.x())
     torch.testing.assert_close(moments.kernel.dense(), expected.kernel.dense(), **FINE)
     torch.testing.assert_close(moments.logits, expected.logits, **FINE)
-
-
-def test_kernel_of_a_linear_model_is_exact():
-    """Var(W a) for independent weights: Σ_d var(W_kd) a_d²; for A⁻¹ ⊗ G⁻¹: (aᵀ A⁻¹ a) G⁻¹."""
-    model, x = LINEAR.model(), LINEAR.x()
-    inputs = torch.cat([x, torch.ones(3, 1).double()], dim=-1)
-    posterior = diagonal(model)
-    var = torch.cat([posterior.var["weight"], posterior.var["bias"][:, None]], dim=-1)
-    actual = moments_of(Classifier(model), posterior, x).kernel.dense()
-    torch.testing.assert_close(actual, torch.diag_embed(inputs**2 @ var.T), **FINE)
-
-    kronecker = factor_kronecker(model)
-    block = kronecker.blocks[0]
-    lengths = ((inputs @ block.input_cov) * inputs).sum(-1)
-    actual = moments_of(Classifier(model), kronecker, x).kernel.dense()
-    torch.testing.assert_close(actual, lengths[:, None, None] * block.output_cov, **FINE)
 
 
 def test_kernel_does_not_depend_on_how_many_inputs_share_a_computation(monkeypatch):

@@ -15,7 +15,7 @@ from acnml import Acnml, Classifier, Gradient, Linearised, UnsolvedWarning, metr
 from acnml._algebra.dual import combination
 from acnml._util.batches import take
 from acnml.solve import Reference, Solution, UnsolvedError
-from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, low_rank, normal
+from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, last_layer, normal
 
 WIDE = [
     pytest.param(case, build, id=f"{case.name}-{name}")
@@ -43,15 +43,6 @@ def test_no_label_is_explained_worse_than_at_the_mean(case, build, polish, alpha
     assert (solution.log_lik >= classifier.log_probs(x, posterior.mean) - 1e-12).all()
     assert (solution.regret >= -1e-12).all()
     assert (solution.regret <= math.log(3) + 1e-12).all()
-
-
-def test_a_wide_low_rank_posterior_never_explains_a_label_worse():
-    model, x = relu_network(), normal(50, 4)
-    posterior, classifier = low_rank(model).scaled(30.0), Classifier(model)
-    for polish in (0, 2):
-        solution = Linearised("network", polish=polish)(classifier, posterior, x)
-        assert (solution.log_lik >= classifier.log_probs(x) - 1e-12).all()
-        assert (solution.regret >= -1e-12).all()
 
 
 def steps_of(solver, classifier, posterior, x):
@@ -314,17 +305,6 @@ def test_unknown_settings_are_refused(name):
     model = MLP.model()
     with pytest.raises(ValueError, match=rf"{name} must be one of \(.*'raise'.*\), got 'shout'"):
         Acnml(Classifier(model), diagonal(model), **{name: "shout"})
-
-
-def test_the_settings_are_stored(tmp_path):
-    model = MLP.model()
-    predict = Acnml(
-        Classifier(model), diagonal(model), Linearised("network"), 0.1, "ignore", "flag"
-    )
-    acnml.save(predict, tmp_path / "a")
-    loaded = acnml.load(tmp_path / "a", Classifier(model))
-    assert (loaded.on_unsolved, loaded.on_error) == ("ignore", "flag")
-    assert loaded.solver == Linearised("network")
 
 
 def test_a_polish_tolerance_must_be_positive():

@@ -10,7 +10,6 @@ import acnml
 from acnml import Classifier, Diagonal, Gradient, Linearised
 from acnml._algebra.kernels import DenseKernel
 from acnml._engine.rows import Rows
-from acnml._util.batches import size, take
 from acnml.solve import Reference, UnsolvedError
 from acnml.solve.logits import Precision, coefficients
 from cases import MODELS, POSTERIORS, Case, affine_layers, diagonal, normal
@@ -66,8 +65,6 @@ GRID = [
     for case in [*MODELS, *MORE]
     for name, build in POSTERIORS.items()
 ]
-POLISHED = Linearised("network", polish=2, polish_tolerance=1e-9)
-each_solver = pytest.mark.parametrize("solver", [Gradient(3, 0.4), Linearised(), POLISHED])
 each_case = pytest.mark.parametrize(("case", "build"), GRID)
 
 
@@ -105,8 +102,8 @@ def test_tiled_displacements_are_the_same(case, build, monkeypatch):
     solvers = Gradient(3, 0.4), Linearised()
     expected = [solver(Classifier(model), posterior, x) for solver in solvers]
     monkeypatch.setattr(type(posterior), "prefers_factors", lambda *_: True)
-    monkeypatch.setattr("acnml._algebra.actions.TILING", -1_000_000)  # cheaper than any pairs
-    monkeypatch.setattr("acnml._algebra.actions.TILE", 8)
+    monkeypatch.setattr("acnml._algebra.dual.TILING", -1_000_000)  # cheaper than any pairs
+    monkeypatch.setattr("acnml._algebra.dual.TILE", 8)
     for solver, solution in zip(solvers, expected, strict=True):
         assert_same(solver(Classifier(model), posterior, x), solution)
 
@@ -198,32 +195,6 @@ def test_the_memory_budget_changes_nothing_but_the_blocks(solver, memory):
     expected = solver(Classifier(model), posterior, x)
     actual = replace(solver, memory=memory)(Classifier(model), posterior, x)
     assert_same(actual, expected, 1e-11)
-
-
-@pytest.mark.parametrize("solver", [Gradient(3, 0.4), Linearised()])
-def test_a_batch_is_its_inputs_one_by_one(solver):
-    for case in [*MODELS, *MORE]:
-        model, x = case.model(), case.x(4)
-        posterior, classifier = diagonal(model), Classifier(model)
-        whole = solver(classifier, posterior, x).log_lik
-        parts = [solver(classifier, posterior, take(x, slice(i, i + 1))) for i in range(size(x))]
-        torch.testing.assert_close(
-            whole, torch.cat([part.log_lik for part in parts]), rtol=0, atol=1e-11
-        )
-
-
-@pytest.mark.parametrize(
-    "solver",
-    [Gradient(3, 0.4), Linearised(), Linearised("network", polish=2, polish_tolerance=1e-9)],
-)
-def test_works_under_no_grad_and_leaves_no_graph(solver):
-    case = MODELS[2]
-    model = case.model()
-    with torch.no_grad():
-        inside = solver(Classifier(model), diagonal(model), case.x())
-    outside = solver(Classifier(model), diagonal(model), case.x())
-    assert torch.equal(inside.log_lik, outside.log_lik)
-    assert not any(tensor.requires_grad for tensor in (*inside, *outside))
 
 
 class Scale(nn.Module):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import safetensors.torch
@@ -23,13 +21,6 @@ def stored(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("keep", [0, 5, 100, -1])
-def test_truncated(stored, keep):
-    stored.write_bytes(stored.read_bytes()[:keep])
-    with pytest.raises(StorageError, match="truncated or not a safetensors file"):
-        acnml.load(stored)
-
-
 def test_foreign(tmp_path):
     path = tmp_path / "weights.safetensors"
     safetensors.torch.save_file({"weight": torch.ones(2)}, path)
@@ -47,35 +38,12 @@ def test_predictor_needs_the_classifier(stored, tmp_path):
     classifier = Classifier(MODELS[1].model())
     path = tmp_path / "map.safetensors"
     acnml.save(Map(classifier), path)
-    with pytest.raises(StorageError, match=r"holds a Map without its network: use load\("):
+    with pytest.raises(StorageError, match=r"holds a Map\. .* use load\(path, model\)"):
         acnml.load(path)
-    with pytest.raises(StorageError, match=r"holds a Diagonal, which has no network"):
-        acnml.load(stored, classifier)
-
-
-def test_predictor_for_another_model(tmp_path):
-    model = MODELS[1].model()
-    path = tmp_path / "acnml.safetensors"
-    acnml.save(acnml.Acnml(Classifier(model), POSTERIORS["diagonal"](model)), path)
     with pytest.raises(
-        StorageError, match="cannot be restored: the given network has another structure"
+        StorageError, match=r"a Diagonal\. Of its 0 .* 1 were given: use load\(path\)"
     ):
-        acnml.load(path, Classifier(MODELS[0].model()))
-
-
-def test_weights_that_are_in_the_file_may_be_others_in_the_network(tmp_path):
-    model, path = MODELS[1].model(), tmp_path / "acnml.safetensors"
-    predict = acnml.Acnml(Classifier(model), POSTERIORS["diagonal"](model))
-    acnml.save(predict, path)
-    loaded, x = acnml.load(path, Classifier(with_first_layer_untrained(model))), MODELS[1].x(3)
-    torch.testing.assert_close(loaded(x), predict(x))
-
-
-def with_first_layer_untrained(model):
-    untrained = copy.deepcopy(model)
-    with acnml._util.torch_state.seeded(7):
-        untrained[0].reset_parameters()
-    return untrained
+        acnml.load(stored, classifier)
 
 
 def test_another_class_of_the_same_name_is_refused(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import safetensors.torch
@@ -13,7 +12,6 @@ from torch import nn
 import acnml
 from acnml import Bma, Classifier, Swag, fit_swag
 from acnml._util.params import flatten
-from acnml.fit import batch_norm_statistics
 from cases import MLP, MODELS, normal
 from dense import covariance, vector
 from fits import assert_identical
@@ -116,20 +114,6 @@ def test_leaves_the_model_and_the_global_random_state_alone():
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert torch.equal(state, torch.get_rng_state())
-
-
-@no_warnings
-def test_predicts_with_refreshed_batch_norm():
-    case = MODELS[2]
-    model, data = case.model(), [(case.x(6), Y)]
-    classifier = Classifier(model)
-    posterior = fit_swag(classifier, data, epochs=3).low_rank()
-    swa = classifier.at(
-        {**posterior.mean, **batch_norm_statistics(classifier, data, posterior.mean)}
-    )
-    assert set(swa.overrides) == {*posterior.mean, "norm.running_mean", "norm.running_var"}
-    log_probs = Bma(swa, posterior, samples=2).refreshed(data)(case.x())
-    assert math.isclose(log_probs.exp().sum().item(), 3, abs_tol=1e-9)
 
 
 def normed() -> nn.Module:

@@ -58,20 +58,6 @@ def test_threads_get_the_numbers_of_one_thread(name, case):
     assert all(torch.equal(a, b) for each in found for a, b in zip(each, expected, strict=True))
 
 
-def test_many_calls_of_every_thread_on_a_last_layer():
-    model = MLP.model()
-    predict = Acnml(Classifier(model), last_layer(model), alpha=0.3)
-    inputs = [MLP.x(1), MLP.x(3)]
-    expected = [predict(x) for x in inputs]
-
-    def differing(_: int) -> int:
-        pairs = ((predict(inputs[i % 2]), expected[i % 2]) for i in range(60))
-        return sum(not torch.equal(a, b) for a, b in pairs)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        assert sum(pool.map(differing, range(THREADS))) == 0
-
-
 @pytest.mark.parametrize("case", [MLP, CONV], ids=lambda case: case.name)
 @pytest.mark.parametrize("name", MAKERS)
 def test_threads_may_start_with_a_new_classifier(name, case):

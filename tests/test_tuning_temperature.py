@@ -42,22 +42,6 @@ def test_temperature_equals_scipys(seed, scale):
     assert min(row.nll for row in choice.table) <= expected.fun + 1e-12
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_slope_at_the_temperature_is_zero(seed):
-    """d NLL / d(1/T) = mean (E_p[z] - z_y): the expected logit is the observed one."""
-    x, y = learnable(seed, 3.0)
-    x = x.log_softmax(-1)
-    probs = (x / tuning.temperature_by_nll(Scaled(), [(x, y)]).value).softmax(-1)
-    slope = (probs * x).sum(1) - x[torch.arange(60), y]
-    assert abs(slope.mean().item()) < 1e-10
-
-
-def test_the_temperature_follows_the_scale_of_the_logits():
-    x, y = learnable(0, 1.0)
-    one, seven = (tuning.temperature_by_nll(Scaled(c), [(x, y)]).value for c in (1.0, 7.0))
-    assert seven == pytest.approx(7 * one, rel=1e-10)
-
-
 def test_a_calibrated_predictor_keeps_its_temperature():
     """Labels in the very proportions that the predictor gives them."""
     x = torch.tensor([[0.5, 0.25, 0.25]] * 4 + [[0.25, 0.75, 1e-30]] * 4).double().log()

@@ -14,6 +14,7 @@ from functools import cache
 from operator import add, mul, truediv
 from typing import Any
 
+from decision_tables import held
 from results import RESULTS, ROOT, Row, read, select
 from studies.cifar10_c import methods as cifar10_c
 from studies.cifar10_c.settings import CLEAN
@@ -284,13 +285,13 @@ def verdict_cells() -> list[list[str]]:
     """Return the cells of all rows of docs/paper.md that judge a claim."""
     text = re.sub(r"<!--.*?-->", "", (ROOT / "docs/paper.md").read_text(encoding="utf-8"))
     rows = [cells(line) for line in text.splitlines() if line.startswith("|")]
-    return [row for row in rows if row[-1].startswith(VERDICTS) and len(row) == 5]
+    return [row for row in rows if len(row) == 5 and row[1].startswith(VERDICTS)]
 
 
 def verdicts(verdict: str, scale: str = "") -> list[float]:
     """`verdicts holds "paper's"`: how many claims of the page have a verdict, at some scale."""
-    judged = [re.split(r"[:;(¹]", row[-1])[0].strip() for row in verdict_cells()]
-    scales = [row[2].startswith(scale) for row in verdict_cells()]
+    judged = [re.split(r"[:;(¹]", row[1])[0].strip() for row in verdict_cells()]
+    scales = [row[4].startswith(scale) for row in verdict_cells()]
     return [sum(each == verdict and at for each, at in zip(judged, scales, strict=True))]
 
 
@@ -482,6 +483,7 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "naive-score": naive_score,
     "quote": quoted,
     "paper": paper,
+    "held": lambda method: [held(method)],
     "faster": faster,
     "gap": gap,
     "linearising": linearising,

@@ -23,12 +23,12 @@ return arrays for arrays and tensors for tensors. Floating point inputs are conv
 type.
 
 The names below are what most programs need. All others are importable from their rooms, such as
-`acnml.posteriors.FactorBlock`, `acnml.predictors.NaiveCnml`, `acnml.fit.fit_curvature` and
+`acnml.posteriors.Affine`, `acnml.predictors.NaiveCnml`, `acnml.fit.fit_curvature` and
 `acnml.laplace_torch.from_laplace`.
 """
 
 from acnml import conformal, fit, metrics, tuning
-from acnml._util.params import last_linear
+from acnml._util.structure import last_linear
 from acnml.calibration import Calibrated, Calibrator, calibrate, fit_calibrator
 from acnml.classifier import Classifier
 from acnml.export import export_onnx

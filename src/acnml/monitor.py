@@ -42,6 +42,9 @@ CHUNK = 2048
 class Observed(NamedTuple):
     """What a monitor looks at: some columns of an `Answer`, for example from a file.
 
+    >>> import torch
+    >>> from acnml.monitor import Monitor, Observed
+    >>> from acnml.outcomes import Outcomes
     >>> half = torch.tensor([0.5, 0.5])
     >>> answers = Observed(torch.tensor([0, 1]), half, half, half, abstain=half > 1)
     >>> Monitor.of(Outcomes(half, half, half, half, half)).update(answers).count
@@ -60,6 +63,9 @@ class Observed(NamedTuple):
 class Window:
     """What is known of a window of answers.
 
+    >>> import torch
+    >>> from acnml.monitor import Monitor, Observed
+    >>> from acnml.outcomes import Outcomes
     >>> normal = torch.randn(500, generator=torch.Generator().manual_seed(0))
     >>> none = torch.zeros(500).long()
     >>> monitor = Monitor.of(Outcomes(none, none, normal.sigmoid(), normal, normal))
@@ -77,6 +83,7 @@ class Window:
     classes: float  # total variation between the predicted classes and those of the reference
     evidence: float  # log10 E at its largest so far: 2 stands for 1 : 100
     changed: bool  # whether there has been an alarm, in this window or before
+    alarm: bool  # whether it was in this window
 
 
 @final
@@ -96,6 +103,9 @@ class Monitor:
         evidence: the largest log10 E so far.
         changed_at: the number of the answer at which the alarm was raised.
 
+    >>> import torch
+    >>> from acnml.monitor import Monitor
+    >>> from acnml.outcomes import Outcomes
     >>> generator = torch.Generator().manual_seed(0)
     >>> normal = torch.randn(1000, generator=generator)
     >>> label = torch.zeros(1000)
@@ -116,6 +126,9 @@ class Monitor:
     @staticmethod
     def of(reference: Outcomes, level: float = 0.01) -> Monitor:
         """Return a monitor that has seen no answers.
+
+        The level holds while inputs are exchangeable with the reference. Inputs that depend on
+        their predecessors raise more alarms.
 
         Args:
             reference: `Calibrator.outcomes`, or labelled answers that are as fresh.
@@ -141,7 +154,7 @@ class Monitor:
         columns = {
             n: _column(getattr(answers, n))[answered].double() for n in (*STATISTICS, "regret")
         }
-        label = _column(answers.label)[answered].long()
+        label, had_changed = _column(answers.label)[answered].long(), self.changed_at is not None
         for start in range(0, len(label), CHUNK):
             self._bet(torch.stack([columns[n][start : start + CHUNK] for n in STATISTICS]))
         return Window(
@@ -153,6 +166,7 @@ class Monitor:
             classes=self._distance_of_classes(label),
             evidence=self.evidence,
             changed=self.changed_at is not None,
+            alarm=self.changed_at is not None and not had_changed,
         )
 
     def _bet(self, values: Tensor) -> None:

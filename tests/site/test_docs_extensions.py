@@ -13,6 +13,7 @@ pytest.importorskip("sphinx", reason="needs the extra docs")
 from sphinx.errors import ExtensionError
 
 import gallery
+import pictures
 from docstrings import as_rst
 from repository_links import REPOSITORY, with_links
 
@@ -54,6 +55,12 @@ def test_mathematics_in_docstrings_is_literal():
     ]
     expected = ["It solves", "", "::", "", "    θ = argmax", "", r"for \|x\| and `a|b`.", ""]
     assert as_rst(text) == [*expected, "Args:", r"    x: (\*, n)."]
+
+
+def test_wide_pictures():
+    assert pictures.is_wide(DOCS / "images" / "demo.png")
+    assert not pictures.is_wide(DOCS / "images" / "demo-narrow.png")
+    assert not pictures.is_wide(DOCS / "images" / "performance.png")  # as high as it is wide
 
 
 # The gallery

@@ -52,34 +52,6 @@ def test_every_link_of_the_readme_is_absolute_in_the_metadata(metadata):
             assert (ROOT / before.split("#")[0]).exists()
 
 
-def test_the_ways_to_write_a_link(tmp_path, monkeypatch):
-    """A README with all of them, built with the project's own settings."""
-    project, out = tmp_path / "project", tmp_path / "out"
-    (project / "src" / "acnml").mkdir(parents=True)
-    out.mkdir()
-    settings = (ROOT / "pyproject.toml").read_text()
-    (project / "pyproject.toml").write_text(settings)
-    (project / "LICENSE").write_text("MIT")
-    (project / "README.md").write_text(
-        "[page](docs/a.md#part) ![image](docs/i.png) [![badge](docs/b.svg)](docs/c.md)\n"
-        '<img alt="x" src="docs/j.png" width="9"> <a href="docs/d.md">d</a> [here](#part)\n'
-        "[web](https://example.org/x.md) ![far](https://example.org/y.png) [m](mailto:a@b.c)\n"
-    )
-    found = targets(built(project, out, monkeypatch).get_payload())
-    assert found == [
-        PAGES + "docs/a.md#part",
-        RAW + "docs/i.png",
-        RAW + "docs/b.svg",
-        PAGES + "docs/c.md",
-        RAW + "docs/j.png",
-        PAGES + "docs/d.md",
-        "#part",
-        "https://example.org/x.md",
-        "https://example.org/y.png",
-        "mailto:a@b.c",
-    ]
-
-
 def test_the_project_has_its_urls(metadata):
     urls = dict(line.split(", ") for line in metadata.get_all("Project-URL"))
     assert set(urls) == {"Homepage", "Source", "Documentation", "Changelog", "Issues"}

@@ -352,25 +352,6 @@ def test_small_digits_are_enlarged_by_the_rules_of_drawings():
     assert longest.min() >= drawing.BOX - 1
 
 
-def test_mnist_follows_the_rules_of_drawings():
-    """As published: at most 20 pixels along a side, mass within a pixel of the centre."""
-    from studies.data.catalogue import MNIST
-    from studies.data.digits import load_mnist
-    from studies.data.folder import locate
-
-    if not all(locate(file) for file in MNIST.files):
-        pytest.skip("the data folder has no MNIST")
-    images = load_mnist("test").inputs[:1000, 0].double()
-    ink = images > 0
-    longest = torch.maximum(ink.any(2).sum(1), ink.any(1).sum(1))
-    assert longest.max() <= drawing.BOX
-    assert longest.double().mean() > drawing.BOX - 0.1
-    where = torch.arange(drawing.SIDE)
-    centre = (images.sum(1) * where).sum(1) / images.sum((1, 2))
-    assert (centre - drawing.CENTRE).abs().max() < 1.01
-    assert model.fitted(images[:, None]).shape == (1000, 1, drawing.SIDE, drawing.SIDE)
-
-
 def test_the_command_serves_its_folder_to_this_machine_only(tmp_path):
     (tmp_path / "index.html").write_text("the page")
     (tmp_path / "module.mjs").write_text("export {}")

@@ -8,13 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from acnml import Acnml, Classifier, Full, Linearised
 from acnml.exact import LogisticProblem, cnml, with_intercept
 from cases import normal
 from studies.fidelity.report import figure, write_pages
 from studies.fidelity.retraining import (
     gauss_newton,
-    minimise,
     parameters,
     retrained,
     root_of_inverse,
@@ -61,29 +59,6 @@ def test_retraining_ends_where_the_gradient_of_the_loss_vanishes():
     train(network, torch.cat([x, query]), torch.cat([labels, label]), 1.0, 2000)
     again = network(query).detach().log_softmax(-1)[0, 2]
     torch.testing.assert_close(found.log_lik[1, 2], again, rtol=0, atol=1e-4)
-
-
-def test_acnml_with_the_exact_curvature_is_close_to_cnml():
-    network = nn.Linear(3, 3).double()
-    x, labels, queries, root, H = problem(network)
-    target = retrained(network, x, labels, queries, 1.0, root, 200).log_lik
-    cov = torch.linalg.inv(H)
-    posterior = Full(parameters(network), (cov + cov.T) / 2)
-    found = Acnml(Classifier(network), posterior, Linearised()).log_lik(queries)
-    plain = network(queries).detach().log_softmax(-1)
-    assert (found - target).abs().mean() < 0.2 * (plain - target).abs().mean()
-
-
-def test_minimise_takes_every_row_to_its_own_minimum():
-    centres, scales = normal(4, 6), 10 ** normal(4, 6, seed=1)
-
-    def bowl(point, rows):
-        offset, own = point - centres[rows], scales[rows]
-        return (own * offset**2 + offset**4).sum(1), 2 * own * offset + 4 * offset**3
-
-    found = minimise(bowl, torch.zeros(4, 6).double(), 200)
-    assert found.slope.max() <= 1e-5
-    torch.testing.assert_close(found.point, centres, rtol=0, atol=1e-3)
 
 
 def test_distances_by_hand():

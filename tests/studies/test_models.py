@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from acnml import Classifier, Gradient, Linearised, McDropout
+from acnml import Classifier, Gradient
 from acnml.solve import Reference
 from cases import POSTERIORS, Case, normal
 from studies.data import cifar10
@@ -78,13 +78,6 @@ def test_networks_map_images_to_as_many_logits_as_there_are_classes(name):
 
 
 @each_tiny
-def test_images_do_not_see_each_other(case):
-    classifier, x = Classifier(case.model()), case.x(5)
-    alone = torch.cat([classifier.log_probs(one) for one in x.split(1)])
-    torch.testing.assert_close(classifier.log_probs(x), alone, rtol=0, atol=1e-12)
-
-
-@each_tiny
 @pytest.mark.parametrize("build", POSTERIORS.values(), ids=list(POSTERIORS))
 def test_the_fast_solver_equals_the_reference(case, build):
     model, x = case.model(), case.x(2)
@@ -93,24 +86,6 @@ def test_the_fast_solver_equals_the_reference(case, build):
     actual = Gradient(2, 0.3)(Classifier(model), posterior, x)
     torch.testing.assert_close(actual.log_lik, expected.log_lik, rtol=0, atol=1e-9)
     torch.testing.assert_close(actual.residual, expected.residual, rtol=0, atol=1e-9)
-
-
-@each_tiny
-def test_the_linearised_solver_is_exact_for_the_last_layer(case):
-    model, x = case.model(), case.x(2)
-    posterior = POSTERIORS["last_layer"](model).scaled(0.1)
-    expected = Gradient(60, 0.5)(Classifier(model), posterior, x)
-    actual = Linearised(tolerance=1e-11)(Classifier(model), posterior, x)
-    torch.testing.assert_close(actual.log_lik, expected.log_lik, rtol=0, atol=1e-9)
-
-
-@each_tiny
-def test_the_linearised_solver_takes_a_posterior_over_all_weights(case):
-    model, x = case.model(), case.x(2)
-    solution = Linearised()(Classifier(model), POSTERIORS["diagonal"](model).scaled(1e-10), x)
-    # Hardly any room to move in: the labels' likelihoods are those of the model.
-    expected = Classifier(model).log_probs(x)
-    torch.testing.assert_close(solution.log_lik, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
@@ -131,18 +106,6 @@ def test_vggs_layers_have_the_names_and_the_weights_of_swags_code(batch_norm):
     wide = vgg16(3, ((400,),), batch_norm).features[0]
     assert wide.weight.std().item() == pytest.approx(math.sqrt(2 / (9 * 400)), rel=0.02)
     assert not wide.bias.any()
-
-
-@pytest.mark.parametrize(
-    "network",
-    [lambda: vgg16(3, STAGES, dropout=0.5), lambda: WideResNet(3, 1, 2, 0.5)],
-    ids=["vgg", "wide_resnet"],
-)
-def test_monte_carlo_dropout_finds_the_dropout(network):
-    classifier = Classifier(network().double())
-    x = normal(2, 3, 4, 4)
-    difference = McDropout(classifier, samples=3)(x) - classifier.log_probs(x)
-    assert difference.abs().max() > 1e-3
 
 
 def test_the_seed_decides_the_weights_and_leaves_the_global_state_alone():

@@ -8,14 +8,11 @@ from functools import partial
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from acnml.exact import cnml, fit, with_intercept
 from silent import Silent
-from studies import drawing
 from studies.__main__ import build_app
-from studies.toy import figures
 from studies.toy import study as toy
 from studies.toy.report import report
 from studies.toy.study import ACNML, BMA, CNMAP, CNML, MAP, METHODS, ToyStudy
@@ -79,14 +76,6 @@ def test_the_two_samples_differ_in_whether_a_line_parts_them(findings):
     assert (findings.exact[0.0].probability == 0.5).double().mean() > 0.3
 
 
-def test_maps_are_summed_up_by_what_they_show(findings):
-    found = findings.exact[1.0]
-    sure = torch.stack([found.probability, 1 - found.probability]).amax(0)
-    assert found.confidence == pytest.approx(sure.mean().item())
-    assert found.white == pytest.approx((sure < 0.6).double().mean().item())
-    assert found.mean_normaliser == pytest.approx(found.normaliser.mean().item())
-
-
 def test_the_query_figure_shows_cnml(findings):
     query = with_intercept(torch.tensor([findings.study.query], dtype=torch.float64))
     expected = cnml(toy.problem(findings.sample, 0.0), query).log_probs[0].exp()
@@ -126,23 +115,6 @@ def test_the_papers_claims_are_judged_by_confidence_and_normaliser(findings):
 
 
 # Figures and page ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda f: figures.probability_map(f, f.maps[BMA][1.0], "BMA"),
-        lambda f: figures.cnml_map(f, f.exact[0.0].probability, f.sample, "CNML"),
-        lambda f: figures.normaliser_map(f, "C"),
-        lambda f: figures.query_map(f, f.refits[1], 1, "blue"),
-        lambda f: figures.colour_bar(figures.CLASSES, ("a", "b", "c")),
-        lambda f: figures.fading(f, "far"),
-    ],
-)
-def test_figures_are_functions_of_the_findings(findings, draw):
-    figure = draw(findings)
-    assert isinstance(figure, Figure)
-    assert drawing.to_svg(figure) == drawing.to_svg(draw(findings))
 
 
 # Command ---------------------------------------------------------------------------------------

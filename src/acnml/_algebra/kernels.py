@@ -1,7 +1,7 @@
 """V, the covariance of an input's K logits, in the form that its structure allows.
 
 For a last Linear layer the logits are its outputs, and their covariance has the structure of the
-posterior: it is diagonal, or a fixed matrix times a number per input, or diagonal in a fixed basis.
+posterior: it is diagonal, or diagonal in a fixed basis.
 With many classes that is what makes the problem small: no K×K matrix per input need exist.
 """
 
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 # Up to this many classes a matrix is copied for every vector that it is multiplied with.
 SMALL = 32
+
+# Lambert's function is s (1 + a s + b s²) / (1 + c s + d s²) for s = log(1 + exp x), up to 0.54 %:
+# a fit of least largest error. A step of the fourth order leaves 1e-11.
+A, B, C, D = 0.53008003, 0.11048803, 0.98914547, 0.11107907
+LAMBERT_STEPS = {torch.float32: 1, torch.float64: 2}
+
+# w is negligible below this exponent, but must not be 0.
+LEAST_EXPONENT = -80.0
 
 
 class Kernel(ABC):
@@ -140,33 +148,6 @@ class DiagonalKernel(Kernel):
 
 @final
 @dataclass(frozen=True, eq=False)
-class ScaledKernel(Kernel):
-    """One matrix (K, K) for all inputs, times a number per input (B,)."""
-
-    EACH: ClassVar[str] = "scale"
-
-    matrix: Tensor
-    scale: Tensor
-
-    def mv(self, u: Tensor) -> Tensor:
-        """Multiply, all rows at once."""
-        return (u @ self.matrix) * self.scale[:, None, None]
-
-    def columns(self, inputs: Tensor, classes: Tensor) -> Tensor:
-        """Look the columns up."""
-        return self.matrix[classes] * self.scale[inputs, None]
-
-    def diagonal(self) -> Tensor:
-        """Return the diagonals (B, K)."""
-        return self.scale[:, None] * self.matrix.diagonal()
-
-    def dense(self) -> Tensor:
-        """Write the matrices out: (B, K, K)."""
-        return self.scale[:, None, None] * self.matrix
-
-
-@final
-@dataclass(frozen=True, eq=False)
 class SpectralKernel(Kernel):
     """U diag(s) Uᵀ with one orthogonal U (K, K) for all inputs and s (B, K)."""
 
@@ -232,3 +213,20 @@ def diagonal_newton(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
     column, solved = p * ratio, ratio.mul_(gap)
     factor = dot(weights, solved) / column.sum(-1, keepdim=True)
     return solved.addcmul_(factor, column)
+
+
+def lambert(x: Tensor) -> Tensor:
+    """Solve w + log w = x by a step of the fourth order (Fritsch, Shafer & Crowley 1973).
+
+    In place where possible: new memory costs more than the arithmetic.
+    """
+    x = x.clamp(min=LEAST_EXPONENT)
+    s = functional.softplus(x)
+    w = (B * s).add_(A).mul_(s).add_(1).mul_(s)
+    w.div_((D * s).add_(C).mul_(s).add_(1))
+    for _ in range(LAMBERT_STEPS[x.dtype]):
+        rest, more = (x - w).sub_(w.log()), w + 1
+        q = (rest * (2 / 3)).add_(more).mul_(more)
+        ratio = torch.sub(q, rest, alpha=0.5).div_(q - rest)
+        w = torch.addcmul(w, w, rest.div_(more).mul_(ratio))
+    return w

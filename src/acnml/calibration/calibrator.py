@@ -34,13 +34,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import batches, checks
-from acnml.accuracy import accuracy_of
+from acnml.accuracy import expected_accuracy
 from acnml.atypicality import Atypicality
 from acnml.calibration.heads import Head, Softmax
 from acnml.calibration.table import COLUMNS, EQUAL_PRICE, CalibrationRow, as_html, as_text
 from acnml.decisions import Abstention, abstention
 from acnml.monitor import Monitor
-from acnml.outcomes import By, Outcomes
+from acnml.outcomes import By, Outcomes, sureness_of
 from acnml.solve.isotropic import solve_isotropic
 from acnml.solve.sigmoid import solve_sigmoid
 
@@ -223,7 +223,7 @@ class Calibrator:
     def _ordered(self) -> dict[str, list[float]]:
         """How sure the validation answers are, the least sure first."""
         both: tuple[By, ...] = ("confidence", "regret")
-        return {by: self.outcomes.sureness(by).double().sort().values.tolist() for by in both}
+        return {by: sureness_of(self.outcomes, by).sort().values.tolist() for by in both}
 
     def abstention(
         self,
@@ -264,7 +264,7 @@ class Calibrator:
         """
         self.head.require_one_row("an interval")
         confidence = self(logits, features).confidence
-        return accuracy_of(confidence, self.outcomes, groups, level)
+        return expected_accuracy(confidence, self.outcomes, level, groups)
 
     def monitor(self, level: float = 0.01) -> Monitor:
         """Return a monitor of answers, see `acnml.monitor`.
@@ -300,7 +300,8 @@ class Calibrator:
             )
 
     def __str__(self) -> str:
-        return as_text(self.table, self.notes)
+        table = as_text([COLUMNS, *(row.cells for row in self.table)])
+        return "\n".join([table, "", *self.notes])
 
     def _repr_html_(self) -> str:
         """Return the table for notebooks, with the chosen row in bold."""

@@ -12,7 +12,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.batches import checked_labels, require_classes
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 
 
 class Predictor(ABC):
@@ -76,6 +76,26 @@ class Predictor(ABC):
         own = checked_labels(own, x)
         require_classes(own, log_probs)
         return -log_probs.gather(1, own.unsqueeze(1)).squeeze(1)
+
+
+class NmlPredictor(Predictor):
+    """p(y|x) ∝ p_θ̂_y(y|x): how well every label can be explained, normalised over the labels."""
+
+    @abstractmethod
+    def log_lik(self, x: Inputs) -> Tensor:
+        """Return log p_θ̂_y(y|x) before it is normalised (B, K): how well each y is explained."""
+
+    @final
+    @arrays_for_arrays
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return the normalised log-probabilities (B, K)."""
+        return torch.log_softmax(self.log_lik(x), dim=-1)
+
+    @final
+    @arrays_for_arrays
+    def regret(self, x: Inputs) -> Tensor:
+        """Return log C(x) = log Σ_y p_θ̂_y(y|x) (B,): high where many labels fit."""
+        return torch.logsumexp(self.log_lik(x), dim=-1)
 
 
 def require_predictor(value: object) -> None:

@@ -160,9 +160,11 @@ class Folder:
 
     def require_complete(self, identity: dict[str, Any], summary: Summary) -> None:
         """Raise an error unless the folder is that of a complete run of a job with these counts."""
-        expected = json.loads(json.dumps(_complete(identity, summary)))
+        path, expected = self.path / MANIFEST, _complete(identity, summary)
         if different := _differences(self._manifest(), expected):
-            raise ScoringError(f"{self.path / MANIFEST} has other {different}: {AGAIN}")
+            raise ScoringError(f"{path} has other {different}: {AGAIN}")
+        if path.read_bytes() != _manifest_text(expected):  # all values may be there, and more
+            raise ScoringError(f"{path} is damaged: {AGAIN}")
         if len([*self.path.glob("*.parquet")]) != summary.parts:
             raise ScoringError(f"{self.path} has more Parquet files than its parts: remove them")
 
@@ -182,8 +184,7 @@ class Folder:
         """Write the manifest of a run that has begun, or that is complete with these counts."""
         begun = {**identity, "status": "running"}
         content = begun if summary is None else _complete(identity, summary)
-        text = json.dumps(content, indent=1, sort_keys=True) + "\n"
-        files.write_file(self.path / MANIFEST, text.encode())
+        files.write_file(self.path / MANIFEST, _manifest_text(content))
 
 
 def summary_of(counts: Sequence[dict[str, Any]], inputs: Files) -> Summary:
@@ -235,6 +236,10 @@ def _complete(identity: dict[str, Any], summary: Summary) -> dict[str, Any]:
     """Return the manifest of a complete run."""
     counts = {name: value for name, value in vars(summary).items() if name != "found"}
     return {**identity, "status": "complete", "counts": counts}
+
+
+def _manifest_text(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _differences(before: dict[str, Any], identity: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 
 from stores import store_in
@@ -13,23 +12,6 @@ from studies.engine.results import collect
 from studies.engine.workshop import Finished
 
 from .tiny import judged
-
-
-def test_the_report_says_what_it_is(finished):
-    out, results = finished
-    page = write_report(results, out).read_text()
-    assert "made here, with the parameters of CIFAR-10-C" in page
-    assert "no SWA-Ensemble" in page
-    assert "standard error over images" in page
-    assert "Not finished" not in page
-    assert page.count("<svg") >= 15
-    with (out / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    expected = "study name method posterior solver knob seed shift n accuracy nll brier ece"
-    assert list(rows[0]) == expected.split()
-    assert len(rows) == len(results.rows)
-    assert {row["name"] for row in rows} == {method.name for method in results.study.methods}
-    assert {row["study"] for row in rows} == {"cifar10-c"}
 
 
 def test_a_report_of_an_unfinished_run_shows_what_there_is(finished, tiny, study, data, tmp_path):

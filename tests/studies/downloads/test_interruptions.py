@@ -49,17 +49,3 @@ def test_an_interrupted_download_goes_on_in_the_next_run(site, folder):
     assert (folder / "set/file").read_bytes() == CONTENT
     assert heard.begun == [("file", len(CONTENT), done)]
     assert site.requests == [("a", 0), ("a", done)]
-
-
-KILLED = """
-import sys
-from studies.data.catalogue import DataFile, DataSet, Download
-from studies.data.download import fetch
-class Silent:
-    def begin(self, what, size, done): pass
-    def reached(self, size): pass
-    def wait(self): pass
-_, address, size, checksum = sys.argv
-file = DataFile("set/file", int(size), checksum)
-fetch(DataSet("set", "for tests", (Download(file, (address,)),)), Silent())
-"""

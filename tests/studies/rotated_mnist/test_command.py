@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typer.testing import CliRunner
-
 from stores import made
-from studies.__main__ import build_app
 from studies.engine.command import build, run_study
 from studies.engine.run import phases, plan
 from studies.rotated_mnist import KIND
-from studies.rotated_mnist.settings import PRESETS
-from studies.settings import override
 
 
 def test_the_command_reports_what_is_finished(tmp_path, capsys):
@@ -19,15 +14,6 @@ def test_the_command_reports_what_is_finished(tmp_path, capsys):
     assert "using scikit-learn's 8x8 digits" in said
     assert "The study is not finished" in said
     assert "train network, seed 1" in (tmp_path / "report.html").read_text()
-
-
-def test_the_command_line_shows_the_plan_and_touches_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = CliRunner().invoke(build_app(), ["rotated-mnist", "--dry-run", "--seeds", "2"])
-    assert found.exit_code == 0, found.output
-    for phase in phases(KIND.build(override(PRESETS["quick"], ["seeds=0,1"]))):
-        assert phase.title in found.output
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_plan_counts_the_stages_that_are_made(finished, study):

@@ -10,7 +10,6 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from studies.engine.results import detected, entropy, log_confidence, scores
 from studies.rotated_mnist import methods
-from studies.rotated_mnist.study import brightness
 
 
 def test_detection_agrees_with_scikit_learn():
@@ -26,15 +25,6 @@ def test_detection_agrees_with_scikit_learn():
         assert found.auroc == pytest.approx(roc_auc_score(truth, both))
         false, true, _ = roc_curve(truth, both, drop_intermediate=False)
         assert found.fpr95 == pytest.approx(false[true >= 0.95][0])
-
-
-def test_brightness_is_the_mean_of_the_pixels():
-    generator = torch.Generator().manual_seed(0)
-    inside, outside = (torch.rand(20, 1, 3, 3, generator=generator) for _ in range(2))
-    both = torch.cat([inside, outside]).numpy().mean(axis=(1, 2, 3))
-    pair = brightness(inside), brightness(outside)
-    found = detected(methods.ACNML_HEAD, 0, "brightness", *pair)
-    assert found.auroc == pytest.approx(roc_auc_score([0] * 20 + [1] * 20, both))
 
 
 def test_scores_of_known_distributions():

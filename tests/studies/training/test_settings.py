@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from studies.cifar10_c.recipes import RECIPES
-from studies.models import MODELS
 from studies.training import Descent
 
 from .written_out import swag_rate
@@ -26,20 +25,6 @@ def test_the_schedule_is_that_of_swag(recipe):
     ]
     assert [plain_sgd.rate(e) for e in range(t.epochs)] == pytest.approx(expected, rel=1e-12)
     assert plain_sgd.collected == 0
-
-
-PAPER = ("vgg16", "vgg16_dropout", "wide_resnet28x10")
-
-
-def test_the_cpu_preset_starts_from_given_weights_at_a_constant_rate():
-    for name in ("resnet20", "resnet56"):
-        recipe = RECIPES[name]
-        t = recipe.training
-        assert recipe.model == name
-        assert recipe.start == "given"
-        assert MODELS[name].weights is not None
-        assert len({t.rate(epoch) for epoch in range(t.epochs)}) == 1
-        assert t.collected >= 5
 
 
 def test_the_cosine_falls_from_the_rate_to_zero():
