@@ -102,10 +102,6 @@ class Place:
         deviation = torch.linalg.vector_norm(flat - mean, dim=-1) / math.sqrt(flat.shape[-1])
         return torch.cat([mean.squeeze(-1), deviation], dim=1)
 
-    def features(self, pooled: Tensor) -> Tensor:
-        """Return what the score sees of what was pooled here."""
-        return direction_and_length(pooled) if self.is_scaled and self.is_pooled else pooled
-
 
 def direction_and_length(vectors: Any) -> Any:
     """Return vectors (..., d) at unit length, and their lengths as one more number (..., d + 1).
@@ -221,7 +217,11 @@ def joined(
                 "dimension must be the batch; take features at other places"
             )
     # Features at positions are those of one place, in whichever layout it has.
-    features = torch.cat([place.features(kept[place]) for place in places], dim=1)
+    parts = [
+        direction_and_length(kept[place]) if place.is_scaled and place.is_pooled else kept[place]
+        for place in places
+    ]
+    features = torch.cat(parts, dim=1)
     return features if folding is None else folding(features)
 
 

@@ -170,6 +170,8 @@ class Calibrator:
         if mask is not None:
             score = score.where(mask.bool().flatten(), torch.nan)
         parts = in_parts(self._at_places, flat, score)
+        if not head.positions:
+            return parts
         return tuple(head.laid_out(part, logits.shape) for part in parts)
 
     def _at_places(self, flat: Tensor, score: Tensor) -> tuple[Tensor, ...]:
