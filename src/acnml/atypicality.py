@@ -283,10 +283,9 @@ class Atypicality:
         along = scaled @ self.directions.T
         if not self.rest:
             return along * self.stretch, torch.zeros_like(along[:, 0])
-        # A difference of squares needs no second product. The digits that cancel are those of
-        # inputs far away along directions of much larger variance, which make up the distance then.
-        whole, part = (torch.linalg.vector_norm(each, dim=-1).square() for each in (scaled, along))
-        return along * self.stretch, self.rest * (whole - part).clamp(min=0)
+        # Not as a difference of squares, in which digits cancel.
+        beside = (scaled - along @ self.directions).square().sum(-1)
+        return along * self.stretch, self.rest * beside
 
     def _from_classes(self, along: Tensor) -> Tensor:
         """Return the squared distances (B, K) from all classes; infinite for those without data."""
