@@ -29,7 +29,7 @@ from acnml.ray import Cluster, fit, score
 from acnml.scoring import Job, Reading
 from acnml.scoring import score as score_files
 from cases import normal
-from scored import HERE, build, calibrated_files, contents, predictor_of, rows, write_parquet
+from scored import HERE, build, contents, predictor_of, rows, write_parquet
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray and the packages that it uses
 
@@ -57,11 +57,6 @@ def cluster(pids):
     )
     yield
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, str]:
-    return calibrated_files(tmp_path_factory.mktemp("model"))
 
 
 def test_all_workers_are_killed_in_the_middle(files, tmp_path, pids):

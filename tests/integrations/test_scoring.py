@@ -27,7 +27,6 @@ from acnml.scoring.scorer import Scorer
 from acnml.scoring.sources import Part
 from scored import (
     FEATURES,
-    calibrated_files,
     contents,
     predictor_of,
     read,
@@ -35,22 +34,6 @@ from scored import (
     rows,
     write_parquet,
 )
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, str]:
-    return calibrated_files(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def job(files, tmp_path) -> Job:
-    return Job(
-        **files,
-        input=str(tmp_path / "data.parquet"),
-        output=str(tmp_path / "scored"),
-        part_rows=50,
-        batch_rows=16,
-    )
 
 
 def assert_answers(table: pa.Table, files: dict[str, str], x: np.ndarray) -> None:
