@@ -43,7 +43,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from acnml.outcomes import By, Outcomes
+from acnml.outcomes import By, Outcomes, sureness_of
 
 # Thresholds that are tested, evenly spaced from the surest examples to all of them.
 STEPS = 60
@@ -107,21 +107,19 @@ class Abstention:
 which 0.8 % are wrong. On data like these at most 2.0 % are wrong, with 95 % confidence.
     """
 
-    by: str
+    by: By
     confidence: float
     certificates: tuple[Certificate, ...]
 
     def accepts(self, answer: Any) -> Any:
         """Return which predictions of an `Answer` may go out without a person (B,)."""
-        values = torch.as_tensor(answer.confidence if self.by == "confidence" else answer.regret)
-        sureness = values.double() if self.by == "confidence" else -values.double()
-        label = torch.as_tensor(answer.label).long()
+        sure, label = sureness_of(answer, self.by), torch.as_tensor(answer.label).long()
         # The last one is for inputs without an answer (-1) and classes without validation data.
         known = [*(each.threshold for each in self.certificates), math.inf]
-        limits = torch.tensor(known, dtype=torch.float64, device=values.device)
+        limits = torch.tensor(known, dtype=torch.float64, device=sure.device)
         if len(self.certificates) == 1:
             label = label.clamp(max=0)
-        accepted = sureness >= limits[label.clamp(max=len(self.certificates))]
+        accepted = sure >= limits[label.clamp(max=len(self.certificates))]
         return accepted if isinstance(answer.label, Tensor) else accepted.numpy()
 
     def __str__(self) -> str:
@@ -181,15 +179,15 @@ def abstention(
     """
     if (risk is None) == (coverage is None):
         raise ValueError("give one of risk and coverage: the other follows from it")
-    sureness, correct = validation.sureness(by), validation.correct
+    sure, correct = sureness_of(validation, by), validation.correct
     classes = range(int(validation.predicted.max()) + 1) if by_class else [None]
     found = []
     for k in classes:
         own = slice(None) if k is None else validation.predicted == k
         if risk is not None:
-            found.append(at_most_risk(sureness[own], correct[own], risk, confidence))
+            found.append(at_most_risk(sure[own], correct[own], risk, confidence))
         elif coverage is not None:
-            found.append(at_least_coverage(sureness[own], correct[own], coverage, confidence))
+            found.append(at_least_coverage(sure[own], correct[own], coverage, confidence))
     return Abstention(by, confidence, tuple(found))
 
 
@@ -365,13 +363,14 @@ def _needed(ranked: _Ranked, risk: float, level: float) -> int | None:
     for accepted in sorted({least, *range(least, count + 1, max(1, count // STEPS))}):
         rate, share = int(ranked.errors[accepted]) / accepted, accepted / count
         if rate < risk:
-            # k accepted examples with k · rate errors, rounded up, pass the test.
-            enough = _first(
-                int(found * share) + 1,
-                lambda k, rate=rate: binomial_cdf(math.ceil(k * rate), k, risk) <= level,  # type: ignore[misc]
-            )
+            enough = _accepted_needed(rate, risk, level, int(found * share) + 1)
             found = min(found, math.ceil(enough / share))
     return found if found <= MOST_EXAMPLES else None
+
+
+def _accepted_needed(rate: float, risk: float, level: float, end: int) -> int:
+    """Return how many accepted examples with this error rate pass the test, or the end."""
+    return _first(end, lambda k: binomial_cdf(math.ceil(k * rate), k, risk) <= level)
 
 
 def _first(end: int, holds: Callable[[int], bool]) -> int:

@@ -52,7 +52,7 @@ class _Known(NamedTuple):
 
 
 @final
-class Validation:
+class HeldOut:
     """A labelled validation set, with what earlier passes over it gave.
 
     Args:
