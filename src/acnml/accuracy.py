@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, final
+from typing import Any, final, overload
 
 import torch
 from torch import Tensor
@@ -51,6 +51,18 @@ class AccuracyEstimate:
             f"{self.accuracy:.3f} (between {self.low:.3f} and {self.high:.3f}), "
             f"from {self.count:,} predictions without labels"
         )
+
+
+@overload
+def expected_accuracy(
+    confidence: Tensor, validation: Outcomes, level: float = 0.95
+) -> AccuracyEstimate: ...
+
+
+@overload
+def expected_accuracy(
+    confidence: Tensor, validation: Outcomes, level: float = 0.95, groups: Any = None
+) -> Any: ...
 
 
 def expected_accuracy(

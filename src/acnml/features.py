@@ -107,14 +107,18 @@ class Place:
         return direction_and_length(pooled) if self.is_scaled and self.is_pooled else pooled
 
 
-def direction_and_length(vectors: Tensor) -> Tensor:
+def direction_and_length(vectors: Any) -> Any:
     """Return vectors (..., d) at unit length, and their lengths as one more number (..., d + 1).
+
+    Vectors are a tensor or an array, and so is the result.
 
     Use it for features of your own, such as embeddings, before they go to a `Calibrator`.
 
     >>> direction_and_length(torch.tensor([[3.0, 4.0]]))
     tensor([[0.6000, 0.8000, 5.0000]])
     """
+    if batches.has_arrays_only(vectors):
+        return direction_and_length(batches.as_tensor(vectors, "vectors")).numpy()
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     directions = vectors / length.clamp(min=torch.finfo(vectors.dtype).tiny)
     return torch.cat([directions, length], dim=-1)
