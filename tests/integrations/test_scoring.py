@@ -90,6 +90,17 @@ def test_parquet(job, files):
     assert manifest["settings"]["part_rows"] == 50
 
 
+def test_the_threads_of_a_job_are_those_of_its_run_alone(job):
+    write_parquet(Path(job.input), rows(120))
+    before, seen = torch.get_num_threads(), []
+    score(job, progress=lambda done, total: seen.append(torch.get_num_threads()))
+    more = replace(job, threads=2)
+    (Path(job.output) / "part-00000002.parquet").unlink()
+    score(more, progress=lambda done, total: seen.append(torch.get_num_threads()))
+    assert seen == [before, 1, 1, 1, before, 2]  # the first of a run is told before it computes
+    assert torch.get_num_threads() == before
+
+
 def test_folders_of_parquet_files_and_columns_in_their_names(job, files, tmp_path):
     x, folder = rows(120), tmp_path / "days"
     for day, part in enumerate((x[:70], x[70:70], x[70:])):
