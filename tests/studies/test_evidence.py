@@ -17,14 +17,12 @@ from torch import nn
 import acnml
 from acnml import metrics
 from acnml.calibration.search import least_nll_temperature
-from acnml.solve.isotropic import solve_diagonal
 from studies.data import Labelled
 from studies.data import pictures as files
 from studies.engine.tables import select
 from studies.evidence import study as study_module
 from studies.evidence import tabular_data
 from studies.evidence.comparisons import Mean, cases, compared, correlations
-from studies.evidence.letters import grey
 from studies.evidence.measures import Interval, Scored, resampled, resamples, scores
 from studies.evidence.methods import (
     ACNML,
@@ -135,19 +133,6 @@ def test_numbers_are_those_of_calibrate(finished):
             expected = metrics.summary(calibrated.log_probs(data.inputs).double(), data.labels)
             found = four(row_of(evidence, method, shift))
             assert found == pytest.approx(expected, abs=3e-3), method
-
-
-def test_powers_of_the_score_by_the_other_solver(finished):
-    evidence, _, _, store = finished
-    views = Views(subject(0, store))
-    view = views.of("4")
-    for power, method in ACNML.items():
-        row = row_of(evidence, method, "4")
-        var = (row.knob * view.scores["by class"] ** power).unsqueeze(1)
-        logits = view.logits.double()
-        log_probs = torch.log_softmax(solve_diagonal(logits, var.expand_as(logits)), -1)
-        expected = metrics.summary(log_probs, view.labels)
-        assert four(row) == pytest.approx(expected, abs=5e-4)
 
 
 def test_the_kronecker_head_solves_its_equation(finished):
@@ -309,12 +294,6 @@ def test_correlations_rank_the_gains():
     (of_alpha,) = select(found, known="α", score="nll")
     assert (of_temperature.correlation, of_temperature.networks) == (pytest.approx(1.0), 3)
     assert of_alpha.correlation == pytest.approx(-1.0)
-
-
-def test_grey_images_keep_their_mean():
-    """Grey is the usual mean of the colours, on a smaller grid."""
-    one = torch.full((2, 3, 32, 32), 51, dtype=torch.uint8)
-    torch.testing.assert_close(grey(one), torch.full((2, 1, 28, 28), 0.2))
 
 
 def test_parts_of_pictures_are_disjoint(monkeypatch, tmp_path):
