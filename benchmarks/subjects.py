@@ -17,7 +17,7 @@ import acnml
 from acnml import Classifier, Diagonal
 from acnml._util.torch_state import seeded
 from acnml.fit import KroneckerCurvature
-from acnml.posteriors import FactorBlock, Posterior
+from acnml.posteriors import Posterior
 from studies.data import cifar10, digits
 from studies.data.catalogue import MNIST
 from studies.data.folder import data_folder, locate
@@ -75,7 +75,7 @@ def perceptron() -> Subject:
         "diagonal": acnml.fit_laplace(
             classifier, some, structure="diag", prior_precision=300.0, progress=False
         ),
-        "Kronecker": curvature.posterior(30.0, FactorBlock.damped),
+        "Kronecker": curvature.damped(30.0),
         "Kronecker, eigenbasis": curvature.posterior(30.0),
         "last layer": acnml.fit_laplace(
             classifier, some, prior_precision=30.0, layers="last", progress=False
@@ -143,7 +143,7 @@ def _convolutional(
     assert isinstance(curvature, KroneckerCurvature)
     posteriors = {
         "diagonal": _narrow(classifier),
-        "Kronecker": curvature.posterior(1e5, FactorBlock.damped),
+        "Kronecker": curvature.damped(1e5),
         "last layer": acnml.fit_laplace(
             classifier, some, prior_precision=30.0, layers="last", progress=False
         ),

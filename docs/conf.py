@@ -25,6 +25,7 @@ extensions = [
     "mathml",
     "results",
     "docstrings",
+    "pictures",
     "gallery",
 ]
 exclude_patterns = ["_ext"]

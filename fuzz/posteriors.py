@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from acnml import Classifier, Diagonal, Full, Kronecker, LowRank, fit_laplace
 from acnml._util.batches import size
 from acnml._util.params import Params
-from acnml.posteriors import Affine, EigenBlock, FactorBlock, Posterior
+from acnml.posteriors import Affine, EigenBlock, Posterior
 from fuzz.networks import Network
 from fuzz.oracles import in_double
 
@@ -50,7 +50,7 @@ def _full(mean: Params, _: list[Affine]) -> Posterior:
 
 
 def _kronecker(
-    block: Callable[..., FactorBlock | EigenBlock],
+    block: Callable[..., EigenBlock],
 ) -> Callable[[Params, list[Affine]], Posterior]:
     def build(mean: Params, layers: list[Affine]) -> Posterior:
         blocks = []
@@ -75,7 +75,7 @@ KINDS: dict[str, Callable[[Params, list[Affine]], Posterior]] = {
     "diagonal": _diagonal,
     "low_rank": _low_rank,
     "full": _full,
-    "factors": _kronecker(FactorBlock.damped),
+    "factors": _kronecker(EigenBlock.damped),
     "eigen": _kronecker(EigenBlock.from_factors),
 }
 

@@ -135,10 +135,10 @@ def predictors(
 def largest(
     family: Callable[[float], Predictor], held_out: Labelled, limit: float, exact: float = EXACT
 ) -> float:
-    """Return the knob at which the held-out NLL exceeds a limit; `exact` is of its logarithm.
+    """Return the knob at which the held-out NLL first exceeds a limit; `exact` is of its logarithm.
 
-    `tuning.within_price` refuses IF-COMP: for a large c its first-order estimate is not cautious
-    but confident in unlikely labels.
+    For a large c, the first-order estimate of IF-COMP is not cautious but confident in unlikely
+    labels, so larger knobs are not tried.
     """
 
     def nll(knob: float) -> float:

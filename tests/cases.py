@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Classifier, Diagonal, Full, Kronecker, LowRank
-from acnml.posteriors import Affine, EigenBlock, FactorBlock, Posterior
+from acnml.posteriors import Affine, EigenBlock, Posterior
 
 
 class Convolutional(nn.Module):
@@ -144,10 +144,6 @@ def _kronecker(model: nn.Module, block: Callable[..., Any]) -> Kronecker:
     return Kronecker(mean, tuple(blocks))
 
 
-def factor_kronecker(model: nn.Module) -> Kronecker:
-    return _kronecker(model, FactorBlock.damped)
-
-
 def eigen_kronecker(model: nn.Module) -> Kronecker:
     return _kronecker(model, EigenBlock.from_factors)
 
@@ -165,7 +161,6 @@ def last_layer(model: nn.Module) -> Diagonal:
 POSTERIORS: dict[str, Callable[[nn.Module], Posterior]] = {
     "diagonal": diagonal,
     "low_rank": low_rank,
-    "kronecker_factors": factor_kronecker,
     "kronecker_eigen": eigen_kronecker,
     "full": full,
     "last_layer": last_layer,

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from acnml import Diagonal, Full, Kronecker, LowRank
 from acnml._util.params import Params
-from acnml.posteriors import EigenBlock, FactorBlock, Posterior
+from acnml.posteriors import EigenBlock, Posterior
 
 
 def vector(params: Params) -> Tensor:
@@ -52,14 +52,12 @@ def _kronecker_covariance(posterior: Kronecker) -> Tensor:
     return dense
 
 
-def _block_covariance(block: FactorBlock | EigenBlock, group: int) -> Tensor:
+def _block_covariance(block: EigenBlock, group: int) -> Tensor:
     """Covariance of the row-major flattened matrix: kron(output, input)."""
 
     def of_group(tensor: Tensor) -> Tensor:
         return tensor if block.layer.groups == 1 else tensor[group]
 
-    if isinstance(block, FactorBlock):
-        return torch.kron(of_group(block.output_cov), of_group(block.input_cov))
     basis = torch.kron(of_group(block.output_basis), of_group(block.input_basis))
     return basis @ torch.diag(of_group(block.var).flatten()) @ basis.T
 

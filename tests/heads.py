@@ -8,10 +8,10 @@ from scipy.optimize import root
 from scipy.special import log_softmax
 from torch import Tensor
 
-from acnml._algebra.kernels import DenseKernel, DiagonalKernel, Kernel, ScaledKernel, SpectralKernel
+from acnml._algebra.kernels import DenseKernel, DiagonalKernel, Kernel, SpectralKernel
 from cases import normal
 
-KINDS = ["dense", "diagonal", "scaled", "spectral"]
+KINDS = ["dense", "diagonal", "spectral"]
 
 
 def covariance(classes: int, coupling: float) -> Tensor:
@@ -28,7 +28,6 @@ def kernel(kind: str, inputs: int, classes: int, coupling: float = 0.5) -> Kerne
     each = normal(inputs, classes, seed=2).exp()
     return {
         "diagonal": DiagonalKernel(each),
-        "scaled": ScaledKernel(covariance(classes, coupling), scale),
         "spectral": SpectralKernel(basis, each * values),
         "dense": DenseKernel(scale[:, None, None] * covariance(classes, coupling)),
     }[kind]

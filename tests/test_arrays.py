@@ -102,8 +102,9 @@ def test_fits_take_data_sets(fit, form):
 def test_tuning_takes_data_sets():
     model = MLP.model()
     predictor, x = Acnml(Classifier(model), diagonal(model)), MLP.x(6)
-    expected = tuning.alpha_by_nll(predictor, [(x, LABELS)], [0.1, 1.0])
-    assert tuning.alpha_by_nll(predictor, (x.numpy(), LABELS.numpy()), [0.1, 1.0]) == expected
+    expected = tuning.largest_harmless_alpha(predictor, [(x, LABELS)], [0.1, 1.0], 1.0, 9.0)
+    data = x.numpy(), LABELS.numpy()
+    assert tuning.largest_harmless_alpha(predictor, data, [0.1, 1.0], 1.0, 9.0) == expected
 
 
 class TestDataOrLoader:

@@ -86,7 +86,7 @@ def test_replaced_tensors_move_to_the_device_of_the_models_own():
 
 LOG_PROBS = torch.log_softmax(normal(60, 3), -1)
 LABELS = torch.arange(60) % 3
-BINS = {"summary": metrics.summary, "width": metrics.ece_equal_width, "aurc": metrics.aurc}
+BINS = {"summary": metrics.summary, "aurc": metrics.aurc}
 SETS = {"all": conformal.fit, "by class": conformal.fit_by_class}
 
 
@@ -169,8 +169,8 @@ def test_a_device_agrees_with_the_cpu(solver, device):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_compiled_network_is_solved_like_the_plain_one(solver):
     case = CASES["mlp"]
-    predict = predictor(case, "kronecker_factors", solver)
+    predict = predictor(case, "kronecker_eigen", solver)
     compiled = Classifier(torch.compile(case.model(), backend="eager"))
-    q = POSTERIORS["kronecker_factors"](case.model())
+    q = POSTERIORS["kronecker_eigen"](case.model())
     same = Acnml(compiled, q, SOLVERS[solver], alpha=0.1, on_unsolved="ignore")
     assert torch.equal(same(case.x(4)), predict(case.x(4)))

@@ -12,6 +12,7 @@ import acnml
 from acnml import Classifier, calibrate, fit_calibrator, metrics
 from acnml.calibration.heads import MOST_PLACES, Sigmoid, Softmax, find_head
 from acnml.calibration.rules import RULES
+from acnml.features import direction_and_length
 from acnml.posteriors import Diagonal
 from acnml.solve import Reference
 from acnml.solve.isotropic import solve_diagonal
@@ -249,11 +250,16 @@ def flattened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.movedim(1, -1).flatten(0, -2)
 
 
+def seen(model, x):
+    """What the score sees of maps: directions and lengths at every position."""
+    return direction_and_length(torch.tanh(model.body(x)).detach(), dim=1)
+
+
 def test_maps_are_rows_of_the_core():
     model, x, labels = maps()
     found = calibrate(model, (x[:10], labels[:10]), (x[10:], labels[10:]), price=0.02)
     assert [str(place) for place in found.places] == ["input of 'head'"]
-    z, features = model(x).detach(), torch.tanh(model.body(x)).detach()
+    z, features = model(x).detach(), seen(model, x)
     rows = [flattened(each) for each in (z, features)]
     flat = labels.flatten()
     expected = fit_calibrator(
@@ -285,7 +291,7 @@ def test_ignored_positions_do_not_count():
     kept = labels.clone()
     kept[:, 5:] = 255
     found = calibrate(model, (x[:10], kept[:10]), (x[10:], kept[10:]), ignore_index=255)
-    z, features = model(x).detach()[:, :, :5], torch.tanh(model.body(x)).detach()[:, :, :5]
+    z, features = model(x).detach()[:, :, :5], seen(model, x)[:, :, :5]
     cut = kept[:, :5]
     expected = fit_calibrator((features[:10], cut[:10]), (z[10:], features[10:], cut[10:]))
     assert found.alpha == pytest.approx(expected.alpha, rel=1e-6)

@@ -25,7 +25,6 @@ from acnml.fit import (
 )
 from acnml.fit.curvature import EkfacCurvature
 from acnml.fit.fisher import Outputs
-from acnml.posteriors import FactorBlock
 from cases import CONV, MLP, MODELS, Case, affine_layers, normal, small_network
 from dense import covariance, vector
 from fits import (
@@ -276,9 +275,10 @@ def test_a_posterior_adds_the_prior(case, structure):
 
 def test_kfac_can_be_damped_by_factors():
     curvature = fitted(MLP, "kron", 6)
-    damped, G = curvature.posterior(0.7, FactorBlock.damped).blocks[0], curvature.factors[0][2]
-    identity = damped.output_cov @ (G + math.sqrt(0.7) * torch.eye(len(G)).double())
-    torch.testing.assert_close(identity, torch.eye(len(G)).double(), rtol=1e-10, atol=1e-10)
+    block, (_, A, G) = curvature.damped(0.7).blocks[0], curvature.factors[0]
+    a, g = (m + math.sqrt(0.7) * torch.eye(len(m)).double() for m in (A, G))
+    v = normal(len(G), len(A))
+    torch.testing.assert_close(g @ block.cov_mv(v) @ a, v, rtol=1e-10, atol=1e-10)
 
 
 @by_structure

@@ -70,7 +70,7 @@ def test_a_search_over_alpha_takes_one_jacobian(monkeypatch):
     monkeypatch.setattr(Rows, "kernel", lambda *a: calls.append(1) or kernel(*a))
     model, x = MLP.model(), MLP.x(40)
     predict = Acnml(Classifier(model), diagonal(model))
-    choice = acnml.tuning.alpha_by_nll(predict, [(x, torch.arange(40) % 3)])
+    choice = acnml.tuning.largest_harmless_alpha(predict, [(x, torch.arange(40) % 3)], nll=9.0)
     assert len(choice.table) > 5
     assert len(calls) == 1
     labels = torch.arange(40) % 3
@@ -134,7 +134,7 @@ SOLVERS = [Linearised(), Linearised("network", polish=2), acnml.Gradient(2, 0.25
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=["linearised", "network", "gradient"])
-@pytest.mark.parametrize("name", ["diagonal", "kronecker_factors", "kronecker_eigen", "low_rank"])
+@pytest.mark.parametrize("name", ["diagonal", "kronecker_eigen", "low_rank"])
 @pytest.mark.parametrize("case", MODELS[1:4], ids=lambda case: case.name)
 def test_autocast_around_or_inside_the_network(case, name, solver):
     exact = case.model()

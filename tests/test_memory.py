@@ -64,7 +64,7 @@ def test_without_a_number_the_unused_memory_counts(cgroups, text):
 
 
 @pytest.mark.parametrize("place", ["", "pod", "pod/container"])
-def test_limits_of_version_2(cgroups, place):
+def test_limits_of_containers(cgroups, place):
     """The limit of the group itself, or of one around it."""
     memory.OWN_CGROUPS.write_text("0::/pod/container\n")
     write(cgroups / "pod/container", memory__max="max", memory__current=GB)
@@ -72,12 +72,3 @@ def test_limits_of_version_2(cgroups, place):
     assert free_bytes(CPU) == GB
     (cgroups / place / "memory.stat").write_text(f"anon 5\ninactive_file {GB}\n")
     assert free_bytes(CPU) == 2 * GB
-
-
-def test_limits_of_version_1(cgroups):
-    memory.OWN_CGROUPS.write_text("5:cpu:/x\n4:hugetlb,memory:/docker/abc\n0::/\n")
-    files = {"memory__limit_in_bytes": 8 * GB, "memory__usage_in_bytes": 5 * GB}
-    write(cgroups / "memory", **files)  # in the container it is the root
-    assert free_bytes(CPU) == 3 * GB
-    (cgroups / "memory" / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {GB}\n")
-    assert free_bytes(CPU) == 4 * GB

@@ -26,11 +26,9 @@ LABEL_METRICS: list[Metric] = [
     metrics.nll,
     metrics.brier,
     metrics.ece,
-    metrics.ece_equal_width,
     metrics.aurc,
 ]
 SCORE_METRICS: list[Metric] = [metrics.auroc, metrics.aupr, metrics.fpr95]
-DIAGRAMS = [metrics.reliability, metrics.reliability_equal_width]
 every_label_metric = pytest.mark.parametrize("metric", LABEL_METRICS)
 every_score_metric = pytest.mark.parametrize("metric", SCORE_METRICS)
 unhurried = settings(deadline=None)  # the first call into torch is slow
@@ -91,35 +89,9 @@ def test_ece_by_hand(log_probs, labels, bins, expected):
     assert metrics.ece(log_probs, torch.tensor(labels), bins) == exactly(expected)
 
 
-@pytest.mark.parametrize(
-    ("log_probs", "labels", "bins", "confidence", "accuracy", "count"),
-    [
-        # an edge belongs to the bin below it, and 1 to the last bin
-        (top(0.5, 0.625, 0.75, 1), [0, 1, 0, 0], 4, [0.5, 0.6875, 1], [1, 0.5, 1], [1, 2, 1]),
-        (top(1, 1, 1), [0, 0, 1], 20, [1], [2 / 3], [3]),
-        (top(0.5, 1), [0, 1], 1, [0.75], [0.5], [2]),
-    ],
-)
-def test_equal_width(log_probs, labels, bins, confidence, accuracy, count):
-    diagram = metrics.reliability_equal_width(log_probs, torch.tensor(labels), bins)
-    assert diagram.confidence.tolist() == exactly(confidence)
-    assert diagram.accuracy.tolist() == exactly(accuracy)
-    assert diagram.count.tolist() == count
-
-
-def test_equal_width_edges_are_the_nearest_floats():
-    log_probs, labels = top(0.545, 0.55, 0.555), torch.tensor([0, 0, 0])
-    # A bin found by rounding confidence × bins up would be one too high here.
-    assert log_probs[1, 0].exp().item() == 0.55 == 55 / 100
-    assert 0.55 * 100 > 55
-    diagram = metrics.reliability_equal_width(log_probs, labels, bins=100)
-    assert diagram.count.tolist() == [2, 1]
-
-
 def test_confidence_a_little_over_one_counts_as_one():
     log_probs = torch.tensor([[1e-3, -20.0], [0.0, -20.0], [1e-7, -20.0]])
     labels = torch.tensor([0, 0, 1])
-    assert metrics.ece_equal_width(log_probs, labels) == exactly(1 / 3)
     assert metrics.ece(log_probs, labels, bins=3) == exactly(1 / 3)
 
 
@@ -161,12 +133,6 @@ def slow_equal_mass(log_probs: Tensor, labels: Tensor, bins: int) -> float:
     tied = {c: np.mean([a for other, a in points if other == c]) for c, _ in points}
     averaged = [(c, tied[c]) for c, _ in points]
     split = [[averaged[i] for i in part] for part in np.array_split(range(len(points)), bins)]
-    return slow_ece(split, len(points))
-
-
-def slow_equal_width(log_probs: Tensor, labels: Tensor, bins: int) -> float:
-    points = [(min(c, 1.0), a) for c, a in pairs(log_probs, labels)]
-    split = [[p for p in points if i / bins < p[0] <= (i + 1) / bins] for i in range(bins)]
     return slow_ece(split, len(points))
 
 
@@ -215,7 +181,6 @@ def test_likelihood_against_scikit_learn(data):
 @given(predictions(), st.integers(1, 40))
 def test_ece_against_a_slow_loop(data, bins):
     assert metrics.ece(*data, bins=bins) == exactly(slow_equal_mass(*data, bins))
-    assert metrics.ece_equal_width(*data, bins=bins) == exactly(slow_equal_width(*data, bins))
 
 
 @unhurried
@@ -255,11 +220,10 @@ def test_order_of_the_points_is_immaterial(metric, data, seed):
     assert metric(log_probs[order], labels[order]) == exactly(metric(log_probs, labels))
 
 
-@pytest.mark.parametrize("diagram", DIAGRAMS)
 @unhurried
 @given(data=predictions(), bins=st.integers(1, 40))
-def test_bins_hold_every_point_once(diagram, data, bins):
-    confidence, accuracy, count = diagram(*data, bins=bins)
+def test_bins_hold_every_point_once(data, bins):
+    confidence, accuracy, count = metrics.reliability(*data, bins=bins)
     total = len(data[1])
     assert count.sum() == total
     assert 1 <= len(count) <= bins
@@ -297,8 +261,8 @@ NAN_ROW = GOOD + torch.tensor([[0.0], [math.nan], [0.0]])
 @pytest.mark.parametrize(
     ("log_probs", "labels", "message"),
     [
-        (GOOD[:, 0], LABELS, r"must be log-probabilities \(N, K\) .* shape \(3,\)"),
-        (GOOD[:0], LABELS[:0], r"N ≥ 1 points, got torch.float64 of shape \(0, 2\)"),
+        (GOOD[:, 0], LABELS, r"must be log-probabilities \(N, K\), got .* shape \(3,\)"),
+        (GOOD[:0], LABELS[:0], r"N ≥ 1 points, got none"),
         (GOOD.long(), LABELS, "got torch.int64"),
         (GOOD, LABELS[:2], r"class indices of shape \(3,\), got torch.int64 of shape \(2,\)"),
         (GOOD, LABELS.float(), "got torch.float32"),
@@ -311,7 +275,7 @@ NAN_ROW = GOOD + torch.tensor([[0.0], [math.nan], [0.0]])
     ],
 )
 def test_wrong_predictions_are_refused(log_probs, labels, message):
-    for metric in (*LABEL_METRICS, *DIAGRAMS, metrics.risk_coverage):
+    for metric in (*LABEL_METRICS, metrics.reliability, metrics.risk_coverage):
         with pytest.raises(ValueError, match=message):
             metric(log_probs, labels)
 

@@ -79,21 +79,19 @@ def test_alpha_is_tuned_with_one_pass_per_network():
 
         model[0].register_forward_hook(count)
     parts = [Acnml(Classifier(model), last_layer(model)) for model in models]
-    x = normal(200, 4, seed=8)
-    data = [(x[:100], x[:100].argmax(-1) % 3), (x[100:], x[100:].argmax(-1) % 3)]
-    modes = Modes(parts)
+    x, modes = normal(200, 4, seed=8), Modes(parts)
+    labels = modes(x).argmax(-1)
+    data = [(x[:100], labels[:100]), (x[100:], labels[100:])]
 
-    def choose(grid):
-        return tuning.within_price(
-            modes.with_alpha, grid, data, price=0.05, reference=modes.with_alpha(1e-9)
-        )
+    def choose(price):
+        return tuning.within_price(modes.with_alpha, data, price, modes.with_alpha(1e-9))
 
-    choose([1.0, 0.1])  # the first batches are also checked
+    choose(0.01)  # the first batches are also checked
     before = list(calls)
-    choice = choose([10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01])
+    choice = choose(0.05)
     assert [after - b for after, b in zip(calls, before, strict=True)] == [2, 2]
     chosen = modes.with_alpha(choice.value)
-    nlls = [acnml.metrics.nll(m(x), x.argmax(-1) % 3) for m in (modes.with_alpha(1e-9), chosen)]
+    nlls = [acnml.metrics.nll(m(x), labels) for m in (modes.with_alpha(1e-9), chosen)]
     assert nlls[1] <= nlls[0] + 0.05 + 1e-6
     assert all(part.alpha == choice.value for part in chosen.predictors)
 
@@ -148,7 +146,7 @@ def test_several_networks_are_stored_in_one_file(tmp_path):
     assert loaded.log_weights == modes.log_weights
     with pytest.raises(StorageError, match="of the given network differs from when"):
         acnml.load(path, networks[::-1])
-    with pytest.raises(StorageError, match="stored with 3 networks, but 1 were given"):
+    with pytest.raises(StorageError, match=r"Of its 3 networks, .* were given"):
         acnml.load(path, networks[0])
 
 

@@ -64,7 +64,9 @@ def test_windows_are_those_of_a_monitor(files, tmp_path, capsys):
         assert each["accuracy"]["accuracy"] == pytest.approx(own.accuracy.accuracy, rel=1e-6)
         assert each["evidence"] == pytest.approx(own.evidence, rel=1e-4)
     assert 600 < found["changed_at"] == monitor.changed_at
-    assert f"alarm at answer {monitor.changed_at}" in capsys.readouterr().out
+    assert [each["alarm"] for each in found["windows"]] == [False, False, True, False]
+    said = f"alarm at answer {monitor.changed_at} of 900, in window 501 to 750."
+    assert said in capsys.readouterr().out
 
 
 def test_windows_by_a_column_and_in_two_runs(files, tmp_path):
@@ -77,7 +79,9 @@ def test_windows_by_a_column_and_in_two_runs(files, tmp_path):
         ("month 3", 300),
     ]
     run_monitor(scored, tmp_path / "one" / "monitor.safetensors", tmp_path / "two", by="month")
-    assert content(tmp_path / "two")["seen"] == 1800
+    two = content(tmp_path / "two")
+    assert two["seen"] == 1800
+    assert two["finding"].endswith("in an earlier run.")
 
 
 def test_the_page_is_one_file(files, tmp_path):
@@ -88,6 +92,7 @@ def test_the_page_is_one_file(files, tmp_path):
     assert not re.search(r"https?:|<script|<link|<img|url\(", html)
     assert html.count("<svg") == 4
     assert "month 3" in html
+    assert html.count("stroke-dasharray") == 5  # the limit, and the alarm in every curve
     HTMLParser().feed(html)
     assert page({**content(tmp_path), "windows": []}).count("<svg") == 4
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from acnml import Classifier, calibrate
-from acnml.features import MOST_FEATURES, Folding, Place, Taps, find_places
+from acnml.features import MOST_FEATURES, Folding, Place, Taps, direction_and_length, find_places
 from cases import normal
 
 
@@ -59,7 +59,9 @@ def test_hidden_layers_of_an_mlp_and_not_its_inputs():
 
 
 def test_inputs_of_a_linear_model():
-    assert places_of(nn.Linear(4, 3), torch.randn(5, 4)) == (Place("", is_input=True),)
+    assert places_of(nn.Linear(4, 3), torch.randn(5, 4)) == (
+        Place("", is_input=True, is_scaled=False),
+    )
 
 
 def test_channels_of_a_one_dimensional_convolution():
@@ -137,7 +139,18 @@ def test_tensors_that_later_modules_overwrite_are_kept():
     """The output of the convolution is overwritten by the ReLU behind it."""
     model, x = conv_net(), normal(4, 2, 8, 8)
     expected = Place("0").pooled((), model[0](x))
-    torch.testing.assert_close(read(model, [Place("0")], x), expected)
+    torch.testing.assert_close(read(model, [Place("0", is_scaled=False)], x), expected)
+
+
+def test_features_are_directions_and_lengths_at_every_place():
+    model, x = conv_net(), normal(4, 2, 8, 8)
+    plain = [read(model, [Place(name, is_scaled=False)], x) for name in "03"]
+    both = read(model, [Place("0"), Place("3")], x)
+    first, length, *_ = both.split([plain[0].shape[1], 1, plain[1].shape[1], 1], dim=1)
+    torch.testing.assert_close(first.norm(dim=1), torch.ones(4).double())
+    torch.testing.assert_close(first * length, plain[0])
+    torch.testing.assert_close(both, torch.cat([direction_and_length(own) for own in plain], 1))
+    assert not direction_and_length(torch.zeros(1, 3)).any()
 
 
 def test_many_features_are_folded():

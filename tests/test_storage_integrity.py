@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -100,15 +100,15 @@ def test_a_file_without_its_checksum_is_damaged(path):
 
 def test_a_save_while_a_file_is_loaded_changes_nothing(path, monkeypatch):
     """It takes place after the file is opened, wherever that is; the old content is loaded."""
-    opened, other = os.open, small().scaled(2.0)
+    opened, other = Path.open, small().scaled(2.0)
 
-    def open_and_save(name, flags, *args, **kwargs):
-        file = opened(name, flags, *args, **kwargs)
-        if os.fspath(name) == str(path):
+    def open_and_save(name, *args, **kwargs):
+        file = opened(name, *args, **kwargs)
+        if name == path:
             monkeypatch.undo()
             acnml.save(other, path)
         return file
 
-    monkeypatch.setattr(os, "open", open_and_save)
+    monkeypatch.setattr(Path, "open", open_and_save)
     assert_equal(acnml.load(path), small())
     assert_equal(acnml.load(path), other)

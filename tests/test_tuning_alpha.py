@@ -10,7 +10,6 @@ import torch
 
 from acnml import Acnml, Classifier, Linearised, metrics, tuning
 from acnml.solve import UnsolvedError
-from acnml.tuning import Tolerance
 from cases import MODELS, POSTERIORS
 from tunable import FOUR, FakeSolver, fake_acnml
 
@@ -27,27 +26,26 @@ def nll_flipped() -> float:
 
 
 def test_the_largest_harmless_alpha_of_a_hand_computed_table():
-    tolerance = Tolerance(accuracy=0.1, nll=nll_at(2 / 1.5) - nll_at(2))
-    choice = tuning.largest_harmless_alpha(fake_acnml(), FOUR, GRID, tolerance)
+    allowed = nll_at(2 / 1.5) - nll_at(2)
+    choice = tuning.largest_harmless_alpha(fake_acnml(), FOUR, GRID, accuracy=0.1, nll=allowed)
     assert choice.value == 0.5
     assert [row.value for row in choice.table] == [0, 0.25, 0.5, 1, 1.5, 2]
     assert [row.accuracy for row in choice.table] == [0.75, 0.75, 0.75, 0.75, 0.5, 0.5]
     nlls = [nll_at(2 / (1 + alpha)) for alpha in (0, 0.25, 0.5, 1)] + 2 * [nll_flipped()]
     assert [row.nll for row in choice.table] == pytest.approx(nlls, rel=1e-12)
-    assert [row.harmless for row in choice.table] == [True, True, True, False, False, False]
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "expected"),
+    ("accuracy", "nll", "expected"),
     [
-        (Tolerance(accuracy=1.0, nll=10.0), 2.0),
-        (Tolerance(accuracy=0.25, nll=10.0), 2.0),  # met exactly
-        (Tolerance(accuracy=0.24, nll=10.0), 1.0),
-        (Tolerance(accuracy=1.0, nll=nll_at(1) - nll_at(2)), 1.0),  # met exactly
+        (1.0, 10.0, 2.0),
+        (0.25, 10.0, 2.0),  # met exactly
+        (0.24, 10.0, 1.0),
+        (1.0, nll_at(1) - nll_at(2), 1.0),  # met exactly
     ],
 )
-def test_both_tolerances_count(tolerance, expected):
-    choice = tuning.largest_harmless_alpha(fake_acnml(), FOUR, GRID, tolerance)
+def test_both_limits_count(accuracy, nll, expected):
+    choice = tuning.largest_harmless_alpha(fake_acnml(), FOUR, GRID, accuracy, nll)
     assert choice.value == expected
 
 
@@ -60,20 +58,13 @@ class Stops(FakeSolver):
         return super().__call__(classifier, posterior, x)
 
 
-def test_the_alpha_of_least_nll_is_one_with_a_solution():
-    predictor = replace(fake_acnml(), solver=Stops())
-    choice = tuning.alpha_by_nll(predictor, FOUR, GRID)
-    assert choice.table == tuning.alpha_by_nll(fake_acnml(), FOUR, GRID).table[:3]
-    assert choice.value in (0.25, 0.5)
-    with pytest.raises(UnsolvedError, match="too cautious"):
-        tuning.alpha_by_nll(predictor, FOUR, [1.0, 2.0])
-
-
 def test_alphas_without_a_solution_are_not_harmless():
     predictor = replace(fake_acnml(), solver=Stops())
-    choice = tuning.largest_harmless_alpha(predictor, FOUR, GRID, Tolerance(1.0, 10.0))
+    choice = tuning.largest_harmless_alpha(predictor, FOUR, GRID, 1.0, 10.0)
     assert choice.value == 0.5
     assert [row.value for row in choice.table] == [0, 0.25, 0.5]
+    with pytest.raises(UnsolvedError, match="too cautious"):
+        tuning.largest_harmless_alpha(predictor, FOUR, [1.0, 2.0])
 
 
 def test_says_so_if_no_alpha_is_harmless():
@@ -81,16 +72,16 @@ def test_says_so_if_no_alpha_is_harmless():
         tuning.largest_harmless_alpha(fake_acnml(), FOUR, [1.5, 2.0])
     message = str(refused.value)
     assert "0.005 of MAP's accuracy 0.7500 and adds at most 0.05 nats to MAP's NLL" in message
-    assert "use smaller alphas, a larger tolerance" in message
-    assert message.count("no") >= 2  # the table is there
-    assert "harmless" in message.splitlines()[1]
+    assert "use smaller alphas, larger limits" in message
+    assert "accuracy" in message.splitlines()[1]  # the table is there
 
 
-def test_alpha_by_nll_is_the_minimum_of_the_table():
-    choice = tuning.alpha_by_nll(fake_acnml(), FOUR, [2.0, 1.0, 0.1, 0.25])
+def test_the_alpha_of_least_nll_is_the_minimum_of_the_table():
+    predictor = fake_acnml()
+    choice = tuning.least_nll(lambda a: replace(predictor, alpha=a), [2.0, 1.0, 0.1, 0.25], FOUR)
     assert choice.value == 0.1  # the best of all is 2 / log 6 - 1 = 0.116
-    assert [row.value for row in choice.table] == [0, 0.1, 0.25, 1, 2]
-    assert choice.table[0].nll == pytest.approx(nll_at(2), rel=1e-12)
+    assert [row.value for row in choice.table] == [2, 1, 0.1, 0.25]
+    assert choice.table[1].nll == pytest.approx(nll_at(1), rel=1e-12)
 
 
 def test_alphas_are_tried_on_the_predictor_that_was_given():
@@ -98,7 +89,7 @@ def test_alphas_are_tried_on_the_predictor_that_was_given():
     solver = Linearised("network", polish=60)
     predictor = Acnml(Classifier(case.model()), POSTERIORS["low_rank"](case.model()), solver)
     x, y = case.x(6), torch.arange(6) % 3
-    for row in tuning.alpha_by_nll(predictor, [(x, y)]).table[1:]:
+    for row in tuning.largest_harmless_alpha(predictor, [(x, y)], nll=9.0).table[1:]:
         log_probs = Acnml(predictor.classifier, predictor.posterior, predictor.solver, row.value)(x)
         assert row.nll == metrics.nll(log_probs, y)
 

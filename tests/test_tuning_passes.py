@@ -76,14 +76,10 @@ def row_of(predictor, value, loader):
     return (value, *metrics.summary(log_probs, labels).values())
 
 
-def test_alpha_by_nll_and_within_price(setting):
+def test_within_price(setting):
     model, loader, predictor, _ = setting
-    tuning.alpha_by_nll(predictor, loader, ALPHAS)
-    assert passes(model) == 1
-    model.calls.clear()
     tuning.within_price(
         lambda alpha: replace(predictor, alpha=alpha),
-        ALPHAS[::-1],
         loader,
         price=0.05,
         reference=Map(predictor.classifier),
@@ -93,7 +89,7 @@ def test_alpha_by_nll_and_within_price(setting):
 
 def test_prior_precision(setting):
     model, loader, predictor, curvature = setting
-    choice = tuning.prior_precision_by_nll(
+    choice = tuning.least_nll(
         lambda tau: Acnml(predictor.classifier, curvature.posterior(tau)), [0.1, 1.0, 10.0], loader
     )
     assert passes(model) == 1

@@ -82,14 +82,19 @@ def accuracy() -> str:
     found, lines = groups(ACCURACY), []
     for method in dict.fromkeys(row["method"] for row in read(ACCURACY)):
         own = select(ACCURACY, method=method)
-        held = statistics.fmean(
-            float(row["low"]) <= float(row["accuracy"]) <= float(row["high"]) for row in own
-        )
         has_interval = any(row["low"] != row["high"] for row in own)
         parts = [[r for r in own if (r["network"], r["group"]) == place] for place in found]
         cells = [*(mean(part, "error") for part in parts), mean(own, "error")]
-        lines.append([method, *cells, f"{held:.2f}" if has_interval else "–"])
+        lines.append([method, *cells, f"{held(method):.2f}" if has_interval else "–"])
     return markdown(["", *titles(found), "all", "intervals"], lines)
+
+
+def held(method: str) -> float:
+    """Return the share of intervals of the estimated accuracy that hold the true one."""
+    return statistics.fmean(
+        float(row["low"]) <= float(row["accuracy"]) <= float(row["high"])
+        for row in select(ACCURACY, method=method)
+    )
 
 
 def sets() -> str:

@@ -100,7 +100,7 @@ def _evidence(places: Sequence[tuple[str, str]], methods: Mapping[str, str]) -> 
 def won() -> str:
     """In how many cases a method is better than its rivals: ECE, NLL."""
     rivals = {EQUAL: METHODS[EQUAL], DAC: METHODS[DAC], DENSITY: METHODS[DENSITY], ACNML: "ACNML"}
-    shown = {HEAD: "Kronecker head (0.2)", ACNML: "ACNML", CLOSED: "closed-form NML"}
+    shown = {HEAD: "Kronecker head", ACNML: "ACNML", CLOSED: "closed-form NML"}
     shown |= {UNIT: "closed-form NML, unit length", DENSITY: "density temperature"}
     lines = []
     for method, name in shown.items():

@@ -14,6 +14,7 @@ from functools import cache
 from operator import add, mul, truediv
 from typing import Any
 
+from decision_tables import held
 from results import RESULTS, ROOT, Row, read, select
 from studies.cifar10_c import methods as cifar10_c
 from studies.cifar10_c.settings import CLEAN
@@ -482,6 +483,7 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "naive-score": naive_score,
     "quote": quoted,
     "paper": paper,
+    "held": lambda method: [held(method)],
     "faster": faster,
     "gap": gap,
     "linearising": linearising,

@@ -1,5 +1,6 @@
 // A worker that is asked for the newest request only: those that it had no time for are dropped.
-// A worker that fails is reported once and not asked again.
+// A worker that fails is reported once and not asked again. A pause after every answer leaves the
+// processor to the page.
 
 export class Latest<Request, Result> {
   private waiting: Request | undefined;
@@ -10,6 +11,7 @@ export class Latest<Request, Result> {
     private readonly worker: Worker,
     private readonly receive: (result: Result) => void,
     fail: (reason: string) => void,
+    pause = 0, // milliseconds
   ) {
     worker.onerror = (event: ErrorEvent) => {
       if (this.hasFailed) return;
@@ -17,9 +19,11 @@ export class Latest<Request, Result> {
       fail(event.message || "its script could not be loaded");
     };
     worker.onmessage = (event: MessageEvent<Result>) => {
-      this.busy = false;
       this.receive(event.data);
-      this.next();
+      window.setTimeout(() => {
+        this.busy = false;
+        this.next();
+      }, pause);
     };
   }
 

@@ -23,7 +23,7 @@ return arrays for arrays and tensors for tensors. Floating point inputs are conv
 type.
 
 The names below are what most programs need. All others are importable from their rooms, such as
-`acnml.posteriors.FactorBlock`, `acnml.predictors.NaiveCnml`, `acnml.fit.fit_curvature` and
+`acnml.posteriors.Affine`, `acnml.predictors.NaiveCnml`, `acnml.fit.fit_curvature` and
 `acnml.laplace_torch.from_laplace`.
 """
 

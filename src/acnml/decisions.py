@@ -191,6 +191,9 @@ def at_most_risk(
 ) -> Certificate:
     """Return the lowest threshold whose risk is certified to be at most a limit.
 
+    The limit holds on data that are drawn like the labelled ones, and not under shift. The
+    assumptions are those of `acnml.decisions`.
+
     Args:
         sureness: of predictions (N,), for example their confidence.
         correct: whether they are right (N,).
@@ -222,7 +225,8 @@ def at_least_coverage(
 ) -> Certificate:
     """Return the highest threshold that is certified to accept a share, and a bound of its risk.
 
-    Both hold together with the stated confidence: each uses half of the level.
+    Both hold together with the stated confidence, as each uses half of the level; on data that are
+    drawn like the labelled ones, and not under shift.
 
     Args:
         sureness: of predictions (N,), for example their confidence.

@@ -11,6 +11,10 @@ Without the user naming modules, `find_places` runs one batch with hooks on all 
 A tensor with positions is pooled: the mean and the standard deviation of every channel over all
 positions. Only vectors are taken from networks that read token ids or a mapping of tensors: some
 positions are padding there, and features pooled over it would depend on the other texts of a batch.
+
+The vector of every place is scaled to unit length, and its length is one more feature. Lengths vary
+much among typical inputs and would hide what their directions show; without them, inputs that are
+merely too large would seem typical. Inputs of the model itself stay as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -71,12 +75,14 @@ class Place:
         is_input: whether to take the first argument of the module instead of its output.
         channels: the dimension that counts channels, where there are positions to pool over.
         is_pooled: whether to pool over positions; maps and tokens have features at each.
+        is_scaled: whether to scale vectors to unit length, and to add their lengths.
     """
 
     module: str
     is_input: bool = False
     channels: int = 1
     is_pooled: bool = True
+    is_scaled: bool = True
 
     def __str__(self) -> str:
         return f"{'input' if self.is_input else 'output'} of {self.module or 'the model'!r}"
@@ -93,6 +99,25 @@ class Place:
         mean = flat.mean(-1, keepdim=True)
         deviation = torch.linalg.vector_norm(flat - mean, dim=-1) / math.sqrt(flat.shape[-1])
         return torch.cat([mean.squeeze(-1), deviation], dim=1)
+
+    def features(self, pooled: Tensor) -> Tensor:
+        """Return what the score sees of what was pooled here."""
+        if not self.is_scaled:
+            return pooled
+        return direction_and_length(pooled, 1 if self.is_pooled else self.channels)
+
+
+def direction_and_length(vectors: Tensor, dim: int = -1) -> Tensor:
+    """Return vectors at unit length, and their lengths as one more number (…, d + 1, …).
+
+    Use it for features of your own, such as embeddings, before they go to a `Calibrator`.
+
+    >>> direction_and_length(torch.tensor([[3.0, 4.0]]))
+    tensor([[0.6000, 0.8000, 5.0000]])
+    """
+    length = torch.linalg.vector_norm(vectors, dim=dim, keepdim=True)
+    directions = vectors / length.clamp(min=torch.finfo(vectors.dtype).tiny)
+    return torch.cat([directions, length], dim=dim)
 
 
 @final
@@ -196,7 +221,7 @@ def joined(
                 "dimension must be the batch; take features at other places"
             )
     # Features at positions are those of one place, in whichever layout it has.
-    features = torch.cat([kept[place] for place in places], dim=1)
+    features = torch.cat([place.features(kept[place]) for place in places], dim=1)
     return features if folding is None else folding(features)
 
 
@@ -318,7 +343,7 @@ class _Search:
                 if self._seen_parameters:
                     self._vectors[name] = found
                 else:
-                    self._first_linear = found
+                    self._first_linear = (self._finished, replace(found[1], is_scaled=False))
             self._seen_parameters |= next(module.parameters(recurse=False), None) is not None
             is_batch = _is_feature(output) and output.ndim > 2 and len(output) == self._batch
             adds_features = not isinstance(module, PADDING)

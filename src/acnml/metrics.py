@@ -88,7 +88,7 @@ def brier(log_probs: Tensor, labels: Tensor) -> float:
     """
     log_probs, labels = _checked(log_probs, labels)
     errors = log_probs.exp()
-    errors[torch.arange(len(labels), device=labels.device), labels] -= 1
+    errors[torch.arange(len(labels), device="cpu"), labels] -= 1
     return errors.square().sum(dim=1).mean().item()
 
 
@@ -105,16 +105,6 @@ def ece(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
     return _calibration_error(reliability(log_probs, labels, bins))
 
 
-def ece_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
-    """Return the expected calibration error Σ_b (n_b/N) |acc_b − conf_b|, bins of equal width.
-
-    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> round(ece_equal_width(log_probs, torch.tensor([0, 0, 1])), 4)
-    0.3333
-    """
-    return _calibration_error(reliability_equal_width(log_probs, labels, bins))
-
-
 def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliability:
     """Return accuracy against confidence in bins of equal mass.
 
@@ -126,19 +116,6 @@ def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliabilit
     tensor([2, 1])
     """
     diagram = _equal_mass(*confidences(log_probs, labels), bins)
-    return _arrays_for_arrays(log_probs, diagram)
-
-
-def reliability_equal_width(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliability:
-    """Return accuracy against confidence in the bins (i/B, (i+1)/B], i = 0 … B−1.
-
-    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> reliability_equal_width(log_probs, torch.tensor([0, 0, 1]), bins=2).count
-    tensor([1, 2])
-    """
-    confidence, correct = _sorted_by_confidence(*confidences(log_probs, labels))
-    inner_edges = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
-    diagram = _binned(confidence, correct, torch.bucketize(confidence, inner_edges))
     return _arrays_for_arrays(log_probs, diagram)
 
 
@@ -307,19 +284,21 @@ def _correct(log_probs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _equal_mass(confidence: Tensor, correct: Tensor, bins: int) -> Reliability:
-    """Average over bins of equal mass, see `reliability`."""
+    """Average over bins of equal mass, without empty ones."""
     confidence, correct = _sorted_by_confidence(confidence, correct)
-    device = confidence.device
-    sizes = torch.tensor([len(part) for part in confidence.tensor_split(bins)], device=device)
-    return _binned(confidence, correct, torch.arange(bins, device=device).repeat_interleave(sizes))
+    count = torch.tensor([len(part) for part in confidence.tensor_split(bins)], device="cpu")
+    own = torch.arange(bins, device="cpu").repeat_interleave(count)
+    filled = count > 0
+    sums = [torch.bincount(own, weights=part, minlength=bins) for part in (confidence, correct)]
+    confidence, accuracy = (each[filled] / count[filled] for each in sums)
+    return Reliability(confidence, accuracy, count[filled])
 
 
 def _risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
     confidence, correct = _sorted_by_confidence(confidence, correct)
     errors = (1 - correct.flip(0)).cumsum(0)
-    count, device = len(confidence), confidence.device
-    answered = torch.arange(1, count + 1, dtype=torch.float64, device=device)
-    return RiskCoverage(coverage=answered / count, risk=errors / answered)
+    answered = torch.arange(1, len(errors) + 1, dtype=torch.float64, device="cpu")
+    return RiskCoverage(coverage=answered / len(errors), risk=errors / answered)
 
 
 def _sorted_by_confidence(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
@@ -330,16 +309,6 @@ def _sorted_by_confidence(confidence: Tensor, correct: Tensor) -> tuple[Tensor, 
     levels, level, counts = torch.unique(confidence, return_inverse=True, return_counts=True)
     correct = torch.bincount(level, weights=correct) / counts
     return levels.repeat_interleave(counts), correct.repeat_interleave(counts)
-
-
-def _binned(confidence: Tensor, correct: Tensor, bin_index: Tensor) -> Reliability:
-    """Average the points that share a bin index and omit empty bins."""
-    _, index, count = torch.unique(bin_index, return_inverse=True, return_counts=True)
-    return Reliability(
-        confidence=torch.bincount(index, weights=confidence) / count,
-        accuracy=torch.bincount(index, weights=correct) / count,
-        count=count,
-    )
 
 
 def _calibration_error(diagram: Reliability) -> float:
@@ -365,17 +334,36 @@ def _count_from_top(level: Tensor, levels: int) -> Tensor:
 
 
 def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Check both arguments and return them on the CPU as float64 and int64."""
-    log_probs = _as_tensor(log_probs)
-    if log_probs.ndim != 2 or len(log_probs) == 0 or not log_probs.is_floating_point():
+    """Check both arguments, of at least one point; return them on the CPU as float64 and int64."""
+    own = _checked_log_probs(log_probs)
+    if len(own) == 0:
+        raise ValueError("log_probs must be log-probabilities (N, K) of N ≥ 1 points, got none")
+    return own, _checked_labels(labels, *own.shape)
+
+
+def _checked_log_probs(log_probs: Tensor) -> Tensor:
+    """Check log-probabilities and return them on the CPU as float64."""
+    given = _as_tensor(log_probs)
+    if given.ndim != 2 or not given.is_floating_point():
         raise ValueError(
-            f"log_probs must be log-probabilities (N, K) of N ≥ 1 points, got {log_probs.dtype} of "
-            f"shape {tuple(log_probs.shape)}"
+            f"log_probs must be log-probabilities (N, K), got {given.dtype} of shape "
+            f"{tuple(given.shape)}"
         )
-    tolerance = _row_sum_tolerance(log_probs)
-    log_probs = log_probs.detach().cpu().double()
-    _check_rows(log_probs, tolerance)
-    return log_probs, _checked_labels(labels, *log_probs.shape)
+    own = given.detach().cpu().double()
+    row = _first(own.isnan().any(dim=1))
+    if row is not None:
+        raise ValueError(f"log_probs[{row}] contains NaN: drop the row or fix the model")
+    # With the machine epsilon ε, rounding changes log pₖ by at most ½ε |log pₖ|, and hence the
+    # logarithm of a row's sum by about ½ε · entropy ≤ ½ε log K. The tolerance is twice that, and at
+    # least 1 % for values that were rounded before they were passed in.
+    tolerance = max(1e-2, torch.finfo(given.dtype).eps * math.log(max(1, own.shape[1])))
+    log_sums = own.logsumexp(dim=1)
+    row = _first(log_sums.abs() > tolerance)
+    if row is not None:
+        total = log_sums[row].exp().item()
+        hint = "apply log_softmax to logits, or log to probabilities"
+        raise ValueError(f"the probabilities in log_probs[{row}] sum to {total:.4g}, not 1: {hint}")
+    return own
 
 
 def _checked_labels(labels: Tensor, points: int, classes: int) -> Tensor:
@@ -396,28 +384,6 @@ def _checked_labels(labels: Tensor, points: int, classes: int) -> Tensor:
 def _as_tensor(value: Tensor) -> Tensor:
     is_array = isinstance(value, np.ndarray)
     return torch.tensor(np.ascontiguousarray(value), device="cpu") if is_array else value
-
-
-def _row_sum_tolerance(log_probs: Tensor) -> float:
-    """Return how far log Σₖ pₖ, the logarithm of a row's sum, may be from 0.
-
-    With the machine epsilon ε, rounding changes log pₖ by at most ½ε |log pₖ|, and hence the sum by
-    about ½ε · entropy ≤ ½ε log K. The tolerance is twice that, and at least 1 % for values that
-    were rounded before they were passed in.
-    """
-    return max(1e-2, torch.finfo(log_probs.dtype).eps * math.log(log_probs.shape[1]))
-
-
-def _check_rows(log_probs: Tensor, tolerance: float) -> None:
-    row = _first(log_probs.isnan().any(dim=1))
-    if row is not None:
-        raise ValueError(f"log_probs[{row}] contains NaN: drop the row or fix the model")
-    log_sums = log_probs.logsumexp(dim=1)
-    row = _first(log_sums.abs() > tolerance)
-    if row is not None:
-        total = log_sums[row].exp().item()
-        hint = "apply log_softmax to logits, or log to probabilities"
-        raise ValueError(f"the probabilities in log_probs[{row}] sum to {total:.4g}, not 1: {hint}")
 
 
 def _checked_confidences(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:

@@ -77,6 +77,7 @@ class Window:
     classes: float  # total variation between the predicted classes and those of the reference
     evidence: float  # log10 E at its largest so far: 2 stands for 1 : 100
     changed: bool  # whether there has been an alarm, in this window or before
+    alarm: bool  # whether it was in this window
 
 
 @final
@@ -117,6 +118,9 @@ class Monitor:
     def of(reference: Outcomes, level: float = 0.01) -> Monitor:
         """Return a monitor that has seen no answers.
 
+        The level holds while inputs are exchangeable with the reference. Inputs that depend on
+        their predecessors raise more alarms.
+
         Args:
             reference: `Calibrator.outcomes`, or labelled answers that are as fresh.
             level: largest probability of a false alarm, ever.
@@ -141,7 +145,7 @@ class Monitor:
         columns = {
             n: _column(getattr(answers, n))[answered].double() for n in (*STATISTICS, "regret")
         }
-        label = _column(answers.label)[answered].long()
+        label, had_changed = _column(answers.label)[answered].long(), self.changed_at is not None
         for start in range(0, len(label), CHUNK):
             self._bet(torch.stack([columns[n][start : start + CHUNK] for n in STATISTICS]))
         return Window(
@@ -153,6 +157,7 @@ class Monitor:
             classes=self._distance_of_classes(label),
             evidence=self.evidence,
             changed=self.changed_at is not None,
+            alarm=self.changed_at is not None and not had_changed,
         )
 
     def _bet(self, values: Tensor) -> None:

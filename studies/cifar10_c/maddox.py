@@ -30,7 +30,7 @@ from torch.nn import functional
 import acnml
 from acnml import Classifier, Kronecker
 from acnml._util.torch_state import seeded
-from acnml.posteriors import Affine, FactorBlock
+from acnml.posteriors import Affine, EigenBlock
 from studies.engine.grounds import Ground, Pair
 from studies.engine.method import Method
 from studies.engine.workshop import Workshop
@@ -100,7 +100,7 @@ def kfac_of_one_batch(
 
 def _block(
     name: str, layer: nn.Linear | nn.Conv2d, inputs: Tensor, gradients: Tensor, data: int
-) -> FactorBlock:
+) -> EigenBlock:
     """Return Σ = (A + dI)⁻¹ ⊗ (G + dI)⁻¹ / N² of a layer."""
     positions = 1
     if isinstance(layer, nn.Conv2d):
@@ -115,14 +115,8 @@ def _block(
     if layer.bias is not None:
         inputs = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1)
     damping = math.sqrt(DAMPING / positions)
-    input_cov, output_cov = (
-        torch.linalg.inv(rows.mT @ rows / len(rows) + damping * torch.eye(rows.shape[1]).to(rows))
-        for rows in (inputs, gradients)
-    )
+    (a, U_A), (g, U_G) = (torch.linalg.eigh(r.mT @ r / len(r)) for r in (inputs, gradients))
     bias = None if layer.bias is None else f"{name}.bias"
     affine = Affine(f"{name}.weight", bias)
-    return FactorBlock(affine, _symmetric(input_cov), _symmetric(output_cov) / data**2)
-
-
-def _symmetric(matrix: Tensor) -> Tensor:
-    return (matrix + matrix.mT) / 2
+    var = 1 / ((g + damping).unsqueeze(1) * (a + damping))
+    return EigenBlock(affine, U_A, U_G, var / data**2)

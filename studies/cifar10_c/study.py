@@ -17,7 +17,7 @@ from torch import Tensor
 
 from acnml import Swag
 from acnml._util.structure import tracking_batch_norms
-from acnml.posteriors import FactorBlock
+from acnml.fit import KroneckerCurvature
 from studies.cifar10_c import methods as ms
 from studies.cifar10_c import report
 from studies.cifar10_c.claims import all_claims
@@ -149,7 +149,7 @@ def grounds_of(settings: Cifar10CStudy) -> dict[str, Ground]:
         ms.SWAG_D: SwagPosterior(ms.SWA, Swag.diagonal),
         ms.SWAG: SwagPosterior(ms.SWA, Swag.low_rank),
         ms.KFAC: KfacLaplace(
-            ms.SWA, inputs=curvature.images, prior_precision=prior, form=FactorBlock.damped
+            ms.SWA, inputs=curvature.images, prior_precision=prior, form=KroneckerCurvature.damped
         ),
         ms.MADDOX: MaddoxKfac(ms.SWA),
         HEAD: KfacLaplace(ms.SWA, last_layer, curvature.head_images, prior),

@@ -61,11 +61,13 @@ SETTINGS = {
 
 
 def write_report(findings: Findings, folder: Path) -> Path:
-    """Write report.html and overview.png into a folder and return the path of the report.
+    """Write report.html and two pictures into a folder and return the path of the report.
 
-    The picture in the README, docs/images/demo.png, is a copy of overview.png.
+    The picture in the README, docs/images/demo.png, is a copy of overview.png, and demo-narrow.png,
+    which the first page shows on phones, one of overview-narrow.png.
     """
     write_file(folder / "overview.png", to_png(figures.overview(findings)))
+    write_file(folder / "overview-narrow.png", to_png(figures.narrow_overview(findings), 150))
     return write_file(folder / "report.html", report(findings).html().encode())
 
 

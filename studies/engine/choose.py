@@ -20,6 +20,7 @@ from studies.engine.workshop import Workshop
 
 T = TypeVar("T")
 END = "end of grid"
+ROUNDING = 1e-9  # so that a score that is equal to its limit is accepted
 
 
 class HeldOut(NamedTuple):
@@ -120,7 +121,7 @@ class WithinPrice(ChoiceRule):
         limit = self.reference(workshop) + self.tolerance
         if min(nlls) > limit:
             return Chosen(method.at(values[nlls.index(min(nlls))]), "none is in budget")
-        value = tuning.most_cautious(values, nlls, limit)
+        value = most_cautious(values, nlls, limit)
         return Chosen(method.at(value), END if value in (values[0], values[-1]) else "")
 
 
@@ -151,8 +152,10 @@ class LargestHarmlessAlpha(ChoiceRule):
         assert method.value is not None  # it is set
         plain = held_out(workshop.study.plain, workshop)
         accuracy, nll = held_out(method.family.at(method.value), workshop)
-        tolerance = tuning.Tolerance(self.accuracy, self.nll)
-        return tolerance.allows(plain.accuracy - accuracy, nll - plain.nll)
+        added = nll - plain.nll
+        return (
+            plain.accuracy - accuracy <= self.accuracy + ROUNDING and added <= self.nll + ROUNDING
+        )
 
 
 def plain_nll(workshop: Workshop) -> float:
@@ -258,6 +261,31 @@ def _remembered(key: object, workshop: Workshop, find: Callable[[], T]) -> T:
 def rounded(value: float) -> float:
     """Keep four digits, so that a choice does not depend on the last bits of a sum."""
     return float(f"{value:.4g}")
+
+
+def most_cautious(values: Sequence[float], nlls: Sequence[float], limit: float) -> float:
+    """Return the most cautious value whose held-out NLL is at most the limit.
+
+    The result lies between the first value within the limit and the more cautious one before it.
+    There, log NLL is interpolated linearly in the logarithm of the value. Methods that are compared
+    at the same limit therefore have nearly the same NLL, whatever their grids.
+
+    Args:
+        values: of a knob, the most cautious first.
+        nlls: their NLLs, one of them within the limit; infinite if there is no solution.
+        limit: the highest acceptable NLL.
+
+    >>> most_cautious([1, 10, 100], [0.4, 0.1, 0.1], limit=0.2)
+    3.162
+    """
+    inside = next(i for i, nll in enumerate(nlls) if nll <= limit)
+    above, within = nlls[inside - 1], nlls[inside]
+    if inside == 0 or math.isinf(above) or within <= 0:  # the logarithm cannot be interpolated
+        return values[inside]
+    share = math.log(above / limit) / math.log(above / within)
+    low, high = sorted(values[inside - 1 : inside + 1])
+    found = values[inside - 1] * (values[inside] / values[inside - 1]) ** share
+    return min(max(rounded(found), low), high)
 
 
 def up_to_least(nlls: Sequence[float]) -> int:

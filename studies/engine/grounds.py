@@ -169,15 +169,15 @@ class KfacLaplace(Ground):
             None takes all.
         prior_precision: where the knob is not the prior precision; None is that of training, weight
             decay times the number of training inputs.
-        form: how the prior joins the curvature: `FactorBlock.damped` as in the paper, or None for
-            the exact sum.
+        form: how the prior joins the curvature: `KroneckerCurvature.damped` as in the paper, or
+            `KroneckerCurvature.posterior` for the exact sum.
         members: of the ensemble.
     """
 
     cover: Parameters = whole_network
     inputs: int | None = None
     prior_precision: float | None = None
-    form: Any = None
+    form: Callable[[KroneckerCurvature, float], Posterior] = KroneckerCurvature.posterior
     members: int = 1
 
     def artefacts(self, method: Method, workshop: Workshop) -> tuple[Artefact, ...]:
@@ -224,8 +224,7 @@ class KfacLaplace(Ground):
         by_prior = method.knob == TAU
         tau = method.value if by_prior else self.prior(workshop)
         assert tau is not None  # the knob is set
-        damped = () if self.form is None else (self.form,)
-        posterior = curvature.posterior(tau, *damped)
+        posterior = self.form(curvature, tau)
         return posterior if by_prior else _scaled(posterior, method)
 
     def _fitted(self, method: Method, workshop: Workshop, member: int) -> tuple[Artefact, Artefact]:

@@ -11,13 +11,14 @@ from scipy import stats
 
 from studies.engine.tables import mean, select
 from studies.evidence.measures import Interval, Scored
-from studies.evidence.methods import ACNML, DAC, DENSITY, EQUAL, PLAIN, TEMPERATURE
+from studies.evidence.methods import ACNML, DAC, DENSITY, EQUAL, OTHER_FORMS, PLAIN, TEMPERATURE
 from studies.evidence.settings import PRICE
 from studies.evidence.study import Evidence, Known
 from studies.evidence.subjects import CLEAN
+from studies.evidence.views import AS_THEY_ARE
 
-BEFORE = ACNML[2]  # the default of `calibrate` when the study was made
-RIVALS = (EQUAL, DAC, DENSITY[2], BEFORE)
+BEFORE = OTHER_FORMS[AS_THEY_ARE]  # the default of `calibrate` before features were scaled
+RIVALS = (EQUAL, DAC, DENSITY[2], ACNML[2], BEFORE)
 SCORES = ("ece", "nll")
 
 

@@ -42,7 +42,16 @@ from acnml.calibration.rules import MOST_SOLVED, closed_form, density_temperatur
 from acnml.calibration.search import largest_at_price, least_nll_temperature
 from acnml.solve.isotropic import solve_isotropic
 from studies.evidence.settings import PRICE
-from studies.evidence.views import BY_CLASS, DIAGONAL, LAST, OVERALL, UNIT, View
+from studies.evidence.views import (
+    AS_THEY_ARE,
+    BY_CLASS,
+    DIAGONAL,
+    EARLIER,
+    LAST,
+    OVERALL,
+    UNIT,
+    View,
+)
 
 PLAIN, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"
 ACNML = {p: f"ACNML, m{mark}" for p, mark in {1: "", 2: "²", 3: "³"}.items()}
@@ -54,7 +63,9 @@ ETS, VECTOR = "ensemble temperature scaling", "vector scaling"
 DAC, NEAREST = "density-aware calibration", "density temperature, k-NN"
 PROCAL, CLIPPED = "ProCal", "feature clipping"
 ENSEMBLE, ENSEMBLE_ACNML = "ensemble", "ensemble of ACNML"
-OTHER_FORMS = {form: f"{CLOSED[2]}, {form}" for form in (OVERALL, LAST, UNIT, DIAGONAL)}
+OTHER_FORMS = {
+    form: f"{CLOSED[2]}, {form}" for form in (AS_THEY_ARE, OVERALL, LAST, UNIT, DIAGONAL)
+}
 
 PUBLISHED = (ETS, VECTOR, DAC, NEAREST, PROCAL, CLIPPED, GLM)
 ENSEMBLES = (ENSEMBLE, ENSEMBLE_ACNML)
@@ -104,7 +115,7 @@ def kronecker_head(view: View, knob: float) -> Tensor:
     Newton steps, halved where they do not descend.
     """
     z0, K = view.logits.double().unsqueeze(1), view.logits.shape[1]
-    basis, weight = view.basis.double(), knob * view.scores[OVERALL].unsqueeze(-1)
+    basis, weight = view.basis.double(), knob * view.scores[EARLIER].unsqueeze(-1)
     inverse = (basis / (weight * view.spectrum.double()).clamp(min=1e-9).unsqueeze(1)) @ basis.T
 
     def objective(z: Tensor) -> Tensor:

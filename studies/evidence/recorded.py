@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Classifier, last_linear
-from acnml.features import Place, find_places
+from acnml.features import Place, direction_and_length, find_places
 from studies.data import Labelled
 from studies.engine.study import checksum
 from studies.store import Stage, Store
@@ -31,8 +31,8 @@ class Recorded(NamedTuple):
 
     @property
     def features(self) -> Tensor:
-        """The features of all places (N, p)."""
-        return torch.cat(list(self.places.values()), dim=1)
+        """What a score sees of all places (N, p): directions and lengths, as for `calibrate`."""
+        return torch.cat([direction_and_length(own) for own in self.places.values()], dim=1)
 
     @property
     def last(self) -> Tensor:

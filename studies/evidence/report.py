@@ -31,7 +31,6 @@ from studies.evidence.methods import (
     DAC,
     DENSITY,
     EQUAL,
-    OTHER_FORMS,
     OWN_CHOICE,
     PLAIN,
     PROCAL,
@@ -42,18 +41,17 @@ from studies.evidence.settings import PRESETS as PRESETS
 from studies.evidence.settings import PRICE, TITLES, EvidenceStudy
 from studies.evidence.study import Evidence, Known, collect
 from studies.evidence.subjects import CLEAN
-from studies.evidence.views import UNIT
 from studies.store import Store
 
 DEFAULT = CLOSED[2]  # of `calibrate`, since this study
-SHOWN = (PLAIN, TEMPERATURE, EQUAL, DAC, PROCAL, DENSITY[2], ACNML[2], CLOSED[2], OTHER_FORMS[UNIT])
+SHOWN = (PLAIN, TEMPERATURE, EQUAL, DAC, PROCAL, DENSITY[2], ACNML[2], CLOSED[2], BEFORE)
 COLOURS = {
     EQUAL: "#8a9099",
     DAC: "#1b7837",
     DENSITY[2]: "#d95f02",
     ACNML[2]: "#1f77b4",
     CLOSED[2]: "#7b3294",
-    OTHER_FORMS[UNIT]: "#c2a5cf",
+    BEFORE: "#c2a5cf",
 }
 
 
@@ -315,4 +313,4 @@ def write_pages(study: EvidenceStudy, evidence: Evidence, out: Path, command: st
     return ShortReport("Evidence", verdict(counted), sections, command, numbers).write(out)
 
 
-__all__ = ["BEFORE", "PRESETS", "run", "write_pages"]
+__all__ = ["PRESETS", "run", "write_pages"]

@@ -49,11 +49,11 @@ from studies.evidence.methods import (
 )
 from studies.evidence.settings import EvidenceStudy
 from studies.evidence.subjects import Subject
-from studies.evidence.views import BY_CLASS, View, Views
+from studies.evidence.views import AS_THEY_ARE, BY_CLASS, View, Views
 from studies.store import Content, Stage, Store
 
 # Raise it when the methods change: predictions are computed again, recorded features are not.
-VERSION = 5
+VERSION = 7
 
 # (subject, seed, shift, method) -> ECE and NLL at `settings.PRICE` in all resamples (2, R).
 Key: TypeAlias = tuple[str, int, str, str]
@@ -70,6 +70,7 @@ class Known(NamedTuple):
     accuracy: float  # on held-out data
     spread: float  # deviation of log m on held-out data
     errors: float  # AUROC of m for wrong answers on held-out data
+    errors_as_they_are: float  # of the score of features as they are
     alpha: float  # of the default at `settings.PRICE`
 
 
@@ -221,12 +222,16 @@ def _chosen(views: Views, study: EvidenceStudy) -> list[Chosen]:
 def _known(own: Subject, views: Views, chosen: list[Chosen]) -> Known:
     held_out = views.held_out
     score, is_right = held_out.scores[BY_CLASS], held_out.logits.argmax(-1) == held_out.labels
+    by_form = {
+        form: metrics.auroc(m[is_right], m[~is_right]) for form, m in held_out.scores.items()
+    }
     alpha = next(c.knob for c in chosen if (c.method, c.price) == (ACNML[2], settings.PRICE))
     return Known(
         *(own.name, own.network, own.seed, held_out.logits.shape[1], views.temperature),
         accuracy=float(is_right.double().mean()),
         spread=float(score.clamp(min=1e-6).log().std()),
-        errors=metrics.auroc(score[is_right], score[~is_right]),
+        errors=by_form[BY_CLASS],
+        errors_as_they_are=by_form[AS_THEY_ARE],
         alpha=alpha,
     )
 

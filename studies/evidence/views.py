@@ -16,13 +16,16 @@ from torch.nn import functional
 
 from acnml.atypicality import SHRINKAGES, Atypicality, Moments
 from acnml.calibration.search import least_nll_temperature
+from acnml.features import direction_and_length
 from studies.evidence.recorded import Recorded
 from studies.evidence.subjects import HELD_OUT, TRAIN, Subject
 
 # Forms of the score of atypicality.
 BY_CLASS, OVERALL = "by class", "one mean"
-LAST, UNIT, DIAGONAL = "last layer's input", "unit length", "variances alone"
-FORMS = (BY_CLASS, OVERALL, LAST, UNIT, DIAGONAL)
+LAST, DIAGONAL = "last layer's input", "variances alone"
+UNIT, AS_THEY_ARE = "unit length alone", "features as they are"
+EARLIER = "one mean of features as they are"  # version 0.2
+FORMS = (BY_CLASS, OVERALL, LAST, UNIT, AS_THEY_ARE, EARLIER, DIAGONAL)
 
 NEIGHBOURS = 10  # for k-NN distances; as many as density-aware calibration has for ImageNet
 PRIOR = 1e-2  # of a last layer's posterior, as a share of the curvature's mean eigenvalue
@@ -107,15 +110,19 @@ class Fitted:
 def _chosen(form: str, data: Recorded) -> Tensor:
     """Return the features of a form of the score."""
     if form == LAST:
-        return data.last
+        return direction_and_length(data.last)
     if form == UNIT:
         return torch.cat([unit(own) for own in data.places.values()], dim=1)
+    if form in (AS_THEY_ARE, EARLIER):
+        return torch.cat(list(data.places.values()), dim=1)
     return data.features
 
 
 def _score(form: str, train: Recorded, held_out: Recorded) -> Atypicality:
     count, classes = train.logits.shape
-    if form == OVERALL or count < 2 * classes:  # one input of a class shows no covariance
+    if (
+        form in (OVERALL, EARLIER) or count < 2 * classes
+    ):  # one input of a class shows no covariance
         classes = 1
     moments = Moments(classes)
     moments.add(_chosen(form, train), train.labels % classes)

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from torch import Tensor
 
 from acnml import Swag
-from acnml.posteriors import FactorBlock
+from acnml.fit import KroneckerCurvature
 from studies.data import Labelled, digits, shuffled, split
 from studies.data.catalogue import MNIST
 from studies.data.digits import SIDE, rotate
@@ -64,7 +64,7 @@ def build(settings: RotatedMnist) -> Study:
         ),
         AVERAGED: Network(model, settings.swag.schedule, average, start=ms.NETWORK),
     }
-    members, damped = settings.members, FactorBlock.damped
+    members, damped = settings.members, KroneckerCurvature.damped
     grounds = {
         ms.NETWORK: Networks(ms.NETWORK),
         ms.ENSEMBLE: Networks(ms.NETWORK, members),

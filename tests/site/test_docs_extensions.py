@@ -13,6 +13,7 @@ pytest.importorskip("sphinx", reason="needs the extra docs")
 from sphinx.errors import ExtensionError
 
 import gallery
+import pictures
 from docstrings import as_rst
 from repository_links import REPOSITORY, with_links
 
@@ -54,6 +55,11 @@ def test_mathematics_in_docstrings_is_literal():
     ]
     expected = ["It solves", "", "::", "", "    θ = argmax", "", r"for \|x\| and `a|b`.", ""]
     assert as_rst(text) == [*expected, "Args:", r"    x: (\*, n)."]
+
+
+def test_the_width_of_a_picture():
+    assert pictures.width(DOCS / "images" / "demo.png") == 1344
+    assert pictures.width(DOCS / "images" / "demo-narrow.png") < pictures.WIDE
 
 
 # The gallery

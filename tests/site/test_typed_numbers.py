@@ -16,7 +16,6 @@ ANYWHERE = "3.10 3.11 3.1 3.2 0.01 0.003 0.03 0.1 0.3"
 SETTINGS = {
     "cifar10-c.md": "0.25 0.5 0.05",
     "corruptions.md": "2.9",
-    "does-it-help.md": "0.2",
     "howto/conformal.md": "0.90 1.6",
     "howto/playground.md": "20.19 22.12",
     "howto/set-the-price.md": "0.0100 0.0040",

@@ -178,5 +178,9 @@ def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, 
     assert " ".join(closing_text(findings).split()) in " ".join(result.output.split())
     assert findings.runs[0].chosen.table in result.output
     assert (out / "report.html").read_text(encoding="utf-8") == report(findings).html()
-    assert sorted(path.name for path in out.iterdir()) == ["overview.png", "report.html"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "overview-narrow.png",
+        "overview.png",
+        "report.html",
+    ]
     assert "\x1b" not in result.output  # no terminal, no escape codes

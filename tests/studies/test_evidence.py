@@ -17,6 +17,7 @@ from torch import nn
 import acnml
 from acnml import metrics
 from acnml.calibration.search import least_nll_temperature
+from acnml.solve.isotropic import solve_diagonal
 from studies.data import Labelled
 from studies.data import pictures as files
 from studies.engine.tables import select
@@ -47,7 +48,7 @@ from studies.evidence.report import write_pages
 from studies.evidence.settings import NETWORKS, OWN, PRESETS, PRICE, EvidenceStudy
 from studies.evidence.study import Evidence, Known, collect
 from studies.evidence.subjects import CLEAN, UNKNOWN, Subject, with_unknown
-from studies.evidence.views import Views, kth
+from studies.evidence.views import EARLIER, Views, kth
 from studies.store import Reporter, Store
 
 STUDY = EvidenceStudy(networks=("letters",), prices=(PRICE, 0.03), resamples=50, seeds=(0, 1))
@@ -135,13 +136,27 @@ def test_numbers_are_those_of_calibrate(finished):
             assert found == pytest.approx(expected, abs=3e-3), method
 
 
+def test_powers_of_the_score_by_the_other_solver(finished):
+    evidence, _, _, store = finished
+    views = Views(subject(0, store))
+    view = views.of("4")
+    for power, method in ACNML.items():
+        row = row_of(evidence, method, "4")
+        var = (row.knob * view.scores["by class"] ** power).unsqueeze(1)
+        logits = view.logits.double()
+        log_probs = torch.log_softmax(solve_diagonal(logits, var.expand_as(logits)), -1)
+        expected, found = metrics.summary(log_probs, view.labels), four(row)
+        for score in ("accuracy", "nll", "brier"):  # rounding may move an input to another bin
+            assert found[score] == pytest.approx(expected[score], abs=5e-5)
+
+
 def test_the_kronecker_head_solves_its_equation(finished):
     """z_y = z + V(e_y - softmax z_y), by many small steps of a fixed-point iteration."""
     *_, store = finished
     view = Views(subject(0, store)).of("2")
     found, knob = kronecker_head(view, 0.3), 0.3
     basis, spectrum = view.basis.double(), view.spectrum.double()
-    weight = (knob * view.scores["one mean"])[:, None]
+    weight = (knob * view.scores[EARLIER])[:, None]
     V = torch.einsum("ij,nj,kj->nik", basis, weight * spectrum, basis)
     for label in range(3):
         z0 = view.logits.double()
@@ -285,7 +300,7 @@ def test_correlations_rank_the_gains():
     for number, gain in enumerate((0.1, 0.2, 0.5)):
         name = f"n{number}"
         accuracy, spread, errors = 0.9 - gain, 1.0 + gain, 0.5 + gain
-        own = (10 + number, 1.0 + number, accuracy, spread, errors, -gain)
+        own = (10 + number, 1.0 + number, accuracy, spread, errors, errors, -gain)
         known.append(Known(name, name, 0, *own))
         for method, ece in ((EQUAL, 1.0), (CLOSED[2], 1.0 - gain)):
             averaged.append(Mean(name, "g", PRICE, method, 1, 1, 0.9, ece, 0.0, ece, 0.0, 0.0))

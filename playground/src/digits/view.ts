@@ -24,6 +24,7 @@ const OTHERS: Readonly<Record<string, string>> = {
   question: "Question mark",
 };
 const USUAL_SHARE = 0.05;
+const CHART_PAUSE = 150; // ms between two charts: bars come first
 
 export async function startDigits(): Promise<void> {
   const files = await loadFiles();
@@ -32,11 +33,12 @@ export async function startDigits(): Promise<void> {
   view.attachSweeps((receive) => {
     const worker = new Worker(new URL("./sweep.worker.ts", import.meta.url), { type: "module" });
     worker.postMessage({ files } satisfies SweepRequest);
-    return new Latest<SweepRequest, Sweep>(worker, receive, (reason) => {
+    const fail = (reason: string) => {
       byId("chart").replaceWith(
         warning(`The confidence at other rotations could not be computed: ${reason}`),
       );
-    });
+    };
+    return new Latest<SweepRequest, Sweep>(worker, receive, fail, CHART_PAUSE);
   });
   // For the console, and for the tests.
   Object.assign(window, {

@@ -3,8 +3,7 @@
 For one outer product v = δaᵀ and a layer input a', the displacement adds
 
     diagonal, variances S       δ ⊙ S(a ⊙ a')
-    Kronecker A⁻¹ ⊗ G⁻¹         G⁻¹δ ⟨A⁻¹a, a'⟩
-    Kronecker in an eigenbasis  the diagonal rule between two rotations
+    Kronecker, in an eigenbasis the diagonal rule between two rotations
 
 Shapes are those of `dual.py`: factors (*batch, terms, features), inputs (*batch, positions, in).
 The rules at the end of this file compute these sums differentiably. Their gradients need only the
@@ -97,26 +96,6 @@ class MatrixAction(Action):
     def blended(self, other: MatrixAction, kept: Weight, new: Weight) -> MatrixAction:
         """Blend the matrices."""
         return MatrixAction(_blend(self.matrix, other.matrix, kept, new))
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class KeyAction(Action):
-    """Σ_t d_t ⟨k_t, a'⟩: two dot products per term, as for A⁻¹ ⊗ G⁻¹ with d = G⁻¹δ, k = A⁻¹a."""
-
-    terms: Terms
-
-    def __call__(self, inputs: LayerInputs) -> Tensor:
-        """Weigh every d by the dot product of its key with the input."""
-        return _KeyRule.apply(inputs.vectors, self.terms)
-
-    def combined(self, weights: Tensor) -> KeyAction:
-        """Combine the d."""
-        return KeyAction(_combined(self.terms, weights))
-
-    def blended(self, other: KeyAction, kept: Weight, new: Weight) -> KeyAction:
-        """Join the terms."""
-        return KeyAction(_blended(self.terms, other.terms, kept, new))
 
 
 @final
@@ -262,25 +241,6 @@ def _blended(mine: Terms, its: Terms, kept: Weight, new: Weight) -> Terms:
 
 
 # The rules ---------------------------------------------------------------------------------------
-
-
-@final
-class _KeyRule(torch.autograd.Function):
-    """Σ_t d_t ⟨k_t, a'⟩."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, terms: Terms) -> Tensor:
-        ctx.terms, ctx.shape = terms, inputs.shape
-        return _total((one.weight * (inputs @ one.inputs.vectors.mT)) @ one.deltas for one in terms)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Pull back to the inputs: Σ_t k_t ⟨d_t, g⟩."""
-        pulled = _total(
-            (one.weight * (grad @ one.deltas.mT)) @ one.inputs.vectors for one in ctx.terms
-        )
-        return pulled.sum_to_size(ctx.shape), None
 
 
 @final

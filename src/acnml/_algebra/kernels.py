@@ -1,7 +1,7 @@
 """V, the covariance of an input's K logits, in the form that its structure allows.
 
 For a last Linear layer the logits are its outputs, and their covariance has the structure of the
-posterior: it is diagonal, or a fixed matrix times a number per input, or diagonal in a fixed basis.
+posterior: it is diagonal, or diagonal in a fixed basis.
 With many classes that is what makes the problem small: no K×K matrix per input need exist.
 """
 
@@ -136,33 +136,6 @@ class DiagonalKernel(Kernel):
     def dense(self) -> Tensor:
         """Write the matrices out: (B, K, K)."""
         return torch.diag_embed(self.var)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class ScaledKernel(Kernel):
-    """One matrix (K, K) for all inputs, times a number per input (B,)."""
-
-    EACH: ClassVar[str] = "scale"
-
-    matrix: Tensor
-    scale: Tensor
-
-    def mv(self, u: Tensor) -> Tensor:
-        """Multiply, all rows at once."""
-        return (u @ self.matrix) * self.scale[:, None, None]
-
-    def columns(self, inputs: Tensor, classes: Tensor) -> Tensor:
-        """Look the columns up."""
-        return self.matrix[classes] * self.scale[inputs, None]
-
-    def diagonal(self) -> Tensor:
-        """Return the diagonals (B, K)."""
-        return self.scale[:, None] * self.matrix.diagonal()
-
-    def dense(self) -> Tensor:
-        """Write the matrices out: (B, K, K)."""
-        return self.scale[:, None, None] * self.matrix
 
 
 @final

@@ -67,48 +67,31 @@ def _available() -> int:
 
 
 def _left_in_cgroups() -> list[int]:
-    """Return what the limits of this process's control groups leave, of versions 1 and 2."""
+    """Return what the limits of this process's control group and of those around it leave.
+
+    Inside a container the group's path often does not exist: the root is then the container's own.
+    """
     try:
         lines = OWN_CGROUPS.read_text().splitlines()
     except (OSError, ValueError):  # not on Linux
         return []
     left = []
-    for _, controllers, group in (line.split(":", 2) for line in lines if line.count(":") >= 2):
-        if controllers == "":
-            left += _left(CGROUPS, group, "memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            left += _left(CGROUPS / "memory", group, *names)
-    return left
+    for line in lines:
+        if line.startswith("0::"):
+            path = PurePosixPath(line.removeprefix("0::").lstrip("/"))
+            left += [_left(CGROUPS / part) for part in (path, *path.parents)]
+    return [free for free in left if free is not None]
 
 
-def _left(root: Path, group: str, limit: str, usage: str) -> list[int]:
-    """Return what the limits of a group and of the groups around it leave.
-
-    Inside a container the group's path often does not exist: the root is then the container's own.
-    """
-    path = PurePosixPath(group.lstrip("/"))
-    left = []
-    for part in dict.fromkeys((path, *path.parents)):
-        folder = root / part
-        most, used = _number(folder / limit), _number(folder / usage)
-        if most is not None and used is not None:
-            left.append(max(0, most - used + _reclaimable(folder / "memory.stat")))
-    return left
-
-
-def _number(file: Path) -> int | None:
-    """Return the number in a file; None if there is none, or for "max", which is no limit."""
+def _left(group: Path) -> int | None:
+    """Return what the limit of a group leaves, with cached files; None if there is no limit."""
     try:
-        return int(file.read_text())
-    except (OSError, ValueError):
+        most, used = (int((group / f"memory.{what}").read_text()) for what in ("max", "current"))
+    except (OSError, ValueError):  # no such group, or "max", which is no limit
         return None
-
-
-def _reclaimable(file: Path) -> int:
-    """Return the bytes of cached files in a group, which the system frees when it needs to."""
     try:
-        pairs = dict(line.split() for line in file.read_text().splitlines())
-        return int(pairs.get("total_inactive_file", pairs.get("inactive_file", 0)))
+        numbers = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = int(numbers.get("inactive_file", 0))
     except (OSError, ValueError):
-        return 0
+        cached = 0
+    return max(0, most - used + cached)

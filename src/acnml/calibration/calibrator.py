@@ -17,7 +17,7 @@ from torch import Tensor
 from acnml._util import batches, checks
 from acnml._util.messages import callers_level
 from acnml._util.torch_state import one_thread
-from acnml.accuracy import accuracy_of
+from acnml.accuracy import expected_accuracy
 from acnml.atypicality import Atypicality, Moments
 from acnml.calibration.heads import IGNORED, Head, Places, Softmax, Task, as_labels, find_head
 from acnml.calibration.rules import RULES, RuleName, regret_of, spread
@@ -240,7 +240,7 @@ class Calibrator:
         """
         self.head.require_one_row("an interval")
         confidence = self(logits, features).confidence
-        return accuracy_of(confidence, self.outcomes, groups, level)
+        return expected_accuracy(confidence, self.outcomes, level, groups)
 
     def monitor(self, level: float = 0.01) -> Monitor:
         """Return a monitor of answers, see `acnml.monitor`.
@@ -282,7 +282,8 @@ class Calibrator:
             )
 
     def __str__(self) -> str:
-        return as_text(self.table, self.notes)
+        table = as_text([COLUMNS, *(row.cells for row in self.table)])
+        return "\n".join([table, "", *self.notes])
 
     def _repr_html_(self) -> str:
         """Return the table for notebooks, with the chosen row in bold."""

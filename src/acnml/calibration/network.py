@@ -22,9 +22,9 @@ from acnml._util.batches import (
     split_labels,
 )
 from acnml._util.params import Params, is_same_or_rounded
-from acnml._util.processes import Group, group
+from acnml._util.processes import Group
 from acnml._util.structure import tracking_batch_norms
-from acnml.accuracy import accuracy_of
+from acnml.accuracy import expected_accuracy
 from acnml.atypicality import Moments
 from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_places, require_settings
 from acnml.calibration.heads import IGNORED, Head, Places, Task, as_labels, find_head, padding
@@ -168,7 +168,8 @@ class Calibrated:
     def expected_accuracy(self, x: Any, groups: Any = None, level: float = 0.95) -> Any:
         """Return the expected accuracy on inputs without labels, see `Calibrator`."""
         self.calibrator.head.require_one_row("an interval")
-        return accuracy_of(self(x).confidence, self.calibrator.outcomes, groups, level)
+        confidence = self(x).confidence
+        return expected_accuracy(confidence, self.calibrator.outcomes, level, groups)
 
     def monitor(self, level: float = 0.01) -> Monitor:
         """Return a monitor of answers, see `Calibrator.monitor`."""
@@ -314,7 +315,7 @@ def calibrate(
             "data that the network was not trained on"
         )
     classifier = model if isinstance(model, Classifier) else Classifier(model)
-    classifier, processes = classifier.untempered(), group(distributed)
+    classifier, processes = classifier.untempered(), Group(distributed)
     _require_same_weights(classifier, processes)
     require_settings(price, rule)
     reader = _Reader(classifier, places, progress, task, ignore_index)

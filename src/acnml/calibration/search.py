@@ -17,6 +17,9 @@ SMALLEST, LARGEST = 1e-9, 1e9
 # The price is met within this share of it, or after so many steps.
 TOLERANCE, STEPS = 0.005, 40
 
+# Knobs this close, relatively, are the same: the cost jumps between them.
+CLOSE = 1e-4
+
 # Newton's steps for a temperature at most. After one so short, what is left is below rounding.
 STEPS_OF_NEWTON, PRECISION = 100, 1e-9
 
@@ -91,7 +94,7 @@ def largest_at_price(
     low, high = _bracket(cost, price, start, factor)
     if high.knob > LARGEST:
         return LARGEST
-    return narrowed(cost, ((1 - TOLERANCE) * price, price), low, high, STEPS)
+    return _narrowed(cost, price, low, high)
 
 
 class Tried(NamedTuple):
@@ -106,28 +109,20 @@ class Tried(NamedTuple):
         return Tried(knob, cost(knob))
 
 
-def narrowed(
-    cost: Callable[[float], float],
-    band: tuple[float, float],
-    within: Tried,
-    above: Tried,
-    steps: int,
-) -> float:
-    """Return the largest knob found that costs at most the end of a band.
+def _narrowed(cost: Callable[[float], float], price: float, within: Tried, above: Tried) -> float:
+    """Return the largest knob found that costs at most the price.
 
-    The search closes in from one knob that does and one that costs more. It ends when the cost is
-    inside the band, or after so many steps.
+    The search closes in from one knob that does and one that costs more.
     """
-    enough, most = band
-    for step in range(steps):
-        if within.cost >= enough:
+    for step in range(STEPS):
+        if within.cost >= (1 - TOLERANCE) * price or above.knob <= (1 + CLOSE) * within.knob:
             break
         # Regula falsi on the logarithm of the knob; every third step halves the interval.
         halves = step % 3 == 2 or math.isinf(above.cost)
-        share = 0.5 if halves else (most - within.cost) / (above.cost - within.cost)
+        share = 0.5 if halves else (price - within.cost) / (above.cost - within.cost)
         share = min(max(share, 0.05), 0.95)
         middle = Tried.of(cost, within.knob * (above.knob / within.knob) ** share)
-        within, above = (middle, above) if middle.cost <= most else (within, middle)
+        within, above = (middle, above) if middle.cost <= price else (within, middle)
     return within.knob
 
 

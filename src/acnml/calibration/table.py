@@ -44,20 +44,14 @@ class CalibrationRow:
         ]
 
 
-def as_text(rows: Sequence[CalibrationRow], notes: Sequence[str]) -> str:
-    """Return the rows in columns, and the notes below them."""
-    lines = [list(COLUMNS), *(row.cells for row in rows)]
+def as_text(lines: Sequence[Sequence[str]]) -> str:
+    """Return lines of cells in columns, the first aligned on the left and others on the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [
-        "  ".join(
-            [
-                line[0].ljust(widths[0]),
-                *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)),
-            ]
-        )
-        for line in lines
-    ]
-    return "\n".join([*shown, "", *notes])
+    shown = []
+    for first, *others in lines:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        shown.append("  ".join([first.ljust(widths[0]), *cells]))
+    return "\n".join(shown)
 
 
 def as_html(

@@ -131,7 +131,9 @@ def _as_json(own: Monitor, found: list[tuple[str, Window]]) -> dict[str, Any]:
     if own.changed_at is None:
         finding = f"No change was found in {own.seen:,} answers."
     else:
-        finding = f"Something has changed: alarm at answer {own.changed_at:,} of {own.seen:,}."
+        finding = f"Something has changed: alarm at answer {own.changed_at:,} of {own.seen:,}"
+        alarm = next((name for name, each in found if each.alarm), None)
+        finding += ", in an earlier run." if alarm is None else f", in window {alarm}."
     windows = [{"name": name, **dataclasses.asdict(each)} for name, each in found]
     return {
         "finding": finding,

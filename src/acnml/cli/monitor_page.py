@@ -15,6 +15,8 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 28
 # Evidence is drawn up to this multiple of the alarm.
 HIGHEST = 4
 
+ALARM = 'stroke="var(--alarm)" stroke-dasharray="5 4"'
+
 STYLE = """
 :root { color-scheme: light dark; --ink: #22262b; --soft: #59616b; --line: #dfe3e8;
   --paper: #fff; --card: #f5f7f9; --curve: #0072b2; --alarm: #c0392b; }
@@ -49,45 +51,41 @@ def page(content: Mapping[str, Any]) -> str:
     """Return the report of the content of monitor.json."""
     windows = content["windows"]
     limit = -math.log10(content["level"])
-    names = [str(each["name"]) for each in windows]
 
-    def values(read: Reader) -> list[float]:
-        return [float(read(each)) for each in windows]
+    def curve(title: str, about: str, read: Reader, **more: Any) -> str:
+        return _curve(title, about, windows, [float(read(each)) for each in windows], **more)
 
     curves = [
-        _curve(
+        curve(
             "Expected accuracy",
-            "The mean confidence, and its interval.",
-            names,
-            values(lambda w: w["accuracy"]["accuracy"]),
+            "The mean confidence, and its interval. After a change, the truth is usually lower.",
+            lambda w: w["accuracy"]["accuracy"],
             band=[(w["accuracy"]["low"], w["accuracy"]["high"]) for w in windows],
         ),
-        _curve(
+        curve(
             "Evidence of a change",
             f"log10 of the odds, up to {HIGHEST * limit:.3g}. The alarm is at {limit:.3g}: false "
-            f"in at most {100 * content['level']:g} % of all streams without a change.",
-            names,
-            values(lambda w: min(w["evidence"], HIGHEST * limit)),
-            alarm=limit,
+            f"in at most {100 * content['level']:g}\u00a0% of all streams without a change.",
+            lambda w: min(w["evidence"], HIGHEST * limit),
+            limit=limit,
         ),
-        _curve(
+        curve(
             "Share that abstains",
             "Predictions that are less certain than most validation data.",
-            names,
-            values(lambda w: w["abstained"]),
+            lambda w: w["abstained"],
         ),
-        _curve(
+        curve(
             "Atypicality",
             "The mean score: about 1 for data like the training data.",
-            names,
-            values(lambda w: w["score"]),
+            lambda w: w["score"],
         ),
     ]
     changed = " changed" if content["changed_at"] is not None else ""
     body = (
         f'<h1>Monitor</h1>\n<p class="finding{changed}">{escape(content["finding"])}</p>\n'
         f'<div class="curves">{"".join(curves)}</div>\n{_table(windows)}\n'
-        "<footer>The same numbers are in monitor.json.</footer>"
+        "<footer>Classes: how far the predicted classes are from those of the validation data "
+        "(total variation). The same numbers are in monitor.json.</footer>"
     )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -100,14 +98,14 @@ def page(content: Mapping[str, Any]) -> str:
 def _curve(
     title: str,
     about: str,
-    names: Sequence[str],
+    windows: Sequence[Mapping[str, Any]],
     values: Sequence[float],
     band: Sequence[tuple[float, float]] = (),
-    alarm: float | None = None,
+    limit: float | None = None,
 ) -> str:
-    """Return a figure with a curve over the windows."""
+    """Return a figure with a curve over the windows; dashed: the alarm, and the limit for it."""
     known = [v for v in [*values, *(end for pair in band for end in pair)] if math.isfinite(v)]
-    ticks = _ticks([*known, *([0.0, alarm] if alarm is not None else [])])
+    ticks = _ticks([*known, *([0.0, limit] if limit is not None else [])])
     low, high = ticks[0], ticks[-1]
 
     def x(index: int) -> float:
@@ -120,23 +118,25 @@ def _curve(
     def path(points: Sequence[tuple[int, float]]) -> str:
         return " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in points if math.isfinite(v))
 
+    def line(x1: float, x2: float, y1: float, y2: float, look: str) -> str:
+        ends = f'x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"'
+        return f"<line {ends} {look}/>"
+
     parts = []
     for tick in ticks:
-        parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" '
-            f'stroke="var(--line)"/><text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" '
-            f'text-anchor="end">{round(tick, 9):g}</text>'
-        )
+        parts.append(line(LEFT, WIDTH - RIGHT, y(tick), y(tick), 'stroke="var(--line)"'))
+        label = f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">'
+        parts.append(f"{label}{round(tick, 9):g}</text>")
     if band:
         lower = [(i, pair[0]) for i, pair in enumerate(band)]
         upper = [(i, pair[1]) for i, pair in reversed([*enumerate(band)])]
         outline = path([*lower, *upper])
         parts.append(f'<polygon points="{outline}" fill="var(--curve)" opacity="0.2"/>')
-    if alarm is not None:
-        parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(alarm):.1f}" y2="{y(alarm):.1f}" '
-            'stroke="var(--alarm)" stroke-dasharray="5 4"/>'
-        )
+    if limit is not None:
+        parts.append(line(LEFT, WIDTH - RIGHT, y(limit), y(limit), ALARM))
+    parts += [
+        line(x(i), x(i), TOP, HEIGHT - BOTTOM, ALARM) for i, w in enumerate(windows) if w["alarm"]
+    ]
     points = path([*enumerate(values)])
     parts.append(
         f'<polyline points="{points}" fill="none" stroke="var(--curve)" stroke-width="2"/>'
@@ -147,12 +147,11 @@ def _curve(
             for i, v in enumerate(values)
             if math.isfinite(v)
         ]
+    names, foot = [escape(str(each["name"])) for each in windows], HEIGHT - 8
     if names:
-        foot = HEIGHT - 8
-        parts.append(f'<text x="{LEFT}" y="{foot}">{escape(names[0])}</text>')
-        if len(names) > 1:
-            last = escape(names[-1])
-            parts.append(f'<text x="{WIDTH - RIGHT}" y="{foot}" text-anchor="end">{last}</text>')
+        parts.append(f'<text x="{LEFT}" y="{foot}">{names[0]}</text>')
+    if len(names) > 1:
+        parts.append(f'<text x="{WIDTH - RIGHT}" y="{foot}" text-anchor="end">{names[-1]}</text>')
     svg = (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
         f"{''.join(parts)}</svg>"
@@ -190,7 +189,7 @@ def _table(windows: Sequence[Mapping[str, Any]]) -> str:
             f"{own['accuracy']:.3f}",
             f"{own['low']:.3f} to {own['high']:.3f}",
             f"{each['abstained']:.3f}",
-            f"{each['score']:.3g}",
+            f"{each['score']:.2f}",
             f"{each['classes']:.3f}",
             f"{each['evidence']:.2f}",
         )

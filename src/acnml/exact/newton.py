@@ -99,26 +99,17 @@ def climb(rows: Rows, start: Tensor, tolerance: float) -> Optimum:
 
 
 def _moved(rows: Rows, weights: Tensor, step: Step) -> Tensor:
-    """Take the damped step; rows with a singular Hessian do not move."""
-    length = _length(rows, weights, step)
-    moved = weights + length[:, None, None] * step.direction
-    return torch.where(moved.isfinite(), moved, weights)
-
-
-def _length(rows: Rows, weights: Tensor, step: Step) -> Tensor:
-    """Halve the full step until the objective gains enough or the safe length is reached."""
-    sure = torch.where(step.size > 0, step.size.log1p() / step.size, 1.0)
-    length = torch.where(step.size > NEAR, 1.0, sure)
-    searching = (length > sure).nonzero().squeeze(-1)
-    start = rows.take(searching).objective(weights[searching])
-    while len(searching):
-        part, t = rows.take(searching), length[searching]
-        moved = weights[searching] + t[:, None, None] * step.direction[searching]
-        keeps = part.objective(moved) >= start + SHARE * t * step.gain[searching]
-        length[searching] = torch.where(keeps, t, torch.maximum(t / 2, sure[searching]))
-        more = ~keeps & (length[searching] > sure[searching])
-        searching, start = searching[more], start[more]
-    return length
+    """Halve the full step until it gains enough, or is safe; singular rows do not move."""
+    safe = torch.where(step.size > 0, step.size.log1p() / step.size, 1.0)
+    length = torch.where(step.size > NEAR, 1.0, safe)
+    start = rows.objective(weights)
+    while True:
+        moved = weights + length[:, None, None] * step.direction
+        gains = rows.objective(moved) >= start + SHARE * length * step.gain
+        short = ~gains & (length > safe)
+        if not short.any():
+            return torch.where(moved.isfinite(), moved, weights)
+        length = torch.where(short, torch.maximum(length / 2, safe), length)
 
 
 def _proves_separation(rows: Rows, weights: Tensor) -> Tensor:

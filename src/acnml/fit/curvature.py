@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -22,14 +21,14 @@ from torch import Tensor
 from acnml._algebra.dual import Affine
 from acnml._util import checks
 from acnml._util.params import Params, add, count, flatten
-from acnml.posteriors import Block, Diagonal, EigenBlock, FactorBlock, Full, Kronecker, Posterior
-from acnml.posteriors.base import require_mean, require_symmetric
+from acnml._util.torch_state import threads_for
+from acnml.posteriors import Diagonal, EigenBlock, Full, Kronecker, Posterior
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Makes a block from a layer, its two factors A and G, and a prior precision.
-MakeBlock: TypeAlias = Callable[[Affine, Tensor, Tensor, float], Block]
+# Products per weight that a curvature may take: those of the eigenvectors of a layer this wide.
+WIDTH = 1024
 
 # The least prior precision for a full matrix, in units of its rounding. The variances of
 # differences of logits are then accurate to about a hundredth.
@@ -41,13 +40,29 @@ class Curvature(ABC):
 
     mean: Params
 
-    @abstractmethod
+    @final
     def posterior(self, prior_precision: float) -> Posterior:
         """Return the Laplace posterior N(θ̂, (H + τI)⁻¹) for the prior N(0, I/τ)."""
+        tau = checks.require_positive(prior_precision, "prior_precision")
+        with threads_for(WIDTH * count(self.mean)):
+            return self._posterior(tau)
 
-    @abstractmethod
+    @final
     def eigenvalues(self) -> Tensor:
         """Return all eigenvalues of H, one per parameter."""
+        return self._spectrum
+
+    @cached_property
+    def _spectrum(self) -> Tensor:
+        """The eigenvalues, computed once for any number of priors."""
+        with threads_for(WIDTH * count(self.mean)):
+            return self._eigenvalues()
+
+    @abstractmethod
+    def _posterior(self, tau: float) -> Posterior: ...
+
+    @abstractmethod
+    def _eigenvalues(self) -> Tensor: ...
 
     def trace(self) -> float:
         """Return the trace of H, the sum of its eigenvalues."""
@@ -85,8 +100,7 @@ class Curvature(ABC):
         return self._plus(other)
 
     @abstractmethod
-    def _plus(self, other: Self) -> Self:
-        """Return the sum with a curvature at the same weights."""
+    def _plus(self, other: Self) -> Self: ...
 
 
 def require_same_weights(given: Params, own: Params, what: str) -> None:
@@ -112,16 +126,10 @@ class DiagonalCurvature(Curvature):
     mean: Params
     diagonal: Params
 
-    def __post_init__(self) -> None:
-        Diagonal(self.mean, self.diagonal)  # refuses what does not fit together
-
-    def posterior(self, prior_precision: float) -> Diagonal:
-        """Return N(θ̂, diag(1 / (h + τ)))."""
-        tau = checks.require_positive(prior_precision, "prior_precision")
+    def _posterior(self, tau: float) -> Diagonal:
         return Diagonal(self.mean, {n: 1 / (h + tau) for n, h in self.diagonal.items()})
 
-    def eigenvalues(self) -> Tensor:
-        """Return the diagonal."""
+    def _eigenvalues(self) -> Tensor:
         return flatten(self.diagonal, self.mean)
 
     def _plus(self, other: DiagonalCurvature) -> DiagonalCurvature:
@@ -142,13 +150,7 @@ class FullCurvature(Curvature):
     mean: Params
     hessian: Tensor
 
-    def __post_init__(self) -> None:
-        require_mean(self.mean)
-        require_symmetric(self.hessian, "hessian", count(self.mean))
-
-    def posterior(self, prior_precision: float) -> Full:
-        """Return N(θ̂, (H + τI)⁻¹)."""
-        tau = checks.require_positive(prior_precision, "prior_precision")
+    def _posterior(self, tau: float) -> Full:
         dtype, wide = self.hessian.dtype, self.hessian.double()
         # The data say nothing about a change that moves all logits of an input alike, so that its
         # variance is 1/τ. It cancels in the differences of logits, with variances down to 1/λ_max:
@@ -164,18 +166,8 @@ class FullCurvature(Curvature):
         cov = torch.cholesky_inverse(torch.linalg.cholesky(wide + tau * eye))
         return Full(self.mean, ((cov + cov.T) / 2).to(dtype))
 
-    def eigenvalues(self) -> Tensor:
-        """Return the eigenvalues of H."""
-        return self._spectrum
-
-    @cached_property
-    def _spectrum(self) -> Tensor:
-        """The eigenvalues, computed once for any number of priors."""
+    def _eigenvalues(self) -> Tensor:
         return _spectrum_of(self.hessian)
-
-    def trace(self) -> float:
-        """Return the sum of the diagonal."""
-        return float(self.hessian.double().trace())
 
     def _plus(self, other: FullCurvature) -> FullCurvature:
         return FullCurvature(self.mean, self.hessian + other.hessian)
@@ -213,28 +205,18 @@ class KroneckerCurvature(Curvature):
     data: int
     positions: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        blocks = (FactorBlock(*factors) for factors in self.factors)
-        Kronecker(self.mean, tuple(blocks))  # refuses what does not fit together
-
-    def posterior(
-        self, prior_precision: float, make_block: MakeBlock = EigenBlock.from_factors
-    ) -> Kronecker:
-        """Return N(θ̂, (H + τI)⁻¹).
-
-        Pass `make_block=FactorBlock.damped` for the factor-damped form of Ritter et al. (2018).
-        """
-        blocks = (make_block(*factors, prior_precision) for factors in self.factors)
+    def _posterior(self, tau: float) -> Kronecker:
+        blocks = (EigenBlock.from_factors(*factors, tau) for factors in self.factors)
         return Kronecker(self.mean, tuple(blocks))
 
-    def eigenvalues(self) -> Tensor:
-        """Return all products of an eigenvalue of A and one of G, for every layer."""
-        return torch.cat([(g.unsqueeze(-1) * a.unsqueeze(-2)).flatten() for a, g in self._spectra])
+    def damped(self, prior_precision: float) -> Kronecker:
+        """Return a posterior with √τ added to each factor of every layer (Ritter et al. 2018)."""
+        blocks = (EigenBlock.damped(*factors, prior_precision) for factors in self.factors)
+        return Kronecker(self.mean, tuple(blocks))
 
-    @cached_property
-    def _spectra(self) -> list[tuple[Tensor, Tensor]]:
-        """The eigenvalues of A and G for every layer, computed once for any number of priors."""
-        return [(_spectrum_of(f.inputs), _spectrum_of(f.gradients)) for f in self.factors]
+    def _eigenvalues(self) -> Tensor:
+        spectra = ((_spectrum_of(f.gradients), _spectrum_of(f.inputs)) for f in self.factors)
+        return torch.cat([(g.unsqueeze(-1) * a.unsqueeze(-2)).flatten() for g, a in spectra])
 
     def trace(self) -> float:
         """Return the sum over layers and groups of tr(A) tr(G)."""
@@ -297,20 +279,11 @@ class EkfacCurvature(Curvature):
     mean: Params
     factors: tuple[EigenFactors, ...]
 
-    def __post_init__(self) -> None:
-        self.posterior(1.0)  # refuses what does not fit together
-
-    def posterior(self, prior_precision: float) -> Kronecker:
-        """Return N(θ̂, (H + τI)⁻¹), whose variances in the eigenbasis are 1 / (s + τ)."""
-        tau = checks.require_positive(prior_precision, "prior_precision")
-        blocks = (
-            EigenBlock(f.layer, f.input_basis, f.output_basis, 1 / (f.values + tau))
-            for f in self.factors
-        )
+    def _posterior(self, tau: float) -> Kronecker:
+        blocks = (EigenBlock(*f[:3], 1 / (f.values + tau)) for f in self.factors)
         return Kronecker(self.mean, tuple(blocks))
 
-    def eigenvalues(self) -> Tensor:
-        """Return s of all layers, whose sum is the exact trace of H."""
+    def _eigenvalues(self) -> Tensor:
         return torch.cat([factors.values.flatten() for factors in self.factors])
 
     def _plus(self, other: EkfacCurvature) -> EkfacCurvature:

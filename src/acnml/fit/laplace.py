@@ -180,7 +180,7 @@ def fit_curvature(
         raise ValueError(f"structure must be one of {get_args(Structure)}, got {structure!r}")
     if basis is not None and (structure != "ekfac" or layers is not None):
         raise ValueError('`basis` is for structure="ekfac" and has its layers: leave out `layers`')
-    classifier, together = as_classifier(model), processes.group(distributed)
+    classifier, together = as_classifier(model), processes.Group(distributed)
     if structure == "ekfac" and basis is None:
         first = fit_curvature(
             classifier,

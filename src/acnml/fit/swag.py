@@ -6,6 +6,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any, final
 
 import torch
@@ -36,6 +37,18 @@ MOMENTUM = 0.9
 # A spread below this share of the weights is warned of. Trials with networks of handwritten digits:
 # at 0.01, averaging over the posterior changes probabilities by about 0.001, at 0.03 by 0.01.
 LEAST_SPREAD = 0.01
+
+NO_EFFECT = (
+    "the weights that SWAG has collected differ by only {percent:.2g} % of their size, so that the "
+    "posterior will hardly change a prediction. Raise learning_rate={learning_rate:g} towards that "
+    "of the training, or collect more epochs"
+)
+STALE = (
+    "the stored statistics of batch norm, first of layer {layer!r}, do not fit the mean of the "
+    "weights that SWAG has collected. Before you predict, recompute them: "
+    "statistics = acnml.fit.batch_norm_statistics(classifier, loader, mean); "
+    "classifier = classifier.at({{**mean, **statistics}})"
+)
 
 # Names and prefixes in a state dict.
 RANK, UPDATES, ORDER = "rank", "updates", "order"
@@ -115,18 +128,11 @@ def fit_swag(
             over_batches(classifier, loader, step, f"epoch {epoch + 1}/{epochs}", progress)
             swag.update(module)
     if (spread := swag.spread()) < LEAST_SPREAD:
-        warnings.warn(_no_effect(spread, learning_rate), stacklevel=callers_level())
+        message = NO_EFFECT.format(percent=100 * spread, learning_rate=learning_rate)
+        warnings.warn(message, stacklevel=callers_level())
     if stale:
-        warnings.warn(_advice(min(stale)), stacklevel=callers_level())
+        warnings.warn(STALE.format(layer=min(stale)), stacklevel=callers_level())
     return swag
-
-
-def _no_effect(spread: float, learning_rate: float) -> str:
-    return (
-        f"the weights that SWAG has collected differ by only {100 * spread:.2g} % of their size, "
-        "so that the posterior will hardly change a prediction. Raise "
-        f"learning_rate={learning_rate:g} towards that of the training, or collect more epochs"
-    )
 
 
 def _moved_batch_norms(module: nn.Module) -> set[str]:
@@ -144,15 +150,6 @@ def _moved_batch_norms(module: nn.Module) -> set[str]:
 
         layer.register_forward_pre_hook(note, with_kwargs=True)
     return moved
-
-
-def _advice(layer: str) -> str:
-    return (
-        f"the stored statistics of batch norm, first of layer {layer!r}, do not fit the mean of "
-        "the weights that SWAG has collected. Before you predict, recompute them: "
-        "statistics = acnml.fit.batch_norm_statistics(classifier, loader, mean); "
-        "classifier = classifier.at({**mean, **statistics})"
-    )
 
 
 @final
@@ -186,7 +183,7 @@ class Swag:
             raise ValueError(
                 f"rank must be at least 2, got {rank}; for a diagonal covariance, use `diagonal()`"
             )
-        self.updates = 0
+        self.rank, self.updates = rank, 0
         self.mean: Params = {}
         self._layers = layers  # used for the first update; later ones follow the mean
         self._squares: Params = {}  # Σ (θ - mean)², by Welford's algorithm for numerical stability
@@ -240,20 +237,22 @@ class Swag:
         Mean and variance are those of all weights of both runs (Chan et al. 1979). The deviations
         are the latest of both in equal numbers, as far as there are so many, about the common mean.
         """
-        if self._rank != other._rank:
-            raise ValueError(
-                f"the ranks are {self._rank} and {other._rank}: collect with the same rank"
-            )
+        if self.rank != other.rank:
+            raise ValueError(f"the ranks are {self.rank} and {other.rank}: collect with the same")
         checks.require_same_names(other.mean, self.mean, "the second Swag", "the first")
-        both = Swag(self._rank)
+        both = Swag(self.rank)
         both.updates = self.updates + other.updates
         share = other.updates / both.updates
         gap = subtract(other.mean, self.mean)
         both.mean = add(self.mean, scale(gap, share))
         between = scale(zip_with(torch.mul, gap, gap), share * self.updates)
         both._squares = add(add(self._squares, other._squares), between)
-        for swag, deviation in _latest_of_both(self, other):
-            both._deviations.append(add(deviation, subtract(swag.mean, both.mean)))
+        aged: list[tuple[int, Params]] = []
+        for swag in (self, other):
+            move = subtract(swag.mean, both.mean)
+            aged += [(age, add(d, move)) for age, d in enumerate(reversed(swag._deviations))]
+        # The oldest first: a full deque forgets them.
+        both._deviations.extend(d for _, d in sorted(aged, key=itemgetter(0), reverse=True))
         return both
 
     def state_dict(self) -> Params:
@@ -266,7 +265,7 @@ class Swag:
         deviations, names = list(self._deviations), list(self.mean)
         order = [names.index(name) for name in sorted(names)]
         return {
-            RANK: torch.tensor(self._rank, device="cpu"),
+            RANK: torch.tensor(self.rank, device="cpu"),
             UPDATES: torch.tensor(self.updates, device="cpu"),
             ORDER: torch.tensor(order, dtype=torch.int64, device="cpu"),
             **{f"{MEAN}{name}": tensor.clone() for name, tensor in self.mean.items()},
@@ -277,10 +276,9 @@ class Swag:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a state that `state_dict` returned for a `Swag` of the same rank."""
         rank, updates = int(state[RANK]), int(state[UPDATES])
-        if rank != self._rank:
+        if rank != self.rank:
             raise ValueError(
-                f"the state is of Swag(rank={rank}), but this is Swag(rank={self._rank}): "
-                "use the same rank"
+                f"the state is of Swag(rank={rank}), but this is Swag(rank={self.rank})"
             )
         mean = {n.removeprefix(MEAN): t for n, t in state.items() if n.startswith(MEAN)}
         names = [n for _, n in sorted(zip(state[ORDER].tolist(), sorted(mean), strict=True))]
@@ -291,24 +289,9 @@ class Swag:
         self.mean = {name: mean[name].clone() for name in names}
         self.updates, self._deviations = updates, deque(deviations, maxlen=rank)
 
-    @property
-    def _rank(self) -> int:
-        rank = self._deviations.maxlen
-        assert rank is not None
-        return rank
-
     def _var(self) -> Params:
         if self.updates < 2:
             raise ValueError(
                 f"SWAG needs at least 2 updates to estimate a variance, got {self.updates}"
             )
         return {n: (s / self.updates).clamp(min=0) for n, s in self._squares.items()}
-
-
-def _latest_of_both(first: Swag, second: Swag) -> list[tuple[Swag, Params]]:
-    """Return deviations with their `Swag`, alternately from both and the latest last."""
-    queues = [(swag, list(swag._deviations)) for swag in (first, second)]
-    latest: list[tuple[Swag, Params]] = []
-    while len(latest) < first._rank and any(queue for _, queue in queues):
-        latest += [(swag, queue.pop()) for swag, queue in reversed(queues) if queue]
-    return latest[: first._rank][::-1]

@@ -4,15 +4,13 @@ from acnml._algebra.dual import Affine
 from acnml.posteriors.base import Posterior
 from acnml.posteriors.diagonal import Diagonal
 from acnml.posteriors.full import Full
-from acnml.posteriors.kronecker import Block, EigenBlock, FactorBlock, Kronecker
+from acnml.posteriors.kronecker import EigenBlock, Kronecker
 from acnml.posteriors.low_rank import LowRank
 
 __all__ = [
     "Affine",
-    "Block",
     "Diagonal",
     "EigenBlock",
-    "FactorBlock",
     "Full",
     "Kronecker",
     "LowRank",

@@ -137,27 +137,30 @@ def gaussian_log_density(distance: Tensor, log_det: Tensor, size: int) -> Tensor
 
 
 def require_mean(mean: Params) -> None:
-    """Raise an error if a mean is empty, not floating point or not finite."""
+    """Raise an error if a mean is empty or has entries that are not finite."""
     if not mean:
         raise ValueError("the mean is empty: a posterior needs at least one parameter")
-    for name, tensor in mean.items():
-        if not tensor.is_floating_point():
-            raise ValueError(f"mean of {name!r} must be floating point, got {tensor.dtype}")
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"mean of {name!r} has NaN or infinite entries")
+    require_like_mean(mean, mean, "mean")
 
 
 def require_variances(var: Params, mean: Params) -> None:
-    """Raise an error unless variances match the mean's names and shapes and are finite and ≥ 0."""
-    checks.require_same_names(var, mean, "var", "mean")
+    """Raise an error unless variances fit the mean and are not negative."""
+    require_like_mean(var, mean, "var")
     for name, tensor in var.items():
-        if tensor.shape != mean[name].shape:
-            raise ValueError(
-                f"var of {name!r} has shape {tuple(tensor.shape)}, "
-                f"but its mean has shape {tuple(mean[name].shape)}: they must be equal"
-            )
-        if not (torch.isfinite(tensor) & (tensor >= 0)).all():
-            raise ValueError(f"var of {name!r} must be finite and not negative")
+        if not (tensor >= 0).all():
+            raise ValueError(f"var of {name!r} must not be negative")
+
+
+def require_like_mean(given: Params, mean: Params, what: str, *lead: int) -> None:
+    """Raise an error unless tensors are finite and have the mean's names and (*lead, *shape)."""
+    checks.require_same_names(given, mean, what, "mean")
+    for name, tensor in given.items():
+        expected = (*lead, *mean[name].shape)
+        if tensor.shape != expected:
+            shape = tuple(tensor.shape)
+            raise ValueError(f"{what} of {name!r} has shape {shape}, expected {expected}")
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{what} of {name!r} has NaN or infinite entries")
 
 
 def require_density(var: Params) -> None:
@@ -168,43 +171,3 @@ def require_density(var: Params) -> None:
                 f"log_prob needs positive variances, but some of {name!r} are zero: leave fixed "
                 "parameters out of the posterior"
             )
-
-
-def require_directions(directions: Params, mean: Params) -> None:
-    """Raise an error unless each tensor is (r, *parameter shape), with one r ≥ 1 for all."""
-    checks.require_same_names(directions, mean, "directions", "mean")
-    rank = len(next(iter(directions.values())))
-    for name, tensor in directions.items():
-        if rank == 0 or tensor.shape != (rank, *mean[name].shape):
-            raise ValueError(
-                f"directions of {name!r} have shape {tuple(tensor.shape)}, expected "
-                f"(r, *{tuple(mean[name].shape)}) with the same r ≥ 1 for all parameters"
-            )
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"directions of {name!r} have NaN or infinite entries")
-
-
-def require_square(matrix: Tensor, what: str) -> None:
-    """Raise an error unless the tensor is a finite square matrix or a batch of them."""
-    if matrix.ndim < 2 or matrix.shape[-2] != matrix.shape[-1]:
-        raise ValueError(f"{what} must be a square matrix, got shape {tuple(matrix.shape)}")
-    if not torch.isfinite(matrix).all():
-        raise ValueError(f"{what} has NaN or infinite entries")
-
-
-def require_symmetric(matrix: Tensor, what: str, entries: int) -> None:
-    """Raise an error unless a matrix is finite, symmetric, and fits a mean with so many entries."""
-    require_square(matrix, what)
-    if matrix.ndim != 2 or len(matrix) != entries:
-        raise ValueError(
-            f"{what} has shape {tuple(matrix.shape)}, but the mean has {entries} entries: {what} "
-            "needs one row and one column for each"
-        )
-    rounding = len(matrix) * torch.finfo(matrix.dtype).eps * float(matrix.abs().max())
-    if float((matrix - matrix.T).abs().max()) > rounding:
-        raise ValueError(
-            f"{what} must be symmetric: if only rounding makes it asymmetric, "
-            f"pass ({what} + {what}.T) / 2"
-        )
-    if bool((matrix.diagonal() < 0).any()):
-        raise ValueError(f"{what} has negative entries on its diagonal, but they must be ≥ 0")

@@ -13,7 +13,7 @@ from acnml._algebra.dual import Affine
 from acnml._algebra.kernels import DenseKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, count, flatten, normal_like, subtract, unflatten
-from acnml.posteriors.base import Posterior, gaussian_log_density, require_mean, require_symmetric
+from acnml.posteriors.base import Posterior, gaussian_log_density, require_mean
 
 # Numbers in the product of inputs with Σ that are computed at once, if Σ itself is not larger.
 AT_ONCE = 2**20
@@ -40,7 +40,12 @@ class Full(Posterior):
 
     def __post_init__(self) -> None:
         require_mean(self.mean)
-        require_symmetric(self.cov, "cov", count(self.mean))
+        size, shape = count(self.mean), tuple(self.cov.shape)
+        if shape != (size, size):
+            raise ValueError(f"cov has shape {shape}, but the mean has {size} entries")
+        rounding = size * torch.finfo(self.cov.dtype).eps * float(self.cov.abs().max())
+        if not float((self.cov - self.cov.T).abs().max()) <= rounding:  # also if it is NaN
+            raise ValueError("cov must be finite and symmetric: pass (cov + cov.T) / 2")
 
     def cov_mv(self, v: Params) -> Params:
         """Return Σv."""

@@ -1,158 +1,36 @@
 """Kronecker: one Kronecker-factored block per affine layer, e.g. from a KFAC Laplace fit.
 
-A block is the covariance of one layer's matrix [W b]. There are two kinds. Both start from a
-precision A ⊗ G, where A (in×in) is the second moment of the layer's inputs and G (out×out) that of
-the gradients at its outputs, scaled so that A ⊗ G is a sum over the whole training set. They differ
-in how a prior precision τ is added:
-
-- `FactorBlock` adds √τ I to each factor ("damping"), so that the inverse is a Kronecker product.
-- `EigenBlock` adds τI to the product exactly, in its eigenbasis.
+A block is the covariance of one layer's matrix [W b]. It starts from a precision A ⊗ G, where A
+(in×in) is the second moment of the layer's inputs and G (out×out) that of the gradients at its
+outputs, scaled so that A ⊗ G is a sum over the whole training set. A prior precision τ is added to
+the product, or √τ to each factor ("damping"). Either way, the eigenvectors of A and G stay.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import Action, Displacement, KeyAction, RotatedAction, diagonal_products
+from acnml._algebra.actions import Action, Displacement, RotatedAction, diagonal_products
 from acnml._algebra.dual import Affine, Dual, Outers
-from acnml._algebra.kernels import Kernel, ScaledKernel, SpectralKernel
+from acnml._algebra.kernels import SpectralKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
 from acnml._util.torch_state import threads_for
-from acnml.posteriors.base import Posterior, gaussian_log_density, require_mean, require_square
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-
-class Block(ABC):
-    """The covariance Σ of the matrix [W b] of an affine layer, with shape ([groups,] out, in).
-
-    The groups of a grouped convolution are independent of each other.
-    """
-
-    layer: Affine
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """The shape ([groups,] out, in) of the matrices."""
-
-    @abstractmethod
-    def cov_mv(self, matrix: Tensor) -> Tensor:
-        """Return Σ applied to matrices (*batch, out, in)."""
-
-    @abstractmethod
-    def colour(self, noise: Tensor) -> Tensor:
-        """Transform matrices of independent N(0, 1) entries into samples of N(0, Σ)."""
-
-    @abstractmethod
-    def log_prob(self, offset: Tensor) -> Tensor:
-        """Return log N(d; 0, Σ) for matrices d (*batch, out, in)."""
-
-    @abstractmethod
-    def scaled(self, alpha: float) -> Self:
-        """Return αΣ."""
-
-    @abstractmethod
-    def prefers_factors(self, terms: int, positions: int) -> bool:
-        """Return whether `action` is faster than `cov_mv` of the expanded sum; see `Posterior`."""
-
-    @abstractmethod
-    def output_kernel(self, inputs: Tensor) -> Kernel:
-        """Return the covariance of the layer's outputs at inputs (B, in [+ 1])."""
-
-    @abstractmethod
-    def action(self, outers: Outers) -> Action:
-        """Return Σv as an operation on layer inputs, for a v in factors."""
-
-    @final
-    def _density(self, distance: Tensor, log_det: Tensor) -> Tensor:
-        return gaussian_log_density(distance, log_det, math.prod(self.shape))
+from acnml.posteriors.base import Posterior, gaussian_log_density, require_mean
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class FactorBlock(Block):
-    """Σ = A⁻¹ ⊗ G⁻¹, given by the two inverses (symmetric, positive definite)."""
+class EigenBlock:
+    """The covariance Σ = U diag(S) Uᵀ of the matrix [W b] of an affine layer, with U = U_A ⊗ U_G.
 
-    layer: Affine
-    input_cov: Tensor  # A⁻¹ (in, in)
-    output_cov: Tensor  # G⁻¹ (out, out)
-
-    def __post_init__(self) -> None:
-        require_square(self.input_cov, f"input_cov of {self.layer.weight!r}")
-        require_square(self.output_cov, f"output_cov of {self.layer.weight!r}")
-
-    @staticmethod
-    def damped(layer: Affine, A: Tensor, G: Tensor, prior_precision: float) -> FactorBlock:
-        """Return (A + √τ I)⁻¹ ⊗ (G + √τ I)⁻¹."""
-        root = math.sqrt(checks.require_positive(prior_precision, "prior_precision"))
-        return FactorBlock(layer, _damped_inverse(A, root), _damped_inverse(G, root))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape ([groups,] out, in) of the matrices."""
-        return (*self.output_cov.shape[:-1], self.input_cov.shape[-1])
-
-    def cov_mv(self, matrix: Tensor) -> Tensor:
-        """Return G⁻¹ V A⁻¹."""
-        return self.output_cov @ matrix @ self.input_cov
-
-    def colour(self, noise: Tensor) -> Tensor:
-        """Return L_G ε L_Aᵀ, with Cholesky factors L."""
-        left, right = self._roots
-        return left @ noise @ right.mT
-
-    def log_prob(self, offset: Tensor) -> Tensor:
-        """Return the density with dᵀΣ⁻¹d = ‖L_G⁻¹ d L_A⁻ᵀ‖²."""
-        left, right = self._roots
-        half = torch.linalg.solve_triangular(left, offset, upper=False)
-        white = torch.linalg.solve_triangular(right, half.mT, upper=False)
-        log_dets = [2 * root.diagonal(dim1=-2, dim2=-1).log().sum() for root in (left, right)]
-        *_, out_size, in_size = self.shape
-        log_det = in_size * log_dets[0] + out_size * log_dets[1]
-        return self._density((white**2).flatten(-len(self.shape)).sum(-1), log_det)
-
-    def scaled(self, alpha: float) -> FactorBlock:
-        """Return αΣ."""
-        return replace(self, output_cov=self.output_cov * alpha)
-
-    def prefers_factors(self, terms: int, positions: int) -> bool:
-        """Compare the cost of dot products with that of two matrix products for every row.
-
-        Dot products cost (in + out) for every pair of a term and a position.
-        """
-        *_, out_size, in_size = self.shape
-        return terms * positions <= out_size * in_size
-
-    def output_kernel(self, inputs: Tensor) -> ScaledKernel:
-        """Return ⟨a, A⁻¹a⟩ G⁻¹."""
-        return ScaledKernel(self.output_cov, ((inputs @ self.input_cov) * inputs).sum(-1))
-
-    def action(self, outers: Outers) -> Action:
-        """Return a' ↦ Σ_t G⁻¹δ_t ⟨A⁻¹a_t, a'⟩, one dot product per term t and input a'."""
-        deltas, keys = outers.deltas @ self.output_cov, outers.inputs.in_basis(self.input_cov)
-        return KeyAction((Outers(deltas, keys, outers.weight),))
-
-    @cached_property
-    @torch.inference_mode(False)  # the factors may be used again in another mode
-    def _roots(self) -> tuple[Tensor, Tensor]:
-        """L_G and L_A, computed once, because many callers draw their samples one by one."""
-        return _cholesky(self.output_cov), _cholesky(self.input_cov)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class EigenBlock(Block):
-    """Σ = U diag(S) Uᵀ with U = U_A ⊗ U_G: the entries are independent in a rotated basis.
+    The entries are independent in this basis. Matrices have the shape ([groups,] out, in): the
+    groups of a grouped convolution are independent of each other.
 
     >>> import acnml, torch
     >>> layer = acnml.posteriors.Affine("weight", "bias")
@@ -168,22 +46,25 @@ class EigenBlock(Block):
     var: Tensor  # S (out, in)
 
     def __post_init__(self) -> None:
-        what = f"of {self.layer.weight!r}"
-        require_square(self.input_basis, f"input_basis {what}")
-        require_square(self.output_basis, f"output_basis {what}")
-        if self.var.shape != self.shape:
-            raise ValueError(f"var {what} has shape {tuple(self.var.shape)}, expected {self.shape}")
+        what, shape = f"var of {self.layer.weight!r}", tuple(self.var.shape)
+        if shape != self.shape:
+            raise ValueError(f"{what} has shape {shape}, expected {self.shape}")
         if not (torch.isfinite(self.var) & (self.var >= 0)).all():
-            raise ValueError(f"var {what} must be finite and not negative")
+            raise ValueError(f"{what} must be finite and not negative")
 
     @staticmethod
     def from_factors(layer: Affine, A: Tensor, G: Tensor, prior_precision: float) -> EigenBlock:
         """Return (A ⊗ G + τI)⁻¹ exactly."""
         checks.require_positive(prior_precision, "prior_precision")
         (a, U_A), (g, U_G) = _eigh(A), _eigh(G)
-        return EigenBlock(
-            layer, U_A, U_G, 1 / (g.unsqueeze(-1) * a.unsqueeze(-2) + prior_precision)
-        )
+        return EigenBlock(layer, U_A, U_G, 1 / (_products(g, a) + prior_precision))
+
+    @staticmethod
+    def damped(layer: Affine, A: Tensor, G: Tensor, prior_precision: float) -> EigenBlock:
+        """Return (A + √τ I)⁻¹ ⊗ (G + √τ I)⁻¹, as Ritter et al. (2018) and the ACNML paper do."""
+        root = math.sqrt(checks.require_positive(prior_precision, "prior_precision"))
+        (a, U_A), (g, U_G) = _eigh(A), _eigh(G)
+        return EigenBlock(layer, U_A, U_G, 1 / _products(g + root, a + root))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -202,14 +83,14 @@ class EigenBlock(Block):
         """Return the density with dᵀΣ⁻¹d = Σ (U_Gᵀ d U_A)² / S."""
         rotated = self.output_basis.mT @ offset @ self.input_basis
         distance = (rotated**2 / self.var).flatten(-len(self.shape)).sum(-1)
-        return self._density(distance, self.var.log().sum())
+        return gaussian_log_density(distance, self.var.log().sum(), self.var.numel())
 
     def scaled(self, alpha: float) -> EigenBlock:
         """Return αΣ."""
         return replace(self, var=self.var * alpha)
 
     def prefers_factors(self, terms: int, positions: int) -> bool:
-        """Compare the cost of `action` with that of four rotations of a matrix for every row."""
+        """Return whether `action` costs less than four rotations of a matrix for every row."""
         *_, out_size, in_size = self.shape
         return diagonal_products(terms, positions) <= 2 * (out_size + in_size)
 
@@ -218,7 +99,7 @@ class EigenBlock(Block):
         return SpectralKernel(self.output_basis, (inputs @ self.input_basis) ** 2 @ self.var.T)
 
     def action(self, outers: Outers) -> Action:
-        """Return the product of `Diagonal.displacement`, computed in the rotated basis."""
+        """Return Σv for a v in factors: as `Diagonal.displacement`, in the rotated basis."""
         return RotatedAction.of(outers, self.input_basis, self.output_basis, self.var)
 
     def _rotate_back(self, matrix: Tensor) -> Tensor:
@@ -232,8 +113,7 @@ class Kronecker(Posterior):
 
     Args:
         mean: μ.
-        blocks: a `FactorBlock` or `EigenBlock` for every layer. Together they must name exactly the
-            parameters in `mean`.
+        blocks: one for every layer. Together they must name exactly the parameters in `mean`.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
@@ -245,7 +125,7 @@ class Kronecker(Posterior):
     """
 
     mean: Params
-    blocks: tuple[Block, ...]
+    blocks: tuple[EigenBlock, ...]
     couples_layers = False
 
     def __post_init__(self) -> None:
@@ -282,7 +162,7 @@ class Kronecker(Posterior):
         checks.require_positive(alpha, "alpha")
         return Kronecker(self.mean, tuple(block.scaled(alpha) for block in self.blocks))
 
-    def output_kernel(self, layer: Affine, inputs: Tensor) -> Kernel:
+    def output_kernel(self, layer: Affine, inputs: Tensor) -> SpectralKernel:
         """Return the output covariance of the layer's block."""
         return self._block(layer).output_kernel(inputs)
 
@@ -302,7 +182,7 @@ class Kronecker(Posterior):
                 dense.update(block.layer.split(moved, self.mean))
         return Displacement(dense, actions)
 
-    def _block(self, layer: Affine) -> Block:
+    def _block(self, layer: Affine) -> EigenBlock:
         return next(block for block in self.blocks if block.layer == layer)
 
     def _named(self, matrices: list[Tensor]) -> Params:
@@ -313,17 +193,9 @@ class Kronecker(Posterior):
         return {name: named[name] for name in self.mean}
 
 
-def _cholesky(matrix: Tensor) -> Tensor:
-    """Return L with LLᵀ = matrix, using single precision because torch lacks it in half."""
-    wide = torch.promote_types(matrix.dtype, torch.float32)
-    return torch.linalg.cholesky(matrix.to(wide)).to(matrix.dtype)
-
-
-def _damped_inverse(matrix: Tensor, value: float) -> Tensor:
-    """Return (M + λI)⁻¹, inverted in double precision because it may be nearly singular."""
-    damped = matrix + value * torch.ones_like(matrix[..., 0]).diag_embed()
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped.double()))
-    return inverse.to(matrix.dtype).contiguous()
+def _products(g: Tensor, a: Tensor) -> Tensor:
+    """Return all products ([groups,] out, in) of eigenvalues of G and A."""
+    return g.unsqueeze(-1) * a.unsqueeze(-2)
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ from acnml.posteriors.base import (
     Posterior,
     gaussian_log_density,
     require_density,
-    require_directions,
+    require_like_mean,
     require_mean,
     require_variances,
 )
@@ -62,7 +62,9 @@ class LowRank(Posterior):
     def __post_init__(self) -> None:
         require_mean(self.mean)
         require_variances(self.var, self.mean)
-        require_directions(self.directions, self.mean)
+        if self.rank == 0:
+            raise ValueError("there are no directions: use Diagonal")
+        require_like_mean(self.directions, self.mean, "directions", self.rank)
 
     @property
     def rank(self) -> int:

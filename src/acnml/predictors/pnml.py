@@ -16,7 +16,6 @@ from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml._util.params import Layers, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.batches import over_batches
-from acnml.posteriors.base import require_square
 from acnml.predictors.acnml import NmlPredictor
 
 # The default ridge as a share of the mean squared feature, summed over the data.
@@ -63,7 +62,6 @@ class Pnml(NmlPredictor):
     def __post_init__(self) -> None:
         require_classifier(self.classifier)
         checks.require_positive(self.c, "c")
-        require_square(self.input_cov, "input_cov")
         object.__setattr__(self, "parameters", tuple(self.parameters))
         layer = _site(self.classifier, self.parameters).layer
         size = layer.join(*[self.classifier.parameters] * 2).shape[1]

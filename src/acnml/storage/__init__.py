@@ -47,7 +47,7 @@ _PREDICTORS = "Map Bma Acnml Ensemble Tempered McDropout Glm Probit LogitSamplin
 KINDS: dict[str, Any] = {
     name: getattr(room, name)
     for room, names in (
-        (posteriors, "Diagonal Full Kronecker LowRank FactorBlock EigenBlock"),
+        (posteriors, "Diagonal Full Kronecker LowRank EigenBlock"),
         (dual, "Affine"),
         (fit, f"{_CURVATURES} Factors EigenFactors Swag"),
         (solve, "Reference Gradient Linearised Influence"),
@@ -129,15 +129,12 @@ def load(
     """
     given = _given(classifier)
     stored = disk.read(Path(path))
-    kind, count = stored.value.get("kind"), len(stored.networks)
-    if count and not given:
-        raise StorageError(f"{path} holds a {kind} without its network: use load(path, model)")
-    if given and not count:
-        raise StorageError(f"{path} holds a {kind}, which has no network: use load(path)")
-    if len(given) != count:
+    if len(given) != len(stored.networks):
+        how = ("load(path)", "load(path, model)", "load(path, [model, ...]), in their order")
         raise StorageError(
-            f"{path} was stored with {count} networks, but {len(given)} were given; pass a list of "
-            "its classifiers, in the order in which they first occur in it"
+            f"{path} holds a {stored.value.get('kind')}. Of its {len(stored.networks)} networks, "
+            f"which are not in the file, {len(given)} were given: use "
+            f"{how[min(len(stored.networks), 2)]}"
         )
 
     def restore(overrides: Params, temperature: float, index: int) -> Classifier:
@@ -147,19 +144,17 @@ def load(
         for one, description in zip(given, stored.networks, strict=True):
             require_same(one, description, weights)
         return decode(stored.value, stored.tensors, KINDS, restore)
-    except disk.DAMAGE as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise StorageError(f"{path} cannot be restored: {error}") from error
 
 
-def _given(classifier: Network | Sequence[Network] | None) -> tuple[Classifier, ...]:
+def _given(classifier: Network | Sequence[Network] | None) -> list[Classifier]:
     """Return the networks that were passed as classifiers, checked."""
-    if classifier is None:
-        return ()
-    given = tuple(classifier) if isinstance(classifier, (list, tuple)) else (classifier,)
-    wrapped = tuple(Classifier(one) if isinstance(one, nn.Module) else one for one in given)
-    for one in wrapped:
+    several: Any = classifier if isinstance(classifier, (list, tuple)) else [classifier]
+    given = [Classifier(n) if isinstance(n, nn.Module) else n for n in several if n is not None]
+    for one in given:
         require_classifier(one)
-    return wrapped
+    return given
 
 
 def _at_temperature(classifier: Classifier, temperature: float) -> Classifier:

@@ -23,15 +23,6 @@ FORMAT_VERSION = 3
 HEADER = "acnml"  # the key of the JSON header in the safetensors metadata
 CHECKSUM = "acnml.checksum"  # the key of the checksum, next to it
 
-# Errors that a damaged header may cause when it is read or decoded.
-DAMAGE = (
-    *(LookupError, TypeError, ValueError, AttributeError, RuntimeError),
-    *(ArithmeticError, AssertionError),
-)
-
-# Without O_NONBLOCK, opening a pipe waits for a writer. Windows has no pipes, but O_BINARY.
-READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-
 
 @final
 class StorageError(ValueError):
@@ -83,7 +74,9 @@ def require_target(path: Path) -> None:
 def read(path: Path) -> Stored:
     """Read and verify a file."""
     with _storage_errors(path, "read"):
-        content = _read_once(path)
+        files.require_regular(path, path.stat().st_mode)  # opening a pipe waits for a writer
+        with path.open("rb") as file:  # once: if a save replaces it meanwhile, this is the old one
+            content = file.read()
     try:
         tensors = safetensors.torch.load(content)
         length = int.from_bytes(content[:8], "little")
@@ -107,17 +100,6 @@ def read(path: Path) -> Stored:
             f"{FORMAT_VERSION}: save it again, or use the version of acnml that wrote it"
         )
     return Stored(header["value"], header["networks"], tensors)
-
-
-def _read_once(path: Path) -> bytes:
-    """Open and read a file. If a save replaces it meanwhile, this is still the old one, whole."""
-    file = os.open(path, READING)
-    try:
-        files.require_regular(path, os.fstat(file).st_mode)
-        with open(file, "rb", closefd=False) as stream:
-            return stream.read()
-    finally:
-        os.close(file)
 
 
 def _checksum(header: str, tensors: Mapping[str, Tensor]) -> str:

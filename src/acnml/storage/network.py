@@ -1,9 +1,9 @@
 """What identifies a network: its modules with their settings, and hashes of all its tensors.
 
 Hashes are of numbers: they do not depend on the device, on the layout in memory or on the sign of
-zero. A tensor has one hash for its own type and one for every type with fewer digits, rounded to
-that type. So a half-precision copy of a network can be told from a network with other weights,
-although the file does not contain the weights.
+zero. A tensor has a hash for its own type and for every type that networks are converted to. So a
+half-precision copy of a network can be told from a network with other weights, although the file
+does not contain the weights.
 
 Settings are all attributes of modules that are plain data: numbers, strings, functions by their
 names, and lists and mappings of them. What cannot be seen here: the code of the modules, attributes
@@ -22,22 +22,13 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from acnml._util.params import conversions
+from acnml._util.params import COARSE, conversions
 from acnml.classifier import Classifier
 from acnml.storage.disk import as_bytes
 
 # How the weights of a network may differ from those that it had when the predictor was stored.
 Weights: TypeAlias = Literal["exact", "rounded"]
 ROUNDED = "rounded"
-
-# Types to which a tensor may be rounded, by its own type.
-COARSER = {
-    torch.float64: (torch.float32, torch.float16, torch.bfloat16),
-    torch.float32: (torch.float16, torch.bfloat16),
-    torch.float16: (torch.bfloat16,),
-    torch.bfloat16: (torch.float16,),
-}
-DTYPES = {str(dtype): dtype for dtype in (*COARSER, torch.float32)}
 
 # Attributes of modules that do not matter in eval mode; the last two say where a model of
 # transformers has its weights from.
@@ -48,10 +39,12 @@ LONGEST_SETTING = 200  # characters of JSON; longer ones, such as vocabularies, 
 
 def describe(classifier: Classifier, replaced: Collection[str]) -> dict[str, Any]:
     """Return a description as plain JSON data, without hashes of the tensors in `replaced`."""
-    tensors = {
-        name: _describe_tensor(tensor, hashed=name not in replaced)
-        for name, tensor in _relevant(classifier).items()
-    }
+    tensors = {}
+    for name, tensor in _relevant(classifier).items():
+        coarse = COARSE if tensor.is_floating_point() else ()
+        dtypes = () if name in replaced else dict.fromkeys((tensor.dtype, *coarse))
+        hashes = {str(dtype): digest(tensor.to(dtype)) for dtype in dtypes}
+        tensors[name] = {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "hashes": hashes}
     return {"modules": _modules(classifier.model), "tensors": tensors}
 
 
@@ -77,16 +70,10 @@ def _relevant(classifier: Classifier) -> dict[str, Tensor]:
 # Tensors -----------------------------------------------------------------------------------------
 
 
-def _describe_tensor(tensor: Tensor, *, hashed: bool) -> dict[str, Any]:
-    dtypes = (tensor.dtype, *COARSER.get(tensor.dtype, ())) if hashed else ()
-    hashes = {str(dtype): digest(tensor.to(dtype)) for dtype in dtypes}
-    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "hashes": hashes}
-
-
 def digest(tensor: Tensor) -> str:
     """Return a hash of a tensor's numbers, in the order of its indices."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-    if plain.dtype in COARSER:
+    if plain.is_floating_point():
         plain = plain + 0.0  # -0.0 becomes 0.0
     return hashlib.sha256(as_bytes(plain)).hexdigest()[:32]
 
@@ -117,10 +104,10 @@ def _require_same_tensor(
 
 def _is_rounded(tensor: Tensor, hashes: Mapping[str, str], saved: str) -> bool:
     """Return whether a tensor is the saved one, up to the rounding of one of them to a type."""
-    if tensor.dtype not in COARSER or saved not in DTYPES:
+    if not tensor.is_floating_point():
         return False
-    known = (t for t in conversions(tensor, DTYPES[saved]) if str(t.dtype) in hashes)
-    return any(digest(rounded) == hashes[str(rounded.dtype)] for rounded in known)
+    original = getattr(torch, saved.removeprefix("torch."))
+    return any(digest(t) == hashes.get(str(t.dtype)) for t in conversions(tensor, original))
 
 
 # Modules -----------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from acnml import metrics, tuning
+from acnml import metrics
 from stores import store_in
-from studies.engine.choose import chosen
+from studies.engine.choose import chosen, most_cautious
 from studies.engine.method import CONVERGED, PAPER_STEPS, Method
 from studies.engine.predictors import predictor
 from studies.engine.workshop import Finished, Workshop
@@ -29,7 +29,7 @@ def test_choices_are_made_on_validation_images(finished, study, data):
     budget = nll(methods.MAP) + TINY.choice.tolerance
     for method in (methods.TEMPERED, methods.ACNML_HEAD, methods.ACNML_KFAC, methods.BMA_KFAC):
         values = study.values(method)
-        expected = tuning.most_cautious(values, [nll(method.at(value)) for value in values], budget)
+        expected = most_cautious(values, [nll(method.at(value)) for value in values], budget)
         assert chosen(method, workshop).value == pytest.approx(expected, rel=1e-2)
     for solver in (PAPER_STEPS, CONVERGED):
         solved = replace(methods.ACNML_KFAC, solver=solver)
