@@ -22,6 +22,7 @@ import acnml
 from acnml._util.torch_state import seeded
 from acnml.atypicality import Moments
 from acnml.solve.isotropic import solve_isotropic
+from benchmarks.layouts import layout_rows
 from benchmarks.timing import fastest, peak
 from studies.models import MODELS
 from studies.models.mlp import mlp
@@ -56,6 +57,7 @@ def _measured() -> Iterator[Row]:
     yield calibration()
     yield memory()
     yield from thousand_classes()
+    yield from layout_rows()
 
 
 def solver() -> Iterator[Row]:

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 import acnml
 
 project = "acnml"
-author = copyright = "the acnml developers"
+author = copyright = "the acnml authors"
 release = version = acnml.__version__
 
 extensions = [
@@ -39,6 +39,7 @@ autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 maximum_signature_line_length = 90
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 
 # Markdown
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]

@@ -193,3 +193,5 @@ class TestWeighted:
         far = conformal.fit_weighted(log_probs, labels, scores, scores + 100, 0.9)
         assert far.effective == pytest.approx(5)
         assert far.sets(log_probs.numpy(), scores.numpy() + 100).all()
+        with pytest.raises(ValueError, match="give the atypicality of the inputs"):
+            far.sets(log_probs)

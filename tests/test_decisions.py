@@ -109,6 +109,23 @@ class TestCertificates:
         assert found.needed == 36  # 0.9^36 < 0.025
         assert at_least_coverage(torch.rand(36), torch.ones(36), coverage=0.9).accepted == 36
 
+    def test_nothing_is_certified_for_a_class_that_is_never_predicted(self):
+        known = outcomes(4000)
+        predicted = torch.where(known.predicted == 1, 2, known.predicted)
+        own = Outcomes(known.label, predicted, known.confidence, known.regret, known.score)
+        found = decisions.abstention(own, risk=0.3, by_class=True).certificates
+        assert [each.examples for each in found] == [
+            int((predicted == k).sum()) for k in range(len(found))
+        ]
+        assert (found[1].threshold, found[1].needed) == (math.inf, 9)  # 0.7^9 < 0.05
+
+    def test_examples_without_an_answer_are_the_least_sure(self):
+        sureness = torch.linspace(0, 1, 1000)
+        sureness[800:] = math.nan
+        found = at_most_risk(sureness, ~sureness.isnan(), risk=0.02)
+        assert 0 < found.accepted <= 820
+        assert found.threshold > -math.inf
+
     def test_ties_are_accepted_together(self):
         sureness = torch.tensor([0.9] * 150 + [0.5] * 850)
         correct = torch.ones(1000)

@@ -7,17 +7,19 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, jacrev
 
 import acnml
-from acnml import Classifier, calibrate, fit_calibrator, metrics
+from acnml import Acnml, Classifier, calibrate, fit_calibrator, metrics
+from acnml._util.params import flatten, unflatten
 from acnml.calibration.heads import MOST_PLACES, Sigmoid, Softmax, find_head
 from acnml.calibration.rules import RULES
-from acnml.features import direction_and_length
 from acnml.posteriors import Diagonal
 from acnml.solve import Reference
 from acnml.solve.isotropic import solve_diagonal
 from acnml.solve.sigmoid import solve_sigmoid
 from cases import normal
+from dense import covariance
 
 VARIANCES = [0.0, 1e-6, 1e-2, 0.5, 1.0, 3.0, 20.0, 300.0, 1e6]
 
@@ -250,16 +252,11 @@ def flattened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.movedim(1, -1).flatten(0, -2)
 
 
-def seen(model, x):
-    """What the score sees of maps: directions and lengths at every position."""
-    return direction_and_length(torch.tanh(model.body(x)).detach(), dim=1)
-
-
 def test_maps_are_rows_of_the_core():
     model, x, labels = maps()
     found = calibrate(model, (x[:10], labels[:10]), (x[10:], labels[10:]), price=0.02)
     assert [str(place) for place in found.places] == ["input of 'head'"]
-    z, features = model(x).detach(), seen(model, x)
+    z, features = model(x).detach(), torch.tanh(model.body(x)).detach()
     rows = [flattened(each) for each in (z, features)]
     flat = labels.flatten()
     expected = fit_calibrator(
@@ -291,7 +288,7 @@ def test_ignored_positions_do_not_count():
     kept = labels.clone()
     kept[:, 5:] = 255
     found = calibrate(model, (x[:10], kept[:10]), (x[10:], kept[10:]), ignore_index=255)
-    z, features = model(x).detach()[:, :, :5], seen(model, x)[:, :, :5]
+    z, features = model(x).detach()[:, :, :5], torch.tanh(model.body(x)).detach()[:, :, :5]
     cut = kept[:, :5]
     expected = fit_calibrator((features[:10], cut[:10]), (z[10:], features[10:], cut[10:]))
     assert found.alpha == pytest.approx(expected.alpha, rel=1e-6)
@@ -443,6 +440,45 @@ class Pooled(nn.Module):
     def forward(self, x):
         features = torch.relu(self.norm(self.stem(x))).mean((2, 3))
         return self.get_submodule(self.name)(features)
+
+
+class Averaged(nn.Module):
+    """Two heads, as those of DeiT-distilled and LeViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head, self.head_dist = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = torch.tanh(self.stem(x))
+        return (self.head(x) + self.head_dist(x**2)) / 2
+
+
+@pytest.mark.parametrize("layers", ["last", ["head", "head_dist"]])
+def test_two_averaged_heads_are_calibrated_and_linearised(layers):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, x = Averaged().eval().double(), normal(120, 4)
+        with torch.no_grad():
+            model.head.bias -= 2 * model(x).mean(0)
+            for head in (model.head, model.head_dist):
+                head.weight *= 10
+                head.bias *= 10
+        labels = model(x).softmax(-1).multinomial(1).flatten()
+    found = calibrate(model, (x[:60], labels[:60]), (x[60:], labels[60:]), price=0.05)
+    assert [place.module for place in found.places[-2:]] == ["head", "head_dist"]
+    posterior = acnml.fit_laplace(model, (x, labels), layers=layers, progress=False)
+    kernel = Acnml(Classifier(model), posterior).problem(x[:2]).kernel.dense()
+    centred = torch.eye(3).double() - 1 / 3  # the kernel may be that of differences of logits
+    mean, cov = posterior.mean, covariance(posterior)
+    for own, each in zip(kernel, x, strict=False):
+
+        def logits(theta, each=each):
+            return functional_call(model, unflatten(theta, mean), (each,))
+
+        jacobian = jacrev(logits)(flatten(mean, mean))
+        expected = centred @ jacobian @ cov @ jacobian.T @ centred
+        torch.testing.assert_close(centred @ own @ centred, expected, rtol=1e-9, atol=1e-12)
 
 
 class ClassToken(nn.Module):

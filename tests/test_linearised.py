@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import acnml
-from acnml import Acnml, Classifier, Linearised, metrics
+from acnml import Acnml, Classifier, Linearised, Map, metrics
 from acnml._util.batches import take
 from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, diagonal, normal
 from heads import by_scipy
@@ -74,6 +74,7 @@ def test_a_search_over_alpha_takes_one_jacobian(monkeypatch):
     assert len(choice.table) > 5
     assert len(calls) == 1
     labels = torch.arange(40) % 3
+    assert choice.table[0].nll == pytest.approx(metrics.nll(Map(predict.at_mean)(x), labels))
     for row in choice.table[1:]:
         expected = metrics.nll(replace(predict, alpha=row.value)(x), labels)
         assert row.nll == pytest.approx(float(expected), abs=1e-12)

@@ -84,6 +84,18 @@ def test_windows_by_a_column_and_in_two_runs(files, tmp_path):
     assert two["finding"].endswith("in an earlier run.")
 
 
+def test_a_window_without_answers_has_no_numbers(files, tmp_path):
+    table = pq.read_table(files.folder / "scored" / "part-00000000.parquet")
+    none = table.set_column(0, "label", pa.array([-1] * len(table)))
+    (tmp_path / "scored").mkdir()
+    pq.write_table(none, tmp_path / "scored" / "part-00000000.parquet")
+    reference = files.folder / "reference.safetensors"
+    assert run_monitor(tmp_path / "scored", reference, tmp_path, 400) == 0
+    (window,) = content(tmp_path)["windows"]
+    assert (window["count"], window["unanswered"], window["score"]) == (0, 400, None)
+    assert "NaN" not in (tmp_path / "monitor.json").read_text()
+
+
 def test_the_page_is_one_file(files, tmp_path):
     run_monitor(
         files.folder / "scored", files.folder / "reference.safetensors", tmp_path, by="month"

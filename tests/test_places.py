@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -151,6 +152,7 @@ def test_features_are_directions_and_lengths_at_every_place():
     torch.testing.assert_close(first * length, plain[0])
     torch.testing.assert_close(both, torch.cat([direction_and_length(own) for own in plain], 1))
     assert not direction_and_length(torch.zeros(1, 3)).any()
+    assert np.array_equal(direction_and_length(plain[0].numpy()), direction_and_length(plain[0]))
 
 
 def test_many_features_are_folded():

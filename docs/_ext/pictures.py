@@ -9,19 +9,19 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-WIDE = 900  # pixels: several plots beside each other
+WIDE = 900  # pixels
 
 
-def width(picture: Path) -> int:
-    """Return the width of a PNG file in pixels, which its first bytes hold."""
-    found: int = struct.unpack(">I", picture.read_bytes()[16:20])[0]
-    return found
+def is_wide(picture: Path) -> bool:
+    """Whether a PNG file is; its first bytes hold its width and its height."""
+    width, height = struct.unpack(">II", picture.read_bytes()[16:24])
+    return bool(width >= WIDE and width > 1.25 * height)
 
 
 def _mark(app: Sphinx, document: nodes.document) -> None:
     for image in document.findall(nodes.image):
         picture = Path(app.srcdir, image["uri"])
-        if picture.suffix == ".png" and not image["classes"] and width(picture) >= WIDE:
+        if picture.suffix == ".png" and not image["classes"] and is_wide(picture):
             image["classes"].append("wide")
 
 

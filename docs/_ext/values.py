@@ -285,13 +285,13 @@ def verdict_cells() -> list[list[str]]:
     """Return the cells of all rows of docs/paper.md that judge a claim."""
     text = re.sub(r"<!--.*?-->", "", (ROOT / "docs/paper.md").read_text(encoding="utf-8"))
     rows = [cells(line) for line in text.splitlines() if line.startswith("|")]
-    return [row for row in rows if row[-1].startswith(VERDICTS) and len(row) == 5]
+    return [row for row in rows if len(row) == 5 and row[1].startswith(VERDICTS)]
 
 
 def verdicts(verdict: str, scale: str = "") -> list[float]:
     """`verdicts holds "paper's"`: how many claims of the page have a verdict, at some scale."""
-    judged = [re.split(r"[:;(¹]", row[-1])[0].strip() for row in verdict_cells()]
-    scales = [row[2].startswith(scale) for row in verdict_cells()]
+    judged = [re.split(r"[:;(¹]", row[1])[0].strip() for row in verdict_cells()]
+    scales = [row[4].startswith(scale) for row in verdict_cells()]
     return [sum(each == verdict and at for each, at in zip(judged, scales, strict=True))]
 
 

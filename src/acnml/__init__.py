@@ -28,7 +28,7 @@ The names below are what most programs need. All others are importable from thei
 """
 
 from acnml import conformal, fit, metrics, tuning
-from acnml._util.params import last_linear
+from acnml._util.structure import last_linear
 from acnml.calibration import Calibrated, Calibrator, calibrate, fit_calibrator
 from acnml.classifier import Classifier
 from acnml.export import export_onnx

@@ -22,12 +22,13 @@ coverage is c if labels depend on inputs as before and the weights are the likel
 inputs. Here the ratio is estimated in bins of the score: it corrects what a shift changes about the
 score, and nothing else.
 
+>>> import acnml, torch
 >>> generator = torch.Generator().manual_seed(0)
 >>> log_probs = torch.log_softmax(torch.randn(500, 3, generator=generator), dim=1)
 >>> labels = torch.multinomial(log_probs.exp(), 1, generator=generator).squeeze(1)
->>> conformal = fit(log_probs[:400], labels[:400], coverage=0.9)
+>>> conformal = acnml.conformal.fit(log_probs[:400], labels[:400], coverage=0.9)
 >>> sets = conformal.sets(log_probs[400:])  # (100, 3), True where a label is in the set
->>> bool(0.8 < coverage_of(sets, labels[400:]) <= 1)
+>>> bool(0.8 < acnml.conformal.coverage_of(sets, labels[400:]) <= 1)
 True
 """
 
@@ -49,8 +50,11 @@ from acnml.metrics import _as_tensor, _checked, _checked_labels, _checked_log_pr
 class SetScore(enum.Enum):
     """How badly a label fits an input, by the probabilities p of all labels.
 
+    For RAPS, give the probabilities to MAPIE: docs/howto/conformal.md says how.
+
+    >>> import acnml, torch
     >>> probs = torch.tensor([[0.7, 0.2, 0.1]])
-    >>> SetScore.APS(probs.log())
+    >>> acnml.conformal.SetScore.APS(probs.log())
     tensor([[0.7000, 0.9000, 1.0000]])
     """
 
@@ -88,30 +92,45 @@ class Conformal:
     Attributes:
         score: of labels.
         coverage: that the sets have on data like the calibration data.
-        thresholds: (K,) largest score of every label in a set; infinite for a class that is in
-            every set because it has too few calibration data.
+        thresholds: largest score in a set, for every label (K,), or for every bin of atypicality
+            (bins,). It is infinite where there are too few calibration data.
+        edges: of the bins of atypicality, if `fit_weighted` made them.
+        effective: how many calibration data without weights say as much as these with weights. If
+            it is small, sets are large and the coverage varies.
 
+    >>> import acnml, torch
     >>> log_probs = torch.log_softmax(torch.randn(500, 3), dim=1)
     >>> labels = torch.multinomial(log_probs.exp(), 1).squeeze(1)
-    >>> fit(log_probs, labels, coverage=0.9).sets(log_probs[:2]).shape
+    >>> acnml.conformal.fit(log_probs, labels, coverage=0.9).sets(log_probs[:2]).shape
     torch.Size([2, 3])
     """
 
     score: SetScore
     coverage: float
     thresholds: Tensor
+    edges: Tensor | None = None
+    effective: float | None = None
 
-    def sets(self, log_probs: Tensor) -> Tensor:
+    def sets(self, log_probs: Tensor, atypicality: Tensor | None = None) -> Tensor:
         """Return which labels are in the set of every input, (N, K) booleans.
 
         A set may be empty: no label fits as well as it does for most calibration data.
+
+        Args:
+            log_probs: log-probabilities (N, K).
+            atypicality: scores m(x) of the inputs (N,), after `fit_weighted`.
         """
-        own = _as_tensor(log_probs)
-        if own.ndim != 2 or own.shape[1] != len(self.thresholds):
+        if (self.edges is None) != (atypicality is None):
+            raise ValueError("give the atypicality of the inputs after fit_weighted, and only then")
+        own, limits = _as_tensor(log_probs), self.thresholds
+        if self.edges is not None and atypicality is not None:
+            bins = torch.bucketize(_as_tensor(atypicality).cpu().double(), self.edges)
+            limits = limits[bins].unsqueeze(1)
+        elif own.ndim != 2 or own.shape[1] != len(limits):
             raise ValueError(
-                f"log_probs must have shape (N, {len(self.thresholds)}), got {tuple(own.shape)}"
+                f"log_probs must have shape (N, {len(limits)}), got {tuple(own.shape)}"
             )
-        sets = self.score(_checked_log_probs(own)) <= self.thresholds
+        sets = self.score(_checked_log_probs(own)) <= limits
         return sets.numpy() if isinstance(log_probs, np.ndarray) else sets
 
 
@@ -130,10 +149,11 @@ def fit(
         coverage: the probability, between 0 and 1.
         score: `SetScore.LAC` for small sets, `SetScore.APS` for adaptive ones.
 
+    >>> import acnml, torch
     >>> log_probs = torch.log_softmax(torch.randn(500, 3), dim=1)
     >>> labels = torch.multinomial(log_probs.exp(), 1).squeeze(1)
-    >>> sets = fit(log_probs[:400], labels[:400], coverage=0.9).sets(log_probs[400:])
-    >>> sets.shape  # True where a label is in the set
+    >>> fitted = acnml.conformal.fit(log_probs[:400], labels[:400], coverage=0.9)
+    >>> fitted.sets(log_probs[400:]).shape  # True where a label is in the set
     torch.Size([100, 3])
     """
     scores = _scores_of_labels(log_probs, labels, coverage, score)
@@ -148,9 +168,10 @@ def fit_by_class(
 
     They are larger than those of `fit` where some classes are harder than others.
 
+    >>> import acnml, torch
     >>> log_probs = torch.log_softmax(torch.randn(500, 3), dim=1)
     >>> labels = torch.multinomial(log_probs.exp(), 1).squeeze(1)
-    >>> fit_by_class(log_probs, labels, coverage=0.9).thresholds.shape  # one for every class
+    >>> acnml.conformal.fit_by_class(log_probs, labels).thresholds.shape  # one for every class
     torch.Size([3])
     """
     scores = _scores_of_labels(log_probs, labels, coverage, score)
@@ -159,66 +180,34 @@ def fit_by_class(
     return Conformal(score, coverage, _vector(thresholds))
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class WeightedConformal:
-    """A threshold for every bin of the score of atypicality, made by `fit_weighted`.
-
-    Attributes:
-        score: of labels.
-        coverage: that the sets have, if the weights are right.
-        edges: of the bins.
-        thresholds: of every bin; infinite where all labels are in a set.
-        effective: how many calibration data without weights say as much. If it is small, sets are
-            large and the coverage varies.
-
-    >>> log_probs = torch.log_softmax(torch.randn(500, 3), dim=1)
-    >>> labels = torch.multinomial(log_probs.exp(), 1).squeeze(1)
-    >>> scores = torch.rand(500)
-    >>> fitted = fit_weighted(log_probs, labels, scores, 0.5 + scores / 2)
-    >>> fitted.sets(log_probs[:2], scores[:2]).shape
-    torch.Size([2, 3])
-    """
-
-    score: SetScore
-    coverage: float
-    edges: Tensor
-    thresholds: Tensor
-    effective: float
-
-    def sets(self, log_probs: Tensor, scores: Tensor) -> Tensor:
-        """Return which labels are in the set of every input with a score (N,), (N, K) booleans."""
-        bins = torch.bucketize(_as_tensor(scores).cpu().double(), self.edges)
-        limits = self.thresholds[bins].unsqueeze(1)
-        sets = self.score(_checked_log_probs(log_probs)) <= limits
-        return sets.numpy() if isinstance(log_probs, np.ndarray) else sets
-
-
 def fit_weighted(
     log_probs: Tensor,
     labels: Tensor,
-    scores: Tensor,
-    new_scores: Tensor,
+    atypicality: Tensor,
+    new_atypicality: Tensor,
     coverage: float = 0.9,
     score: SetScore = SetScore.LAC,
-) -> WeightedConformal:
+) -> Conformal:
     """Return prediction sets for inputs with other scores of atypicality than the calibration data.
 
     Args:
         log_probs: log-probabilities (N, K) of the calibration data, as for `fit`.
         labels: class indices (N,).
-        scores: of atypicality of the calibration data (N,).
-        new_scores: of unlabelled new inputs (M,), for the likelihood ratio.
+        atypicality: scores m(x) of the calibration data (N,).
+        new_atypicality: those of unlabelled new inputs (M,), for the likelihood ratio.
         coverage: the probability, between 0 and 1.
         score: of labels.
 
-    >>> log_probs, scores = torch.zeros(99, 2).log_softmax(1), torch.linspace(0, 1, 99)
-    >>> fitted = fit_weighted(log_probs, torch.zeros(99).long(), scores, scores)
-    >>> round(fitted.effective)
-    99
+    >>> import acnml, torch
+    >>> log_probs, far = torch.zeros(99, 2).log_softmax(1), torch.linspace(0, 1, 99)
+    >>> fitted = acnml.conformal.fit_weighted(log_probs, torch.zeros(99).long(), far, 0.5 + far / 2)
+    >>> fitted.sets(log_probs[:2], far[:2]).shape
+    torch.Size([2, 2])
+    >>> round(fitted.effective)  # half of the bins have new inputs
+    50
     """
     own = _scores_of_labels(log_probs, labels, coverage, score).double().cpu()
-    ours, others = (_as_tensor(s).cpu().double() for s in (scores, new_scores))
+    ours, others = (_as_tensor(s).cpu().double() for s in (atypicality, new_atypicality))
     inner = torch.linspace(0, 1, BINS + 1, dtype=torch.float64, device="cpu")[1:-1]
     edges = torch.quantile(ours, inner)
     bins = torch.bucketize(ours, edges)
@@ -232,14 +221,15 @@ def fit_weighted(
     rank = torch.searchsorted(total, wanted)
     padded = torch.cat([ordered, ordered.new_tensor([math.inf])])
     effective = float(weights.sum() ** 2 / weights.square().sum())
-    return WeightedConformal(score, coverage, edges, padded[rank], effective)
+    return Conformal(score, coverage, padded[rank], edges, effective)
 
 
 def coverage_of(sets: Tensor, labels: Tensor) -> float:
     """Return the share of sets that hold the label.
 
+    >>> import acnml, torch
     >>> sets = torch.tensor([[True, False], [True, True]])
-    >>> coverage_of(sets, torch.tensor([1, 1]))
+    >>> acnml.conformal.coverage_of(sets, torch.tensor([1, 1]))
     0.5
     """
     own = _checked_sets(sets)
@@ -250,7 +240,8 @@ def coverage_of(sets: Tensor, labels: Tensor) -> float:
 def mean_size(sets: Tensor) -> float:
     """Return the mean number of labels in a set.
 
-    >>> mean_size(torch.tensor([[True, False], [True, True]]))
+    >>> import acnml, torch
+    >>> acnml.conformal.mean_size(torch.tensor([[True, False], [True, True]]))
     1.5
     """
     return _checked_sets(sets).double().sum(1).mean().item()

@@ -22,6 +22,8 @@ What is assumed:
 - Sureness was not fitted to the labelled data. A `Calibrator` chose two numbers on them, T and α;
   for a guarantee to the letter, use labelled data of your own.
 
+>>> import torch
+>>> from acnml.decisions import at_most_risk
 >>> sureness = torch.linspace(0, 1, 1000)
 >>> correct = torch.ones(1000, dtype=torch.bool)
 >>> correct[:300:2] = False  # errors are among the least sure
@@ -41,7 +43,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from acnml.outcomes import By, Outcomes
+from acnml.outcomes import By, Outcomes, sureness_of
 
 # Thresholds that are tested, evenly spaced from the surest examples to all of them.
 STEPS = 60
@@ -69,6 +71,7 @@ class Certificate:
         needed: how many examples would be enough for a certificate, if they are like these; None
             if there is one, or if even the surest predictions are wrong too often.
 
+    >>> from acnml.decisions import Certificate
     >>> Certificate(0.9, examples=1000, accepted=800, errors=6, risk=0.02).is_certified
     True
     """
@@ -97,27 +100,26 @@ class Abstention:
         confidence: with which the certificates hold, each of them by itself.
         certificates: one for all predictions, or one for every predicted class.
 
+    >>> from acnml.decisions import Abstention, Certificate
     >>> certificate = Certificate(0.9, examples=1000, accepted=800, errors=6, risk=0.02)
     >>> print(Abstention("confidence", 0.95, (certificate,)))
     Accept predictions with a confidence of at least 0.9: 80.0 % of 1,000 validation examples, of \
 which 0.8 % are wrong. On data like these at most 2.0 % are wrong, with 95 % confidence.
     """
 
-    by: str
+    by: By
     confidence: float
     certificates: tuple[Certificate, ...]
 
     def accepts(self, answer: Any) -> Any:
         """Return which predictions of an `Answer` may go out without a person (B,)."""
-        values = torch.as_tensor(answer.confidence if self.by == "confidence" else answer.regret)
-        sureness = values.double() if self.by == "confidence" else -values.double()
-        label = torch.as_tensor(answer.label).long()
+        sure, label = sureness_of(answer, self.by), torch.as_tensor(answer.label).long()
         # The last one is for inputs without an answer (-1) and classes without validation data.
         known = [*(each.threshold for each in self.certificates), math.inf]
-        limits = torch.tensor(known, dtype=torch.float64, device=values.device)
+        limits = torch.tensor(known, dtype=torch.float64, device=sure.device)
         if len(self.certificates) == 1:
             label = label.clamp(max=0)
-        accepted = sureness >= limits[label.clamp(max=len(self.certificates))]
+        accepted = sure >= limits[label.clamp(max=len(self.certificates))]
         return accepted if isinstance(answer.label, Tensor) else accepted.numpy()
 
     def __str__(self) -> str:
@@ -167,6 +169,9 @@ def abstention(
         by_class: whether every predicted class has a threshold and a guarantee of its own. Each
             holds with the stated confidence by itself.
 
+    >>> import torch
+    >>> from acnml.decisions import abstention
+    >>> from acnml.outcomes import Outcomes
     >>> sure, right = torch.linspace(0, 1, 1000), torch.arange(1000) < 300
     >>> validation = Outcomes(torch.zeros(1000), right, sure, 1 - sure, 1 - sure)
     >>> abstention(validation, risk=0.02).certificates[0].accepted
@@ -174,15 +179,15 @@ def abstention(
     """
     if (risk is None) == (coverage is None):
         raise ValueError("give one of risk and coverage: the other follows from it")
-    sureness, correct = validation.sureness(by), validation.correct
+    sure, correct = sureness_of(validation, by), validation.correct
     classes = range(int(validation.predicted.max()) + 1) if by_class else [None]
     found = []
     for k in classes:
         own = slice(None) if k is None else validation.predicted == k
         if risk is not None:
-            found.append(at_most_risk(sureness[own], correct[own], risk, confidence))
+            found.append(at_most_risk(sure[own], correct[own], risk, confidence))
         elif coverage is not None:
-            found.append(at_least_coverage(sureness[own], correct[own], coverage, confidence))
+            found.append(at_least_coverage(sure[own], correct[own], coverage, confidence))
     return Abstention(by, confidence, tuple(found))
 
 
@@ -200,6 +205,8 @@ def at_most_risk(
         risk: largest tolerated error rate among accepted predictions.
         confidence: with which the limit holds, over the draw of the labelled data.
 
+    >>> import torch
+    >>> from acnml.decisions import at_most_risk
     >>> certificate = at_most_risk(torch.rand(50), torch.ones(50, dtype=torch.bool), risk=0.02)
     >>> certificate.is_certified, certificate.needed
     (False, 149)
@@ -234,6 +241,8 @@ def at_least_coverage(
         coverage: least tolerated share of accepted predictions.
         confidence: with which coverage and risk hold, over the draw of the labelled data.
 
+    >>> import torch
+    >>> from acnml.decisions import at_least_coverage
     >>> correct = torch.arange(1000) >= 100
     >>> found = at_least_coverage(torch.linspace(0, 1, 1000), correct, coverage=0.8)
     >>> found.accepted, found.errors, round(found.risk, 4)
@@ -257,6 +266,7 @@ def at_least_coverage(
 def binomial_cdf(successes: int, trials: int, probability: float) -> float:
     """Return P(Bin(trials, probability) ≤ successes).
 
+    >>> from acnml.decisions import binomial_cdf
     >>> round(binomial_cdf(1, 3, 0.5), 6)
     0.5
     """
@@ -275,6 +285,7 @@ def binomial_cdf(successes: int, trials: int, probability: float) -> float:
 def upper_bound(errors: int, trials: int, confidence: float) -> float:
     """Return the upper end of the one-sided interval of Clopper and Pearson for an error rate.
 
+    >>> from acnml.decisions import upper_bound
     >>> round(upper_bound(0, 100, 0.95), 4)  # 1 - 0.05^(1/100)
     0.0295
     """
@@ -304,6 +315,7 @@ class _Ranked:
                 "sureness and correct must have the same shape (N,), got "
                 f"{tuple(own.shape)} and {tuple(right.shape)}"
             )
+        own = own.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)  # no answer
         values, order = own.sort(descending=True, stable=True)
         wrong = (~right.bool()[order]).cumsum(0)
         return _Ranked(values, torch.cat([wrong.new_zeros(1), wrong]))
@@ -335,6 +347,7 @@ def _steps(count: int, risk: float, level: float) -> Sequence[int]:
 def least_examples(risk: float, level: float) -> int:
     """Return how many accepted examples without any error certify a risk: (1 - r)^k ≤ level.
 
+    >>> from acnml.decisions import least_examples
     >>> least_examples(risk=0.02, level=0.05)
     149
     """
@@ -344,17 +357,20 @@ def least_examples(risk: float, level: float) -> int:
 def _needed(ranked: _Ranked, risk: float, level: float) -> int | None:
     """Return how many examples would certify a threshold, with the error rates of these."""
     count, found = len(ranked.values), MOST_EXAMPLES + 1
+    if not count:
+        return least_examples(risk, level)
     least = max(1, math.ceil(FIRST * count))
     for accepted in sorted({least, *range(least, count + 1, max(1, count // STEPS))}):
         rate, share = int(ranked.errors[accepted]) / accepted, accepted / count
         if rate < risk:
-            # k accepted examples with k · rate errors, rounded up, pass the test.
-            enough = _first(
-                int(found * share) + 1,
-                lambda k, rate=rate: binomial_cdf(math.ceil(k * rate), k, risk) <= level,  # type: ignore[misc]
-            )
+            enough = _accepted_needed(rate, risk, level, int(found * share) + 1)
             found = min(found, math.ceil(enough / share))
     return found if found <= MOST_EXAMPLES else None
+
+
+def _accepted_needed(rate: float, risk: float, level: float, end: int) -> int:
+    """Return how many accepted examples with this error rate pass the test, or the end."""
+    return _first(end, lambda k: binomial_cdf(math.ceil(k * rate), k, risk) <= level)
 
 
 def _first(end: int, holds: Callable[[int], bool]) -> int:

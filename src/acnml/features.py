@@ -14,7 +14,8 @@ positions are padding there, and features pooled over it would depend on the oth
 
 The vector of every place is scaled to unit length, and its length is one more feature. Lengths vary
 much among typical inputs and would hide what their directions show; without them, inputs that are
-merely too large would seem typical. Inputs of the model itself stay as they are.
+merely too large would seem typical. The model's own inputs and features at positions of maps stay
+as they are: there, on clean data, the scaled ones find wrong answers less well.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Place:
         is_input: whether to take the first argument of the module instead of its output.
         channels: the dimension that counts channels, where there are positions to pool over.
         is_pooled: whether to pool over positions; maps and tokens have features at each.
-        is_scaled: whether to scale vectors to unit length, and to add their lengths.
+        is_scaled: whether to scale vectors to unit length, and to add their lengths. Features at
+            positions are never scaled.
     """
 
     module: str
@@ -102,22 +104,24 @@ class Place:
 
     def features(self, pooled: Tensor) -> Tensor:
         """Return what the score sees of what was pooled here."""
-        if not self.is_scaled:
-            return pooled
-        return direction_and_length(pooled, 1 if self.is_pooled else self.channels)
+        return direction_and_length(pooled) if self.is_scaled and self.is_pooled else pooled
 
 
-def direction_and_length(vectors: Tensor, dim: int = -1) -> Tensor:
-    """Return vectors at unit length, and their lengths as one more number (…, d + 1, …).
+def direction_and_length(vectors: Any) -> Any:
+    """Return vectors (..., d) at unit length, and their lengths as one more number (..., d + 1).
+
+    Vectors are a tensor or an array, and so is the result.
 
     Use it for features of your own, such as embeddings, before they go to a `Calibrator`.
 
     >>> direction_and_length(torch.tensor([[3.0, 4.0]]))
     tensor([[0.6000, 0.8000, 5.0000]])
     """
-    length = torch.linalg.vector_norm(vectors, dim=dim, keepdim=True)
+    if batches.has_arrays_only(vectors):
+        return direction_and_length(batches.as_tensor(vectors, "vectors")).numpy()
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     directions = vectors / length.clamp(min=torch.finfo(vectors.dtype).tiny)
-    return torch.cat([directions, length], dim=dim)
+    return torch.cat([directions, length], dim=-1)
 
 
 @final

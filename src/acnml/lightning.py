@@ -19,7 +19,7 @@ from torch import nn
 from acnml._util import checks
 from acnml._util.files import require_target
 from acnml._util.messages import needed_by
-from acnml._util.params import Layers
+from acnml._util.structure import Layers
 from acnml.calibration import Calibrated, calibrate
 from acnml.fit import Swag
 from acnml.storage import save
@@ -120,51 +120,37 @@ class Calibrate(Callback):
             raise ValueError("there is no calibrated network yet: it is made at the end of fit")
         return self._calibrated
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse several processes before training, because each would see a part of the data."""
-        if stage == "fit" and trainer.world_size > 1:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse before training what is known to fail after it."""
+        if trainer.world_size > 1:
             raise ValueError(
                 f"Calibrate needs all data in one process, but there are {trainer.world_size}; "
                 "call acnml.calibrate in one process after training"
             )
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse before training what is known to fail after it."""
         if self.path is not None:
             require_target(Path(self.path))
-        if self._validation_loader is None and not trainer.enable_validation:
-            raise ValueError(
-                "the trainer has no validation data to choose alpha on: give it a validation "
-                "loader and a validation_step, or pass Calibrate(validation_loader=...)"
-            )
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse several loaders before training."""
         if self._train_loader is None:
             _single(trainer.train_dataloader, "train_loader")
-        if self._validation_loader is None and trainer.val_dataloaders is not None:
-            _single(trainer.val_dataloaders, "validation_loader")
+        if self._validation_loader is None:
+            if not trainer.enable_validation:
+                raise ValueError(
+                    "the trainer has no validation data to choose alpha on: give it a validation "
+                    "loader and a validation_step, or pass Calibrate(validation_loader=...)"
+                )
+            if trainer.val_dataloaders is not None:
+                _single(trainer.val_dataloaders, "validation_loader")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Calibrate, on the CPU, to which Lightning has then moved the module."""
-        model = self._model(pl_module)
+        model = pl_module if self._network is None else self._network(pl_module)
         train, validation = self._train_loader, self._validation_loader
         if train is None:
             train = _single(trainer.train_dataloader, "train_loader")
         if validation is None:
             validation = _single(trainer.val_dataloaders, "validation_loader")
-        self._calibrated = calibrate(
-            model,
-            train,
-            validation,
-            price=self.price,
-            **self.options,
-        )
+        self._calibrated = calibrate(model, train, validation, price=self.price, **self.options)
         if self.path is not None:
             save(self._calibrated, self.path)
-
-    def _model(self, pl_module: LightningModule) -> nn.Module:
-        return pl_module if self._network is None else self._network(pl_module)
 
 
 def _require_options(options: Iterable[str]) -> None:

@@ -30,8 +30,9 @@ from torch.nn import functional
 class Reliability(NamedTuple):
     """The non-empty bins of a reliability diagram, by increasing confidence.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> found = reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
+    >>> found = acnml.metrics.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
     >>> found.confidence - found.accuracy
     tensor([ 0.1250, -0.2500], dtype=torch.float64)
     """
@@ -46,8 +47,9 @@ class RiskCoverage(NamedTuple):
 
     At coverage c, the model predicts only for the fraction c of points with the highest confidence.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> risk_coverage(log_probs, torch.tensor([0, 0, 1])).coverage
+    >>> acnml.metrics.risk_coverage(log_probs, torch.tensor([0, 0, 1])).coverage
     tensor([0.3333, 0.6667, 1.0000], dtype=torch.float64)
     """
 
@@ -58,12 +60,13 @@ class RiskCoverage(NamedTuple):
 def accuracy(log_probs: Tensor, labels: Tensor) -> float:
     """Return the fraction of points whose most probable class is the label.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> accuracy(log_probs, torch.tensor([0, 1]))  # if classes tie, the first is predicted
+    >>> acnml.metrics.accuracy(log_probs, torch.tensor([0, 1]))  # of tied classes the first counts
     0.5
     """
-    log_probs, labels = _checked(log_probs, labels)
-    return _correct(log_probs, labels).mean().item()
+    _, correct = confidences(log_probs, labels)
+    return correct.mean().item()
 
 
 def nll(log_probs: Tensor, labels: Tensor) -> float:
@@ -71,8 +74,9 @@ def nll(log_probs: Tensor, labels: Tensor) -> float:
 
     It is infinite if a label has probability 0.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> round(nll(log_probs, torch.tensor([0, 1])), 4)
+    >>> round(acnml.metrics.nll(log_probs, torch.tensor([0, 1])), 4)
     0.4904
     """
     log_probs, labels = _checked(log_probs, labels)
@@ -82,8 +86,9 @@ def nll(log_probs: Tensor, labels: Tensor) -> float:
 def brier(log_probs: Tensor, labels: Tensor) -> float:
     """Return the Brier score 1/N Σₙ Σₖ (p(k|xₙ) − [k = yₙ])², between 0 and 2.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> round(brier(log_probs, torch.tensor([0, 1])), 4)
+    >>> round(acnml.metrics.brier(log_probs, torch.tensor([0, 1])), 4)
     0.3125
     """
     log_probs, labels = _checked(log_probs, labels)
@@ -98,11 +103,12 @@ def ece(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
     It is Σ_b (n_b/N) |acc_b − conf_b|, with the number of points, the accuracy and the mean
     confidence of bin b. The ACNML paper uses the same bins; see `reliability`.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5], [0.5, 0.5]]).log()
-    >>> round(ece(log_probs, torch.tensor([0, 0, 0, 1]), bins=2), 4)
+    >>> round(acnml.metrics.ece(log_probs, torch.tensor([0, 0, 0, 1]), bins=2), 4)
     0.125
     """
-    return _calibration_error(reliability(log_probs, labels, bins))
+    return ece_of_confidences(*confidences(log_probs, labels), bins)
 
 
 def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliability:
@@ -111,8 +117,9 @@ def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliabilit
     The points are sorted by confidence and split as in `torch.tensor_split`, so the sizes of bins
     differ by at most one. With fewer points than bins, each point has its own bin.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> reliability(log_probs, torch.tensor([0, 0, 1]), bins=2).count
+    >>> acnml.metrics.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2).count
     tensor([2, 1])
     """
     diagram = _equal_mass(*confidences(log_probs, labels), bins)
@@ -124,8 +131,9 @@ def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
 
     If confidences tie, this is the expected value over a random order of the tied points.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> risk_coverage(log_probs, torch.tensor([0, 1])).risk
+    >>> acnml.metrics.risk_coverage(log_probs, torch.tensor([0, 1])).risk
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
     curve = _risk_coverage(*confidences(log_probs, labels))
@@ -135,41 +143,48 @@ def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
 def aurc(log_probs: Tensor, labels: Tensor) -> float:
     """Return the area under the risk-coverage curve, the mean risk at coverages 1/N, …, 1.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> round(aurc(log_probs, torch.tensor([0, 0, 1])), 4)
+    >>> round(acnml.metrics.aurc(log_probs, torch.tensor([0, 0, 1])), 4)
     0.1111
     """
-    return risk_coverage(log_probs, labels).risk.mean().item()
+    return aurc_of_confidences(*confidences(log_probs, labels))
 
 
 def confidences(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the confidence cₙ of every prediction, and 1 where it is correct and 0 elsewhere.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> confidence, correct = confidences(log_probs, torch.tensor([0, 1]))
+    >>> confidence, correct = acnml.metrics.confidences(log_probs, torch.tensor([0, 1]))
     >>> correct
     tensor([1., 0.], dtype=torch.float64)
     """
     log_probs, labels = _checked(log_probs, labels)
-    # Rounding may exceed 1.
-    return log_probs.amax(dim=1).exp().clamp(max=1.0), _correct(log_probs, labels)
+    confidence = log_probs.amax(dim=1).exp().clamp(max=1.0)  # rounding may exceed 1
+    # argmax, not max: only argmax is documented to return the first of tied classes.
+    return confidence, (log_probs.argmax(dim=1) == labels).double()
 
 
 def ece_of_confidences(confidence: Tensor, correct: Tensor, bins: int = 20) -> float:
     """Return the ECE over bins of equal mass, as `ece`, from confidences and correctness.
 
+    >>> import acnml, torch
     >>> correct = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    >>> round(ece_of_confidences(correct / 4 + 0.5, correct, bins=2), 4)
+    >>> round(acnml.metrics.ece_of_confidences(correct / 4 + 0.5, correct, bins=2), 4)
     0.375
     """
-    return _calibration_error(_equal_mass(*_checked_confidences(confidence, correct), bins))
+    diagram = _equal_mass(*_checked_confidences(confidence, correct), bins)
+    gap = (diagram.accuracy - diagram.confidence).abs()
+    return ((diagram.count * gap).sum() / diagram.count.sum()).item()
 
 
 def aurc_of_confidences(confidence: Tensor, correct: Tensor) -> float:
     """Return the area under the risk-coverage curve, as `aurc`, from the same.
 
+    >>> import acnml, torch
     >>> correct = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    >>> aurc_of_confidences(torch.tensor([0.75, 0.5], dtype=torch.float64), correct)
+    >>> acnml.metrics.aurc_of_confidences(torch.tensor([0.75, 0.5], dtype=torch.float64), correct)
     0.25
     """
     return _risk_coverage(*_checked_confidences(confidence, correct)).risk.mean().item()
@@ -180,7 +195,8 @@ def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
 
     It equals P(out score > in score) + ½ P(out score = in score).
 
-    >>> auroc(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
+    >>> import acnml, torch
+    >>> acnml.metrics.auroc(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     0.875
     """
     in_flagged, out_flagged = _flagged(in_scores, out_scores)
@@ -195,7 +211,8 @@ def aupr(in_scores: Tensor, out_scores: Tensor) -> float:
     It is Σ_t (R_t − R_{t−1}) P_t over the distinct thresholds t, where R_t and P_t are the recall
     and the precision if every score ≥ t is flagged.
 
-    >>> aupr(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])) == (1 + 2 / 3) / 2
+    >>> import acnml, torch
+    >>> acnml.metrics.aupr(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])) == (1 + 2 / 3) / 2
     True
     """
     in_flagged, out_flagged = _flagged(in_scores, out_scores)
@@ -209,7 +226,8 @@ def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
     This is the fraction of in-distribution points with a score ≥ t, where t is the highest
     threshold that at least 95 % of the out-of-distribution points reach.
 
-    >>> fpr95(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.0, 3.0]))
+    >>> import acnml, torch
+    >>> acnml.metrics.fpr95(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.0, 3.0]))
     0.5
     """
     in_flagged, out_flagged = _flagged(in_scores, out_scores)
@@ -221,8 +239,9 @@ def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
 def summary(log_probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, float]:
     """Return accuracy, NLL, Brier score and equal-mass ECE by name.
 
+    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> list(summary(log_probs, torch.tensor([0, 0, 1])))
+    >>> list(acnml.metrics.summary(log_probs, torch.tensor([0, 0, 1])))
     ['accuracy', 'nll', 'brier', 'ece']
     """
     scores = {metric.__name__: metric(log_probs, labels) for metric in (accuracy, nll, brier)}
@@ -242,7 +261,8 @@ def multilabel(probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, Tenso
         labels: 1 for labels that are present, and 0 for the others (N, K).
         bins: of the ECE.
 
-    >>> found = multilabel(torch.tensor([[0.75], [0.5]]), torch.tensor([[1], [0]]))
+    >>> import acnml, torch
+    >>> found = acnml.metrics.multilabel(torch.tensor([[0.75], [0.5]]), torch.tensor([[1], [0]]))
     >>> float(found["accuracy"].mean()), float(found["auroc"].mean())
     (1.0, 1.0)
     """
@@ -277,12 +297,6 @@ def _arrays_for_arrays(given: object, result: Result) -> Result:
     return result._replace(**{name: t.numpy() for name, t in result._asdict().items()})
 
 
-def _correct(log_probs: Tensor, labels: Tensor) -> Tensor:
-    """Return 1 where the prediction is the label, else 0."""
-    # argmax, not max: only argmax is documented to return the first of tied classes.
-    return (log_probs.argmax(dim=1) == labels).double()
-
-
 def _equal_mass(confidence: Tensor, correct: Tensor, bins: int) -> Reliability:
     """Average over bins of equal mass, without empty ones."""
     confidence, correct = _sorted_by_confidence(confidence, correct)
@@ -309,11 +323,6 @@ def _sorted_by_confidence(confidence: Tensor, correct: Tensor) -> tuple[Tensor, 
     levels, level, counts = torch.unique(confidence, return_inverse=True, return_counts=True)
     correct = torch.bincount(level, weights=correct) / counts
     return levels.repeat_interleave(counts), correct.repeat_interleave(counts)
-
-
-def _calibration_error(diagram: Reliability) -> float:
-    gap = abs(diagram.accuracy - diagram.confidence)
-    return ((diagram.count * gap).sum() / diagram.count.sum()).item()
 
 
 def _flagged(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor]:

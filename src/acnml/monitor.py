@@ -42,6 +42,9 @@ CHUNK = 2048
 class Observed(NamedTuple):
     """What a monitor looks at: some columns of an `Answer`, for example from a file.
 
+    >>> import torch
+    >>> from acnml.monitor import Monitor, Observed
+    >>> from acnml.outcomes import Outcomes
     >>> half = torch.tensor([0.5, 0.5])
     >>> answers = Observed(torch.tensor([0, 1]), half, half, half, abstain=half > 1)
     >>> Monitor.of(Outcomes(half, half, half, half, half)).update(answers).count
@@ -60,6 +63,9 @@ class Observed(NamedTuple):
 class Window:
     """What is known of a window of answers.
 
+    >>> import torch
+    >>> from acnml.monitor import Monitor, Observed
+    >>> from acnml.outcomes import Outcomes
     >>> normal = torch.randn(500, generator=torch.Generator().manual_seed(0))
     >>> none = torch.zeros(500).long()
     >>> monitor = Monitor.of(Outcomes(none, none, normal.sigmoid(), normal, normal))
@@ -97,6 +103,9 @@ class Monitor:
         evidence: the largest log10 E so far.
         changed_at: the number of the answer at which the alarm was raised.
 
+    >>> import torch
+    >>> from acnml.monitor import Monitor
+    >>> from acnml.outcomes import Outcomes
     >>> generator = torch.Generator().manual_seed(0)
     >>> normal = torch.randn(1000, generator=generator)
     >>> label = torch.zeros(1000)

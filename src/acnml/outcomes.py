@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class Outcomes:
         regret: log C(x).
         score: the atypicality m(x).
 
+    >>> import torch
+    >>> from acnml.outcomes import Outcomes
     >>> half = torch.full((4,), 0.5)
     >>> Outcomes.of(torch.tensor([0, 1, 1, 0]), torch.zeros(4).long(), half, half, half).correct
     tensor([ True, False, False,  True])
@@ -59,27 +61,38 @@ class Outcomes:
         """Which predictions (N,) are the true class."""
         return self.label == self.predicted
 
-    def sureness(self, by: By) -> Tensor:
-        """Return what decides (N,), higher for surer predictions."""
-        if by not in ("confidence", "regret"):
-            raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
-        return self.confidence if by == "confidence" else -self.regret
-
     def limit(self, share: float, by: By) -> float:
         """Return the sureness below which this share of the examples lies."""
         if not 0 <= share <= 1:
             raise ValueError(f"share must be between 0 and 1, got {share}")
-        self.sureness(by)  # checks `by`
-        ordered = self._sorted_confidence if by == "confidence" else self._sorted_certainty
+        if by not in self._sorted:
+            self._sorted[by] = sureness_of(self, by).sort().values
+        ordered = self._sorted[by]
         place = share * (len(ordered) - 1)
         low = int(place)
         ends = ordered[low : low + 2]
         return float(ends[0] + (place - low) * (ends[-1] - ends[0]))
 
     @cached_property
-    def _sorted_confidence(self) -> Tensor:
-        return self.confidence.double().sort().values
+    def _sorted(self) -> dict[By, Tensor]:
+        """What was sorted before: a threshold is asked for with every batch."""
+        return {}
 
-    @cached_property
-    def _sorted_certainty(self) -> Tensor:
-        return (-self.regret.double()).sort().values
+
+def sureness_of(answers: Any, by: By) -> Tensor:
+    """Return what decides (N,), higher for surer predictions: the confidence, or minus the regret.
+
+    Args:
+        answers: an `Answer`, or `Outcomes`.
+        by: "confidence" or "regret".
+
+    >>> import torch
+    >>> from acnml.outcomes import Outcomes, sureness_of
+    >>> half = torch.full((2,), 0.5)
+    >>> sureness_of(Outcomes(half, half, half, half, half), by="regret")
+    tensor([-0.5000, -0.5000], dtype=torch.float64)
+    """
+    if by not in ("confidence", "regret"):
+        raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
+    sign = 1 if by == "confidence" else -1
+    return sign * torch.as_tensor(getattr(answers, by)).double()

@@ -83,15 +83,17 @@ def reliability(
         label: name of the method.
         ax: axes to draw on.
 
+    >>> import torch
+    >>> from acnml import plots
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> axes = reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
+    >>> axes = plots.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
     """
-    diagram = metrics.reliability(_tensor(log_probs), _tensor(labels), bins)
-    error = metrics.ece(_tensor(log_probs), _tensor(labels), bins)
-    confidence = _tensor(log_probs).double().amax(1).exp().cpu().numpy()
+    diagram = metrics.reliability(log_probs, labels, bins)
+    confidence, correct = metrics.confidences(log_probs, labels)
+    error = metrics.ece_of_confidences(confidence, correct, bins)
     ax = _axes(ax, (4.2, 4.2))
     colour = _next_colour(ax)
-    heights, edges = np.histogram(confidence, np.linspace(0, 1, 21))
+    heights, edges = np.histogram(confidence.numpy(), np.linspace(0, 1, 21))
     # The histogram takes the lowest fifth of the plot; only its shape matters.
     shape = 0.2 * heights / heights.max()
     ax.stairs(shape, edges, fill=True, color=colour, alpha=0.18, zorder=1)
@@ -106,9 +108,10 @@ def reliability(
 def frame_of_reliability(ax: Axes) -> None:
     """Draw the diagonal of perfect calibration, and set limits and labels.
 
+    >>> from acnml import plots
     >>> from matplotlib.figure import Figure
     >>> axes = Figure().add_subplot()
-    >>> frame_of_reliability(axes)
+    >>> plots.frame_of_reliability(axes)
     >>> axes.get_xlabel()
     'confidence'
     """
@@ -128,10 +131,12 @@ def risk_coverage(
         label: name of the method. The legend states the area under the curve (AURC).
         ax: axes to draw on.
 
+    >>> import torch
+    >>> from acnml import plots
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> axes = risk_coverage(log_probs, torch.tensor([0, 0, 1]))
+    >>> axes = plots.risk_coverage(log_probs, torch.tensor([0, 0, 1]))
     """
-    curve = metrics.risk_coverage(_tensor(log_probs), _tensor(labels))
+    curve = metrics.risk_coverage(log_probs, labels)
     area = curve.risk.mean().item()
     ax = _axes(ax)
     name = f"AURC {area:.4f}" if label is None else f"{label}, AURC {area:.4f}"
@@ -162,15 +167,17 @@ def regret(
         bins: of the histograms.
         ax: axes to draw on.
 
-    >>> axes = regret(torch.rand(100), 1 + torch.rand(100))
+    >>> import torch
+    >>> from acnml import plots
+    >>> axes = plots.regret(torch.rand(100), 1 + torch.rand(100))
     """
-    inside, outside = _tensor(in_regret), _tensor(out_regret)
-    area = metrics.auroc(inside, outside)
+    area = metrics.auroc(in_regret, out_regret)
     ax = _axes(ax)
-    top = max(inside.max().item(), outside.max().item(), 1e-12)
+    both = _array(in_regret), _array(out_regret)
+    top = max(*(values.max() for values in both), 1e-12)
     edges = np.linspace(0, 1.02 * top, bins + 1)
-    for values, name, colour in zip((inside, outside), names, (BLUE, ORANGE), strict=True):
-        shares = np.histogram(values.double().cpu().numpy(), edges)[0] / len(values)
+    for values, name, colour in zip(both, names, (BLUE, ORANGE), strict=True):
+        shares = np.histogram(values, edges)[0] / len(values)
         ax.stairs(shares, edges, fill=True, color=colour, alpha=0.3)
         ax.stairs(shares, edges, color=colour, linewidth=1.4, label=name)
     ax.set(xlabel="regret (nats)", ylabel="share of inputs", xlim=(0, edges[-1]))
@@ -189,12 +196,13 @@ def price_frontier(calibrated: Calibrated | Calibrator, *, ax: Axes | None = Non
         calibrated: the result of `acnml.calibrate` or `acnml.fit_calibrator`.
         ax: axes to draw on.
 
-    >>> import acnml
+    >>> import acnml, torch
+    >>> from acnml import plots
     >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
     >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
     >>> logits = 3 * x[:, :1] * torch.tensor([-1.0, 1.0])  # of a classifier that is too sure
     >>> train, validation = (x[:1000], labels[:1000]), (logits[1000:], x[1000:], labels[1000:])
-    >>> axes = price_frontier(acnml.fit_calibrator(train, validation, price=0.05))
+    >>> axes = plots.price_frontier(acnml.fit_calibrator(train, validation, price=0.05))
     """
     own = calibrated.calibrator if isinstance(calibrated, Calibrated) else calibrated
     ax = _axes(ax)
@@ -229,27 +237,25 @@ def class_probabilities(
         most: classes to show. The true class is shown below them if it is not one of them.
         ax: axes to draw on.
 
-    >>> axes = class_probabilities(torch.tensor([0.7, 0.2, 0.1]).log(), names=["a", "b", "c"])
+    >>> import torch
+    >>> from acnml import plots
+    >>> axes = plots.class_probabilities(torch.tensor([0.7, 0.2, 0.1]).log(), names=["a", "b", "c"])
     """
-    values = _tensor(log_probs).double().cpu()
-    if values.ndim == 2 and len(values) == 1:
-        values = values[0]
-    if values.ndim != 1:
-        raise ValueError(
-            f"log_probs must be those of one input, with shape (K,), got {tuple(values.shape)}"
-        )
-    probs = values.exp()
-    order = probs.argsort(descending=True, stable=True)[:most].tolist()
+    probs = np.exp(_array(log_probs))
+    probs = probs[0] if probs.shape[:-1] == (1,) else probs
+    if probs.ndim != 1:
+        raise ValueError(f"log_probs must be those of one input, (K,), got {probs.shape}")
     if label is not None and not 0 <= label < len(probs):
         raise ValueError(f"label must be a class from 0 to {len(probs) - 1}, got {label}")
+    order = np.argsort(-probs, kind="stable")[:most].tolist()
     if label is not None and label not in order:
         order.append(int(label))
     titles = [str(k) if names is None else str(names[k]) for k in order]
     ax = _axes(ax, (4.4, 0.9 + 0.3 * len(order)))
     colours = [GREEN if k == label else BLUE for k in order]
-    ax.barh(range(len(order)), probs[order].tolist(), height=0.66, color=colours)
+    ax.barh(range(len(order)), probs[order], height=0.66, color=colours)
     for place, k in enumerate(order):
-        ax.text(probs[k].item() + 0.012, place, f"{probs[k].item():.3f}", va="center", color=INK)
+        ax.text(probs[k] + 0.012, place, f"{probs[k]:.3f}", va="center", color=INK)
     ax.set_yticks(range(len(order)), titles)
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.14), xlabel="probability")
@@ -262,8 +268,9 @@ def class_probabilities(
 # Helpers -----------------------------------------------------------------------------------------
 
 
-def _tensor(values: Any) -> Tensor:
-    return torch.from_numpy(np.array(values)) if isinstance(values, np.ndarray) else values.detach()
+def _array(values: Any) -> Any:
+    """Return a tensor or an array as an array in double precision."""
+    return torch.as_tensor(values).detach().cpu().double().numpy()
 
 
 def _axes(ax: Axes | None, size: tuple[float, float] = (4.8, 3.4)) -> Axes:

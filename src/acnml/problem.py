@@ -27,7 +27,7 @@ from acnml._util.batches import Inputs
 from acnml._util.memory import default_budget
 from acnml._util.params import Params, count
 from acnml.classifier import Classifier, without_autocast
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.solution import Solution, UnsolvedError
 
 T = TypeVar("T")

@@ -200,8 +200,6 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             raise ValueError(f"y has only one class, {classes.tolist()}: at least 2 are needed")
         splits = self._splits(X, y, groups)
         parts = [train for train, _ in splits] + ([np.arange(len(y))] if len(splits) > 1 else [])
-        for rows in parts:
-            _require_all_classes(y[rows], classes)
         fits = Parallel(n_jobs=self.n_jobs)(
             delayed(_fit)(clone(base), self.features, X, y, weights, rows) for rows in parts
         )
@@ -223,15 +221,14 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             msg="a prefit classifier must be fitted, but this %(name)s is not: fit it first, or "
             "choose another cv",
         )
-        known = X if X_train is None else X_train
-        fitted = _Fitted.of(own, self.features, known, y if X_train is None else y_train)
-        classes = np.asarray(own.classes_)
-        labels = _indices(y, classes)
+        classes, labels = np.asarray(own.classes_), _indices(y, own.classes_)
         if X_train is None:
+            fitted = _Fitted.of(own, self.features, X, y)
             splits = self._splits(X, y, groups)
             folds = [_Fold.of(fitted, X, labels, *split) for split in splits]
             return self._choose(fitted, classes, folds, X, labels)
-        given = _indices(own.predict(X_train) if y_train is None else y_train, classes)
+        known = own.predict(X_train) if y_train is None else y_train
+        fitted, given = _Fitted.of(own, self.features, X_train, known), _indices(known, classes)
         held_out = fitted.logits(X), fitted.features(X), labels
         fold = _Fold(fitted.features(X_train), given, *held_out)
         return self._choose(fitted, classes, [fold], X_train, given)
@@ -329,16 +326,6 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         """Return the regret log C(x) (n,), from 0 to log K: high where many labels fit."""
         return self.answer(X).regret  # type: ignore[return-value]
 
-    def atypicality(self, X: Any) -> NDArray[Any]:
-        """Return the score m(x) (n,): about 1 for data like the training data."""
-        return self.answer(X).score  # type: ignore[return-value]
-
-    def abstains(
-        self, X: Any, share: float = 0.05, by: Literal["confidence", "regret"] = "confidence"
-    ) -> NDArray[Any]:
-        """Return which inputs (n,) are less certain than this share of the held-out data."""
-        return self.answer(X, share, by).abstain  # type: ignore[return-value]
-
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "calibrator_")
 
@@ -369,11 +356,7 @@ class _Fitted:
             return _Fitted(estimator, _leaves_of(estimator, features, X).transform)
         if hasattr(features, "transform"):
             return _Fitted(estimator, clone(features).fit(X, y).transform)
-        if features is not None:
-            return _Fitted(estimator, features)
-        inner = _found(estimator)
-        has_steps = isinstance(inner, Pipeline) and len(inner.steps) > 1
-        return _Fitted(estimator, inner[:-1].transform if has_steps else _as_it_is)
+        return _Fitted(estimator, _before_last(estimator) if features is None else features)
 
     def logits(self, X: Any) -> NDArray[np.float64]:
         """Return decision values (n, K), or the logarithms of probabilities."""
@@ -419,7 +402,7 @@ class _Fitted:
         if own != given:
             raise ValueError(
                 f"this {type(self.estimator).__name__} has the classes {own}, but y has {given}: "
-                "give data of all its classes, or a classifier that was fitted on those of y"
+                "use fewer folds or stratified ones, or a classifier with the classes of y"
             )
 
 
@@ -436,6 +419,13 @@ def _last(estimator: Any) -> Any:
     """Return the classifier at the end of a pipeline, or the estimator itself."""
     inner = _found(estimator)
     return inner.steps[-1][1] if isinstance(inner, Pipeline) else inner
+
+
+def _before_last(estimator: Any) -> Callable[[Any], Any]:
+    """Return what a pipeline does before its last step."""
+    inner = _found(estimator)
+    has_steps = isinstance(inner, Pipeline) and len(inner.steps) > 1
+    return inner[:-1].transform if has_steps else _as_it_is
 
 
 @final
@@ -457,15 +447,16 @@ def _leaves_of(estimator: Any, features: str, X: Any) -> Pipeline:
         raise ValueError(
             f'features must be "leaves", a transformer or a function, got {features!r}'
         )
-    trees, inner = _last(estimator), _found(estimator)
+    trees = _last(estimator)
     if not hasattr(trees, "apply"):
         raise TypeError(
             f"{type(trees).__name__} has no method `apply` that tells the leaves of an input: use "
             "features=None, the inputs as they are"
         )
-    before = inner[:-1].transform if isinstance(inner, Pipeline) and len(inner) > 1 else _as_it_is
     one_hot = OneHotEncoder(handle_unknown="ignore")
-    leaves = make_pipeline(FunctionTransformer(_Leaves(trees, before)), one_hot).fit(X)
+    leaves = make_pipeline(
+        FunctionTransformer(_Leaves(trees, _before_last(estimator))), one_hot
+    ).fit(X)
     if len(one_hot.get_feature_names_out()) <= LEAF_FEATURES:
         return leaves
     projection = SparseRandomProjection(LEAF_FEATURES, random_state=0, dense_output=True)
@@ -555,16 +546,6 @@ def _indices(y: Any, classes: NDArray[Any]) -> NDArray[Any]:
     order = np.argsort(classes)
     found: NDArray[Any] = order[np.searchsorted(classes, y, sorter=order)]
     return found
-
-
-def _require_all_classes(y: NDArray[Any], classes: NDArray[Any]) -> None:
-    """Raise an error if the training part of a split lacks a class."""
-    missing = np.setdiff1d(classes, y).tolist()
-    if missing:
-        raise ValueError(
-            f"the training part of a split has no data of class {missing[0]!r}: use fewer folds, "
-            "stratified ones, or drop classes with very few data"
-        )
 
 
 def _temperature(logits: NDArray[Any], labels: NDArray[Any]) -> float:

@@ -37,25 +37,8 @@ from acnml.calibration.table import as_html, as_text
 from acnml.fit import Curvature
 from acnml.predictors import Acnml, Map, Predictor
 from acnml.predictors.base import require_predictor
-from acnml.predictors.validation import Validation
+from acnml.predictors.held_out import HeldOut
 from acnml.solution import UnsolvedError
-
-__all__ = [
-    "ALPHAS",
-    "PAPERS_ALPHAS",
-    "Choice",
-    "Evidence",
-    "MakePredictor",
-    "Match",
-    "Scores",
-    "alpha_matching_cnml",
-    "largest_harmless_alpha",
-    "least_nll",
-    "prior_precision_by_evidence",
-    "sweep",
-    "temperature_by_nll",
-    "within_price",
-]
 
 # A function from the value of a hyperparameter to the predictor with this value.
 MakePredictor: TypeAlias = Callable[[float], Predictor]
@@ -118,7 +101,7 @@ Row = TypeVar("Row", bound="Scores | Match | Evidence")
 class Choice(Generic[Row]):
     """A chosen value, with the table of all values that were tried.
 
-    >>> from acnml.tuning import Evidence
+    >>> from acnml.tuning import Choice, Evidence
     >>> print(Choice(0.5, (Evidence(0.1, -12.0), Evidence(0.5, -9.5)), "the largest evidence"))
     0.5: the largest evidence
        value  log_evidence
@@ -177,7 +160,7 @@ def sweep(
     >>> [row.value for row in table]
     [1.0, 2.0]
     """
-    scores = _scores(make_predictor, Validation(loader, progress))
+    scores = _scores(make_predictor, HeldOut(loader, progress))
     return tuple(map(scores, grid))
 
 
@@ -245,7 +228,8 @@ def within_price(
     """
     if not 0 <= price < math.inf:
         raise ValueError(f"price must be finite and not negative, got {price}")
-    validation, rows = Validation(loader, progress), list[Scores]()
+    checks.require_positive(start, "start")
+    validation, rows = HeldOut(loader, progress), list[Scores]()
     scores = _scores(make_predictor, validation)
 
     @cache  # and after the first value, whose pass over the data may serve the reference, too
@@ -267,13 +251,13 @@ def within_price(
             f"every value is {meaning}: lower the price, and check that larger values are more "
             f"cautious\n{_text(table)}"
         )
-    if not any(row.value == chosen and row.nll <= plain() + price + ROUNDING for row in table):
+    if not any(row.value == chosen and row.nll - plain() <= price + ROUNDING for row in rows):
         tried = _text(table) if table else "The solver found no solution for any value."
         raise ValueError(f"no value is {meaning}: raise the price\n{tried}")
     return Choice(chosen, table, f"the largest value {meaning}")
 
 
-def _scores(make_predictor: MakePredictor, validation: Validation) -> Callable[[float], Scores]:
+def _scores(make_predictor: MakePredictor, validation: HeldOut) -> Callable[[float], Scores]:
     """Return a function from a value to its scores."""
 
     def scores(value: float) -> Scores:
@@ -310,7 +294,7 @@ def temperature_by_nll(
     4.328
     """
     require_predictor(predictor)
-    log_probs, labels = Validation(loader, progress).predictions(predictor, "temperature")
+    log_probs, labels = HeldOut(loader, progress).predictions(predictor, "temperature")
     checks.require_finite(
         log_probs, "log-probabilities are", "use a predictor whose probabilities are not zero"
     )
@@ -395,21 +379,21 @@ def largest_harmless_alpha(
     >>> acnml.tuning.largest_harmless_alpha(predict, data, (0.001, 0.01), accuracy=0.1).value > 0
     True
     """
-    validation = Validation(loader, progress)
-    validation.prepare(predictor)  # so that MAP shares the pass over the data
+    validation, rows = HeldOut(loader, progress), list[Scores]()
     scores = _scores(lambda alpha: replace(predictor, alpha=alpha), validation)
-    plain = _scores(lambda _: Map(predictor.at_mean), validation)(0.0)
-    table = [plain]
     for alpha in sorted(alphas):
         try:
-            table.append(scores(alpha))
+            rows.append(scores(alpha))
         except UnsolvedError:
-            if len(table) == 1:
+            if not rows:
                 raise
             break  # more cautious values make the problems harder
+    # Last, because the pass over the data for the first α serves MAP, too.
+    plain = _scores(lambda _: Map(predictor.at_mean), validation)(0.0)
+    table = plain, *rows
     harmless = [
         row.value
-        for row in table[1:]
+        for row in rows
         if plain.accuracy - row.accuracy <= accuracy + ROUNDING
         and row.nll - plain.nll <= nll + ROUNDING
     ]
@@ -420,7 +404,7 @@ def largest_harmless_alpha(
     if not harmless:
         remedy = "use smaller alphas, larger limits or a higher prior precision"
         raise ValueError(f"no alpha in the grid {limits}; {remedy}\n{_text(table)}")
-    return Choice(harmless[-1], tuple(table), f"the largest alpha that {limits}")
+    return Choice(harmless[-1], table, f"the largest alpha that {limits}")
 
 
 def alpha_matching_cnml(

@@ -97,10 +97,10 @@ def narrow_overview(findings: Findings) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.4, 7.6), facecolor="white", layout="constrained")
         # Two halves, so that the names beside the bars do not push the curves to the right.
-        above, below = figure.subfigures(2, height_ratios=(1, 1.05))
-        curves = above.subplots()
+        above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1, 1.05)).flat
+        curves, (left, right) = above.subplots(), below.subplots(2)
         curves.set_title("ECE as digits rotate, lower is better")
-        draw_overview(findings, curves, *below.subplots(2), every=4)
+        draw_overview(findings, curves, left, right, every=4)
     return figure
 
 

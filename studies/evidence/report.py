@@ -291,7 +291,8 @@ def write_pages(study: EvidenceStudy, evidence: Evidence, out: Path, command: st
         Section(
             "Scores",
             about(study),
-            [figures(study, averaged)],
+            # Questions of no intent are the only shift of CLINC150: nothing to draw by itself.
+            [figures(study, averaged)] if strongest(averaged) else [],
             [scores_table(averaged, PRICE, SHOWN)],
         ),
         Section("Everything tried", [], [], [tried_table(averaged)]),

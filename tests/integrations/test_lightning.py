@@ -181,7 +181,7 @@ def test_mistakes(tmp_path):
         trainer(Calibrate(), folder=tmp_path, epochs=1).fit(Network(), train, [validation] * 2)
     running = SimpleNamespace(world_size=2)
     with pytest.raises(ValueError, match="all data in one process, but there are 2"):
-        Calibrate().setup(running, Network(), "fit")
+        Calibrate().on_train_start(running, Network())
 
 
 class Counted(Network):

@@ -93,7 +93,7 @@ def test_the_likeliest_classes_are_shown_with_their_names():
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["abcd"[k] for k in order]
     widths = [bar.get_width() for bar in ax.patches]
     np.testing.assert_allclose(widths, LOG_PROBS[0].exp()[order].numpy(), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"those of one input, with shape \(K,\), got \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"those of one input, \(K,\), got \(2, 4\)"):
         plots.class_probabilities(LOG_PROBS[:2], ax=axes())
 
 

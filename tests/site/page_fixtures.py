@@ -73,6 +73,13 @@ def transformers() -> Iterator[Names]:
     assert names["ask"](["a good film", "so so"]) == names["answers"]
 
 
+@fixture("howto/timm.md", "timm", "sklearn")
+def timm() -> Iterator[Names]:
+    names: Names = {}
+    yield names
+    assert names["turned"].abstain.float().mean() > 2 * names["answer"].abstain.float().mean()
+
+
 @fixture("howto/lightning.md", "lightning")
 def lightning() -> Iterator[Names]:
     import test_lightning as small

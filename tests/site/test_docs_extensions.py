@@ -57,9 +57,10 @@ def test_mathematics_in_docstrings_is_literal():
     assert as_rst(text) == [*expected, "Args:", r"    x: (\*, n)."]
 
 
-def test_the_width_of_a_picture():
-    assert pictures.width(DOCS / "images" / "demo.png") == 1344
-    assert pictures.width(DOCS / "images" / "demo-narrow.png") < pictures.WIDE
+def test_wide_pictures():
+    assert pictures.is_wide(DOCS / "images" / "demo.png")
+    assert not pictures.is_wide(DOCS / "images" / "demo-narrow.png")
+    assert not pictures.is_wide(DOCS / "images" / "performance.png")  # as high as it is wide
 
 
 # The gallery

@@ -137,9 +137,9 @@ def test_every_claim_of_the_paper_has_a_verdict_and_a_scale():
     rows = [row for row in tables if len(row) == 5 and row[0] != "the paper"]
     rows = [row for row in rows if not row[0].startswith("---")]
     judged = values.verdict_cells()
-    assert [row for row in rows if row not in judged and row[-1] != "–"] == []
-    assert {row[2] for row in judged} == {"paper's", "reduced", "–"}
-    assert all((row[2] == "–") == (row[-1] == "not run") for row in judged)
+    assert [row for row in rows if row not in judged and row[1] != "–"] == []
+    assert {row[4] for row in judged} == {"paper's", "reduced", "–"}
+    assert all((row[4] == "–") == (row[1] == "not run") for row in judged)
     counts = [values.verdicts(verdict)[0] for verdict in values.VERDICTS]
     assert sum(counts) == len(judged) > 60
     scaled = [sum(values.verdicts(v, s)[0] for v in values.VERDICTS) for s in ("paper's", "red")]

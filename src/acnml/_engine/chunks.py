@@ -16,7 +16,7 @@ from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.memory import MOST, default_budget
 from acnml.classifier import Classifier
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.solution import UNSOLVED, Solution, UnsolvedError
 
 # Copies of a row's activations that autograd, the factors and intermediate results hold at once,

@@ -22,7 +22,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs, in_chunks
 from acnml._util.params import Params
 from acnml.classifier import Classifier, strays, without_autocast
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 
 # What may lie between a last layer's output and the logits of a model that is linear in it: our own
 # clone, the division by a temperature, and changes of shape or precision.

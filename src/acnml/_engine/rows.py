@@ -40,7 +40,7 @@ from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, add
 from acnml.classifier import Classifier, Forward
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 
 
 class Tangent(NamedTuple):

@@ -222,15 +222,6 @@ def _require_labels(labels: Any) -> None:
         raise ValueError(f"{what}, got shape (): pass one class index per input")
 
 
-def require_loader(data: Any, what: str) -> None:
-    """Raise an error if training by SGD is given a data set in place of a loader."""
-    if isinstance(as_loader(data), WholeData):
-        raise TypeError(
-            f"{what} trains by SGD, so the size and the order of batches matter: pass "
-            "DataLoader(TensorDataset(X, y), batch_size=..., shuffle=True) in place of (X, y)"
-        )
-
-
 # Passes over data; errors say where they come from ----------------------------------------------
 
 
@@ -289,19 +280,6 @@ def in_chunks(x: Inputs, use: Callable[[Inputs], T], length: int = CHUNK) -> Ite
             found = use(chunk)
         done += size(chunk)
         yield found
-
-
-def batch_sizes(loader: Iterable[Any]) -> list[int]:
-    """Return the number of inputs in every batch, from one pass over the loader."""
-    sizes: list[int] = []
-
-    def count(batch: Any) -> None:
-        sizes.append(size(split_labels(batch)[0]))
-
-    each_batch(loader, count, "", progress=False)
-    if not sum(sizes):
-        raise ValueError("all batches of the loader are empty")
-    return sizes
 
 
 # NumPy arrays ------------------------------------------------------------------------------------

@@ -1,26 +1,39 @@
-"""Copy the structure of a user's module, so that `Classifier` can run the copy instead.
+"""What a user's module consists of: its layers, its parameters, and a copy to run in its place.
 
-This module also removes wrappers such as `nn.DataParallel`, and raises an error for modules that a
-copy cannot replace.
+`Classifier` runs a copy of the structure, in eval mode. Modules that a copy cannot replace raise an
+error. Posteriors cover parameters that are selected by layer, by parameter or by name.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dis
 import functools
+import gc
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType
-from typing import Any
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from acnml._util import checks
+
+# A layer, a parameter, or the name of one.
+Layer: TypeAlias = str | nn.Module | nn.Parameter
+# One or several of them; "last" is the last Linear layer, and None all that a fit can cover.
+Layers: TypeAlias = Layer | Iterable[Layer] | None
+
 # Attributes of every module with functions that run in a forward pass.
 HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
+
+# Objects through which an attribute may refer to a module, and a copy of it to the original.
+HOLDERS = (
+    *(Mapping, list, tuple, set, frozenset),
+    *(FunctionType, MethodType, CellType, functools.partial, weakref.ref),
+)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -63,7 +76,7 @@ def require_independent(structure: nn.Module, model: nn.Module) -> None:
         )
     for name, module in structure.named_modules():
         for key, value in vars(module).items():
-            if key not in internal and _holds_on_to(value, originals, set()):
+            if key not in internal and _refers_to(value, originals, set()):
                 what = "a forward hook" if key in HOOKS else f"attribute {key!r}"
                 remedy = "make it a method, or keep the value that it needs"
                 if key in HOOKS:
@@ -74,40 +87,21 @@ def require_independent(structure: nn.Module, model: nn.Module) -> None:
                 )
 
 
-def _holds_on_to(value: Any, modules: set[nn.Module], seen: set[int]) -> bool:
+def _refers_to(value: Any, modules: set[nn.Module], seen: set[int]) -> bool:
     """Return whether a value refers to one of the modules through functions or containers."""
     if isinstance(value, nn.Module):
         return value in modules
-    if id(value) in seen:
+    if id(value) in seen or not isinstance(value, HOLDERS):
         return False
     seen.add(id(value))
-    held: Iterable[Any] = ()
-    if isinstance(value, Mapping):
-        held = value.values()
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        held = value
-    elif isinstance(value, FunctionType):
-        held = _held_by_function(value)
-    elif isinstance(value, MethodType):
-        held = (value.__self__, value.__func__)
-    elif isinstance(value, functools.partial):
-        held = (value.func, value.args, value.keywords)
+    held = gc.get_referents(value)
+    if isinstance(value, FunctionType):  # of its many globals, only modules that it uses
+        used = (value.__globals__.get(name) for name in _global_names(value.__code__))
+        held = [each for each in held if each is not value.__globals__]
+        held += [each for each in used if isinstance(each, nn.Module)]
     elif isinstance(value, weakref.ref):
-        held = (value(),)
-    return any(_holds_on_to(item, modules, seen) for item in held)
-
-
-def _held_by_function(function: FunctionType) -> Iterator[Any]:
-    """Yield what a function refers to: its closure, its defaults, and global modules."""
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # an empty cell
-            yield cell.cell_contents
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    for name in _global_names(function.__code__):
-        named = function.__globals__.get(name)
-        if isinstance(named, nn.Module):
-            yield named
+        held = [value()]
+    return any(_refers_to(each, modules, seen) for each in held)
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
@@ -140,3 +134,49 @@ def tracking_batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """Return the batch-norm layers that keep running statistics, by name."""
     layers = {name: m for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
     return {name: layer for name, layer in layers.items() if layer.track_running_stats}
+
+
+def parameter_names(model: nn.Module, layers: Layers) -> list[str]:
+    """Return the names of the selected parameters, in the model's order."""
+    known = [name for name, _ in model.named_parameters()]
+    if layers is None:
+        return known
+    if isinstance(layers, str) and layers == "last":
+        layers = last_linear(model)
+    each = [layers] if isinstance(layers, Layer) else layers
+    chosen = {name for layer in each for name in _names_in(model, layer)}
+    if not chosen:
+        raise ValueError("layers is empty: name at least one layer or parameter")
+    return [name for name in known if name in chosen]
+
+
+def last_linear(model: nn.Module) -> nn.Linear:
+    """Return the `nn.Linear` that the model registers last, usually its classification head.
+
+    >>> last_linear(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    Linear(in_features=8, out_features=3, bias=True)
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no nn.Linear layer: use a posterior over other layers, "
+            "for example acnml.Acnml(classifier, acnml.fit_laplace(classifier, loader))"
+        )
+    return layers[-1]
+
+
+def _names_in(model: nn.Module, layer: Layer) -> set[str]:
+    """Return the names in the model of a layer's parameters, or of one parameter."""
+    named = dict(model.named_parameters())
+    if isinstance(layer, str):
+        names = {name for name in named if name == layer or name.startswith(f"{layer}.")}
+        checks.require_known([] if names else [layer], named)
+        return names
+    own = {id(each) for each in (layer.parameters() if isinstance(layer, nn.Module) else [layer])}
+    names = {name for name, parameter in named.items() if id(parameter) in own}
+    if not names:
+        raise ValueError(
+            f"the model has no parameters of the given {type(layer).__name__}: pass a part of the "
+            "same model object, or its name"
+        )
+    return names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +65,8 @@ def run_monitor(
     found = [(name, own.update(_observed(rows))) for name, rows in _windows(scored, window, by)]
     content = _as_json(own, found)
     output.mkdir(parents=True, exist_ok=True)
-    write_file(output / "monitor.json", (json.dumps(content, indent=1) + "\n").encode())
+    text = json.dumps(_without_nan(content), indent=1, allow_nan=False)
+    write_file(output / "monitor.json", f"{text}\n".encode())
     path = write_file(output / "monitor.html", page(content).encode())
     acnml.save(own, output / "monitor.safetensors")
     sys.stdout.write(f"{content['finding']}\nReport: {path}\n")
@@ -142,3 +144,12 @@ def _as_json(own: Monitor, found: list[tuple[str, Window]]) -> dict[str, Any]:
         "changed_at": own.changed_at,
         "windows": windows,
     }
+
+
+def _without_nan(value: Any) -> Any:
+    """Return plain data with None for NaN, which JSON does not have: a window without answers."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -18,30 +18,24 @@ HIGHEST = 4
 ALARM = 'stroke="var(--alarm)" stroke-dasharray="5 4"'
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #22262b; --soft: #59616b; --line: #dfe3e8;
-  --paper: #fff; --card: #f5f7f9; --curve: #0072b2; --alarm: #c0392b; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --soft: #a9b0b9; --line: #363c44;
-  --paper: #15181c; --card: #1e2227; --curve: #5ab4ea; --alarm: #ff8a75; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 60rem; margin: 0 auto; padding: 1.25rem 1rem 3rem; }
-h1 { font-size: 1.5rem; margin: 0 0 0.75rem; }
-h2 { font-size: 1.05rem; margin: 0 0 0.25rem; }
-.finding { background: var(--card); border-left: 4px solid var(--curve); padding: 0.75rem 1rem;
-  margin: 0 0 1.5rem; font-size: 1.1rem; }
+:root { color-scheme: light dark; --soft: #59616b; --line: #dfe3e8; --curve: #0072b2;
+  --alarm: #c0392b; }
+@media (prefers-color-scheme: dark) { :root { --soft: #a9b0b9; --line: #363c44; --curve: #5ab4ea;
+  --alarm: #ff8a75; } }
+body { max-width: 60rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; }
+h2 { font-size: 1.05rem; margin: 0; }
+.finding { border-left: 4px solid var(--curve); padding-left: 0.75rem; font-size: 1.1rem; }
 .changed { border-color: var(--alarm); }
 .curves { display: grid; gap: 1.5rem 2rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }
-.curves p, footer { color: var(--soft); font-size: 0.875rem; margin: 0.25rem 0 0; }
-svg { display: block; width: 100%; height: auto; }
+.curves p, footer { color: var(--soft); font-size: 0.875rem; margin: 0.25rem 0; }
+svg { width: 100%; }
 svg text { fill: var(--soft); font-size: 12px; }
-.scroll { overflow-x: auto; margin-top: 2rem; }
-table { border-collapse: collapse; font-size: 0.875rem; font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; margin: 2rem 0; }
+table { font-size: 0.875rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25rem 0.75rem 0.25rem 0; text-align: right; white-space: nowrap; }
 th:first-child { text-align: left; }
-thead th { color: var(--soft); font-weight: 500; border-bottom: 1px solid var(--line); }
-footer { margin-top: 2rem; }
 """
 
 Reader = Callable[[Mapping[str, Any]], float]
@@ -91,7 +85,7 @@ def page(content: Mapping[str, Any]) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>Monitor</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<body>\n{body}\n</body>\n</html>\n"
     )
 
 
@@ -147,11 +141,12 @@ def _curve(
             for i, v in enumerate(values)
             if math.isfinite(v)
         ]
-    names, foot = [escape(str(each["name"])) for each in windows], HEIGHT - 8
-    if names:
-        parts.append(f'<text x="{LEFT}" y="{foot}">{names[0]}</text>')
-    if len(names) > 1:
-        parts.append(f'<text x="{WIDTH - RIGHT}" y="{foot}" text-anchor="end">{names[-1]}</text>')
+    ends = [(LEFT, "start", windows[:1]), (WIDTH - RIGHT, "end", windows[1:][-1:])]
+    parts += [
+        f'<text x="{at}" y="{HEIGHT - 8}" text-anchor="{side}">{escape(str(each["name"]))}</text>'
+        for at, side, found in ends
+        for each in found
+    ]
     svg = (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
         f"{''.join(parts)}</svg>"
@@ -171,31 +166,18 @@ def _ticks(values: Sequence[float]) -> list[float]:
 
 def _table(windows: Sequence[Mapping[str, Any]]) -> str:
     """Return the windows as a table."""
-    head = (
-        "window",
-        "answers",
-        "accuracy",
-        "interval",
-        "abstained",
-        "score",
-        "classes",
-        "evidence",
-    )
-    lines = []
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "answers": lambda w: f"{w['count']:,}",
+        "accuracy": lambda w: f"{w['accuracy']['accuracy']:.3f}",
+        "interval": lambda w: f"{w['accuracy']['low']:.3f} to {w['accuracy']['high']:.3f}",
+        "abstained": lambda w: f"{w['abstained']:.3f}",
+        "score": lambda w: f"{w['score']:.2f}",
+        "classes": lambda w: f"{w['classes']:.3f}",
+        "evidence": lambda w: f"{w['evidence']:.2f}",
+    }
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("window", *columns))
+    lines = [f"<tr>{head}</tr>"]
     for each in windows:
-        own = each["accuracy"]
-        cells = (
-            f"{each['count']:,}",
-            f"{own['accuracy']:.3f}",
-            f"{own['low']:.3f} to {own['high']:.3f}",
-            f"{each['abstained']:.3f}",
-            f"{each['score']:.2f}",
-            f"{each['classes']:.3f}",
-            f"{each['evidence']:.2f}",
-        )
-        row = "".join(f"<td>{cell}</td>" for cell in cells)
-        lines.append(f'<tr><th scope="row">{escape(str(each["name"]))}</th>{row}</tr>')
-    titles = "".join(f'<th scope="col">{name}</th>' for name in head)
-    body = "".join(lines)
-    table = f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll">{table}</div>'
+        cells = "".join(f"<td>{show(each)}</td>" for show in columns.values())
+        lines.append(f'<tr><th scope="row">{escape(str(each["name"]))}</th>{cells}</tr>')
+    return f'<div class="scroll"><table>{"".join(lines)}</table></div>'

@@ -6,7 +6,7 @@ sequences, and NMAP is NML with a prior. ACNML approximates CNML and CNMAP witho
 """
 
 from acnml.exact.laplace import Laplace, laplace
-from acnml.exact.nml import Nml, nmap, nml
+from acnml.exact.nml import Nml, nml
 from acnml.exact.problem import LogisticProblem, with_intercept
 from acnml.exact.refit import Fit, Refits, cnml, fit
 
@@ -19,7 +19,6 @@ __all__ = [
     "cnml",
     "fit",
     "laplace",
-    "nmap",
     "nml",
     "with_intercept",
 ]

@@ -62,12 +62,13 @@ class Nml(NamedTuple):
 
 @torch.no_grad()
 def nml(features: Tensor, l2: float | Tensor = 0.0, classes: int = 2) -> Nml:
-    """Return NML for points with these features (n, d).
+    """Return NML for points with these features (n, d), or NMAP with a penalty l2 > 0.
 
-    The arguments are those of `LogisticProblem`. With l2 > 0 this is `nmap`.
+    The arguments are those of `LogisticProblem`. The regret of NMAP is against the MAP of every
+    sequence, so that a penalty leaves less to choose from:
 
-    >>> found = nml(torch.tensor([[0.5], [1.0]]))
-    >>> bool(found.complexity > 0)
+    >>> points = torch.tensor([[0.5], [1.0]])
+    >>> bool(nml(points, l2=10.0).complexity < nml(points).complexity)
     True
     """
     n = len(features)
@@ -81,18 +82,6 @@ def nml(features: Tensor, l2: float | Tensor = 0.0, classes: int = 2) -> Nml:
     sequences = torch.tensor(list(itertools.product(range(classes), repeat=n)))
     parts = [_solve(design, labels.to(features.device)) for labels in sequences.split(AT_ONCE)]
     return Nml(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-
-
-def nmap(features: Tensor, l2: float | Tensor, classes: int = 2) -> Nml:
-    """Return NMAP: as `nml`, but the model of a sequence is its MAP with the penalty l2.
-
-    `regret` is then against the MAP of every sequence. A penalty of 0 gives NML.
-
-    >>> points = torch.tensor([[0.5], [1.0]])
-    >>> bool(nmap(points, l2=10.0).complexity < nml(points).complexity)
-    True
-    """
-    return nml(features, l2, classes)
 
 
 def _solve(design: Design, labels: Tensor) -> Nml:

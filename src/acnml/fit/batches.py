@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from acnml._util import checks
-from acnml._util.batches import NO_LABELS, Inputs, each_batch, size, split_labels, take
+from acnml._util.batches import (
+    NO_LABELS,
+    Inputs,
+    WholeData,
+    as_loader,
+    each_batch,
+    size,
+    split_labels,
+    take,
+)
 from acnml._util.torch_state import one_thread, threads_for
 from acnml.classifier import Classifier
 
@@ -42,6 +51,28 @@ def over_batches(
 
     each_batch(loader, use, description, progress)
     return sum(sizes)
+
+
+def require_loader(data: Any, what: str) -> None:
+    """Raise an error if training by SGD is given a data set in place of a loader."""
+    if isinstance(as_loader(data), WholeData):
+        raise TypeError(
+            f"{what} trains by SGD, so the size and the order of batches matter: pass "
+            "DataLoader(TensorDataset(X, y), batch_size=..., shuffle=True) in place of (X, y)"
+        )
+
+
+def batch_sizes(loader: Iterable[Any]) -> list[int]:
+    """Return the number of inputs in every batch, from one pass over the loader."""
+    sizes: list[int] = []
+
+    def count(batch: Any) -> None:
+        sizes.append(size(split_labels(batch)[0]))
+
+    each_batch(loader, count, "", progress=False)
+    if not sum(sizes):
+        raise ValueError("all batches of the loader are empty")
+    return sizes
 
 
 def threads_for_batch(classifier: Classifier, x: Inputs) -> AbstractContextManager[None]:

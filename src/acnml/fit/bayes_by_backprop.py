@@ -21,17 +21,18 @@ from acnml._engine.layers import AFFINE, OTHER_WAYS, SCALING, Site, find_sites
 from acnml._engine.recorder import record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks
-from acnml._util.batches import Inputs, as_inputs, as_tensor, batch_sizes, require_loader, take
-from acnml._util.params import (
-    Layers,
-    Params,
-    normal_like,
-    parameter_names,
-    widened,
-    zip_with,
-)
+from acnml._util.batches import Inputs, as_inputs, as_tensor, take
+from acnml._util.params import Params, normal_like, widened, zip_with
+from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, Hook, as_classifier
-from acnml.fit.batches import checked_labels, cross_entropy, over_batches, threads_for_batch
+from acnml.fit.batches import (
+    batch_sizes,
+    checked_labels,
+    cross_entropy,
+    over_batches,
+    require_loader,
+    threads_for_batch,
+)
 from acnml.posteriors import Diagonal
 
 # Initial standard deviation as a fraction of the prior's. It is small so that the noise does not

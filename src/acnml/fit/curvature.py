@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -44,7 +45,7 @@ class Curvature(ABC):
     def posterior(self, prior_precision: float) -> Posterior:
         """Return the Laplace posterior N(θ̂, (H + τI)⁻¹) for the prior N(0, I/τ)."""
         tau = checks.require_positive(prior_precision, "prior_precision")
-        with threads_for(WIDTH * count(self.mean)):
+        with threads_for_algebra(self.mean):
             return self._posterior(tau)
 
     @final
@@ -55,7 +56,7 @@ class Curvature(ABC):
     @cached_property
     def _spectrum(self) -> Tensor:
         """The eigenvalues, computed once for any number of priors."""
-        with threads_for(WIDTH * count(self.mean)):
+        with threads_for_algebra(self.mean):
             return self._eigenvalues()
 
     @abstractmethod
@@ -101,6 +102,11 @@ class Curvature(ABC):
 
     @abstractmethod
     def _plus(self, other: Self) -> Self: ...
+
+
+def threads_for_algebra(mean: Params) -> AbstractContextManager[None]:
+    """Use one thread for the algebra of a small curvature, or as many as before."""
+    return threads_for(WIDTH * count(mean))
 
 
 def require_same_weights(given: Params, own: Params, what: str) -> None:

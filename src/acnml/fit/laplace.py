@@ -42,14 +42,8 @@ from acnml._engine.recorder import Tape, record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks, processes
 from acnml._util.batches import Inputs
-from acnml._util.params import (
-    Layers,
-    Params,
-    count,
-    flatten,
-    parameter_names,
-    widened,
-)
+from acnml._util.params import Params, count, flatten, widened
+from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, as_classifier, without_autocast
 from acnml.fit.batches import over_batches, require_classes
 from acnml.fit.curvature import (
@@ -61,9 +55,10 @@ from acnml.fit.curvature import (
     FullCurvature,
     KroneckerCurvature,
     require_same_weights,
+    threads_for_algebra,
 )
 from acnml.fit.fisher import ExactFisher, Fisher, Outputs
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 
 Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]
 
@@ -199,15 +194,17 @@ def fit_curvature(
     way_out = f'structure="{structure}" covers {covers} layers: {OTHER_WAYS}'
     sites = find_sites(classifier.model, names, kinds, way_out)
     sums: _Sums
-    if basis is not None:
-        checks.require_fits(basis.mean, mean)
-        require_same_weights(basis.mean, mean, "the basis")
-        sums = _Squares(sites, mean, _shared_bases(basis, mean, together))
-    else:
-        sums = {"diag": _Squares, "kron": _Factors, "full": _Outers}[structure](sites, mean)
+    with threads_for_algebra(mean):
+        if basis is not None:
+            checks.require_fits(basis.mean, mean)
+            require_same_weights(basis.mean, mean, "the basis")
+            sums = _Squares(sites, mean, _shared_bases(basis, mean, together))
+        else:
+            sums = {"diag": _Squares, "kron": _Factors, "full": _Outers}[structure](sites, mean)
     examples = _over_data(classifier, data, sums, fisher, together.rank, progress)
-    together.add_up(sums.tensors())
-    return sums.curvature(together.total(examples))
+    with threads_for_algebra(mean):
+        together.add_up(sums.tensors())
+        return sums.curvature(together.total(examples))
 
 
 def _covered(classifier: Classifier, structure: Structure, layers: Layers) -> list[str]:

@@ -26,13 +26,14 @@ from torch.nn import functional
 
 from acnml._engine.trust import require_apart
 from acnml._util import batches, checks
-from acnml._util.batches import NO_LABELS, Inputs, batch_sizes, in_chunks
+from acnml._util.batches import NO_LABELS, Inputs, in_chunks
 from acnml._util.memory import budget, require_memory
 from acnml._util.messages import track
-from acnml._util.params import Layers, Params, map_tensors, parameter_names, zip_with
+from acnml._util.params import Params, map_tensors, zip_with
+from acnml._util.structure import Layers, parameter_names
 from acnml._util.torch_state import seeded
 from acnml.classifier import Classifier
-from acnml.fit.batches import over_batches, require_classes
+from acnml.fit.batches import batch_sizes, over_batches, require_classes, require_loader
 
 # Memory of a row. Weight-sized tensors: the weights, the velocity, the gradients of the data loss
 # and of the query loss, and their sum. Activation-sized tensors: those saved by autograd, their
@@ -111,7 +112,7 @@ def refit_each(
         layers: layers, parameters or their names to train; by default the whole model.
         progress: whether to show progress bars; by default only in a terminal.
     """
-    batches.require_loader(loader, "fine-tuning")
+    require_loader(loader, "fine-tuning")
     queries = classifier.prepare(x)
     if classifier.findings.is_due((), queries):
         require_apart(classifier, queries)

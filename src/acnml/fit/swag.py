@@ -14,22 +14,13 @@ from torch import Tensor, nn
 
 from acnml._engine.trust import require_apart
 from acnml._util import checks
-from acnml._util.batches import Inputs, require_loader
+from acnml._util.batches import Inputs
 from acnml._util.messages import callers_level
-from acnml._util.params import (
-    Layers,
-    Params,
-    add,
-    parameter_names,
-    scale,
-    subtract,
-    widened,
-    zip_with,
-)
-from acnml._util.structure import tracking_batch_norms, unwrapped
+from acnml._util.params import Params, add, scale, subtract, widened, zip_with
+from acnml._util.structure import Layers, parameter_names, tracking_batch_norms, unwrapped
 from acnml._util.torch_state import seeded
 from acnml.classifier import Classifier, as_classifier
-from acnml.fit.batches import cross_entropy, over_batches
+from acnml.fit.batches import cross_entropy, over_batches, require_loader
 from acnml.posteriors import Diagonal, LowRank
 
 MOMENTUM = 0.9

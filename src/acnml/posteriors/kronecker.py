@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from acnml._algebra.actions import Action, Displacement, RotatedAction, diagonal_products
-from acnml._algebra.dual import Affine, Dual, Outers
+from acnml._algebra.dual import Affine, Dual
 from acnml._algebra.kernels import SpectralKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
@@ -72,37 +72,15 @@ class EigenBlock:
         return (*self.output_basis.shape[:-1], self.input_basis.shape[-1])
 
     def cov_mv(self, matrix: Tensor) -> Tensor:
-        """Return U_G (S ⊙ U_Gᵀ V U_A) U_Aᵀ."""
-        return self._rotate_back(self.var * (self.output_basis.mT @ matrix @ self.input_basis))
+        """Return U_G (S ⊙ U_Gᵀ V U_A) U_Aᵀ for matrices V (*batch, out, in)."""
+        return self.rotated_back(self.var * self.rotated(matrix))
 
-    def colour(self, noise: Tensor) -> Tensor:
-        """Return U_G (√S ⊙ ε) U_Aᵀ."""
-        return self._rotate_back(self.var.sqrt() * noise)
+    def rotated(self, matrix: Tensor) -> Tensor:
+        """Return U_Gᵀ V U_A."""
+        return self.output_basis.mT @ matrix @ self.input_basis
 
-    def log_prob(self, offset: Tensor) -> Tensor:
-        """Return the density with dᵀΣ⁻¹d = Σ (U_Gᵀ d U_A)² / S."""
-        rotated = self.output_basis.mT @ offset @ self.input_basis
-        distance = (rotated**2 / self.var).flatten(-len(self.shape)).sum(-1)
-        return gaussian_log_density(distance, self.var.log().sum(), self.var.numel())
-
-    def scaled(self, alpha: float) -> EigenBlock:
-        """Return αΣ."""
-        return replace(self, var=self.var * alpha)
-
-    def prefers_factors(self, terms: int, positions: int) -> bool:
-        """Return whether `action` costs less than four rotations of a matrix for every row."""
-        *_, out_size, in_size = self.shape
-        return diagonal_products(terms, positions) <= 2 * (out_size + in_size)
-
-    def output_kernel(self, inputs: Tensor) -> SpectralKernel:
-        """Return U_G diag(S (U_Aᵀa)²) U_Gᵀ."""
-        return SpectralKernel(self.output_basis, (inputs @ self.input_basis) ** 2 @ self.var.T)
-
-    def action(self, outers: Outers) -> Action:
-        """Return Σv for a v in factors: as `Diagonal.displacement`, in the rotated basis."""
-        return RotatedAction.of(outers, self.input_basis, self.output_basis, self.var)
-
-    def _rotate_back(self, matrix: Tensor) -> Tensor:
+    def rotated_back(self, matrix: Tensor) -> Tensor:
+        """Return U_G V U_Aᵀ."""
         return self.output_basis @ matrix @ self.input_basis.mT
 
 
@@ -145,41 +123,47 @@ class Kronecker(Posterior):
         return self._named([block.cov_mv(block.layer.join(v, self.mean)) for block in self.blocks])
 
     def sample(self, n: int, generator: torch.Generator) -> Params:
-        """Draw μ + Σ^½ ε with ε ~ N(0, I)."""
-        means = [block.layer.join(self.mean, self.mean) for block in self.blocks]
-        noise = [normal_like(matrix, n, generator) for matrix in means]
-        draws = [block.colour(e) for block, e in zip(self.blocks, noise, strict=True)]
+        """Draw μ + U_G (√S ⊙ ε) U_Aᵀ with ε ~ N(0, I), block by block."""
+        noise = [normal_like(block.var, n, generator) for block in self.blocks]
+        draws = [b.rotated_back(b.var.sqrt() * e) for b, e in zip(self.blocks, noise, strict=True)]
         return add(self._named(draws), self.mean)
 
     def log_prob(self, params: Params) -> Tensor:
-        """Return the sum of the blocks' Gaussian log-densities."""
-        offset = subtract(params, self.mean)
-        parts = [block.log_prob(block.layer.join(offset, self.mean)) for block in self.blocks]
+        """Return the log-density, with dᵀΣ⁻¹d = Σ (U_Gᵀ d U_A)² / S and |Σ| = Π S."""
+        offset, parts = subtract(params, self.mean), []
+        for block in self.blocks:
+            rotated = block.rotated(block.layer.join(offset, self.mean))
+            distance = (rotated**2 / block.var).flatten(-len(block.shape)).sum(-1)
+            log_det = block.var.log().sum()
+            parts.append(gaussian_log_density(distance, log_det, block.var.numel()))
         return torch.stack(parts).sum(0)
 
     def scaled(self, alpha: float) -> Kronecker:
         """Return N(μ, αΣ)."""
         checks.require_positive(alpha, "alpha")
-        return Kronecker(self.mean, tuple(block.scaled(alpha) for block in self.blocks))
+        return Kronecker(self.mean, tuple(replace(b, var=b.var * alpha) for b in self.blocks))
 
     def output_kernel(self, layer: Affine, inputs: Tensor) -> SpectralKernel:
-        """Return the output covariance of the layer's block."""
-        return self._block(layer).output_kernel(inputs)
+        """Return U_G diag(S (U_Aᵀa)²) U_Gᵀ."""
+        block = self._block(layer)
+        return SpectralKernel(block.output_basis, (inputs @ block.input_basis) ** 2 @ block.var.T)
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
-        """Return the preference of the layer's block."""
-        return self._block(layer).prefers_factors(terms, positions)
+        """Compare the diagonal rule with four rotations of a matrix for every row."""
+        *_, out_size, in_size = self._block(layer).shape
+        return diagonal_products(terms, positions) <= 2 * (out_size + in_size)
 
     def displacement(self, dual: Dual) -> Displacement:
-        """Return an action for each layer of v in factors, and Σv in full for the others."""
+        """Return Σv: as `Diagonal.displacement` in the rotated basis, in full where v is."""
         dense: Params = {}
         actions: dict[Affine, Action] = {}
-        for block in self.blocks:
-            if block.layer in dual.outers:
-                actions[block.layer] = block.action(dual.outers[block.layer])
-            elif block.layer.weight in dual.dense:
-                moved = block.cov_mv(block.layer.join(dual.dense, self.mean))
-                dense.update(block.layer.split(moved, self.mean))
+        for b in self.blocks:
+            if b.layer in dual.outers:
+                outers = dual.outers[b.layer]
+                actions[b.layer] = RotatedAction.of(outers, b.input_basis, b.output_basis, b.var)
+            elif b.layer.weight in dual.dense:
+                moved = b.cov_mv(b.layer.join(dual.dense, self.mean))
+                dense.update(b.layer.split(moved, self.mean))
         return Displacement(dense, actions)
 
     def _block(self, layer: Affine) -> EigenBlock:

@@ -20,7 +20,7 @@ from acnml._util.checks import RowsError
 from acnml._util.messages import callers_level
 from acnml._util.params import Params
 from acnml.classifier import Classifier
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.problem import Problem, each_solved, joined, of_features, problems
 from acnml.solution import UNSOLVED, Solution, UnsolvedError, UnsolvedWarning

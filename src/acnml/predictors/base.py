@@ -12,7 +12,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.batches import checked_labels, require_classes
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 
 
 class Predictor(ABC):

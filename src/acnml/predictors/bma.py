@@ -16,7 +16,7 @@ from acnml._util.messages import track
 from acnml._util.params import Params
 from acnml.classifier import Classifier
 from acnml.fit.batch_norm import batch_norm_statistics
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.predictors.ensemble import log_mean
 from acnml.predictors.map import finite_log_probs

@@ -13,7 +13,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml._util.params import normal_like
 from acnml.classifier import Classifier
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.predictors.ensemble import log_mean
 from acnml.problem import Problem, problems

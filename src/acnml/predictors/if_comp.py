@@ -11,11 +11,11 @@ from torch import Tensor
 
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
-from acnml._util.params import Layers
+from acnml._util.structure import Layers
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit import Fisher, MonteCarloFisher, fit_curvature
 from acnml.fit.batches import checked_labels, require_classes
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.predictors.acnml import Acnml, NmlPredictor
 from acnml.problem import problems
 from acnml.solve.influence import Influence, SelfInfluence, self_influence

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from acnml._util.batches import Inputs, arrays_for_arrays, as_inputs, has_arrays_only
-from acnml._util.params import Layers, count, parameter_names
+from acnml._util.params import count
+from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.refitting import Refit, Refitted, refit_each
 from acnml.predictors.acnml import NmlPredictor

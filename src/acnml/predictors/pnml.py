@@ -13,7 +13,7 @@ from acnml._engine.last_layer import Features, features
 from acnml._engine.layers import Site, only_linear
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
-from acnml._util.params import Layers, parameter_names
+from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.batches import over_batches
 from acnml.predictors.acnml import NmlPredictor

@@ -11,7 +11,7 @@ from torch import Tensor
 from acnml._util import batches
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.problem import Problem, each_solved, joined, problems
 from acnml.solution import Solution
 

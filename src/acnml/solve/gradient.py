@@ -16,7 +16,7 @@ from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.memory import require_memory
 from acnml.classifier import Classifier
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.solution import Solution
 
 

@@ -16,7 +16,7 @@ from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.memory import require_memory
 from acnml.classifier import Classifier
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.problem import REMEDY, Problem, each_solved, exact_problems, joined, problems
 from acnml.solution import UNSOLVED, Solution, UnsolvedError
 from acnml.solve.ascent import Steps, ascended

@@ -15,7 +15,7 @@ from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, add, dot, scale, subtract, zip_with
 from acnml.classifier import Classifier
-from acnml.posteriors import Posterior
+from acnml.posteriors.base import Posterior
 from acnml.solution import UNSOLVED, Solution, UnsolvedError
 
 # (parameters, inputs, labels), each with a leading row dimension -> (gradient, log p(y|x)) per row.

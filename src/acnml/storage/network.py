@@ -5,9 +5,9 @@ zero. A tensor has a hash for its own type and for every type that networks are 
 half-precision copy of a network can be told from a network with other weights, although the file
 does not contain the weights.
 
-Settings are all attributes of modules that are plain data: numbers, strings, functions by their
-names, and lists and mappings of them. What cannot be seen here: the code of the modules, attributes
-that are other objects or tensors, and hooks.
+Settings are all attributes of modules that are plain data: numbers, strings, tensors, arrays,
+functions by their names, and lists and mappings of them. What cannot be seen here: the code of the
+modules, attributes that are other objects, and hooks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numbers
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,9 +31,9 @@ from acnml.storage.disk import as_bytes
 Weights: TypeAlias = Literal["exact", "rounded"]
 ROUNDED = "rounded"
 
-# Attributes of modules that do not matter in eval mode; the last two say where a model of
-# transformers has its weights from.
-WITHOUT_EFFECT = {*vars(nn.Module()), "inplace", "gradient_checkpointing"}
+# Attributes of modules that do not matter in eval mode. Lightning draws graphs from an example
+# input; the last two say where a model of transformers has its weights from.
+WITHOUT_EFFECT = {*vars(nn.Module()), "inplace", "gradient_checkpointing", "example_input_array"}
 WITHOUT_EFFECT |= {"name_or_path", "_is_hf_initialized"}
 LONGEST_SETTING = 200  # characters of JSON; longer ones, such as vocabularies, are hashed
 
@@ -131,7 +132,7 @@ def _settings(module: nn.Module) -> dict[str, str]:
     for name in () if "torchmetrics" in origins else names:
         try:
             text = json.dumps(vars(module)[name], default=_plain)
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError, AttributeError, RuntimeError):
             continue
         is_long = len(text) > LONGEST_SETTING
         settings[name] = hashlib.sha256(text.encode()).hexdigest() if is_long else text
@@ -140,6 +141,14 @@ def _settings(module: nn.Module) -> dict[str, str]:
 
 def _plain(value: Any) -> Any:
     """Return something simpler for what JSON does not have: functions and enums by their names."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if isinstance(value, Tensor):
+        # Parameters are compared by themselves; the file may have others, and what follows from
+        # them, such as a pruned weight.
+        if isinstance(value, nn.Parameter) or value.grad_fn is not None:
+            raise TypeError("no setting")
+        return f"{value.dtype} {tuple(value.shape)} {digest(value)}"
     if isinstance(value, numbers.Real):  # of NumPy
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, Mapping):

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, TypeVar, final
 import torch
 from torch import Tensor
 
-from acnml import metrics
 from acnml._engine.last_layer import Features
 from acnml._util.batches import NO_LABELS, Inputs, as_loader, each_batch, split_labels
 from acnml.classifier import log_softmax
-from acnml.fit.batches import require_classes
+from acnml.fit.batches import checked_labels, require_classes
 from acnml.predictors.acnml import Acnml
 from acnml.predictors.base import Predictor
 from acnml.predictors.ensemble import Ensemble, log_mean
@@ -53,7 +52,7 @@ class _Known(NamedTuple):
 
 
 @final
-class Validation:
+class HeldOut:
     """A labelled validation set, with what earlier passes over it gave.
 
     Args:
@@ -69,9 +68,8 @@ class Validation:
         """Return the log-probabilities (N, K) and labels (N,) of all data, on the CPU."""
         if isinstance(predictor, Map):
             for known in self._passes:
-                if isinstance(known.found, Features) and known.predictor.at_mean.agrees_with(
-                    predictor.classifier
-                ):
+                at_mean = known.predictor.at_mean
+                if known.found is not None and at_mean.agrees_with(predictor.classifier):
                     return log_softmax(known.found.logits).cpu(), known.labels
         members = predictor.predictors if isinstance(predictor, (Ensemble, Modes)) else (predictor,)
         found = self._solutions(members)
@@ -82,11 +80,6 @@ class Validation:
             log_lik = predictor.combined([one.log_lik.cpu() for one in solutions])
             return torch.log_softmax(log_lik, dim=-1), labels
         return log_mean([one.log_probs.cpu() for one in solutions]), labels
-
-    def prepare(self, predictor: Acnml) -> None:
-        """Compute the features for a predictor, if it adapts only the last layer."""
-        if predictor.last_layer is not None:
-            self._known([predictor])
 
     def _solutions(self, members: Sequence[Predictor]) -> tuple[list[Solution], Tensor] | None:
         """Solve from what is known of the data; return None if a member needs the data."""
@@ -141,10 +134,15 @@ class Validation:
         labels: list[Tensor] = []
 
         def use(batch: Any) -> None:
-            x, own = split_labels(batch)
-            result = compute(x)
-            labels.append(_checked_labels(own, result))
-            results.append(result if not isinstance(result, Tensor) else result.cpu())
+            x, given = split_labels(batch)
+            if given is None:
+                raise ValueError(NO_LABELS)
+            own, result = checked_labels(given, x), compute(x)
+            first = result[0] if isinstance(result, list) else result
+            if first is not None:
+                require_classes(own, first if isinstance(first, Tensor) else first.logits)
+            labels.append(own.cpu())
+            results.append(result.cpu() if isinstance(result, Tensor) else result)
 
         each_batch(self._loader, use, description, self._progress)
         return join(results), torch.cat(labels)
@@ -157,22 +155,3 @@ def _joined(parts: Sequence[Features | Problem | None]) -> Features | Problem | 
     if len(features) == len(parts):
         return Features.joined(features)
     return Problem.joined(found) if len(found) == len(parts) else None
-
-
-def _checked_labels(labels: Any, result: Any) -> Tensor:
-    """Check the labels of a batch against its log-probabilities, features or problems."""
-    if labels is None:
-        raise ValueError(NO_LABELS)
-    if not isinstance(labels, Tensor):
-        kind = type(labels).__name__
-        raise TypeError(
-            f"labels must be a tensor of integers, got {kind}: pass a tensor or an array of class "
-            "indices"
-        )
-    first = result[0] if isinstance(result, list) else result
-    if first is not None:
-        log_probs = first if isinstance(first, Tensor) else log_softmax(first.logits)
-        if labels.shape == log_probs.shape[:1] and not labels.is_floating_point():
-            require_classes(labels, log_probs)  # it names all rows
-        metrics.nll(log_probs, labels)
-    return labels.cpu().long()
