@@ -14,8 +14,7 @@ import acnml
 from acnml import Acnml, Classifier, Linearised, LowRank
 from acnml import problem as making
 from acnml._algebra.kernels import DenseKernel, DiagonalKernel
-from acnml._engine.last_layer import Features
-from acnml.problem import Problem, of_features
+from acnml.problem import Features, Problem, of_features
 from acnml.solve import newton
 from acnml.solve.logits import Precision, coefficients, solve
 from cases import POSTERIORS, affine_layers, normal
