@@ -75,7 +75,7 @@ def test_all_workers_are_killed_in_the_middle(files, tmp_path, pids):
                 os.kill(pid, signal.SIGKILL)
 
     job = replace(job, output=str(tmp_path / "cluster"))
-    found = score_files(job, Cluster(actors=2, threads=1), kill_all_when_some_is_done)
+    found = score_files(job, Cluster(actors=2), kill_all_when_some_is_done)
     assert killed
     builders = {int(pid) for pid in pids.read_text().split()}
     assert builders > set(killed)  # others have done the rest

@@ -21,17 +21,6 @@ from acnml.scoring.run import locally
 from scored import contents, read, rows, write_parquet
 
 
-@pytest.fixture
-def job(files, tmp_path) -> Job:
-    return Job(
-        **files,
-        input=str(tmp_path / "data.parquet"),
-        output=str(tmp_path / "scored"),
-        part_rows=50,
-        batch_rows=16,
-    )
-
-
 def without_part(job: Job, number: int) -> dict[str, bytes]:
     """Remove a part, as if the run had been interrupted; return what is left."""
     (Path(job.output) / f"part-{number:08d}.parquet").unlink()
