@@ -2,8 +2,8 @@
 
 Small operations that share threads wait for each other as soon as another program takes a core.
 Every case runs in a process of its own, beside one process per core that does nothing but count.
-Wall and CPU seconds are printed. Other programs change the wall time; the ratio between the
-numbers of threads is what counts.
+Wall and CPU seconds are printed, and kept if all cases are measured. Other programs change the wall
+time; the ratio between the numbers of threads is what counts.
 
 - solve: 1,024 inputs of an MLP 64-256-256-20, a posterior of its last layer.
 - calibrate: an MLP 784-300-300-10, 5,000 training and 1,000 validation inputs.
@@ -19,8 +19,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +31,10 @@ from torch import Tensor, nn
 import acnml
 from acnml import Classifier
 from acnml.scoring import Job, score
+from benchmarks.recording import MEASUREMENTS, record
 
 ROWS = 200_000
+Row = dict[str, Any]
 
 
 def mlp(*widths: int) -> nn.Module:
@@ -82,8 +86,8 @@ def scoring() -> Callable[[], object]:
 CASES = {"solve": solve, "calibrate": calibrate, "score": scoring}
 
 
-def measure(case: str, threads: int) -> None:
-    """Print the seconds of a case, in this process."""
+def measure(case: str, threads: int) -> Row:
+    """Return the seconds of a case, in this process."""
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")  # about few validation data
     run = CASES[case]()
@@ -91,6 +95,7 @@ def measure(case: str, threads: int) -> None:
     run()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     print(f"{case:10} {threads} threads  {wall:7.2f} s  CPU {cpu:7.2f} s", flush=True)
+    return {"case": case, "threads": threads, "wall": wall, "cpu": cpu}
 
 
 def count() -> None:
@@ -102,17 +107,19 @@ def count() -> None:
 
 def main() -> None:
     """Measure the cases named on the command line, or all."""
-    start = multiprocessing.get_context("spawn").Process
-    others = [start(target=count, daemon=True) for _ in range(os.cpu_count() or 1)]
+    spawn = multiprocessing.get_context("spawn")
+    others = [spawn.Process(target=count, daemon=True) for _ in range(os.cpu_count() or 1)]
     for other in others:
         other.start()
+    rows = []
     for case in sys.argv[1:] or CASES:
         for threads in (1, 2):
-            process = start(target=measure, args=(case, threads))
-            process.start()
-            process.join()
+            with ProcessPoolExecutor(1, spawn) as alone:
+                rows.append(alone.submit(measure, case, threads).result())
     for other in others:
         other.terminate()
+    if not sys.argv[1:]:
+        record(MEASUREMENTS / "busy.csv", rows)
 
 
 if __name__ == "__main__":

@@ -48,14 +48,14 @@ def imports() -> dict[str, set[str]]:
     return found
 
 
-def longest_chain(known: Mapping[str, set[str]]) -> int:
-    """Return how many modules the longest chain of imports has."""
+def longest_chain(known: Mapping[str, set[str]]) -> tuple[str, ...]:
+    """Return the longest chain of imports."""
 
     @cache
-    def below(name: str) -> int:
-        return 1 + max(map(below, known[name]), default=0)
+    def below(name: str) -> tuple[str, ...]:
+        return name, *max(map(below, known[name]), key=len, default=())
 
-    return max(below(name) for name in known if name != "acnml")
+    return max((below(name) for name in known if name != "acnml"), key=len)
 
 
 def _name(path: Path) -> str:
@@ -74,7 +74,7 @@ def table() -> dict[str, int]:
         "of these, integrations, scoring and commands": lines(others),
         "lines of tests": lines((ROOT / "tests").rglob("*.py")),
         "names in `acnml`": len(acnml.__all__),
-        "longest chain of imports": longest_chain(imports()),
+        "longest chain of imports": len(longest_chain(imports())),
         "`raise` statements": sum(len(refusals.findall(p.read_text())) for p in sources),
         "words of the README": words([ROOT / "README.md"]),
         "words of docs, without results": words(pages),

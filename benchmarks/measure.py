@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Bma, Gradient, Linearised
-from acnml._engine.chunks import label_chunks, row_chunks
-from acnml._engine.rows import Path, Rows, inner_product
+from acnml._algebra.dual import Dual
+from acnml._engine.rows import Rows, inner_product, row_chunks
 from acnml.posteriors import Posterior
 from acnml.problem import Problem
 from acnml.solve import Reference
+from acnml.solve.base import label_chunks
 from acnml.solve.logits import Precision, coefficients
 from benchmarks.subjects import Subject
 from benchmarks.timing import fastest, peak
@@ -74,31 +75,30 @@ def gaps(subject: Subject, posterior: str, inputs: int = 8) -> dict[str, Any]:
     found: dict[str, list[Tensor]] = {}
     for rows, n_labels in row_chunks(subject.classifier, q, x, n_gradients=steps, memory=None):
         for labels in label_chunks(rows, n_labels):
-            for name, path in _paths(rows, labels, steps, size).items():
-                found.setdefault(name, []).append(_objective(rows, path, labels).flatten())
+            for name, v in _points(rows, labels, steps, size).items():
+                found.setdefault(name, []).append(_objective(rows, v, labels).flatten())
     values = {name: torch.cat(parts).double() for name, parts in found.items()}
     best = torch.stack(list(values.values())).amax(0)
     means = {name: float((best - value).mean()) for name, value in values.items()}
     return {"subject": subject.name, "posterior": posterior, "steps": steps, "gap": means}
 
 
-def _paths(rows: Rows, labels: Tensor, steps: int, size: float) -> dict[str, Path]:
+def _points(rows: Rows, labels: Tensor, steps: int, size: float) -> dict[str, Dual]:
     problem = Problem.of(rows.start.logits[:, 0].detach(), rows.kernel())
     found = coefficients(problem.logits, problem.kernel, labels, Precision(1e-5))
-    weights = found.to(rows.start.logits.dtype)
-    linearised = Path.along(rows.tangent, weights)
-    first = Path.along(rows.tangent, size * rows.logit_gradient(rows.start.logits, labels))
+    linearised = rows.pulled(found)
+    first = rows.pulled(size * rows.logit_gradient(rows.start.logits, labels))
     return {
         "the paper's steps": rows.ascended(first, labels, steps - 1, size),
         "linearised": linearised,
         "polished": rows.ascended(linearised, labels, 2, 0.5),
-        "converged": rows.ascended(Path.along(rows.tangent, weights), labels, 40, 0.3),
+        "converged": rows.ascended(linearised, labels, 40, 0.3),
     }
 
 
-def _objective(rows: Rows, path: Path, labels: Tensor) -> Tensor:
-    log_lik = rows.log_lik(rows.logits(path, len(labels)), labels)
-    return log_lik - inner_product(path.v(), path.moved) / 2
+def _objective(rows: Rows, v: Dual, labels: Tensor) -> Tensor:
+    log_lik = rows.log_lik(rows.logits(v, len(labels)), labels)
+    return log_lik - inner_product(v, rows.moved(v)) / 2
 
 
 def _forward(subject: Subject, count: int | None = None) -> Run:

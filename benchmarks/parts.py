@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from acnml import Linearised
-from acnml._engine.rows import Path, Rows
+from acnml._engine.rows import Rows
 from acnml.problem import Problem
 from acnml.solve.logits import coefficients
 from benchmarks.subjects import SUBJECTS, Subject
@@ -43,15 +43,14 @@ def parts(subject: Subject, posterior: str, count: int) -> dict[str, float]:
     logits = rows.start.logits
     one = torch.ones_like(logits)
     timed("backward pass of one class", lambda: rows.start.pulled_back(one))
-    timed("Jacobian, Σ applied", lambda: replace(rows).tangent)  # a copy has not cached it
-    tangent = rows.tangent
+    timed("Jacobian", lambda: replace(rows).jacobian)  # a copy has not cached it
     problem = Problem.of(logits[:, 0].detach(), timed("kernel", rows.kernel))
     labels = torch.arange(logits.shape[-1])
     timed("solution in logit space", lambda: Linearised().of(problem))
     weights = coefficients(problem.logits, problem.kernel, labels).to(q.dtype)
-    path = timed("displacement of every label", lambda: Path.along(tangent, weights))
-    timed("displaced pass", lambda: rows.logits(path, len(labels)))
-    tape = timed("displaced pass, recorded", lambda: rows.recorded(path, len(labels)))
+    v = timed("v of every label", lambda: rows.pulled(weights))
+    timed("displaced pass", lambda: rows.logits(v, len(labels)))
+    tape = timed("displaced pass, recorded", lambda: rows.recorded(v, len(labels)))
     gradient = timed("gradient there", lambda: rows.log_lik_gradient(tape, labels))
     timed("Σ applied to it", lambda: q.displacement(gradient))
     return seconds

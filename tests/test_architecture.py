@@ -28,7 +28,7 @@ MAY_KNOW = {
     "_engine": MODEL | {"_algebra", "posteriors", "solution", "_engine"},
     "problem": MODEL | {"_algebra", "_engine", "posteriors", "solution"},
     "solve": MODEL | {"_algebra", "_engine", "posteriors", "problem", "solution", "solve"},
-    "fit": MODEL | {"_algebra", "_engine", "posteriors", "fit"},
+    "fit": MODEL | {"_algebra", "_engine", "posteriors", "problem", "fit"},
     "predictors": MODEL
     | {"_engine", "fit", "metrics", "posteriors", "problem", "solution", "solve", "predictors"},
     "exact": {"_util", "classifier", "posteriors", "exact"},
@@ -36,7 +36,7 @@ MAY_KNOW = {
     "lightning": {"_util", "calibration", "fit", "storage"},
     "torchmetrics": {"_util", "metrics"},
     "transformers": {"_util", "calibration", "classifier", "storage"},
-    "tuning": {"_engine", "_util", "calibration", "fit", "metrics", "predictors", "solution"},
+    "tuning": {"problem", "_util", "calibration", "fit", "metrics", "predictors", "solution"},
     "conformal": {"metrics"},
     "outcomes": set(),
     "decisions": {"outcomes"},

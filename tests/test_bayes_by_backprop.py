@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from acnml import Classifier, fit_bayes_by_backprop
-from acnml._engine.layers import AFFINE, SCALING, find_sites
+from acnml._engine.recorder import AFFINE, SCALING, find_sites
 from acnml._util.batches import take
 from acnml.fit import BayesByBackprop
 from acnml.fit.bayes_by_backprop import local_reparameterised, reparameterised

@@ -103,8 +103,10 @@ def test_logits_that_are_changed_after_the_head_are_no_trap():
     torch.testing.assert_close(solution.log_lik, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["diagonal", "low rank"])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_posteriors_are_solved_and_warn_of_nothing(seed, recwarn):
+def test_random_posteriors_are_solved_and_warn_of_nothing(seed, kind, recwarn):
+    """The network itself has several maxima with such posteriors, the linearised one has one."""
     model = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 5)).double()
     with torch.no_grad():
         for index, parameter in enumerate(model.parameters()):
@@ -112,6 +114,9 @@ def test_random_posteriors_are_solved_and_warn_of_nothing(seed, recwarn):
     mean = Classifier(model).copy_parameters([name for name, _ in model.named_parameters()])
     scales = {n: normal(*t.shape, seed=seed).mul(2).exp() for n, t in mean.items()}
     posterior = acnml.Diagonal(mean, scales)
+    if kind == "low rank":
+        directions = {n: 3 * normal(2, *t.shape, seed=seed) for n, t in mean.items()}
+        posterior = acnml.LowRank(mean, scales, directions)
     x = 3 * normal(4, 4, seed=seed + 100)
     found = Acnml(Classifier(model), posterior, TIGHT).log_lik(x)
     expected = by_oracle(model, posterior, x, 1.0)

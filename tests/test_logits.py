@@ -14,11 +14,10 @@ import acnml
 from acnml import Acnml, Classifier, Linearised, LowRank
 from acnml import problem as making
 from acnml._algebra.kernels import DenseKernel, DiagonalKernel, centred_variances
-from acnml._engine.last_layer import Features
-from acnml.problem import Problem, of_features
+from acnml.problem import Features, Problem, of_features
 from acnml.solve import newton
 from acnml.solve.logits import Precision, Start, background, coefficients, solve
-from acnml.solve.newton import EXACT, Rows, ascend, settled
+from acnml.solve.newton import Rows, ascend, settled
 from cases import POSTERIORS, affine_layers, normal
 from heads import KINDS, by_scipy, covariance, kernel
 
@@ -174,7 +173,7 @@ def test_exact_steps_converge_quadratically():
     var = centred_variances(V)[index]
     rows = Rows(V, index, logits[index], var, labels)
     zeros = torch.zeros(6, 6).double()
-    sizes = [ascend(rows, rows.point(zeros, zeros), EXACT, 0.0, n)[1].max() for n in range(2, 5)]
+    sizes = [ascend(rows, rows.point(zeros, zeros), True, 0.0, n)[1].max() for n in range(2, 5)]
     assert sizes[1] <= 2 * sizes[0] ** 2
     assert sizes[2] <= max(2 * sizes[1] ** 2, 1e-14)
 

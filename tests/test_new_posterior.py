@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Acnml, Classifier, Glm, Gradient, Linearised
-from acnml._engine.layers import AFFINE, SCALING, find_sites
+from acnml._engine.recorder import AFFINE, SCALING, find_sites
 from acnml._engine.rows import rows_can_part
 from acnml._util.params import Params, scale
 from acnml.posteriors import Posterior

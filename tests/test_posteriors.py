@@ -144,7 +144,7 @@ def test_displacement_is_cov_mv_of_the_materialised_sum(case, build, which):
         torch.testing.assert_close(actual.dense[name], expected.dense[name], rtol=1e-11, atol=1e-11)
     for layer, outers in dual.outers.items():
         in_size = outers.inputs.vectors.shape[-1]
-        inputs = LayerInputs.new(layer_inputs(layer, 5, 1, 6, in_size, seed=7))  # six positions
+        inputs = layer_inputs(layer, 5, 1, 6, in_size, seed=7)  # six positions
         shown = actual.actions[layer](inputs)
         assert shown.shape == (5, 3, 6, outers.deltas.shape[-1])
         torch.testing.assert_close(shown, expected.actions[layer](inputs), rtol=1e-11, atol=1e-11)

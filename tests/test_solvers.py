@@ -102,8 +102,8 @@ def test_tiled_displacements_are_the_same(case, build, monkeypatch):
     solvers = Gradient(3, 0.4), Linearised()
     expected = [solver(Classifier(model), posterior, x) for solver in solvers]
     monkeypatch.setattr(type(posterior), "prefers_factors", lambda *_: True)
-    monkeypatch.setattr("acnml._algebra.actions.TILING", -1_000_000)  # cheaper than any pairs
-    monkeypatch.setattr("acnml._algebra.actions.TILE", 8)
+    monkeypatch.setattr("acnml._algebra.dual.TILING", -1_000_000)  # cheaper than any pairs
+    monkeypatch.setattr("acnml._algebra.dual.TILE", 8)
     for solver, solution in zip(solvers, expected, strict=True):
         assert_same(solver(Classifier(model), posterior, x), solution)
 

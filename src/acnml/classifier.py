@@ -267,9 +267,9 @@ class Findings:
     # Names of the layers that a posterior covers -> whether the batch may be expanded into one row
     # per label at the first of them (instead of at the model's input), see `_engine/rows.py`.
     parting: dict[frozenset[str], bool] = field(default_factory=dict)
-    # Names of parameters -> the Linear layer that owns them all, or None; see `_engine/layers.py`.
+    # Names of parameters -> the Linear layer that owns them all, or None; see `problem.py`.
     only_linear: dict[frozenset[str], Any] = field(default_factory=dict)
-    # Name of a Linear layer -> whether the logits are its outputs, see `_engine/last_layer.py`.
+    # Name of a Linear layer -> whether the logits are its outputs, see `problem.py`.
     last_layers: dict[str, bool] = field(default_factory=dict)
     # Products in a forward pass of one input, see `threads_for_batch` in `fit/batches.py`.
     products: float | None = None

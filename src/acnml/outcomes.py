@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
+from acnml._util.batches import as_tensor
+
 By: TypeAlias = Literal["confidence", "regret"]
 
 # More validation examples than this are not kept: their quantiles are known well enough.
@@ -95,4 +97,5 @@ def sureness_of(answers: Any, by: By) -> Tensor:
     if by not in ("confidence", "regret"):
         raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
     sign = 1 if by == "confidence" else -1
-    return sign * torch.as_tensor(getattr(answers, by)).double()
+    values: Tensor = as_tensor(getattr(answers, by), by)
+    return sign * values.double()

@@ -8,27 +8,28 @@ network is linear in it: no Jacobian is needed, and V has a structure.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import jacrev, vmap
+from torch.nn import functional
 
 from acnml._algebra.dual import Affine
 from acnml._algebra.kernels import DenseKernel, Kernel
-from acnml._engine.chunks import row_chunks
-from acnml._engine.last_layer import Features, features
-from acnml._engine.layers import only_linear, unsupported
-from acnml._engine.trust import require_apart
+from acnml._engine.recorder import AFFINE, Site, Tape, find_sites, unsupported
+from acnml._engine.rows import row_chunks
+from acnml._engine.trust import Passed, check, probed, require_apart_from, require_understood
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, in_chunks
 from acnml._util.memory import default_budget
 from acnml._util.params import Params, count
-from acnml.classifier import Classifier, without_autocast
+from acnml.classifier import Classifier, strays, without_autocast
 from acnml.posteriors.base import Posterior
-from acnml.solution import Solution, UnsolvedError
+from acnml.solution import REMEDY, Solution, UnsolvedError
 
 T = TypeVar("T")
 
@@ -41,7 +42,15 @@ UNCUT = 2**26
 # Maximum size of a chunk of Jacobians. A chunk contains at least one input, whatever its size.
 JACOBIAN_BYTES = 64 * 2**20
 
-REMEDY = "lower alpha, or use a narrower posterior"
+# What may lie between a last layer's output and the logits of a model that is linear in it: our own
+# clone, the division by a temperature, and changes of shape or precision.
+PLAIN = {
+    "CloneBackward0",
+    "DivBackward0",
+    "ToCopyBackward0",
+    "UnsafeViewBackward0",
+    "ViewBackward0",
+}
 
 
 @final
@@ -113,6 +122,47 @@ def joined(parts: Sequence[Solution]) -> Solution:
     return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
+class LogitSolver(ABC):
+    """A solver that needs only the `Problem` of an input: its logits and their covariance.
+
+    >>> import acnml, torch
+    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
+    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
+    >>> problem = acnml.Acnml(classifier, posterior).problem(torch.randn(5, 4))
+    >>> solver: acnml.solve.LogitSolver = acnml.Linearised()
+    >>> solver.of(problem).log_lik.shape
+    torch.Size([5, 3])
+    """
+
+    memory: int | None = None
+
+    @property
+    def takes_problem(self) -> bool:
+        """Whether `of` is all that this solver does, with its present settings."""
+        return True
+
+    @abstractmethod
+    def of(self, problem: Problem) -> Solution:
+        """Solve for every label of every input of a problem."""
+
+    def log_lik_of(self, problem: Problem) -> Tensor:
+        """Return only the log-likelihoods (B, K)."""
+        return self.of(problem).log_lik
+
+    def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
+        """Solve for every label of every input."""
+        parts = problems(classifier, posterior, x, self.memory)
+        return joined(each_solved(parts, self.of, batches.size(x)))
+
+    def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
+        """Return the log-likelihoods of the solution."""
+        parts = problems(classifier, posterior, x, self.memory)
+        return torch.cat(each_solved(parts, self.log_lik_of, batches.size(x)))
+
+
+# Who makes a problem ------------------------------------------------------------------------------
+
+
 @torch.no_grad()
 def problems(
     classifier: Classifier,
@@ -176,6 +226,160 @@ def of_features(
             yield part(slice(start, start + size))
 
 
+# A last layer, in which every network is linear --------------------------------------------------
+
+
+class Features(NamedTuple):
+    """What a last layer receives and returns."""
+
+    inputs: Tensor  # a (N, d [+ 1]), with a 1 appended if the posterior covers the bias
+    logits: Tensor  # z (N, K), divided by the classifier's temperature
+
+    def take(self, rows: slice | Tensor) -> Features:
+        """Return the features of some inputs."""
+        return Features(self.inputs[rows], self.logits[rows])
+
+    def kernel(
+        self,
+        posterior: Posterior,
+        layer: Affine,
+        temperature: float,
+    ) -> Kernel:
+        """Return the covariance of the logits, divided by the temperature, under a posterior."""
+        with without_autocast(self.inputs):  # half precision has too few digits for a solver
+            like = posterior.mean[layer.weight]
+            kernel = posterior.output_kernel(layer, self.inputs.to(like.dtype))
+        return kernel.scaled(temperature**-2)
+
+    @staticmethod
+    def joined(parts: Sequence[Features]) -> Features:
+        """Return the features of several batches as those of one."""
+        return Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def features(
+    classifier: Classifier,
+    site: Site,
+    x: Inputs,
+    tensors: Params | None = None,
+) -> Features | None:
+    """Run a prepared batch once; return None if its logits are not the outputs of the layer.
+
+    Args:
+        classifier: the model.
+        site: a Linear layer, see `only_linear`.
+        x: the inputs.
+        tensors: used in place of the model's own.
+    """
+    own, findings = classifier if tensors is None else classifier.at(tensors), classifier.findings
+    probe = None
+    if findings.is_due(_names(site), x) or site.name not in findings.last_layers:
+        probe = probed(own, [site], x)
+        findings.last_layers[site.name] = _is_last_layer(probe.tape, site, classifier.temperature)
+    is_last = findings.last_layers[site.name]
+    found = _run(classifier, site, x, tensors) if is_last else None
+    if probe is not None and found is not None:
+        received = found.inputs[:, : site.module.in_features]
+        require_apart_from(own, [site], x, probe, Passed(found.logits, {site: [received]}))
+    elif probe is not None:
+        require_understood(own, [site], x)
+    return found
+
+
+def _run(
+    classifier: Classifier,
+    site: Site,
+    x: Inputs,
+    tensors: Params | None,
+) -> Features | None:
+    """Record the layer's input; return None if the logits of this batch are not its output."""
+    passed: list[tuple[Tensor, Tensor]] = []
+
+    def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        # The model may change the output in place later, and must then be found out.
+        passed.append((args[0].detach(), output.detach().clone()))
+        return output
+
+    # With gradients, and without a graph: nothing depends on the leaves, unless the model uses the
+    # layer's weight without calling the layer.
+    with torch.inference_mode(False), torch.enable_grad():
+        leaves = classifier.leaves(_names(site), tensors)
+        hooked = classifier.hooked({site.name: keep}, sealed=[site.name])
+        logits = hooked.logits(x, {**(tensors or {}), **leaves})
+    if strays(logits, leaves):
+        return None
+    logits = logits.detach()
+    checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
+    assert isinstance(site.module, nn.Linear)
+    if len(passed) != 1 or passed[0][0].numel() != len(logits) * site.module.in_features:
+        return None
+    ((received, output),) = passed
+    # The structure was checked before. The values show whether this batch took the same way.
+    if not torch.equal(output.to(logits).view_as(logits) / classifier.temperature, logits):
+        return None
+    inputs = received.reshape(len(logits), -1)
+    if site.layer.bias is not None:
+        inputs = functional.pad(inputs, (0, 1), value=1.0)
+    return Features(inputs, logits)
+
+
+def all_features(
+    classifier: Classifier, site: Site, x: Inputs, tensors: Params | None = None
+) -> Features | None:
+    """Return the features of a prepared batch, run in chunks, or None if a chunk has none."""
+    parts = []
+    for part in in_chunks(x, lambda chunk: features(classifier, site, chunk, tensors)):
+        if part is None:
+            return None
+        parts.append(part)
+    return Features.joined(parts)
+
+
+def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
+    """Return the layer that owns all named parameters, if it is a single plain Linear layer."""
+    known, key = classifier.findings.only_linear, frozenset(names)
+    if key not in known:
+        fits = unsupported(classifier.model, key, AFFINE) is None
+        sites = find_sites(classifier.model, key, AFFINE, "") if fits else []
+        linear = len(sites) == 1 and isinstance(sites[0].module, nn.Linear)
+        known[key] = sites[0] if linear else None
+    site: Site | None = known[key]
+    return site
+
+
+def _names(site: Site) -> list[str]:
+    return [name for name in (site.layer.weight, site.layer.bias) if name is not None]
+
+
+def _is_last_layer(tape: Tape, site: Site, temperature: float) -> bool:
+    """Whether the logits are the outputs of the layer, reshaped and tempered at most.
+
+    Whatever else a model does with the outputs (dividing them, scoring several items by one layer)
+    would be missing in the kernel. Found out from the autograd graph of a few inputs, when the
+    model is checked.
+    """
+    passages = tape.passages.get(site, [])
+    if len(passages) != 1:
+        return False
+    (one,) = passages
+    assert isinstance(site.module, nn.Linear)
+    if one.received.numel() != len(one.received) * site.module.in_features:
+        return False  # several positions: the kernel of the logits is not that of one vector
+    logits = tape.logits.detach().flatten()
+    outputs = (one.output.detach().to(logits) / temperature).flatten()
+    if not one.is_shared or outputs.shape != logits.shape:
+        return False
+    if not torch.allclose(outputs, logits, rtol=0, atol=0, equal_nan=True):
+        return False
+    node, last = tape.logits.grad_fn, one.output.grad_fn
+    while node is not None and node is not last and type(node).__name__ in PLAIN:
+        node = node.next_functions[0][0]
+    return node is not None and node is last
+
+
+# Any layers: the network is linearised ------------------------------------------------------------
+
+
 def _by_rows(
     classifier: Classifier,
     posterior: Posterior,
@@ -185,7 +389,10 @@ def _by_rows(
 ) -> Iterator[Problem]:
     """Compute V from gradients in factored form, as outer products."""
     done, total = 0, batches.size(x)
+    due = classifier.findings.is_due(posterior.mean, x)
     for rows, _ in row_chunks(classifier, posterior, x, 1, memory, recorded=False):
+        if due and not done:
+            check(classifier, x, posterior.mean)
         with checks.counting_from(done, total):
             yield Problem.of(rows.start.logits[:, 0].detach(), rows.kernel(differences))
         done += rows.size
@@ -194,7 +401,7 @@ def _by_rows(
 def _by_jacobians(classifier: Classifier, posterior: Posterior, x: Inputs) -> Iterator[Problem]:
     """Compute V from full Jacobians, for layers that the engine does not support."""
     if classifier.findings.is_due((), x):
-        require_apart(classifier, x)
+        check(classifier, x)
         classifier.require_used(x, posterior.mean)
     logits = classifier.logits(x, posterior.mean)
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")

@@ -22,6 +22,9 @@ from acnml._util.checks import RowsError
 # Largest residual of a label that counts as solved, in posterior standard deviations.
 UNSOLVED = 0.1
 
+# What to do about a posterior that is too wide to solve for.
+REMEDY = "lower alpha, or use a narrower posterior"
+
 
 class Solution(NamedTuple):
     """The likelihood of every label y under the weights θ̂_y that are adapted to it.

@@ -128,7 +128,9 @@ class Methods:
             damping=tau,
             fisher=ExactFisher(),
         )
-        yield IF_COMP, EKFAC, partial(self._solved, if_comp.acnml)
+        posterior, first = if_comp.posterior, SOLVERS[INFLUENCE]
+        acnml = Acnml(if_comp.classifier, posterior, first, if_comp.alpha, on_unsolved="ignore")
+        yield IF_COMP, EKFAC, partial(self._solved, acnml)
         pnml = fit_pnml(self.classifier, data, ridge=tau, c=alpha)
         yield PNML, "", lambda: self._explained(pnml.log_lik(self.own.queries.inputs))
 

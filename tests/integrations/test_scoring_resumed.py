@@ -155,6 +155,7 @@ def test_if_no_row_has_an_answer_all_are_rejected(job):
 def test_arrays_that_are_not_used_may_be_anything(job, tmp_path):
     x, path = rows(40), tmp_path / "data.npz"
     odd = {"objects": np.array([{}, None]), "number": np.array(3.0), "texts": np.array([["a"]])}
+    odd["complex"] = np.ones(40, complex)
     np.savez(path, x=x, id=np.arange(40), **odd)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("readme.txt", "notes")
@@ -172,6 +173,7 @@ def test_arrays_that_are_not_used_may_be_anything(job, tmp_path):
         ("by_columns", f"array 'by_columns' of {path} is stored by columns"),
         ("damaged", f"array 'damaged' of {path} is damaged, or no array"),
         ("readme.txt", "the input has no column 'readme.txt'"),
+        ("complex", f"array 'complex' of {path} has type complex128: save numbers"),
         ("texts", f"array 'texts' of {path} has type <U1: save numbers"),
     ):
         with pytest.raises(ScoringError, match=message):

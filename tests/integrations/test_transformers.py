@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 import acnml
-from acnml._engine.last_layer import features
-from acnml._engine.layers import only_linear
 from acnml.features import Place
+from acnml.problem import features, only_linear
 from test_calibrate import problem
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")

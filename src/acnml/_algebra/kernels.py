@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 # Up to this many classes a matrix is copied for every vector that it is multiplied with.
 SMALL = 32
 
+# Lambert's function is s (1 + a s + b s²) / (1 + c s + d s²) for s = log(1 + exp x), up to 0.54 %:
+# a fit of least largest error. A step of the fourth order leaves 1e-11.
+A, B, C, D = 0.53008003, 0.11048803, 0.98914547, 0.11107907
+LAMBERT_STEPS = {torch.float32: 1, torch.float64: 2}
+
+# w is negligible below this exponent, but must not be 0.
+LEAST_EXPONENT = -80.0
+
 
 class Kernel(ABC):
     """A symmetric, positive semidefinite K×K matrix for each of B inputs.
@@ -205,3 +213,20 @@ def diagonal_newton(var: Tensor, p: Tensor, gap: Tensor) -> Tensor:
     column, solved = p * ratio, ratio.mul_(gap)
     factor = dot(weights, solved) / column.sum(-1, keepdim=True)
     return solved.addcmul_(factor, column)
+
+
+def lambert(x: Tensor) -> Tensor:
+    """Solve w + log w = x by a step of the fourth order (Fritsch, Shafer & Crowley 1973).
+
+    In place where possible: new memory costs more than the arithmetic.
+    """
+    x = x.clamp(min=LEAST_EXPONENT)
+    s = functional.softplus(x)
+    w = (B * s).add_(A).mul_(s).add_(1).mul_(s)
+    w.div_((D * s).add_(C).mul_(s).add_(1))
+    for _ in range(LAMBERT_STEPS[x.dtype]):
+        rest, more = (x - w).sub_(w.log()), w + 1
+        q = (rest * (2 / 3)).add_(more).mul_(more)
+        ratio = torch.sub(q, rest, alpha=0.5).div_(q - rest)
+        w = torch.addcmul(w, w, rest.div_(more).mul_(ratio))
+    return w

@@ -1,25 +1,36 @@
-"""One forward pass, recording what passes through the layers of interest.
+"""The layers of interest, and one forward pass that records what passes through them.
 
-Forward hooks on the private copy of the model's structure keep the input and output of every site.
-Outputs become nodes of the autograd graph, so that gradients of the logits can be pulled back to
-them; the weights are not part of the graph where their layers use them. A hook may also change an
-output on the way: that is how rows get weights of their own (see `rows.py`).
+Two kinds of layers are supported. *Affine* layers, Linear and Conv2d, multiply a matrix [W b] with
+their input at every position: the single position of a plain Linear layer, the items of a sequence,
+or the patches of an image. *Scaling* layers, the normalisation layers, multiply and shift their
+normalised input elementwise. Inputs and outputs of affine layers become (B, [groups,] positions,
+features), so that the same code serves all of them. A *site* is such a layer, with the names of its
+covered parameters.
+
+Forward hooks on the private copy of the model's structure keep the input and output of every
+*passage* through a site, and a *tape* has them all. Outputs become nodes of the autograd graph, so
+that gradients of the logits can be pulled back to them; the weights are not part of the graph where
+their layers use them. A hook may also change an output on the way: that is how rows get weights of
+their own (see `rows.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import wraps
-from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
+from dataclasses import dataclass
+from functools import reduce, wraps
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from acnml._algebra.dual import LayerInputs
-from acnml._engine.layers import Site, names_of
+from acnml._algebra.dual import Affine, LayerInputs
 from acnml._util.batches import Inputs, size
-from acnml._util.params import Params
+from acnml._util.params import Params, add
 from acnml.classifier import Classifier, Forward, Hook, naming_checkpoints, strays
 
 P = ParamSpec("P")
@@ -27,11 +38,190 @@ T = TypeVar("T")
 
 WAY_OUT = "leave it out of the posterior, or solve with acnml.solve.Reference"
 
-# What a hook does to an output: (site, module, index of the passage, input, output) -> the new
-# output and, where it needed them, the layer inputs as vectors.
-Change: TypeAlias = Callable[
-    [Site, nn.Module, int, Tensor, Tensor], tuple[Tensor, LayerInputs | None]
-]
+
+AFFINE = (nn.Linear, nn.Conv2d)
+SCALING = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
+
+# What a fit says to do with parameters of layers that it does not know.
+OTHER_WAYS = (
+    'leave it out of `layers`; or cover the last layer alone, with layers="last"; or use '
+    "acnml.fit_swag, which covers any parameters, and solve with acnml.solve.Reference"
+)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A module that owns covered parameters, with their names."""
+
+    name: str  # of the module, "" for the model itself
+    module: nn.Module
+    layer: Affine
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether the module is affine; otherwise it is a scaling layer."""
+        return isinstance(self.module, AFFINE)
+
+    @property
+    def kind(self) -> str:
+        """The name of the layer type that the module is an instance of."""
+        kinds = (*AFFINE, *SCALING)
+        return next(kind.__name__ for kind in kinds if isinstance(self.module, kind)).lstrip("_")
+
+    def multiplied(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Return what the weight is multiplied with, given the module's input.
+
+        `module` is the copy that is running: only then does it hold the right statistics.
+        """
+        return x if self.is_affine else normalised(module, x)
+
+
+def names_of(sites: Iterable[Site]) -> list[str]:
+    """Return the names of the parameters that sites own."""
+    return [name for site in sites for name in site.layer.names]
+
+
+# Finding the layers ------------------------------------------------------------------------------
+
+
+def find_sites(
+    model: nn.Module, names: Iterable[str], kinds: tuple[type[nn.Module], ...], way_out: str
+) -> list[Site]:
+    """Return the modules that own the named parameters, all of which must be of these kinds."""
+    covered = set(names)
+    objection = unsupported(model, covered, kinds)
+    if objection is not None:
+        raise ValueError(f"{objection}; {way_out}")
+    return [_site(name, module, own) for name, module, own in _owners(model, covered)]
+
+
+def unsupported(
+    model: nn.Module, names: Iterable[str], kinds: tuple[type[nn.Module], ...] = AFFINE + SCALING
+) -> str | None:
+    """Return why the named parameters cannot all be handled by the engine, or None if they can."""
+    covered = set(names)
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = first[id(parameter)]
+        if name != owner and owner in covered:
+            return f"{owner!r} and {name!r} are the same parameter"
+    objections = (_objection(name, m, own, kinds) for name, m, own in _owners(model, covered))
+    return next(filter(None, objections), None)
+
+
+def _owners(model: nn.Module, covered: set[str]) -> Iterator[tuple[str, nn.Module, set[str]]]:
+    """Yield every module that owns covered parameters, with its name and their local names."""
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        own = {key for key, _ in module.named_parameters(recurse=False) if prefix + key in covered}
+        if own:
+            yield name, module, own
+
+
+def _objection(
+    name: str, module: nn.Module, own: set[str], kinds: tuple[type[nn.Module], ...]
+) -> str | None:
+    what = f"layer {name!r} ({type(module).__name__})"
+    if isinstance(module, kinds) and "weight" not in module._parameters:
+        return f"the weight of {what} is reparametrised, as by weight_norm"
+    if not isinstance(module, kinds) or not is_plain(module) or not own <= {"weight", "bias"}:
+        return f"{what} with parameters {sorted(own)} is not supported here"
+    if "weight" not in own:
+        return f"the bias of {what} is covered without its weight"
+    return None
+
+
+def _site(name: str, module: nn.Module, own: set[str]) -> Site:
+    prefix = f"{name}." if name else ""
+    bias = f"{prefix}bias" if "bias" in own else None
+    groups = module.groups if isinstance(module, nn.Conv2d) else 1
+    return Site(name, module, Affine(f"{prefix}weight", bias, groups))
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module of a known kind computes what its kind computes, in a call of its own.
+
+    Subclasses may compute something else, and the `out_proj` of attention is never called.
+    """
+    kind = next((kind for kind in (*AFFINE, *SCALING) if isinstance(module, kind)), None)
+    called = not isinstance(module, NonDynamicallyQuantizableLinear)
+    return kind is not None and called and type(module).forward is kind.forward
+
+
+# Inputs and outputs in one format ----------------------------------------------------------------
+
+
+def input_positions(module: nn.Module, x: Tensor) -> Tensor:
+    """Return the vectors that an affine module multiplies: (B, [groups,] positions, in)."""
+    if isinstance(module, nn.Linear):
+        return x.reshape(len(x), -1, x.shape[-1])
+    assert isinstance(module, nn.Conv2d)
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    padded = functional.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+    patches = functional.unfold(
+        padded, module.kernel_size, dilation=module.dilation, stride=module.stride
+    )
+    return _grouped(patches, module.groups)
+
+
+def input_vectors(site: Site, x: Tensor) -> Tensor:
+    """Return the input positions of an affine site, with a 1 appended for a covered bias."""
+    vectors = input_positions(site.module, x)
+    return vectors if site.layer.bias is None else functional.pad(vectors, (0, 1), value=1.0)
+
+
+def output_positions(module: nn.Module, y: Tensor) -> Tensor:
+    """Return an affine module's outputs, or gradients at them: (B, [groups,] positions, out)."""
+    if isinstance(module, nn.Linear):
+        return y.reshape(len(y), -1, y.shape[-1])
+    assert isinstance(module, nn.Conv2d)
+    return _grouped(y.flatten(2), module.groups)
+
+
+def from_positions(module: nn.Module, y: Tensor, shape: torch.Size) -> Tensor:
+    """Invert `output_positions`, for an output with shape (B, *shape)."""
+    features_first = isinstance(module, nn.Conv2d)
+    return (y.mT if features_first else y).reshape(len(y), *shape)
+
+
+def _grouped(features_first: Tensor, groups: int) -> Tensor:
+    """Turn (B, features, positions) into (B, [groups,] positions, features / groups)."""
+    if groups == 1:
+        return features_first.mT
+    return features_first.unflatten(1, (groups, -1)).mT
+
+
+def normalised(module: nn.Module, x: Tensor) -> Tensor:
+    """Return what a scaling layer multiplies its weight with."""
+    if isinstance(module, nn.LayerNorm):
+        return functional.layer_norm(x, module.normalized_shape, eps=module.eps)
+    if isinstance(module, nn.GroupNorm):
+        return functional.group_norm(x, module.num_groups, eps=module.eps)
+    assert isinstance(module, _BatchNorm)
+    return functional.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
+
+
+def scaling_gradients(site: Site, inputs: Tensor, deltas: Tensor) -> Params:
+    """Return the gradients of a scaling layer's weight and bias for every row: (B, L, *shape).
+
+    `inputs` are normalised and (B, L or 1, ...), `deltas` at the layer's outputs are (B, L, ...).
+    """
+    if isinstance(site.module, nn.LayerNorm):  # parameters live in the last dimensions
+        first = deltas.ndim - len(site.module.normalized_shape)
+        both = inputs * deltas, deltas
+        weight, bias = (t.flatten(2, first - 1).sum(2) if first > 2 else t for t in both)
+    else:
+        d, x = (t.flatten(3) if t.ndim > 3 else t.unsqueeze(3) for t in (deltas, inputs))
+        # Labels that share the input take one matrix product per channel.
+        one = x.shape[1] == 1
+        weight = torch.einsum("blcp,bcp->blc", d, x[:, 0]) if one else (d * x).sum(3)
+        bias = d.sum(3)
+    grads = {site.layer.weight: weight}
+    return grads if site.layer.bias is None else {**grads, site.layer.bias: bias}
+
+
+# Recording ---------------------------------------------------------------------------------------
 
 
 def exactly(function: Callable[P, T]) -> Callable[P, T]:
@@ -46,6 +236,13 @@ def exactly(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
 
     return run
+
+
+# What a hook does to an output: (site, module, index of the passage, input, output) -> the new
+# output and, where it needed them, the layer inputs as vectors.
+Change: TypeAlias = Callable[
+    [Site, nn.Module, int, Tensor, Tensor], tuple[Tensor, LayerInputs | None]
+]
 
 
 class Passage(NamedTuple):
@@ -75,18 +272,43 @@ class Tape(NamedTuple):
 
     def pulled_back(self, cotangent: Tensor) -> Mapping[Site, list[Tensor]]:
         """Pull a cotangent of the logits back to the output of every passage."""
+        return _in_order(self.passages, self._gradients(cotangent), ())
+
+    def each_pulled_back(self, cotangents: Tensor) -> Mapping[Site, list[Tensor]]:
+        """Pull several cotangents (C, *logits) back at once; gradients are (C, *output)."""
+        try:
+            found = self._gradients(cotangents, is_grads_batched=True)
+        except RuntimeError:  # vmap does not know one of the model's operations
+            each = [self._gradients(one) for one in cotangents]
+            found = [
+                None if own[0] is None else torch.stack(own) for own in zip(*each, strict=True)
+            ]
+        return _in_order(self.passages, found, cotangents.shape[:1])
+
+    def _gradients(self, cotangent: Tensor, is_grads_batched: bool = False) -> Any:
         outputs = [one.output for passed in self.passages.values() for one in passed]
         with naming_checkpoints():
-            grads = torch.autograd.grad(
+            return torch.autograd.grad(
                 self.logits,
                 outputs,
                 cotangent.to(self.logits.dtype),
                 retain_graph=True,
                 allow_unused=True,
-                materialize_grads=True,
+                is_grads_batched=is_grads_batched,
             )
-        remaining = iter(grads)
-        return {site: [next(remaining) for _ in passed] for site, passed in self.passages.items()}
+
+
+def _in_order(
+    passages: Passages, grads: Sequence[Tensor | None], batch: tuple[int, ...]
+) -> dict[Site, list[Tensor]]:
+    """Sort gradients by site and passage; what the logits do not depend on has zeros."""
+    remaining = iter(grads)
+
+    def own(one: Passage) -> Tensor:
+        grad = next(remaining)
+        return one.output.new_zeros(*batch, *one.output.shape) if grad is None else grad
+
+    return {site: [own(one) for one in passed] for site, passed in passages.items()}
 
 
 def record(
@@ -156,10 +378,10 @@ def run_changed(
     classifier: Classifier,
     sites: Sequence[Site],
     x: Inputs,
-    tensors: Params,
     change: Change,
-    forwards: Mapping[str, Forward],
-    rows: int,
+    tensors: Params | None = None,
+    forwards: Mapping[str, Forward] | None = None,
+    rows: int = 1,
 ) -> Tensor:
     """Run a batch with changed outputs for its logits alone; arguments are those of `record`."""
     counts = dict.fromkeys(sites, 0)
@@ -196,3 +418,25 @@ def require_batch_first(site: Site, received: Tensor, batch: int) -> None:
             f"layer {site.name!r} received a tensor of shape {tuple(received.shape)} for a "
             f"batch of {batch}: its first dimension must be the batch"
         )
+
+
+# Gradients of every example, which trust.py compares with the model's own -------------------------
+
+
+def joined_inputs(site: Site, passages: Sequence[Passage]) -> Tensor:
+    """Return an affine site's input vectors of all passages: (B, [groups,] positions, in [+ 1])."""
+    return torch.cat([input_vectors(site, one.received) for one in passages], dim=-2)
+
+
+def joined_deltas(site: Site, deltas: Sequence[Tensor]) -> Tensor:
+    """Return the gradients at an affine site's outputs: (B, [groups,] positions, out)."""
+    return torch.cat([output_positions(site.module, delta) for delta in deltas], dim=-2)
+
+
+def summed_scaling_gradients(
+    site: Site, passages: Sequence[Passage], deltas: Sequence[Tensor]
+) -> Params:
+    """Return every example's gradients of a scaling site, summed over passages: (B, *shape)."""
+    pairs = zip(passages, deltas, strict=True)
+    parts = (scaling_gradients(site, one.received[:, None], d[:, None]) for one, d in pairs)
+    return {name: grad.squeeze(1) for name, grad in reduce(add, parts).items()}

@@ -11,89 +11,66 @@ rows part at their output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml._algebra.actions import Action, Displacement, MatrixAction, Weight
-from acnml._algebra.dual import Affine, Dual, LayerInputs, Outers
+from acnml._algebra.dual import (
+    Action,
+    Affine,
+    Displacement,
+    Dual,
+    LayerInputs,
+    Outers,
+    inner_product_pairs,
+    matrix_action,
+)
 from acnml._algebra.kernels import DenseKernel
-from acnml._engine.layers import (
+from acnml._engine.layers import convolution_gradients, forward_per_row
+from acnml._engine.recorder import (
     AFFINE,
     SCALING,
+    WAY_OUT,
+    Passage,
     Site,
-    convolution_gradients,
+    Tape,
+    exactly,
     find_sites,
-    forward_per_row,
     from_positions,
     input_vectors,
     output_positions,
+    record,
+    run_changed,
     scaling_gradients,
 )
-from acnml._engine.recorder import WAY_OUT, Passage, Tape, exactly, record, run_changed
-from acnml._util import batches
+from acnml._util import batches, checks
 from acnml._util.batches import Inputs
+from acnml._util.memory import MOST, default_budget
 from acnml._util.params import Params, add
 from acnml.classifier import Classifier, Forward
 from acnml.posteriors.base import Posterior
 
+# Copies of a row's activations that autograd, the factors and intermediate results hold at once,
+# and copies of a row's gradients. Measured as peaks of processes, see docs/reliability.md.
+COPIES = 7
+COPIES_OF_GRADIENTS = 10
 
-class Tangent(NamedTuple):
-    """J, the gradients of C combinations of the logits at the mean, and Σ applied to them."""
+# The same for rows that are run for their logits alone, one layer after the other and without a
+# graph: the Jacobian and ΣJᵀ stay, next to what the widest layer needs.
+COPIES_OF_DELTAS = 2
+COPIES_OF_FACTORS = 5
+COPIES_OF_WEIGHTS = 3
+COPIES_OF_WIDEST = 3
 
-    jacobian: Dual  # (B, C, ...)
-    moved: Displacement  # ΣJᵀ
-
-    @exactly
-    def kernel(self) -> Tensor:
-        """Return the covariance JΣJᵀ of these combinations, (B, C, C)."""
-        pairs = _inner_product_pairs(*self)
-        kernel = torch.stack([a.flatten(2) @ b.flatten(2).mT for a, b in pairs]).sum(0)
-        return (kernel + kernel.mT) / 2  # rounding errors make the product slightly asymmetric
-
-
-class Path(NamedTuple):
-    """v = Σ_s c_s g_s for gradients g_s, and Σv, to which Σ was applied gradient by gradient."""
-
-    steps: tuple[tuple[Weight, Callable[[], Dual]], ...]  # written out only if v is needed
-    moved: Displacement  # Σv
-
-    @staticmethod
-    @exactly
-    def along(tangent: Tangent, weights: Tensor) -> Path:
-        """Begin with v = Jᵀw for weights (B, L, K) of the logits that sum to zero.
-
-        The tangent is that of the differences from the last logit, see `Rows.tangent`.
-        """
-        weights = weights[..., :-1]
-        step = (1.0, lambda: tangent.jacobian.combined(weights))
-        return Path((step,), tangent.moved.combined(weights))
-
-    @staticmethod
-    @exactly
-    def to(posterior: Posterior, v: Dual) -> Path:
-        """Go straight to v."""
-        return Path(((1.0, lambda: v),), posterior.displacement(v))
-
-    @exactly
-    def stepped(self, gradient: Dual, moved: Displacement, step_size: Weight) -> Path:
-        """Return the path to (1 - ε)v + ε · gradient, where `moved` is Σ · gradient.
-
-        The step size ε is the same for all rows, or (B, L).
-        """
-        kept = 1 - step_size
-        steps = *((weight * kept, one) for weight, one in self.steps), (step_size, lambda: gradient)
-        return Path(steps, self.moved.blended(moved, kept, step_size))
-
-    @exactly
-    def v(self) -> Dual:
-        """Return v."""
-        return reduce(Dual.plus, (step().scaled(weight) for weight, step in self.steps))
+# The default maximum for their chunks, in bytes. In larger chunks, page faults of newly requested
+# memory cost more than the larger batch gains.
+MOST_UNRECORDED = MOST // 2
 
 
 @final
@@ -139,20 +116,20 @@ class Rows:
 
     # Running the rows ----------------------------------------------------------------------------
 
-    def recorded(self, path: Path, n_labels: int) -> Tape:
+    def recorded(self, v: Dual, n_labels: int) -> Tape:
         """Run all rows at μ + Σv, to pull gradients back from there."""
         x, each = self._parted(n_labels)
-        move = _Move(self, path.moved, batches.size(x) * each)
+        move = _Move(self, self.moved(v), batches.size(x) * each)
         mean = self.posterior.mean
         tape = record(self.classifier, self.sites, x, mean, move, move.forwards(), each)
         return tape.by_input(self.size)
 
-    def logits(self, path: Path, n_labels: int) -> Tensor:
+    def logits(self, v: Dual, n_labels: int) -> Tensor:
         """Return the logits (B, L, K) of all rows at μ + Σv, and keep nothing else."""
         x, each = self._parted(n_labels)
-        move = _Move(self, path.moved, batches.size(x) * each)
+        move = _Move(self, self.moved(v), batches.size(x) * each)
         mean = self.posterior.mean
-        logits = run_changed(self.classifier, self.sites, x, mean, move, move.forwards(), each)
+        logits = run_changed(self.classifier, self.sites, x, move, mean, move.forwards(), each)
         return logits.unflatten(0, (self.size, -1))
 
     @property
@@ -184,58 +161,50 @@ class Rows:
     # Gradients -----------------------------------------------------------------------------------
 
     @cached_property
-    def tangent(self) -> Tangent:
-        """The gradients of z_k - z_K at the mean, (B, K - 1, ...), with Σ applied.
+    def jacobian(self) -> Dual:
+        """J, the gradients of z_k - z_K at the mean, (B, K - 1, ...).
 
         Probabilities depend on differences of the logits alone. Without the last logit, there is
         one backward pass less.
         """
-        logits = self.start.logits
-        eye = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
-        return self.tangent_of(eye[:-1] - eye[-1])
+        return self._dual(self.start, self._deltas(self._differences()))
 
     @exactly
-    def tangent_of(self, combinations: Tensor) -> Tangent:
-        """Return the gradients of combinations (C, K) of the logits at the mean, with Σ applied."""
-        return self._tangent(self.start, self._deltas(combinations))
+    def pulled(self, weights: Tensor) -> Dual:
+        """Return v = Jᵀw for weights (B, L, K) of the logits that sum to zero."""
+        return self.jacobian.combined(weights[..., :-1].to(self.dtype))
 
-    def _tangent(self, tape: Tape, deltas: Mapping[Site, Sequence[Tensor]]) -> Tangent:
-        jacobian = self._dual(tape, deltas)
-        return Tangent(jacobian, self.moved(jacobian))
+    def _differences(self) -> Tensor:
+        """Return the combinations z_k - z_K of the logits, (K - 1, K)."""
+        logits = self.start.logits
+        eye = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
+        return eye[:-1] - eye[-1]
 
     def _deltas(self, combinations: Tensor) -> dict[Site, list[Tensor]]:
-        """Pull combinations (C, K) of the logits at the mean back to the sites: (B · C, ...)."""
-        size, count = self.size, len(combinations)
-        # All combinations share the layer inputs, so each layer has one tensor for all of them. It
-        # is filled pass by pass, so that every backward pass can reuse the memory of the last one.
-        deltas = {
-            site: [one.output.new_empty(size, count, *one.output.shape[1:]) for one in passed]
-            for site, passed in self.start.passages.items()
-        }
-        for index, weights in enumerate(combinations):
-            pulled = self.start.pulled_back(weights.expand_as(self.start.logits))
-            for site, passed in pulled.items():
-                for whole, part in zip(deltas[site], passed, strict=True):
-                    whole[:, index] = part
-        return {site: [each.flatten(0, 1) for each in deltas[site]] for site in deltas}
+        """Pull combinations (C, K) of the logits at the mean back to the sites: (B, C, ...)."""
+        cotangents = combinations[:, None, None].expand(-1, *self.start.logits.shape)
+        pulled = self.start.each_pulled_back(cotangents)
+        return {site: [each.transpose(0, 1) for each in grads] for site, grads in pulled.items()}
 
     @exactly
     def moved(self, v: Dual) -> Displacement:
         """Return Σv."""
         return self.posterior.displacement(v)
 
-    @exactly
     def log_lik_gradient(self, tape: Tape, labels: Tensor) -> Dual:
         """Return ∇ log p_θ(y|x) of every row at the weights of a tape."""
-        return self._dual(tape, tape.pulled_back(self.logit_gradient(tape.logits, labels)))
+        pulled = tape.pulled_back(self.logit_gradient(tape.logits, labels))
+        deltas = {site: [self._by_input(one) for one in grads] for site, grads in pulled.items()}
+        return self._dual(tape, deltas)
 
     def logit_gradient(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return e_y - softmax(z), the gradient of log p(y|x) by the logits, (B, L, K)."""
         logits = logits.detach().to(self.dtype)
         return functional.one_hot(labels, logits.shape[-1]).to(logits.dtype) - logits.softmax(-1)
 
+    @exactly
     def _dual(self, tape: Tape, deltas: Mapping[Site, Sequence[Tensor]]) -> Dual:
-        """Pair the gradients (B · L, ...) at the sites' outputs with the sites' inputs."""
+        """Pair the gradients (B, L, ...) at the sites' outputs with the sites' inputs."""
         dtype = self.dtype
         dense: Params = {}
         outers: dict[Affine, Outers] = {}
@@ -249,7 +218,7 @@ class Rows:
             else:
                 gradients = convolution_gradients if site.is_affine else scaling_gradients
                 parts: list[Params] = [
-                    gradients(site, self._by_input(one.received.to(dtype)), self._by_input(delta))
+                    gradients(site, self._by_input(one.received.to(dtype)), delta)
                     for one, delta in zip(passed, own, strict=True)
                 ]
                 summed: Params = reduce(add, parts)
@@ -258,7 +227,8 @@ class Rows:
 
     def _outers(self, site: Site, passed: Sequence[Passage], deltas: Sequence[Tensor]) -> Outers:
         """Pair the gradients at a site's outputs with its inputs; passages are joined as terms."""
-        parts = [self._by_input(output_positions(site.module, delta)) for delta in deltas]
+        flat = [output_positions(site.module, delta.flatten(0, 1)) for delta in deltas]
+        parts = [self._by_input(each) for each in flat]
         inputs = [one.inputs for one in passed if one.inputs is not None]
         if len(passed) == 1:
             return Outers(parts[0], inputs[0])
@@ -270,12 +240,12 @@ class Rows:
         """Turn (B · L, ...) or (B, ...) into (B, L or 1, ...)."""
         return rows.unflatten(0, (self.size, -1))
 
-    def ascended(self, path: Path, labels: Tensor, steps: int, step_size: float) -> Path:
-        """Take steps of the paper's iteration, θ ← θ + ε Σ(∇log p_θ(y|x) + ∇log q(θ))."""
+    def ascended(self, v: Dual, labels: Tensor, steps: int, size: float) -> Dual:
+        """Take steps of the paper's iteration, v ← (1 - ε)v + ε ∇log p_θ(y|x)."""
         for _ in range(steps):
-            gradient = self.log_lik_gradient(self.recorded(path, len(labels)), labels)
-            path = path.stepped(gradient, self.moved(gradient), step_size)
-        return path
+            gradient = self.log_lik_gradient(self.recorded(v, len(labels)), labels)
+            v = Dual.total([v.scaled(1 - size), gradient.scaled(size)])
+        return v
 
     # Evaluating ----------------------------------------------------------------------------------
 
@@ -286,7 +256,6 @@ class Rows:
         index = labels.expand(len(log_probs), -1).unsqueeze(-1)
         return log_probs.expand(-1, len(labels), -1).gather(-1, index).squeeze(-1)
 
-    @exactly
     def residual(self, gradient: Dual) -> Tensor:
         """Return √(gᵀΣg) of every row for the gradient g of the objective, (B, L)."""
         squared = inner_product(gradient, self.moved(gradient))
@@ -294,27 +263,28 @@ class Rows:
 
     @exactly
     def kernel(self, differences: bool = True) -> DenseKernel:
-        """Return the covariance of the logits at the mean, or of z - z_K.
+        """Return the covariance V = JΣJᵀ of the logits at the mean, or of z - z_K.
 
         The latter has zeros in its last row and column. It can replace the covariance of z wherever
         the weights of the logits sum to zero.
         """
         logits = self.start.logits
         each = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
-        deltas = self._deltas(each[:-1] - each[-1] if differences else each)
-        whole = torch.stack([t.kernel() for t in self._tangents(deltas)]).sum(0)
+        deltas = self._deltas(self._differences() if differences else each)
+        whole = torch.stack([*map(self.posterior.covariance, self._parts(deltas))]).sum(0)
+        whole = (whole + whole.mT) / 2  # rounding errors make the product slightly asymmetric
         return DenseKernel(functional.pad(whole, (0, 1, 0, 1)) if differences else whole)
 
-    def _tangents(self, deltas: dict[Site, list[Tensor]]) -> Iterator[Tangent]:
-        """Yield the tangents of parts of the weights that Σ does not couple.
+    def _parts(self, deltas: dict[Site, list[Tensor]]) -> Iterator[Dual]:
+        """Yield J for parts of the weights that Σ does not couple.
 
         Layer by layer, gradients that are written out need the memory of one layer only.
         """
         if self.posterior.couples_layers:
-            yield self._tangent(self.start, deltas)
+            yield self._dual(self.start, deltas)
             return
         for site, passed in self.start.passages.items():
-            yield self._tangent(Tape(self.start.logits, {site: passed}), {site: deltas.pop(site)})
+            yield self._dual(Tape(self.start.logits, {site: passed}), {site: deltas.pop(site)})
 
 
 @final
@@ -349,7 +319,7 @@ class _Move:
             vectors = input_vectors(site, received).unflatten(0, (size, -1))
             inputs = LayerInputs.new(vectors.to(self.rows.dtype))
         positions = output_positions(module, output).unflatten(0, (size, -1))
-        moved = (positions + self._action(site)(inputs)).to(output.dtype)
+        moved = (positions + self._action(site)(inputs.vectors)).to(output.dtype)
         detached = LayerInputs(inputs.vectors.detach(), inputs.id)
         return from_positions(module, moved.flatten(0, 1), output.shape[1:]), detached
 
@@ -366,7 +336,7 @@ class _Move:
     def _action(self, site: Site) -> Action:
         if site in self.rows.factored:
             return self.displacement.actions[site.layer]
-        return MatrixAction(site.layer.join(self.displacement.dense, self.rows.posterior.mean))
+        return matrix_action(site.layer.join(self.displacement.dense, self.rows.posterior.mean))
 
     def _has_own_weights(self, site: Site) -> bool:
         written_out = site.layer.weight in self.displacement.dense
@@ -406,9 +376,9 @@ def rows_can_part(
         return (by_input * factors).flatten(0, 1), None
 
     repeated = batches.take(x, torch.arange(size, device="cpu").repeat_interleave(2))
-    expected = run_changed(classifier, sites, repeated, tensors, parted, {}, 1)
+    expected = run_changed(classifier, sites, repeated, parted, tensors)
     try:
-        actual = run_changed(classifier, sites, x, tensors, parted, {}, 2)
+        actual = run_changed(classifier, sites, x, parted, tensors, rows=2)
     except ValueError:  # shapes do not fit: the probe has its answer
         return False
     tolerance = torch.finfo(actual.dtype).eps ** 0.5 * float(expected.abs().max())
@@ -435,15 +405,60 @@ def _with_inputs(site: Site, one: Passage, size: int, dtype: torch.dtype) -> Pas
 @exactly
 def inner_product(dual: Dual, moved: Displacement) -> Tensor:
     """Return vᵀΣw of every row, (B, L), where `moved` is Σw."""
-    pairs = _inner_product_pairs(dual, moved)
+    pairs = inner_product_pairs(dual, moved)
     return torch.stack([(a * b).flatten(2).sum(-1) for a, b in pairs]).sum(0)
 
 
-def _inner_product_pairs(dual: Dual, moved: Displacement) -> list[tuple[Tensor, Tensor]]:
-    """Return tensors (B, L, ...) whose inner products, summed over pairs, are vᵀΣv.
+# As many rows at a time as fit into memory --------------------------------------------------------
 
-    For outer products, ⟨Σ_t δ_t a_tᵀ, Σv⟩ = Σ_t δ_tᵀ (Σv)a_t.
+
+def row_chunks(
+    classifier: Classifier,
+    posterior: Posterior,
+    x: Inputs,
+    n_gradients: int,
+    memory: int | None,
+    recorded: bool = True,
+) -> Iterator[tuple[Rows, int]]:
+    """Yield chunks of inputs, run at the mean, each with the number of labels to take at a time.
+
+    Rows that will be `recorded` keep a graph and take more memory.
     """
-    dense = [(v, moved.dense[name]) for name, v in dual.dense.items()]
-    outers = [(o.weight * o.deltas, moved.actions[k](o.inputs)) for k, o in dual.outers.items()]
-    return dense + outers
+    with classifier.naming_batch(x):
+        first = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), n_gradients)
+    logits = first.start.logits
+    row_bytes = first.dtype.itemsize * _numbers_per_row(first, n_gradients, recorded)
+    allowed = memory or default_budget(logits.device, MOST if recorded else MOST_UNRECORDED)
+    affordable = allowed // row_bytes
+    n_labels, most = max(1, affordable), max(1, affordable // logits.shape[-1])
+    # Chunks of equal size: a small last chunk takes longer per input.
+    n_chunks = max(1, math.ceil(batches.size(x) / most))
+    n_inputs = max(1, math.ceil(batches.size(x) / n_chunks))
+    for index, chunk in enumerate(batches.chunks(x, n_inputs)):
+        rows = first  # of a single input, which need not run again
+        if batches.size(x) > 1:
+            rows = Rows.at_mean(classifier, posterior, chunk, n_gradients)
+        remedy = "check the model and these inputs"
+        with checks.counting_from(index * n_inputs, batches.size(x)):
+            checks.require_finite(rows.start.logits[:, 0], "the model's logits are", remedy)
+        yield rows, n_labels
+
+
+def _numbers_per_row(rows: Rows, n_gradients: int, recorded: bool) -> int:
+    """Estimate how many numbers one row keeps in memory."""
+    classes = rows.start.logits.shape[-1]
+    total, widest = COPIES * classes, 1  # a share of the matrices of its input
+    for site, passed in rows.start.passages.items():
+        inputs = [one.received if one.inputs is None else one.inputs.vectors for one in passed]
+        outs = sum(one.output.numel() for one in passed)
+        both = outs + sum(each.numel() for each in inputs)
+        names = () if site in rows.factored else site.layer.names
+        written_out = sum(rows.posterior.mean[name].numel() for name in names)
+        if recorded:
+            total += COPIES * both + (COPIES + n_gradients) * written_out
+            total += 0 if written_out else COPIES_OF_GRADIENTS * n_gradients * both
+        else:
+            total += COPIES_OF_DELTAS * (outs + both // classes) + COPIES_OF_WEIGHTS * written_out
+            total += 0 if written_out else COPIES_OF_FACTORS * outs
+            widest = max(widest, COPIES_OF_WIDEST * both)
+    return total + widest

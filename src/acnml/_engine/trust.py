@@ -22,9 +22,23 @@ import torch
 from torch import Tensor, nn
 
 from acnml._algebra.dual import LayerInputs, Outers
-from acnml._engine.gradients import joined_deltas, joined_inputs, summed_scaling_gradients
-from acnml._engine.layers import Site, names_of
-from acnml._engine.recorder import WAY_OUT, Passage, Tape, exactly, record, require_batch_first
+from acnml._engine.recorder import (
+    AFFINE,
+    SCALING,
+    WAY_OUT,
+    Passage,
+    Site,
+    Tape,
+    exactly,
+    find_sites,
+    joined_deltas,
+    joined_inputs,
+    names_of,
+    record,
+    require_batch_first,
+    run_changed,
+    summed_scaling_gradients,
+)
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
@@ -76,13 +90,15 @@ class Probe(NamedTuple):
 Pair: TypeAlias = tuple[Passed, Passed]
 
 
-def require_apart(classifier: Classifier, x: Inputs) -> None:
-    """Refuse a model whose logits for an input depend on the rest of its batch.
+def check(classifier: Classifier, x: Inputs, mean: Params | None = None) -> None:
+    """Check a model on a batch, with the parameters that a posterior covers.
 
-    Models that return probabilities instead of logits are refused too. A batch whose rows are all
-    the same proves nothing, and neither does one with logits that are not finite.
+    A batch whose rows are all the same proves nothing, and neither does one with logits that are
+    not finite.
     """
-    require_understood(classifier, [], x)
+    mean = mean or {}
+    sites = find_sites(classifier.model, mean, AFFINE + SCALING, WAY_OUT)
+    require_understood(classifier.at(mean), sites, x)
 
 
 def require_understood(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> None:
@@ -95,9 +111,7 @@ def require_understood(classifier: Classifier, sites: Sequence[Site], x: Inputs)
     few = batches.take(x, torch.tensor(rows, device="cpu"))
     with classifier.naming_batch(x):
         probe, whole = probed(classifier, sites, few), _run(classifier, sites, few)
-    if probe.groups:
-        _require_no_probabilities(classifier, x, probe.tape.logits.detach())
-        _require_equal(classifier, sites, few, probe, whole)
+    require_apart_from(classifier, sites, few, probe, whole, x)
 
 
 def probed(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Probe:
@@ -118,7 +132,12 @@ def probed(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Probe:
 
 
 def require_apart_from(
-    classifier: Classifier, sites: Sequence[Site], x: Inputs, probe: Probe, whole: Passed
+    classifier: Classifier,
+    sites: Sequence[Site],
+    x: Inputs,
+    probe: Probe,
+    whole: Passed,
+    more: Inputs | None = None,
 ) -> None:
     """Refuse a model if rows that were run by themselves gave something else in their batch.
 
@@ -128,10 +147,15 @@ def require_apart_from(
         x: the batch.
         probe: some of its rows, run by themselves.
         whole: what the batch gave.
+        more: further inputs, to look at if logits look like probabilities.
     """
-    if probe.groups:
-        _require_no_probabilities(classifier, x, probe.tape.logits.detach())
-        _require_equal(classifier, sites, x, probe, whole)
+    if not probe.groups:
+        return
+    if are_probabilities(probe.tape.logits.detach() * classifier.temperature):
+        with torch.inference_mode(False), torch.no_grad():
+            some = classifier.logits(batches.take(x if more is None else more, slice(0, CONFIRMED)))
+        require_logits(some * classifier.temperature)
+    _require_equal(classifier, sites, x, probe, whole)
 
 
 def checked_logits(classifier: Classifier, x: Inputs, view: Classifier | None = None) -> Tensor:
@@ -189,18 +213,15 @@ def _row_sums(tensor: Tensor) -> Tensor:
 
 
 def _run(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Passed:
-    received: dict[Site, list[Tensor]] = {}
+    found: dict[Site, list[Tensor]] = {}
 
-    def keeping(site: Site) -> Hook:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            received.setdefault(site, []).append(site.multiplied(module, args[0].detach()))
-            return output
+    def keep(
+        site: Site, module: nn.Module, _: int, received: Tensor, output: Tensor
+    ) -> tuple[Tensor, None]:
+        found.setdefault(site, []).append(site.multiplied(module, received.detach()))
+        return output, None
 
-        return hook
-
-    with torch.inference_mode(False), torch.no_grad():
-        logits = classifier.hooked({site.name: keeping(site) for site in sites}).logits(x)
-    return Passed(logits, received)
+    return Passed(run_changed(classifier, sites, x, keep), found)
 
 
 def _require_equal(
@@ -212,17 +233,14 @@ def _require_equal(
     runs = [_run(fresh, sites, batches.take(x, rows)) for rows in others]
     for run in runs:
         run.require_batch_first()
-    pairs = _pairs(whole, probe.groups, [Passed.on(probe.tape), *runs])
+    own = [Passed.on(probe.tape), *runs]
+    pairs = [(whole.take(rows), run) for rows, run in zip(probe.groups, own, strict=True)]
     if not all(bool(each.logits.isfinite().all()) for pair in pairs for each in pair):
         return
     if any(_differ(pair) for pair in pairs):
         _require_repeatable(classifier, batches.take(x, probe.groups[0]))
         _require_equal_but_for_rounding(classifier, sites, x, probe.groups, pairs)
     classifier.findings.apart.add(frozenset(names_of(sites)))
-
-
-def _pairs(whole: Passed, groups: Sequence[Tensor], runs: Sequence[Passed]) -> list[Pair]:
-    return [(whole.take(rows), own) for rows, own in zip(groups, runs, strict=True)]
 
 
 def _require_equal_but_for_rounding(
@@ -242,8 +260,9 @@ def _require_equal_but_for_rounding(
         wide_x, other = wide.prepare(x), wide.afresh()
         with torch.autocast(classifier.device.type, enabled=False):
             whole = _run(wide, sites, wide_x)
-            runs = [_run(other, sites, batches.take(wide_x, rows)) for rows in groups]
-            depend = any(_differ(pair, CONFIRMING) for pair in _pairs(whole, groups, runs))
+            apart = (_run(other, sites, batches.take(wide_x, rows)) for rows in groups)
+            pairs_wide = zip(map(whole.take, groups), apart, strict=True)
+            depend = any(_differ(pair, CONFIRMING) for pair in pairs_wide)
             where = _where_rows_depend(wide, wide_x, groups) if depend else ""
     except (RuntimeError, TypeError, ValueError):  # the model runs in its own precision only
         depend = any(_differ(pair, UNCONFIRMED) for pair in pairs)
@@ -353,14 +372,6 @@ def _require_repeatable(classifier: Classifier, x: Inputs) -> None:
 
 
 # Logits, not probabilities -----------------------------------------------------------------------
-
-
-def _require_no_probabilities(classifier: Classifier, x: Inputs, logits: Tensor) -> None:
-    """Refuse a model that ends in a softmax; if a few rows look like it, look at more."""
-    if are_probabilities(logits * classifier.temperature):
-        with torch.inference_mode(False), torch.no_grad():
-            more = classifier.logits(batches.take(x, slice(0, CONFIRMED)))
-        require_logits(more * classifier.temperature)
 
 
 def are_probabilities(outputs: Tensor) -> bool:

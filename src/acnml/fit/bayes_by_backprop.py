@@ -17,8 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from acnml._engine.layers import AFFINE, OTHER_WAYS, SCALING, Site, find_sites
-from acnml._engine.recorder import record, require_tracked
+from acnml._engine.recorder import (
+    AFFINE,
+    OTHER_WAYS,
+    SCALING,
+    Site,
+    find_sites,
+    record,
+    require_tracked,
+)
 from acnml._engine.trust import require_understood
 from acnml._util import checks
 from acnml._util.batches import Inputs, as_inputs, as_tensor, take

@@ -23,7 +23,10 @@ from acnml._algebra.dual import Affine
 from acnml._util import checks
 from acnml._util.params import Params, add, count, flatten
 from acnml._util.torch_state import threads_for
-from acnml.posteriors import Diagonal, EigenBlock, Full, Kronecker, Posterior
+from acnml.posteriors.base import Posterior
+from acnml.posteriors.diagonal import Diagonal
+from acnml.posteriors.full import Full
+from acnml.posteriors.kronecker import EigenBlock, Kronecker
 
 if TYPE_CHECKING:
     from typing_extensions import Self

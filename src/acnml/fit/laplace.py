@@ -26,19 +26,21 @@ import torch
 from torch import Tensor, nn
 
 from acnml._algebra.dual import Affine
-from acnml._engine.gradients import joined_deltas, joined_inputs, summed_scaling_gradients
-from acnml._engine.last_layer import features
-from acnml._engine.layers import (
+from acnml._engine.recorder import (
     AFFINE,
     OTHER_WAYS,
     SCALING,
     Site,
+    Tape,
     find_sites,
     is_plain,
+    joined_deltas,
+    joined_inputs,
     names_of,
-    only_linear,
+    record,
+    require_tracked,
+    summed_scaling_gradients,
 )
-from acnml._engine.recorder import Tape, record, require_tracked
 from acnml._engine.trust import require_understood
 from acnml._util import checks, processes
 from acnml._util.batches import Inputs
@@ -59,6 +61,7 @@ from acnml.fit.curvature import (
 )
 from acnml.fit.fisher import ExactFisher, Fisher, Outputs
 from acnml.posteriors.base import Posterior
+from acnml.problem import features, only_linear
 
 Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.nn import functional
 
-from acnml._engine.trust import require_apart
+from acnml._engine.trust import check
 from acnml._util import batches, checks
 from acnml._util.batches import NO_LABELS, Inputs, in_chunks
 from acnml._util.memory import budget, require_memory
@@ -115,7 +115,7 @@ def refit_each(
     require_loader(loader, "fine-tuning")
     queries = classifier.prepare(x)
     if classifier.findings.is_due((), queries):
-        require_apart(classifier, queries)
+        check(classifier, queries)
     with torch.no_grad():
         log_probs = torch.cat([*in_chunks(queries, classifier.log_probs)])
     remedy = "check the model and these inputs"

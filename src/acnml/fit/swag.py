@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from acnml._engine.trust import require_apart
+from acnml._engine.trust import check
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.messages import callers_level
@@ -107,7 +107,7 @@ def fit_swag(
 
     def step(x: Inputs, labels: Tensor | None) -> None:
         if classifier.findings.is_due((), x):
-            require_apart(classifier, x)
+            check(classifier, x)
         loss = cross_entropy(classifier.logits_of(module, x), labels)
         optimizer.zero_grad()
         loss.backward()

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, ClassVar, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import Displacement, MatrixAction
-from acnml._algebra.dual import Affine, Dual, LayerInputs, Outers
+from acnml._algebra.dual import (
+    Affine,
+    Displacement,
+    Dual,
+    LayerInputs,
+    Outers,
+    covariance,
+    matrix_action,
+)
 from acnml._algebra.kernels import DenseKernel, Kernel
 from acnml._util import checks
 from acnml._util.params import Params, count, map_tensors
@@ -27,8 +34,8 @@ class Posterior(ABC):
     stored and moved between devices. Methods accept parameters with leading batch dimensions.
 
     A subclass must implement `cov_mv`, `sample`, `log_prob` and `scaled`. The fast solvers also use
-    `displacement`, `output_kernel` and `prefers_factors`. Their defaults are correct for every
-    posterior. Override them if the structure of the covariance allows a faster computation.
+    `covariance`, `displacement`, `output_kernel` and `prefers_factors`. Their defaults are correct
+    for every posterior. Override them if the structure of Σ allows a faster computation.
 
     Some methods take a vector v in parameter space as a `Dual`: for each affine layer, v is either
     a full tensor or a sum of outer products δaᵀ ("in factors"), where a is an input of the layer
@@ -79,8 +86,12 @@ class Posterior(ABC):
         moved = self.cov_mv(dual.materialised(self.mean))
         return Displacement(
             {name: moved[name] for name in dual.dense},
-            {layer: MatrixAction(layer.join(moved, self.mean)) for layer in dual.outers},
+            {layer: matrix_action(layer.join(moved, self.mean)) for layer in dual.outers},
         )
+
+    def covariance(self, jacobian: Dual) -> Tensor:
+        """Return JΣJᵀ (B, C, C) for C gradients of each of B inputs."""
+        return covariance(jacobian, self.displacement(jacobian))
 
     def output_kernel(self, layer: Affine, inputs: Tensor) -> Kernel:
         """Return the covariance of a layer's outputs at inputs (B, in [+ 1]).
@@ -93,7 +104,7 @@ class Posterior(ABC):
         classes = torch.eye(out_size, dtype=inputs.dtype, device=inputs.device)[None, :, None]
         own = LayerInputs.new(inputs[:, None, None])
         action = self.displacement(Dual({}, {layer: Outers(classes, own)})).actions[layer]
-        return DenseKernel(action(own).squeeze(-2))
+        return DenseKernel(action(own.vectors).squeeze(-2))
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Return whether applying Σv to inputs is faster with v in factors.

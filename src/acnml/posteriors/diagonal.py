@@ -8,8 +8,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import DiagonalAction, Displacement, diagonal_prefers_factors
-from acnml._algebra.dual import Affine, Dual
+from acnml._algebra.dual import (
+    Affine,
+    Displacement,
+    Dual,
+    covariance,
+    diagonal_action,
+    diagonal_prefers_factors,
+)
 from acnml._algebra.kernels import DiagonalKernel
 from acnml._util import checks
 from acnml._util.params import Params, flatten, scale, standard_normal, subtract, zip_with
@@ -69,12 +75,18 @@ class Diagonal(Posterior):
         """Compare the cost of the product in `displacement` with that of expanding v."""
         return diagonal_prefers_factors(terms, positions, len(self.mean[layer.weight]))
 
+    def covariance(self, jacobian: Dual) -> Tensor:
+        """Return WWᵀ with W = J ⊙ √s, where J is written out."""
+        halves = [(v * self.var[n].sqrt()).flatten(2) for n, v in jacobian.dense.items()]
+        parts = [half @ half.mT for half in halves]
+        if jacobian.outers:
+            rest = Dual({}, jacobian.outers)
+            parts.append(covariance(rest, self.displacement(rest)))
+        return torch.stack(parts).sum(0)
+
     def displacement(self, dual: Dual) -> Displacement:
         """Apply Σv to inputs a' as Σ_t δ_t ⊙ S(a_t ⊙ a'): one matrix product with S per term t."""
         return Displacement(
             {name: v * self.var[name] for name, v in dual.dense.items()},
-            {
-                layer: DiagonalAction((outers,), *layer.matrix_and_bias(self.var))
-                for layer, outers in dual.outers.items()
-            },
+            {layer: diagonal_action(layer, v, self.var) for layer, v in dual.outers.items()},
         )

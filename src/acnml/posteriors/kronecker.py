@@ -15,8 +15,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import Action, Displacement, RotatedAction, diagonal_products
-from acnml._algebra.dual import Affine, Dual
+from acnml._algebra.dual import (
+    Action,
+    Affine,
+    Displacement,
+    Dual,
+    LayerInputs,
+    Outers,
+    diagonal_products,
+    variance_products,
+)
 from acnml._algebra.kernels import SpectralKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
@@ -82,6 +90,29 @@ class EigenBlock:
     def rotated_back(self, matrix: Tensor) -> Tensor:
         """Return U_G V U_Aᵀ."""
         return self.output_basis @ matrix @ self.input_basis.mT
+
+    def action(self, outers: Outers) -> Action:
+        """Return the rule for independent weights between two rotations."""
+        own = self.rotated_outers(outers)
+
+        def act(x: Tensor) -> Tensor:
+            return variance_products(x @ self.input_basis, own, self.var) @ self.output_basis.T
+
+        return act
+
+    def rotated_outers(self, outers: Outers) -> Outers:
+        """Return U_Gᵀ V U_A for a V that is a sum of outer products."""
+        inputs = LayerInputs.new(outers.inputs.vectors @ self.input_basis)
+        return Outers(outers.deltas @ self.output_basis, inputs)
+
+    def covariance(self, jacobian: Dual, mean: Params) -> Tensor:
+        """Return JΣJᵀ (B, C, C) for gradients (B, C, ...), in the basis where Σ is diagonal."""
+        if self.layer in jacobian.outers:
+            own = self.rotated_outers(jacobian.outers[self.layer])
+            moved = variance_products(own.inputs.vectors, own, self.var)
+            return own.deltas.flatten(2) @ moved.flatten(2).mT
+        half = self.var.sqrt() * self.rotated(self.layer.join(jacobian.dense, mean))
+        return half.flatten(2) @ half.flatten(2).mT
 
 
 @final
@@ -153,14 +184,19 @@ class Kronecker(Posterior):
         *_, out_size, in_size = self._block(layer).shape
         return diagonal_products(terms, positions) <= 2 * (out_size + in_size)
 
+    def covariance(self, jacobian: Dual) -> Tensor:
+        """Return JΣJᵀ, summed over blocks."""
+        known = {*jacobian.dense, *(layer.weight for layer in jacobian.outers)}
+        own = [block for block in self.blocks if block.layer.weight in known]
+        return torch.stack([block.covariance(jacobian, self.mean) for block in own]).sum(0)
+
     def displacement(self, dual: Dual) -> Displacement:
         """Return Σv: as `Diagonal.displacement` in the rotated basis, in full where v is."""
         dense: Params = {}
         actions: dict[Affine, Action] = {}
         for b in self.blocks:
             if b.layer in dual.outers:
-                outers = dual.outers[b.layer]
-                actions[b.layer] = RotatedAction.of(outers, b.input_basis, b.output_basis, b.var)
+                actions[b.layer] = b.action(dual.outers[b.layer])
             elif b.layer.weight in dual.dense:
                 moved = b.cov_mv(b.layer.join(dual.dense, self.mean))
                 dense.update(b.layer.split(moved, self.mean))

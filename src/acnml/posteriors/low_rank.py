@@ -9,13 +9,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from acnml._algebra.actions import (
-    DiagonalAction,
+from acnml._algebra.dual import (
+    Action,
+    Affine,
     Displacement,
-    LowRankAction,
+    Dual,
+    Outers,
+    diagonal_action,
     diagonal_prefers_factors,
 )
-from acnml._algebra.dual import Affine, Dual, Outers
 from acnml._algebra.kernels import DenseKernel
 from acnml._util import checks
 from acnml._util.params import (
@@ -138,8 +140,14 @@ class LowRank(Posterior):
     def _outer_coefficients(self, layer: Affine, outers: Outers) -> Tensor:
         F = layer.join(self.directions, self.mean)  # (r, out, in)
         moved = torch.einsum("...ti,koi->...tko", outers.inputs.vectors, F)
-        return outers.weight * (moved * outers.deltas.unsqueeze(-2)).sum((-1, -3))
+        return (moved * outers.deltas.unsqueeze(-2)).sum((-1, -3))
 
-    def _action(self, layer: Affine, outers: Outers, coefficients: Tensor) -> LowRankAction:
-        diagonal = DiagonalAction((outers,), *layer.matrix_and_bias(self.var))
-        return LowRankAction(diagonal, layer.join(self.directions, self.mean), coefficients)
+    def _action(self, layer: Affine, outers: Outers, coefficients: Tensor) -> Action:
+        diagonal = diagonal_action(layer, outers, self.var)
+        F = layer.join(self.directions, self.mean)
+
+        def act(x: Tensor) -> Tensor:
+            moved = torch.einsum("...pi,koi->...pko", x, F)
+            return diagonal(x) + (moved * coefficients[..., None, :, None]).sum(-2)
+
+        return act

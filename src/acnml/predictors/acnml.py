@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,8 +11,7 @@ from typing import Literal, TypeVar, cast, final, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from acnml._engine.last_layer import Features, all_features
-from acnml._engine.layers import Site, only_linear
+from acnml._engine.recorder import Site
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks, tensors_for_arrays
 from acnml._util.checks import RowsError
@@ -21,35 +19,25 @@ from acnml._util.messages import callers_level
 from acnml._util.params import Params
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
-from acnml.predictors.base import Predictor, matched
-from acnml.problem import Problem, each_solved, joined, of_features, problems
+from acnml.predictors.base import NmlPredictor, matched
+from acnml.problem import (
+    Features,
+    LogitSolver,
+    Problem,
+    all_features,
+    each_solved,
+    joined,
+    of_features,
+    only_linear,
+    problems,
+)
 from acnml.solution import UNSOLVED, Solution, UnsolvedError, UnsolvedWarning
-from acnml.solve.base import LogitSolver, Solver
+from acnml.solve.base import Solver
 from acnml.solve.linearised import Linearised
 
 T = TypeVar("T")
 
 DEFAULT = Linearised()
-
-
-class NmlPredictor(Predictor):
-    """p(y|x) ∝ p_θ̂_y(y|x): how well every label can be explained, normalised over the labels."""
-
-    @abstractmethod
-    def log_lik(self, x: Inputs) -> Tensor:
-        """Return log p_θ̂_y(y|x) before it is normalised (B, K): how well each y is explained."""
-
-    @final
-    @arrays_for_arrays
-    def __call__(self, x: Inputs) -> Tensor:
-        """Return the normalised log-probabilities (B, K)."""
-        return torch.log_softmax(self.log_lik(x), dim=-1)
-
-    @final
-    @arrays_for_arrays
-    def regret(self, x: Inputs) -> Tensor:
-        """Return log C(x) = log Σ_y p_θ̂_y(y|x) (B,): high where many labels fit."""
-        return torch.logsumexp(self.log_lik(x), dim=-1)
 
 
 @final

@@ -78,6 +78,26 @@ class Predictor(ABC):
         return -log_probs.gather(1, own.unsqueeze(1)).squeeze(1)
 
 
+class NmlPredictor(Predictor):
+    """p(y|x) ∝ p_θ̂_y(y|x): how well every label can be explained, normalised over the labels."""
+
+    @abstractmethod
+    def log_lik(self, x: Inputs) -> Tensor:
+        """Return log p_θ̂_y(y|x) before it is normalised (B, K): how well each y is explained."""
+
+    @final
+    @arrays_for_arrays
+    def __call__(self, x: Inputs) -> Tensor:
+        """Return the normalised log-probabilities (B, K)."""
+        return torch.log_softmax(self.log_lik(x), dim=-1)
+
+    @final
+    @arrays_for_arrays
+    def regret(self, x: Inputs) -> Tensor:
+        """Return log C(x) = log Σ_y p_θ̂_y(y|x) (B,): high where many labels fit."""
+        return torch.logsumexp(self.log_lik(x), dim=-1)
+
+
 def require_predictor(value: object) -> None:
     """Raise an error if the value is not a predictor, for example an unwrapped model."""
     if not isinstance(value, Predictor):

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from acnml._engine.trust import require_apart
+from acnml._engine.trust import check
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml._util.messages import track
@@ -92,7 +92,7 @@ class Bma(Predictor):
         """Return the log of the averaged probabilities."""
         prepared = self.classifier.prepare(x)
         if self.classifier.findings.is_due((), prepared):
-            require_apart(self.classifier, prepared)
+            check(self.classifier, prepared)
         averages = torch.cat([*in_chunks(prepared, self._average)])
         if not self._is_used:
             self.classifier.require_used(prepared, self.posterior.mean)

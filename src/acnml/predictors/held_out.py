@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar, final
 import torch
 from torch import Tensor
 
-from acnml._engine.last_layer import Features
 from acnml._util.batches import NO_LABELS, Inputs, as_loader, each_batch, split_labels
 from acnml.classifier import log_softmax
 from acnml.fit.batches import checked_labels, require_classes
@@ -23,7 +22,7 @@ from acnml.predictors.base import Predictor
 from acnml.predictors.ensemble import Ensemble, log_mean
 from acnml.predictors.map import Map
 from acnml.predictors.modes import Modes
-from acnml.problem import Problem
+from acnml.problem import Features, Problem
 from acnml.solution import Solution
 
 T = TypeVar("T")

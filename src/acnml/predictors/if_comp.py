@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -13,12 +13,15 @@ from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml._util.structure import Layers
 from acnml.classifier import Classifier, require_classifier
-from acnml.fit import Fisher, MonteCarloFisher, fit_curvature
 from acnml.fit.batches import checked_labels, require_classes
+from acnml.fit.fisher import Fisher, MonteCarloFisher
+from acnml.fit.laplace import fit_curvature
 from acnml.posteriors.base import Posterior
-from acnml.predictors.acnml import Acnml, NmlPredictor
-from acnml.problem import problems
+from acnml.predictors.base import NmlPredictor, matched
+from acnml.problem import Problem, problems
 from acnml.solve.influence import Influence, SelfInfluence, self_influence
+
+T = TypeVar("T")
 
 # The default damping as a share of the mean eigenvalue of the curvature.
 RELATIVE_DAMPING = 1e-2
@@ -54,20 +57,16 @@ class IfComp(NmlPredictor):
     classifier: Classifier
     posterior: Posterior
     c: float = 1.0
-    _acnml: Acnml = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         require_classifier(self.classifier)
         checks.require_positive(self.c, "c")
-        alpha = self.c / self.classifier.temperature
-        acnml = Acnml(self.classifier, self.posterior, Influence(), alpha, on_unsolved="ignore")
-        object.__setattr__(self, "posterior", acnml.posterior)
-        object.__setattr__(self, "_acnml", acnml)
+        object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
 
     @property
-    def acnml(self) -> Acnml:
-        """The same predictions as an `Acnml` predictor, with α = c / T."""
-        return self._acnml
+    def alpha(self) -> float:
+        """The weight c / T of the self-influence, which is ACNML's α."""
+        return self.c / self.classifier.temperature
 
     @arrays_for_arrays
     def log_lik(self, x: Inputs) -> Tensor:
@@ -75,7 +74,7 @@ class IfComp(NmlPredictor):
 
         It can exceed 0, and so the regret can exceed log K.
         """
-        return self._acnml.log_lik(x)
+        return torch.cat(self._each(x, lambda p: Influence().log_lik_of(p.scaled(self.alpha))))
 
     @arrays_for_arrays
     def influence(self, x: Inputs) -> Tensor:
@@ -101,17 +100,22 @@ class IfComp(NmlPredictor):
         own = checked_labels(torch.as_tensor(labels, device=terms.gain.device), x)
         require_classes(own, terms.gain)
         loss = -terms.log_probs.gather(1, own.unsqueeze(1)).squeeze(1)
-        return loss + self._acnml.alpha * _expected(terms)
+        return loss + self.alpha * _expected(terms)
+
+    def _terms(self, x: Inputs) -> SelfInfluence:
+        parts = self._each(x, self_influence)
+        return SelfInfluence(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _terms(self, x: Inputs) -> SelfInfluence:
-        parts = in_chunks(self.classifier.prepare(x), self._terms_of)
-        return SelfInfluence(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+    def _each(self, x: Inputs, use: Callable[[Problem], T]) -> list[T]:
+        """Use the problem of every part of a batch."""
 
-    def _terms_of(self, x: Inputs) -> SelfInfluence:
-        parts = map(self_influence, problems(self.classifier, self.posterior, x))
-        return SelfInfluence(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        def found(some: Inputs) -> list[T]:
+            return [use(each) for each in problems(self.classifier, self.posterior, some)]
+
+        chunks = in_chunks(self.classifier.prepare(x), found)
+        return [each for parts in chunks for each in parts]
 
 
 def fit_if_comp(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from acnml._engine.trust import require_apart
+from acnml._engine.trust import check
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml.classifier import Classifier, Hook, require_classifier
@@ -88,7 +88,7 @@ class McDropout(Predictor):
         """Return the log of the averaged probabilities."""
         prepared = self.classifier.prepare(x)
         if self.classifier.findings.is_due((), prepared):
-            require_apart(self.classifier, prepared)
+            check(self.classifier, prepared)
         masks = _Masks(self.seed)
         layers = _dropout_layers(self.classifier)
         dropping = self.classifier.hooked({name: masks.hook(one) for name, one in layers.items()})

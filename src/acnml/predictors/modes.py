@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from acnml._util.batches import Inputs, arrays_for_arrays
-from acnml.predictors.acnml import Acnml, NmlPredictor
-from acnml.predictors.base import Predictor, require_predictor
+from acnml.predictors.base import NmlPredictor, Predictor, require_predictor
 
 
 @final
@@ -86,9 +85,9 @@ class Modes(NmlPredictor):
         """Return the same modes with another weight α of the query, the same for all."""
         members = []
         for member in self.predictors:
-            if not isinstance(member, Acnml):
+            if not hasattr(member, "alpha"):
                 raise TypeError(f"only Acnml has an alpha to choose, got a {type(member).__name__}")
-            members.append(replace(member, alpha=alpha))
+            members.append(replace(member, alpha=alpha))  # type: ignore[type-var]
         return replace(self, predictors=tuple(members))
 
     def _members(self, x: Inputs) -> list[Tensor]:

@@ -15,7 +15,7 @@ from acnml._util.params import count
 from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.refitting import Refit, Refitted, refit_each
-from acnml.predictors.acnml import NmlPredictor
+from acnml.predictors.base import NmlPredictor
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -9,14 +9,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from acnml._engine.last_layer import Features, features
-from acnml._engine.layers import Site, only_linear
+from acnml._engine.recorder import Site
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.batches import over_batches
-from acnml.predictors.acnml import NmlPredictor
+from acnml.predictors.base import NmlPredictor
+from acnml.problem import Features, features, only_linear
 
 # The default ridge as a share of the mean squared feature, summed over the data.
 RELATIVE_RIDGE = 1e-6

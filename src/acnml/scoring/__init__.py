@@ -2,7 +2,8 @@
 
 `score(job)` is what `acnml predict` runs. The input is cut into parts. Every part of the output is
 complete or absent, so a run that was killed goes on where it stopped, and every row occurs exactly
-once. Memory does not grow with the input. This package needs the extra `predict`.
+once. Memory does not grow with the input, but .npz files are read whole. This package needs the
+extra `predict`.
 
 - `job.py`: what is scored, and how: settings. `functions.py` finds functions that they name.
 - `files.py`: the files of the input, none of which is left out or exchanged unnoticed.

@@ -136,7 +136,11 @@ def _why_no_column(array: Any) -> str | None:
         return array if isinstance(array, str) else "is damaged, or no array: save numbers"
     if array.ndim == 0 or 0 in array.shape[1:]:
         return f"has shape {array.shape}, but its first dimension must count rows of numbers"
-    if array.ndim > 1 and array.dtype.kind not in NUMBERS:
+    try:
+        is_known = bool(_type(array)) and (array.ndim == 1 or array.dtype.kind in NUMBERS)
+    except pa.ArrowException:
+        is_known = False
+    if not is_known:
         return f"has type {array.dtype}: save numbers"
     if not array.flags.c_contiguous:
         return "is stored by columns: save np.ascontiguousarray(x) instead"

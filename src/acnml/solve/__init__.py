@@ -1,7 +1,8 @@
 """Finding, for every label of every input, the weights that explain it best."""
 
+from acnml.problem import LogitSolver
 from acnml.solution import UNSOLVED, Solution, UnsolvedError, UnsolvedWarning
-from acnml.solve.base import LogitSolver, Solver
+from acnml.solve.base import Solver
 from acnml.solve.gradient import Gradient
 from acnml.solve.influence import Influence
 from acnml.solve.linearised import Linearised

@@ -21,9 +21,8 @@ from torch.nn import functional
 
 from acnml._algebra.dual import Dual, combination
 from acnml._algebra.kernels import Kernel
-from acnml._engine.chunks import Solved
 from acnml._engine.recorder import Tape
-from acnml._engine.rows import Path, Rows, inner_product
+from acnml._engine.rows import Rows, inner_product
 
 # Where the linearised solution is worse than the mean, it is halved this often, then given up.
 HALVINGS = 6
@@ -41,44 +40,55 @@ LONGEST_BLIND = 0.5
 ROUNDING = 64
 
 
-class Steps(NamedTuple):
+class Ascent(NamedTuple):
     """Settings of the ascent, see `Linearised`."""
 
-    most: int
-    size: float
+    steps: int
+    step_size: float
     tolerance: float
 
+    def run(
+        self, rows: Rows, labels: Tensor, u: Tensor, kernel: Kernel, with_residuals: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the network at μ + ΣJᵀu for the u (B, L, K) of some labels, and take steps.
 
-def ascended(
-    rows: Rows,
-    labels: Tensor,
-    coefficients: Tensor,
-    kernel: Kernel,
-    steps: Steps,
-    with_residuals: bool,
-) -> Solved:
-    """Run the network at μ + ΣJᵀu for the u (B, L, K) of some labels, and take steps from there."""
-    wide = torch.promote_types(rows.start.logits.dtype, torch.float32)
-    at_mean = rows.log_lik(rows.start.logits, labels).double()
-    recorded = with_residuals or steps.most > 0
-    start = _start(rows, labels, coefficients, kernel, at_mean, recorded)
+        Return log-likelihoods and, if they are asked for, residuals (B, L).
+        """
+        wide = torch.promote_types(rows.start.logits.dtype, torch.float32)
+        at_mean = rows.log_lik(rows.start.logits, labels).double()
+        recorded = with_residuals or self.steps > 0
+        start = _start(rows, labels, u, kernel, at_mean, recorded)
+        end = self._climbed(rows, start, labels) if recorded else None
+        log_lik = start.log_lik if end is None else end.log_lik
+        # Rounding may leave the likelihood a little below that at the mean.
+        return torch.maximum(log_lik, at_mean).to(wide), None if end is None else end.residual.to(
+            wide
+        )
 
-    def climbed() -> _Climb:
-        return _climbed(rows, _Climb.begun(rows, start, labels), labels, steps)
-
-    climb = climbed() if steps.most > 0 else None
-    log_lik = start.log_lik if climb is None else climb.log_lik
-    # Rounding may leave the likelihood a little below that at the mean.
-    return Solved(
-        torch.maximum(log_lik, at_mean).to(wide),
-        lambda: (climb or climbed()).residual.to(wide),
-    )
+    def _climbed(self, rows: Rows, start: _Start, labels: Tensor) -> _Climb:
+        """Take steps; rows that a step does not improve stay and try a shorter one."""
+        climb = _Climb.begun(rows, start, labels)
+        size = torch.full_like(climb.log_lik, self.step_size)
+        for _ in range(self.steps):
+            active = climb.residual > self.tolerance
+            if not bool(active.any()):
+                break
+            slope, rounding = climb.slope, climb.rounding
+            new, usable = _stepped(rows, climb, labels, torch.where(active, size, 0.0))
+            gain = new.objective - climb.objective
+            # Where rounding hides a gain, the slope must fall.
+            unclear = (gain >= -rounding) & ((new.slope < slope) | (new.slope < 4 * rounding))
+            better = active & usable & ((gain >= SHARE_OF_SLOPE * size * slope) | unclear)
+            climb = _chosen(better, new, climb)
+            size = _next_size(size, slope, gain, better)
+            size = torch.where(better & (slope < rounding), size.clamp(max=LONGEST_BLIND), size)
+        return climb
 
 
 class _Start(NamedTuple):
-    """The true network at the end of a path, before any gradient."""
+    """The true network at μ + Σv, before any gradient."""
 
-    path: Path
+    v: Dual
     squared: Tensor  # vᵀΣv (B, L)
     log_lik: Tensor  # (B, L)
     tape: Tape | None  # None where no gradient is wanted
@@ -97,11 +107,11 @@ def _start(
     squared = (kernel.mv(u) * u).sum(-1)
 
     def at(share: Tensor) -> _Start:
-        path = Path.along(rows.tangent, (share.unsqueeze(-1) * u).to(rows.dtype))
-        tape = rows.recorded(path, len(labels)) if recorded else None
-        logits = rows.logits(path, len(labels)) if tape is None else tape.logits
+        v = rows.pulled(share.unsqueeze(-1) * u)
+        tape = rows.recorded(v, len(labels)) if recorded else None
+        logits = rows.logits(v, len(labels)) if tape is None else tape.logits
         left = torch.where(share > 0, share**2 * squared, 0.0)  # it may be infinite
-        return _Start(path, left, rows.log_lik(logits, labels).double(), tape)
+        return _Start(v, left, rows.log_lik(logits, labels).double(), tape)
 
     # Most rows of a confident network hardly move: there, rounding must not decide.
     rounding = ROUNDING * torch.finfo(rows.start.logits.dtype).eps * (1 + at_mean.abs())
@@ -132,7 +142,7 @@ class _Climb(NamedTuple):
         one = torch.ones_like(start.log_lik)[..., None]
         squared = start.squared[..., None, None]
         eps = torch.finfo(rows.dtype).eps
-        alone = _Climb((start.path.v(),), squared, one, one, start.log_lik, eps)
+        alone = _Climb((start.v,), squared, one, one, start.log_lik, eps)
         assert start.tape is not None
         climb, usable = alone.with_gradient(rows, start.tape, labels)
         latest = torch.where(usable[..., None], climb.newest(), torch.nan)
@@ -194,30 +204,10 @@ class _Climb(NamedTuple):
         return torch.maximum(self.slope, self.eps * self.lengths).sqrt()
 
 
-def _climbed(rows: Rows, climb: _Climb, labels: Tensor, steps: Steps) -> _Climb:
-    """Take steps; rows that a step does not improve stay where they are and try a shorter one."""
-    size = torch.full_like(climb.log_lik, steps.size)
-    for _ in range(steps.most):
-        active = climb.residual > steps.tolerance
-        if not bool(active.any()):
-            break
-        slope, rounding = climb.slope, climb.rounding
-        new, usable = _stepped(rows, climb, labels, torch.where(active, size, 0.0))
-        gain = new.objective - climb.objective
-        # Where rounding hides a gain, the slope must fall.
-        unclear = (gain >= -rounding) & ((new.slope < slope) | (new.slope < 4 * rounding))
-        better = active & usable & ((gain >= SHARE_OF_SLOPE * size * slope) | unclear)
-        climb = _chosen(better, new, climb)
-        size = _next_size(size, slope, gain, better)
-        size = torch.where(better & (slope < rounding), size.clamp(max=LONGEST_BLIND), size)
-    return climb
-
-
 def _stepped(rows: Rows, old: _Climb, labels: Tensor, size: Tensor) -> tuple[_Climb, Tensor]:
     """Take a step of every row, and say for which rows all is finite."""
     coefficients = torch.lerp(old.coefficients, old.latest.nan_to_num(0.0), size[..., None])
-    path = Path.to(rows.posterior, combination(old.points, coefficients))
-    tape = rows.recorded(path, len(labels))
+    tape = rows.recorded(combination(old.points, coefficients), len(labels))
     log_lik = rows.log_lik(tape.logits, labels).double()
     moved = old._replace(coefficients=coefficients, log_lik=log_lik)
     new, usable = moved.with_gradient(rows, tape, labels)

@@ -1,19 +1,22 @@
-"""Solver: the interface of all solvers, and LogitSolver: those that need only a `Problem`."""
+"""Solver: the interface of all solvers; RowSolver: those that run the network for every label."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
 
-from acnml._util import batches
+from acnml._algebra.dual import Dual
+from acnml._engine.rows import Rows, row_chunks
+from acnml._engine.trust import check
+from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
-from acnml.problem import Problem, each_solved, joined, problems
-from acnml.solution import Solution
+from acnml.solution import UNSOLVED, Solution, UnsolvedError
 
 
 class Solver(Protocol):
@@ -39,39 +42,73 @@ class Solver(Protocol):
         ...
 
 
-class LogitSolver(ABC):
-    """A solver that needs only the `Problem` of an input: its logits and their covariance.
+class Solved(NamedTuple):
+    """Labels of a chunk of inputs, solved."""
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> problem = acnml.Acnml(classifier, posterior).problem(torch.randn(5, 4))
-    >>> solver: acnml.solve.LogitSolver = acnml.Linearised()
-    >>> solver.of(problem).log_lik.shape
-    torch.Size([5, 3])
-    """
+    log_lik: Tensor  # (B, L)
+    residual: Tensor | None  # (B, L), where it was asked for
 
-    memory: int | None = None
 
-    @property
-    def takes_problem(self) -> bool:
-        """Whether `of` is all that this solver does, with its present settings."""
-        return True
+class RowSolver(ABC):
+    """A solver that runs rows, the labels of a chunk of inputs, at weights of their own."""
+
+    memory: int | None  # bytes that a chunk may take
+    n_gradients: int  # that a row's v is a sum of
+    remedy: str  # where the solution is not finite
 
     @abstractmethod
-    def of(self, problem: Problem) -> Solution:
-        """Solve for every label of every input of a problem."""
+    def records(self, with_residuals: bool) -> bool:
+        """Whether rows are run with a graph, to pull gradients back."""
 
-    def log_lik_of(self, problem: Problem) -> Tensor:
-        """Return only the log-likelihoods (B, K)."""
-        return self.of(problem).log_lik
+    @abstractmethod
+    def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
+        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time.
 
+        Residuals take another gradient.
+        """
+
+    @final
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
-        """Solve for every label of every input."""
-        parts = problems(classifier, posterior, x, self.memory)
-        return joined(each_solved(parts, self.of, batches.size(x)))
+        """Solve for every label of every input, with residuals."""
+        log_lik, residual = self._in_chunks(classifier, posterior, x, with_residuals=True)
+        return Solution(log_lik, residual, torch.zeros_like(log_lik), residual <= UNSOLVED)
 
+    @final
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
-        """Return the log-likelihoods of the solution."""
-        parts = problems(classifier, posterior, x, self.memory)
-        return torch.cat(each_solved(parts, self.log_lik_of, batches.size(x)))
+        """Solve for every label of every input, without a last gradient for residuals."""
+        return self._in_chunks(classifier, posterior, x, with_residuals=False)[0]
+
+    def _in_chunks(
+        self, classifier: Classifier, posterior: Posterior, x: Inputs, with_residuals: bool
+    ) -> list[Tensor]:
+        """Solve a chunk of inputs and labels at a time; return (B, K) of what was asked for."""
+        due = classifier.findings.is_due(posterior.mean, x)
+        recorded, parts, done = self.records(with_residuals), [], 0
+        for rows, n_labels in row_chunks(
+            classifier, posterior, x, self.n_gradients, self.memory, recorded
+        ):
+            if due and not done:
+                check(classifier, x, posterior.mean)
+            with checks.counting_from(done, batches.size(x)):
+                solved = list(self.solve(rows, n_labels, with_residuals))
+            by_label = [one if with_residuals else one[:1] for one in solved]
+            parts.append([torch.cat(tensors, dim=1) for tensors in zip(*by_label, strict=True)])
+            done += rows.size
+        whole = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+        checks.require_finite(whole[0], "log-likelihoods are", self.remedy, UnsolvedError)
+        return whole
+
+
+def label_chunks(rows: Rows, n_labels: int) -> tuple[Tensor, ...]:
+    """Return all labels, at most `n_labels` at a time."""
+    logits = rows.start.logits
+    return torch.arange(logits.shape[-1], device=logits.device).split(int(n_labels))
+
+
+def solved_at(rows: Rows, v: Dual, labels: Tensor, with_residuals: bool) -> Solved:
+    """Evaluate the true network at μ + Σv."""
+    if not with_residuals:
+        return Solved(rows.log_lik(rows.logits(v, len(labels)), labels), None)
+    tape = rows.recorded(v, len(labels))
+    gradient = Dual.total([rows.log_lik_gradient(tape, labels), v.scaled(-1)])
+    return Solved(rows.log_lik(tape.logits, labels), rows.residual(gradient))

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import final
 
-from torch import Tensor
-
-from acnml._engine import chunks
-from acnml._engine.chunks import Solved, label_chunks, solved_at
-from acnml._engine.rows import Path, Rows
+from acnml._engine.rows import Rows
 from acnml._util import checks
-from acnml._util.batches import Inputs
 from acnml._util.memory import require_memory
-from acnml.classifier import Classifier
-from acnml.posteriors.base import Posterior
-from acnml.solution import Solution
+from acnml.solve.base import RowSolver, Solved, label_chunks, solved_at
 
 
 @final
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(RowSolver):
     """The iteration of `Reference`, with all rows in shared matrix products.
 
     In the dual form θ = μ + Σv the update reads v ← (1 - ε)v + ε ∇log p_θ(y|x): v is a weighted sum
@@ -53,12 +45,12 @@ class Gradient:
         require_memory(self.memory)
 
     @property
-    def n_gradients(self) -> int:
+    def n_gradients(self) -> int:  # type: ignore[override]
         """The number of gradients that a row's v is a sum of."""
         return self.steps
 
     @property
-    def remedy(self) -> str:
+    def remedy(self) -> str:  # type: ignore[override]
         """What to do when the solution is not finite."""
         return f"the iteration diverged: lower step_size ({self.step_size}) or alpha"
 
@@ -66,24 +58,14 @@ class Gradient:
         """Whether rows are run with a graph: all steps but the first are."""
         return with_residuals or self.steps > 1
 
-    def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
-        """Solve for every label of every input."""
-        return chunks.solution(self, classifier, posterior, x)
-
-    def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
-        """Return the log-likelihoods of the solution, without a last gradient for residuals."""
-        return chunks.log_lik(self, classifier, posterior, x)
-
     def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
         """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
         for labels in label_chunks(rows, n_labels):
-            weights = rows.logit_gradient(rows.start.logits, labels)
-            if self.steps > 0:
-                first = Path.along(rows.tangent, self.step_size * weights)
-                path = rows.ascended(first, labels, self.steps - 1, self.step_size)
-                yield solved_at(rows, path, labels, with_residuals)
-            else:
-                yield Solved(
-                    rows.log_lik(rows.start.logits, labels),
-                    partial(rows.residual, Path.along(rows.tangent, weights).v()),
-                )
+            first = rows.pulled(rows.logit_gradient(rows.start.logits, labels))
+            if self.steps == 0:
+                at_mean = rows.log_lik(rows.start.logits, labels)
+                yield Solved(at_mean, rows.residual(first) if with_residuals else None)
+                continue
+            first = first.scaled(self.step_size)
+            v = rows.ascended(first, labels, self.steps - 1, self.step_size)
+            yield solved_at(rows, v, labels, with_residuals)

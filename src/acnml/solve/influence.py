@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from acnml._algebra.kernels import Kernel, gap_variances
-from acnml.problem import Problem
+from acnml.problem import LogitSolver, Problem
 from acnml.solution import UNSOLVED, Solution
-from acnml.solve.base import LogitSolver
 
 # Numbers in one block of labels, whose residuals are computed together.
 BLOCK = 2**22

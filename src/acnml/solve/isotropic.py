@@ -32,7 +32,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from acnml._algebra.kernels import lambert
 
 # Nodes at which T is evaluated first, evenly spaced over the interval above, to find L₀.
 FIRST_NODES = 16
@@ -42,14 +43,6 @@ CELLS, LEAST_NODES, MOST_NODES = 4096, 48, 96
 
 # Nodes gather where p is small: their distances from L₀ grow with this power.
 GRADING = 3.0
-
-# Lambert's function is s (1 + a s + b s²) / (1 + c s + d s²) for s = log(1 + exp x), up to 0.54 %:
-# a fit of least largest error. A step of the fourth order leaves 1e-11.
-A, B, C, D = 0.53008003, 0.11048803, 0.98914547, 0.11107907
-LAMBERT_STEPS = {torch.float32: 1, torch.float64: 2}
-
-# w is negligible below this exponent, but must not be 0.
-LEAST_EXPONENT = -80.0
 
 # A smaller v counts as this one; labels gain no more than it.
 LEAST_VARIANCE = 1e-12
@@ -142,23 +135,6 @@ def _step_of_labels(z: Tensor, v: Tensor, own_z: Tensor, own_v: Tensor, L: Tenso
     own, other = (lambert(own_z + own_v.log() + shift - L) for shift in (own_v, 0))
     excess = mass + (own - other) / own_v - 1
     return excess / (decline + (own / (1 + own) - other / (1 + other)) / own_v)
-
-
-def lambert(x: Tensor) -> Tensor:
-    """Solve w + log w = x by a step of the fourth order (Fritsch, Shafer & Crowley 1973).
-
-    In place where possible: new memory costs more than the arithmetic.
-    """
-    x = x.clamp(min=LEAST_EXPONENT)
-    s = functional.softplus(x)
-    w = (B * s).add_(A).mul_(s).add_(1).mul_(s)
-    w.div_((D * s).add_(C).mul_(s).add_(1))
-    for _ in range(LAMBERT_STEPS[x.dtype]):
-        rest, more = (x - w).sub_(w.log()), w + 1
-        q = (rest * (2 / 3)).add_(more).mul_(more)
-        ratio = torch.sub(q, rest, alpha=0.5).div_(q - rest)
-        w = torch.addcmul(w, w, rest.div_(more).mul_(ratio))
-    return w
 
 
 def _mass(z: Tensor, v: Tensor, L: Tensor) -> _Mass:

@@ -9,18 +9,16 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from acnml._engine import chunks
-from acnml._engine.chunks import Solved, label_chunks
 from acnml._engine.rows import Rows
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.memory import require_memory
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
-from acnml.problem import REMEDY, Problem, each_solved, exact_problems, joined, problems
-from acnml.solution import UNSOLVED, Solution, UnsolvedError
-from acnml.solve.ascent import Steps, ascended
-from acnml.solve.base import LogitSolver
+from acnml.problem import LogitSolver, Problem, each_solved, exact_problems, joined
+from acnml.solution import REMEDY, UNSOLVED, Solution, UnsolvedError
+from acnml.solve.ascent import Ascent
+from acnml.solve.base import RowSolver, Solved, label_chunks
 from acnml.solve.logits import Precision, coefficients, solve
 
 
@@ -115,50 +113,46 @@ class Linearised(LogitSolver):
                 f"residual of {residual[~solved].max().item():.2g} is left",
                 rows,
                 len(solved),
-                self.remedy,
+                REMEDY,
             )
-
-    # The network at the displaced weights --------------------------------------------------------
 
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
-        parts = self._problems(classifier, posterior, x)
+        if self.takes_problem:
+            return super().__call__(classifier, posterior, x)
+        parts = exact_problems(classifier, posterior, x, self.memory)
         if parts is None:
-            return chunks.solution(self, classifier, posterior, x)
+            return _Network(self)(classifier, posterior, x)
         return joined(each_solved(parts, self.of, batches.size(x)))
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
-        parts = self._problems(classifier, posterior, x)
+        if self.takes_problem:
+            return super().log_lik(classifier, posterior, x)
+        parts = exact_problems(classifier, posterior, x, self.memory)
         if parts is None:
-            return chunks.log_lik(self, classifier, posterior, x)
+            return _Network(self).log_lik(classifier, posterior, x)
         return torch.cat(each_solved(parts, self.log_lik_of, batches.size(x)))
 
-    def _problems(
-        self, classifier: Classifier, posterior: Posterior, x: Inputs
-    ) -> Iterator[Problem] | None:
-        """Return the problem in parts, or None if the network itself is to be evaluated."""
-        make = problems if self.takes_problem else exact_problems
-        return make(classifier, posterior, x, self.memory)
 
-    @property
-    def n_gradients(self) -> int:
-        """The number of gradients that a row's v is a sum of."""
-        return 1 + self.polish
+@final
+class _Network(RowSolver):
+    """The network itself at the solution of the linearised one, and an ascent from there."""
 
-    @property
-    def remedy(self) -> str:
-        """What to do when the solution is not finite."""
-        return REMEDY
+    remedy = REMEDY
+
+    def __init__(self, settings: Linearised) -> None:
+        self.memory, self.n_gradients = settings.memory, 1 + settings.polish
+        self._precision = settings._precision
+        self._ascent = Ascent(settings.polish, settings.step_size, settings.polish_tolerance)
 
     def records(self, with_residuals: bool) -> bool:
         """Whether rows are run with a graph, for residuals or further steps."""
-        return with_residuals or self.polish > 0
+        return with_residuals or self._ascent.steps > 0
 
     def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
         """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
         problem = Problem.of(rows.start.logits[:, 0].detach(), rows.kernel())
-        steps = Steps(self.polish, self.step_size, self.polish_tolerance)
         for labels in label_chunks(rows, n_labels):
             u = coefficients(problem.logits, problem.kernel, labels, self._precision)
-            yield ascended(rows, labels, u, problem.kernel, steps, with_residuals)
+            yield Solved(*self._ascent.run(rows, labels, u, problem.kernel, with_residuals))

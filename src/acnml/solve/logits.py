@@ -46,7 +46,7 @@ from torch import Tensor
 
 from acnml._algebra.kernels import Kernel, centred_variances, dot, gap_variances
 from acnml._util.torch_state import one_thread
-from acnml.solve.newton import DIAGONAL, EXACT, ROUNDING, Point, Rows, ascend, settled
+from acnml.solve.newton import ROUNDING, Point, Rows, ascend, settled
 
 # Up to this many classes every label is solved for.
 FEW_CLASSES = 64
@@ -152,14 +152,14 @@ def _solved(rows: Rows, start: Point, precision: Precision) -> tuple[Point, Tens
     """Return the solutions of rows and their residuals (N,)."""
     tolerance, classes = precision.tolerance, rows.logits.shape[1]
     cheap = min(CHEAP_STEPS, 2 * precision.steps)
-    point, residual = ascend(rows, start, DIAGONAL, tolerance, cheap)
+    point, residual = ascend(rows, start, False, tolerance, cheap)
     # What rounding leaves: logits are off by a few units, and the gap in proportion.
     off = ROUNDING * torch.finfo(residual.dtype).eps * (1 + point.shift.abs().amax(-1))
     reachable = off * rows.var.amax(-1).sqrt()
     unsolved = (~(residual <= reachable.clamp(min=tolerance))).nonzero()[:, 0]
     size = max(1, 8 * BLOCK // classes**2)
     for rest in _blocks(unsolved, size):
-        better, left = ascend(rows.take(rest), point.take(rest), EXACT, tolerance, precision.steps)
+        better, left = ascend(rows.take(rest), point.take(rest), True, tolerance, precision.steps)
         point.put(rest, better)
         residual[rest] = left
     return point, residual

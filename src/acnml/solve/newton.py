@@ -24,13 +24,12 @@ and halved otherwise. A row never ends below the φ at which it started.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import Kernel, diagonal_newton, dot
-from acnml.solve.isotropic import lambert
+from acnml._algebra.kernels import Kernel, diagonal_newton, dot, lambert
 
 # Rows with a larger residual settle, in this many of their first steps at most.
 FAR, SETTLING_STEPS = 0.3, 1
@@ -131,88 +130,53 @@ class Step(NamedTuple):
         return Step(self.u[rows], self.shift[rows])
 
 
-class Direction(Protocol):
-    """A way to choose steps."""
-
-    def estimate(self, rows: Rows, gap: Tensor) -> Tensor:
-        """Estimate the residual of every row (N,)."""
-        ...
-
-    def confirm(self, rows: Rows, gap: Tensor, estimate: Tensor) -> Tensor:
-        """Return the residual of every row (N,), given the estimate."""
-        ...
-
-    def step(self, rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
-        """Return the next step, given the one before it."""
-        ...
+def _exact_step(rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
+    """Solve (I + HV)d = F."""
+    kernel = rows.kernel.take(rows.inputs).dense()
+    system = p.unsqueeze(-1) * (kernel - (p.unsqueeze(1) @ kernel))  # HV
+    system.diagonal(dim1=-2, dim2=-1).add_(1)
+    u = torch.linalg.solve_ex(system, gap)[0]  # a singular system gives a step that is refused
+    return Step(u, (u.unsqueeze(1) @ kernel).squeeze(1))
 
 
-@final
-class Exact:
-    """Newton's step: a K×K system per row."""
-
-    def estimate(self, rows: Rows, gap: Tensor) -> Tensor:
-        """Return the residual."""
-        return rows.residual(gap)
-
-    def confirm(self, rows: Rows, gap: Tensor, estimate: Tensor) -> Tensor:
-        """Return the estimate, which is exact."""
-        return estimate
-
-    def step(self, rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
-        """Solve (I + HV)d = F."""
-        kernel = rows.kernel.take(rows.inputs).dense()
-        system = p.unsqueeze(-1) * (kernel - (p.unsqueeze(1) @ kernel))  # HV
-        system.diagonal(dim1=-2, dim2=-1).add_(1)
-        u = torch.linalg.solve_ex(system, gap)[0]  # a singular system gives a step that is refused
-        return Step(u, (u.unsqueeze(1) @ kernel).squeeze(1))
-
-
-@final
-class Diagonal:
-    """The step for V taken as diagonal, improved by the memory of the last step."""
-
-    def estimate(self, rows: Rows, gap: Tensor) -> Tensor:
-        """Use the centred variances."""
-        return dot(rows.var * gap, gap)[:, 0].sqrt()
-
-    def confirm(self, rows: Rows, gap: Tensor, estimate: Tensor) -> Tensor:
-        """Multiply with V."""
-        return rows.residual(gap)
-
-    def step(self, rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
-        """Maximise the quadratic model of φ along the direction, or on the plane."""
-        u = diagonal_newton(rows.var, p, gap)
-        shift = rows.mv(u)
-        slope, weighted = dot(gap, shift), p * shift
-        mean = weighted.sum(-1, keepdim=True)
-        bend = dot(u, shift) + dot(weighted, shift) - mean**2
-        if last is None:
-            size = slope / bend
-            return Step(u.mul_(size), shift.mul_(size))
-        last_slope, last_weighted = dot(gap, last.shift), p * last.shift
-        last_mean = last_weighted.sum(-1, keepdim=True)
-        last_bend = dot(last.u, last.shift) + dot(last_weighted, last.shift) - last_mean**2
-        mixed = dot(last.u, shift) + dot(last_weighted, shift) - mean * last_mean
-        det = bend * last_bend - mixed**2
-        plane = det > DEPENDENT * bend * last_bend
-        size = torch.where(plane, (last_bend * slope - mixed * last_slope) / det, slope / bend)
-        memory = torch.where(plane, (bend * last_slope - mixed * slope) / det, 0.0)
-        return Step(
-            u.mul_(size).addcmul_(memory, last.u), shift.mul_(size).addcmul_(memory, last.shift)
-        )
-
-
-EXACT, DIAGONAL = Exact(), Diagonal()
+def _diagonal_step(rows: Rows, p: Tensor, gap: Tensor, last: Step | None) -> Step:
+    """Maximise the quadratic model of φ along the direction, or on the plane."""
+    u = diagonal_newton(rows.var, p, gap)
+    shift = rows.mv(u)
+    slope, weighted = dot(gap, shift), p * shift
+    mean = weighted.sum(-1, keepdim=True)
+    bend = dot(u, shift) + dot(weighted, shift) - mean**2
+    if last is None:
+        size = slope / bend
+        return Step(u.mul_(size), shift.mul_(size))
+    last_slope, last_weighted = dot(gap, last.shift), p * last.shift
+    last_mean = last_weighted.sum(-1, keepdim=True)
+    last_bend = dot(last.u, last.shift) + dot(last_weighted, last.shift) - last_mean**2
+    mixed = dot(last.u, shift) + dot(last_weighted, shift) - mean * last_mean
+    det = bend * last_bend - mixed**2
+    plane = det > DEPENDENT * bend * last_bend
+    size = torch.where(plane, (last_bend * slope - mixed * last_slope) / det, slope / bend)
+    memory = torch.where(plane, (bend * last_slope - mixed * slope) / det, 0.0)
+    return Step(
+        u.mul_(size).addcmul_(memory, last.u), shift.mul_(size).addcmul_(memory, last.shift)
+    )
 
 
 def ascend(
-    rows: Rows, point: Point, direction: Direction, tolerance: float, steps: int
+    rows: Rows, point: Point, exact: bool, tolerance: float, steps: int
 ) -> tuple[Point, Tensor]:
     """Improve every row until it is solved, cannot be improved, or has taken all steps.
 
     Each row is treated for itself: its result does not depend on the other rows. The result is
     noted when the row is finished; finished rows are dropped when they are many.
+
+    Args:
+        rows: what to solve.
+        point: where the rows begin.
+        exact: whether directions are those of *Exact*, else those of *Diagonal*, for which the
+            centred variances also give a rough residual. It is confirmed before a row is finished.
+        tolerance: of residuals.
+        steps: at most.
 
     Returns:
         Where the rows end, and their residuals (N,).
@@ -225,17 +189,17 @@ def ascend(
     for taken in range(steps + 1):
         gap = rows.minus(point.p + point.u)
         size = point.energy[:, 0].clamp(min=1).sqrt()
-        estimate = direction.estimate(rows, gap)
+        estimate = rows.residual(gap) if exact else dot(rows.var * gap, gap)[:, 0].sqrt()
         given_up = ~(risen | (estimate < before / 2)) if taken < steps else unfinished
         some = (unfinished & (given_up | ~(estimate * size > tolerance))).nonzero()[:, 0]
         if len(some):
-            exact = direction.confirm(rows.take(some), gap[some], estimate[some])
-            final = given_up[some] | (exact * size[some] <= tolerance)
-            some, exact = some[final], exact[final]
+            residual = estimate[some] if exact else rows.take(some).residual(gap[some])
+            final = given_up[some] | (residual * size[some] <= tolerance)
+            some, residual = some[final], residual[final]
             if len(some) == len(result.u):
-                return point, exact
+                return point, residual
             result.put(ids[some], point.take(some))
-            residuals[ids[some]] = exact
+            residuals[ids[some]] = residual
             unfinished = unfinished.index_fill(0, some, False)
             rest = unfinished.nonzero()[:, 0]
             if not len(rest):
@@ -244,7 +208,8 @@ def ascend(
                 rows, point, gap = rows.take(rest), point.take(rest), gap[rest]
                 ids, unfinished, estimate = ids[rest], unfinished[rest], estimate[rest]
                 last = None if last is None else last.take(rest)
-        before, last = estimate, direction.step(rows, point.p, gap, last)
+        step = _exact_step if exact else _diagonal_step
+        before, last = estimate, step(rows, point.p, gap, last)
         if taken < SETTLING_STEPS:
             _settle(rows, point, last, (estimate > FAR).nonzero()[:, 0])
         point, risen = _moved(rows, point, last, dot(gap, last.shift))

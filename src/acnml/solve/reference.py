@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from acnml._engine.trust import require_apart
+from acnml._engine.trust import check
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, add, dot, scale, subtract, zip_with
@@ -62,7 +62,7 @@ class Reference:
         logits = classifier.logits(x, posterior.mean)
         checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
         if classifier.findings.is_due((), x):
-            require_apart(classifier, x)
+            check(classifier, x)
         classifier.require_used(x, posterior.mean)
         gradients = _row_gradients(classifier, one_by_one=self.rows_at_once == 1)
         size, classes = logits.shape
