@@ -9,8 +9,6 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
-from acnml._util.batches import as_tensor
-
 By: TypeAlias = Literal["confidence", "regret"]
 
 # More validation examples than this are not kept: their quantiles are known well enough.
@@ -97,5 +95,5 @@ def sureness_of(answers: Any, by: By) -> Tensor:
     if by not in ("confidence", "regret"):
         raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
     sign = 1 if by == "confidence" else -1
-    values: Tensor = as_tensor(getattr(answers, by), by)
-    return sign * values.double()
+    values = getattr(answers, by)
+    return sign * (values if isinstance(values, Tensor) else torch.from_numpy(values)).double()
