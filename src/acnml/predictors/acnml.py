@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, TypeVar, cast, final, get_args, get_type_hints
 
 import torch
@@ -112,9 +111,13 @@ class Acnml(NmlPredictor):
     @torch.no_grad()
     def problem(self, x: Inputs) -> Problem:
         """Return the logits and their covariance for α = 1, which serve every α and any rule."""
-        prepared = self.classifier.prepare(x)
-        find = partial(problems, self.classifier, self.posterior)
-        return Problem.joined([one for some in in_chunks(prepared, find) for one in some])
+        prepared, within = self.classifier.prepare(x), self.classifier.threads_for
+
+        def find(chunk: Inputs) -> list[Problem]:
+            return [*problems(self.classifier, self.posterior, chunk)]
+
+        parts = in_chunks(prepared, find, within=within)
+        return Problem.joined([one for some in parts for one in some])
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -177,7 +180,7 @@ class Acnml(NmlPredictor):
         parts, rows = [], []
         for chunk in () if prepared is None else batches.chunks(prepared):
             own = usable[done : done + batches.size(chunk)]
-            with checks.counting_from(done, size):
+            with checks.counting_from(done, size), self.classifier.threads_for(chunk):
                 found, kept = self._without_failures(chunk, own, solve)
             done += len(own)
             if found is not None:
