@@ -197,6 +197,7 @@ class Atypicality:
     overfit: float
 
     @staticmethod
+    @one_thread()
     def fit(
         moments: Moments,
         features: Tensor,
@@ -335,7 +336,6 @@ class _Gaussian(NamedTuple):
     overfit: float
 
 
-@one_thread()
 def _most_likely(
     main: Tensor,
     within: Tensor,

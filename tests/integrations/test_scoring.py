@@ -27,7 +27,6 @@ from acnml.scoring.scorer import Scorer
 from acnml.scoring.sources import Part
 from scored import (
     FEATURES,
-    calibrated_files,
     contents,
     predictor_of,
     read,
@@ -35,22 +34,6 @@ from scored import (
     rows,
     write_parquet,
 )
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, str]:
-    return calibrated_files(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def job(files, tmp_path) -> Job:
-    return Job(
-        **files,
-        input=str(tmp_path / "data.parquet"),
-        output=str(tmp_path / "scored"),
-        part_rows=50,
-        batch_rows=16,
-    )
 
 
 def assert_answers(table: pa.Table, files: dict[str, str], x: np.ndarray) -> None:
@@ -88,6 +71,17 @@ def test_parquet(job, files):
     assert manifest["status"] == "complete"
     assert manifest["counts"]["scored"] == 230
     assert manifest["settings"]["part_rows"] == 50
+
+
+def test_the_threads_of_a_job_are_those_of_its_run_alone(job):
+    write_parquet(Path(job.input), rows(120))
+    before, seen = torch.get_num_threads(), []
+    score(job, progress=lambda done, total: seen.append(torch.get_num_threads()))
+    more = replace(job, threads=2)
+    (Path(job.output) / "part-00000002.parquet").unlink()
+    score(more, progress=lambda done, total: seen.append(torch.get_num_threads()))
+    assert seen == [before, 1, 1, 1, before, 2]  # the first of a run is told before it computes
+    assert torch.get_num_threads() == before
 
 
 def test_folders_of_parquet_files_and_columns_in_their_names(job, files, tmp_path):

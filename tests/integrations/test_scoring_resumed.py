@@ -18,23 +18,7 @@ from acnml.scoring import Job, Reading, ScoringError, score
 from acnml.scoring.job import COLUMNS
 from acnml.scoring.output import fcntl
 from acnml.scoring.run import locally
-from scored import calibrated_files, contents, read, rows, write_parquet
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, str]:
-    return calibrated_files(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def job(files, tmp_path) -> Job:
-    return Job(
-        **files,
-        input=str(tmp_path / "data.parquet"),
-        output=str(tmp_path / "scored"),
-        part_rows=50,
-        batch_rows=16,
-    )
+from scored import contents, read, rows, write_parquet
 
 
 def without_part(job: Job, number: int) -> dict[str, bytes]:
