@@ -79,7 +79,7 @@ def scoring() -> Callable[[], object]:
     acnml.save(found, folder / "predictor")
     np.save(folder / "x.npy", torch.randn(ROWS, 64).numpy())
     predictor, x, out = (str(folder / name) for name in ("predictor", "x.npy", "out"))
-    job = Job(f"{__name__}:small_network", predictor, x, out)
+    job = Job(f"{__name__}:small_network", predictor, x, out, threads=torch.get_num_threads())
     return lambda: score(job)
 
 

@@ -105,7 +105,7 @@ def run_ray(settings: dict[str, Any]) -> Numbers:
     from acnml.ray import Cluster
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    return _scored(settings, Cluster(actors=2, threads=1))
+    return _scored(settings, Cluster(actors=2))
 
 
 def run_fit(settings: dict[str, Any]) -> Numbers:
@@ -164,6 +164,7 @@ def _scored(settings: dict[str, Any], engine: Engine) -> Numbers:
         predictor=_predictor(settings),
         input=settings["input"],
         output=settings["output"],
+        threads=torch.get_num_threads(),
     )
     clock = Clock()
     return measured(lambda: score(job, engine, clock.note)) | clock.numbers()

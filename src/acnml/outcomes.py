@@ -77,4 +77,5 @@ def sureness_of(answers: Any, by: By) -> Tensor:
     if by not in ("confidence", "regret"):
         raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
     sign = 1 if by == "confidence" else -1
-    return sign * torch.as_tensor(getattr(answers, by)).double()
+    values = getattr(answers, by)
+    return sign * (values if isinstance(values, Tensor) else torch.from_numpy(values)).double()

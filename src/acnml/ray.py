@@ -43,31 +43,29 @@ T = TypeVar("T")
 class Cluster:
     """An engine that scores parts of a job by a pool of Ray actors.
 
-    Every actor loads the predictor once. The input, the predictor's files and the output folder
-    must be at the same paths on all machines. A task is a stretch of the input that is best read at
-    once, such as a row group of a Parquet file.
+    Every actor loads the predictor once, and reserves a CPU for each of the job's threads. The
+    input, the predictor's files and the output folder must be at the same paths on all machines. A
+    task is a stretch of the input that is best read at once, such as a row group of a Parquet file.
 
     Args:
         address: of a running cluster; by default Ray's usual choice, see `ray.init`. A cluster that
             this process is connected to is used as it is.
         actors: how many; by default as many as there are CPUs for. With the device "cuda", every
             actor reserves a GPU, and there are no more actors than GPUs.
-        threads: of torch in every actor, which are the CPUs that it reserves.
 
     >>> from acnml.ray import Cluster
-    >>> engine = Cluster(actors=4, threads=2)  # for `acnml.scoring.score(job, engine)`
+    >>> engine = Cluster(actors=4)  # for `acnml.scoring.score(job, engine)`
     """
 
     address: str | None = None
     actors: int | None = None
-    threads: int = 1
 
     def __call__(self, job: Job, units: Sequence[Unit]) -> Iterator[int]:
         """Score all units; yield numbers of rows as they are done."""
         _connect(self.address)
         gpus = int(job.device.startswith("cuda"))
         there = ray.cluster_resources()
-        most = min(there.get("CPU", 1) // self.threads, there.get("GPU", 0) if gpus else math.inf)
+        most = min(there.get("CPU", 1) // job.threads, there.get("GPU", 0) if gpus else math.inf)
         actors = self.actors or max(1, int(most))
         tasks = ray.data.from_items(
             [{"unit": [list(part) for part in unit]} for unit in units],
@@ -75,10 +73,10 @@ class Cluster:
         )
         done = tasks.map_batches(
             _Scoring,
-            fn_constructor_args=(job, str(Path.cwd()), self.threads),
+            fn_constructor_args=(job, str(Path.cwd())),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=min(actors, len(units))),
-            num_cpus=self.threads,
+            num_cpus=job.threads,
             num_gpus=gpus,
         )
         try:
@@ -105,8 +103,8 @@ def _connect(address: str | None = None) -> None:
 class _Scoring:
     """Scores the units of a job in an actor."""
 
-    def __init__(self, job: Job, folder: str, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def __init__(self, job: Job, folder: str) -> None:
+        torch.set_num_threads(job.threads)
         with suppress(OSError):  # on another machine, where paths must be absolute then
             os.chdir(folder)
         self._worker = Worker(job)

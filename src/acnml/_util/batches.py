@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, cast, final
 
@@ -269,18 +270,26 @@ def _located(error: Exception, data: Iterable[Any], index: int) -> Exception:
     return kind(f"{where}: {error}")
 
 
-def in_chunks(x: Inputs, use: Callable[[Inputs], T], length: int = CHUNK) -> Iterator[T]:
+def in_chunks(
+    x: Inputs,
+    use: Callable[[Inputs], T],
+    length: int = CHUNK,
+    within: Callable[[Inputs], AbstractContextManager[Any]] = nullcontext,
+) -> Iterator[T]:
     """Yield the results of a function for the chunks of a prepared batch, of at most this length.
 
-    Errors about single inputs name them by their index in the batch, not in the chunk.
+    Each is computed in a context of its own, such as `Classifier.threads_for`. Errors about single
+    inputs name them by their index in the batch, not in the chunk.
     """
     total = size(x)
     for start in range(0, max(1, total), length):
-        rows = slice(start, start + length)
+        chunk = x if total <= length else take(x, slice(start, start + length))
         try:
-            yield use(x if total <= length else take(x, rows))
+            with within(chunk):
+                found = use(chunk)
         except checks.RowsError as error:
             raise error.moved(start, total) from error
+        yield found
 
 
 # NumPy arrays ------------------------------------------------------------------------------------

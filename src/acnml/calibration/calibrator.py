@@ -163,7 +163,7 @@ class Calibrator:
         compiled and exported.
         """
         head = self.head
-        logits = head.expanded(logits)
+        logits = head.expanded(logits) if head.is_single else logits
         flat, score = head.flat(logits), in_parts(self.atypicality, head.flat(features))
         if head.positions:
             score = head.on_positions(score, features.shape, logits.shape)

@@ -105,14 +105,16 @@ class Calibrated:
             if self.calibrator.on_error == "flag":
                 chunk, broken = without_broken(chunk)
             chunk = self.classifier.prepare(chunk)
-            logits, features = self._reading(chunk)
-            if broken is not None:
-                logits = without_answers(logits, broken)
-            mask = padding(head, chunk, logits) if head.positions else None
-            return self.calibrator(logits, features, share, by, mask)
+            with self.classifier.threads_for(chunk):
+                logits, features = self._reading(chunk)
+                if broken is not None:
+                    logits = without_answers(logits, broken)
+                mask = padding(head, chunk, logits) if head.positions else None
+                return self.calibrator(logits, features, share, by, mask)
 
         with torch.inference_mode(False), torch.no_grad():
-            parts = [*in_chunks(x, answer, chunk_length(x) if head.positions else CHUNK)]
+            length = chunk_length(x) if head.positions else CHUNK
+            parts = [*in_chunks(x, answer, length)]
         return parts[0] if len(parts) == 1 else Answer(*map(torch.cat, zip(*parts, strict=True)))
 
     def log_probs(self, x: Any) -> Any:
@@ -402,8 +404,12 @@ class _Reader:
         generator, seen = torch.Generator("cpu").manual_seed(0), 0
 
         def use_batch(batch: Any) -> None:
-            nonlocal seen
             x, given = split_labels(batch)
+            with self._classifier.threads_for(x):
+                use_inputs(x, given)
+
+        def use_inputs(x: Inputs, given: Tensor | None) -> None:
+            nonlocal seen
             x = self._classifier.prepare(x)
             head, reading = self._decided(x, given)
             labels = given

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, final
 
-import torch
 import typer
 from tqdm import tqdm
 
@@ -39,10 +38,6 @@ def register(app: typer.Typer) -> None:
     def predict(
         job: Job,
         *,
-        threads: Annotated[
-            int,
-            typer.Option(min=1, help="Threads of torch; more help large networks on free cores."),
-        ] = 1,
         engine: Annotated[_Engine, typer.Option(help="Who computes.")] = _Engine.LOCAL,
         address: Annotated[
             str | None, typer.Option(help="Address of a Ray cluster; by default a local one.")
@@ -66,9 +61,8 @@ def register(app: typer.Typer) -> None:
         Exit status: 0 if all rows have an answer, 3 if some were rejected, 1 for an
         error, 2 for wrong arguments.
         """
-        torch.set_num_threads(threads)
         if engine is _Engine.RAY:
-            chosen = _cluster(address, actors, threads)
+            chosen = _cluster(address, actors)
         elif address or actors:
             raise ValueError("--address and --actors are for --engine ray")
         else:
@@ -77,12 +71,12 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(SOME_REJECTED if summary.n_rejected else 0)
 
 
-def _cluster(address: str | None, actors: int | None, threads: int) -> Engine:
+def _cluster(address: str | None, actors: int | None) -> Engine:
     try:
         from acnml.ray import Cluster
     except ModuleNotFoundError as error:
         raise ValueError(f"--engine ray: {error}") from error
-    return Cluster(address, actors, threads)
+    return Cluster(address, actors)
 
 
 def run_predict(job: Job, engine: Engine | None) -> Summary:

@@ -121,6 +121,8 @@ class Job:
             middle of it. The answers of two parts are in memory at once.
         batch_rows: rows that are read and scored together.
         device: the device of the network, for example "cuda".
+        threads: of torch, in every process. More help large networks on free cores; on a busy
+            machine, they slow small ones down.
 
     >>> Job("network.py:build", "calibrated.safetensors", "data.parquet", "scored").part_rows
     16384
@@ -136,9 +138,10 @@ class Job:
     part_rows: int = 16_384
     batch_rows: int = 1024
     device: str = "cpu"
+    threads: int = 1
 
     def __post_init__(self) -> None:
-        checks.settle_integers(self, part_rows=1, batch_rows=1)
+        checks.settle_integers(self, part_rows=1, batch_rows=1, threads=1)
         for name in ("output", "predictor", "weights"):
             path = getattr(self, name)
             if path is not None and is_uri(path):
@@ -149,5 +152,5 @@ class Job:
 
     def settings(self) -> dict[str, Any]:
         """Return what must be the same when a run goes on, as JSON data; not where files are."""
-        paths = ("predictor", "weights", "input", "output")
-        return {n: v for n, v in dataclasses.asdict(self).items() if n not in paths}
+        free = ("predictor", "weights", "input", "output", "threads")
+        return {n: v for n, v in dataclasses.asdict(self).items() if n not in free}

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar, final
 
 import pyarrow as pa
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import nn
 
@@ -34,7 +35,12 @@ Engine: TypeAlias = Callable[[Job, Sequence[Unit]], Iterator[int]]
 
 def locally(job: Job, units: Sequence[Unit]) -> Iterator[int]:
     """Score in this process: the engine of `score` unless another is given."""
-    yield from Worker(job).run(units)
+    before = torch.get_num_threads()
+    torch.set_num_threads(job.threads)
+    try:
+        yield from Worker(job).run(units)
+    finally:
+        torch.set_num_threads(before)
 
 
 def score(
