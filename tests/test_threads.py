@@ -20,13 +20,14 @@ from acnml import (
     Linearised,
     Map,
     McDropout,
+    calibrate,
     fit_bayes_by_backprop,
     fit_laplace,
     fit_swag,
 )
+from acnml import classifier as classifier_module
 from acnml._util import torch_state
 from acnml.fit import BayesByBackprop
-from acnml.fit import batches as fit_batches
 from acnml.solve import Reference
 from cases import CONV, MLP, eigen_kronecker, last_layer, normal
 
@@ -138,6 +139,40 @@ def test_fits_of_large_networks_use_all_threads(fit, two_threads, monkeypatch):
     assert set(Noting.noted) - {1} == {2}  # 1 where the products are counted
 
 
+PREDICTORS = {
+    "all layers": lambda c, q: Acnml(c, q, alpha=0.1),
+    "network": lambda c, q: Acnml(c, q, Linearised("network"), 0.1, "ignore"),
+    "bma": lambda c, q: Bma(c, q, samples=3),
+    "glm": Glm,
+}
+
+
+@pytest.mark.parametrize("make", PREDICTORS.values(), ids=PREDICTORS)
+def test_predictions_of_small_networks_use_one_thread_and_restore_the_number(make, two_threads):
+    classifier = Classifier(Noting())
+    predict = make(classifier, fit_laplace(classifier, X))
+    predict(X)  # the first call also checks the model
+    Noting.noted.clear()
+    predict(X)
+    assert set(Noting.noted) == {1}
+    with pytest.raises(ValueError, match="NaN"):
+        predict(X * torch.nan)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.filterwarnings("ignore")  # of few validation data
+def test_a_calibration_of_a_small_network_uses_one_thread_and_restores_the_number(two_threads):
+    x, labels = normal(60, 4), torch.arange(60) % 3
+    model = Noting()
+    calibrated = calibrate(model, (x, labels), (x + 0.1, labels))
+    Noting.noted[:1] = []  # the first run asks for the shape of the outputs
+    calibrated.probs(X)
+    assert set(Noting.noted) == {1}
+    with pytest.raises(ValueError, match="NaN"):
+        calibrate(model, (x, labels), (x * torch.nan, labels))
+    assert torch.get_num_threads() == 2
+
+
 def test_a_step_of_a_loop_of_ones_own_uses_one_thread(two_threads):
     BayesByBackprop(Noting(), data=12).step(X, Y)
     assert set(Noting.noted) == {1}
@@ -155,4 +190,4 @@ def test_a_step_of_a_loop_of_ones_own_uses_one_thread(two_threads):
 )
 def test_the_products_of_a_forward_pass_are_counted(model, x, products):
     one = None if x is None else normal(1, *x)
-    assert fit_batches._products(Classifier(model.double()), one) == products
+    assert classifier_module._products(Classifier(model.double()), one) == products

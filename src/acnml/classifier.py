@@ -9,6 +9,7 @@ parameters, buffers and gradients of the user's module therefore never change, e
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
 from acnml._util.structure import eval_structure, require_independent, require_viewable, unwrapped
+from acnml._util.torch_state import one_thread, threads_for
 
 NO_CHECKPOINTS = "switch the model's gradient checkpointing off"
 FLOATS = "if the inputs are integers, convert them: x.float() or x.astype('float32')"
@@ -247,6 +249,9 @@ def _run_forward(run: Forward, module: nn.Module, *args: Tensor, **kwargs: Tenso
     return run(module, x)
 
 
+# Layers whose products are counted, see `Classifier.threads_for`.
+COUNTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
 # A model is checked on the first batch, and again on batch 16, 256, 4096, ...
 CHECK_AGAIN = 16
 
@@ -271,7 +276,7 @@ class Findings:
     only_linear: dict[frozenset[str], Any] = field(default_factory=dict)
     # Name of a Linear layer -> whether the logits are its outputs, see `problem.py`.
     last_layers: dict[str, bool] = field(default_factory=dict)
-    # Products in a forward pass of one input, see `threads_for_batch` in `fit/batches.py`.
+    # Products in a forward pass of one input, see `Classifier.threads_for`.
     products: float | None = None
 
     def is_due(self, covered: Iterable[str], x: Inputs) -> bool:
@@ -577,6 +582,16 @@ class Classifier:
             "model; pass x[None] or x.unsqueeze(0) instead of x"
         )
 
+    def threads_for(self, x: Inputs) -> AbstractContextManager[None]:
+        """Use one thread if a forward pass of this batch is little work, or as many as before."""
+        if torch.get_num_threads() == 1 or self.device.type != "cpu":
+            return nullcontext()
+        findings = self.findings
+        if findings.products is None:
+            with one_thread():
+                findings.products = _products(self, batches.take(x, slice(0, 1)))
+        return threads_for(batches.size(x) * findings.products)
+
     def __repr__(self) -> str:
         tempered = "" if self.temperature == 1 else f", temperature={self.temperature:g}"
         return f"Classifier({type(self.model).__name__}{tempered})"
@@ -763,3 +778,27 @@ def _checked_logits(output: Any, size: int, any_shape: bool) -> Tensor:
             "for a binary model with logit z, return [0, z]"
         )
     return output
+
+
+def _products(classifier: Classifier, one: Inputs) -> float:
+    """Count the products in the layers of a forward pass; ∞ if some cannot be counted."""
+    layers = {n: m for n, m in classifier.model.named_modules() if isinstance(m, COUNTED)}
+    known = {id(layer.weight) for layer in layers.values()}
+    for module in classifier.model.modules():
+        for parameter in module.parameters(recurse=False):
+            is_matrix = parameter.ndim > 1 and not isinstance(module, nn.Embedding)
+            if is_matrix and id(parameter) not in known:
+                return math.inf
+    counts: list[int] = []
+
+    def counted(layer: nn.Module, _: Any, output: Tensor, inputs: int) -> Tensor:
+        counts.append(output.numel() * inputs)  # each number of the output sums up so many products
+        return output
+
+    hooks = {n: partial(counted, inputs=layer.weight[0].numel()) for n, layer in layers.items()}
+    try:
+        with torch.no_grad():
+            classifier.hooked(hooks).logits(classifier.prepare(one))
+    except (ValueError, TypeError):  # the pass itself will fail, and its error names the batch
+        return math.inf
+    return sum(counts)

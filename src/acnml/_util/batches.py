@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, cast, final
 
@@ -269,14 +270,20 @@ def _located(error: Exception, data: Iterable[Any], index: int) -> Exception:
     return kind(f"{where}: {error}")
 
 
-def in_chunks(x: Inputs, use: Callable[[Inputs], T], length: int = CHUNK) -> Iterator[T]:
+def in_chunks(
+    x: Inputs,
+    use: Callable[[Inputs], T],
+    length: int = CHUNK,
+    within: Callable[[Inputs], AbstractContextManager[Any]] = nullcontext,
+) -> Iterator[T]:
     """Yield the results of a function for the chunks of a prepared batch, of at most this length.
 
-    Errors about single inputs name them by their index in the batch, not in the chunk.
+    Each is computed in a context of its own, such as `Classifier.threads_for`. Errors about single
+    inputs name them by their index in the batch, not in the chunk.
     """
     done, total = 0, size(x)
     for chunk in chunks(x, length):
-        with checks.counting_from(done, total):
+        with checks.counting_from(done, total), within(chunk):
             found = use(chunk)
         done += size(chunk)
         yield found

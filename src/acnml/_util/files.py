@@ -83,7 +83,7 @@ def drafted(path: Path) -> Iterator[BinaryIO]:
     """
     target = Path(os.path.realpath(path))
     old = require_target(path)
-    _remove_abandoned_drafts(target)
+    remove_abandoned(target.parent, _draft_prefix(target))
     with _draft_of(target) as (draft, file):
         if old is not None:
             own = os.fstat(file.fileno()).st_mode
@@ -96,12 +96,13 @@ def drafted(path: Path) -> Iterator[BinaryIO]:
         draft.replace(target)
 
 
-def remove_abandoned(folder: Path) -> None:
-    """Remove the drafts of killed writers of any file in a folder."""
-    for draft in folder.glob(".*.tmp"):
-        middle = draft.name.removesuffix(".tmp").rpartition(".")[2]
-        if len(middle) == 32 and draft.is_file():
-            _remove_if_abandoned(draft)
+def remove_abandoned(folder: Path, prefix: str | None = None) -> None:
+    """Remove the drafts of killed writers in a folder: of one file, see `_draft_prefix`, or all."""
+    with suppress(OSError):  # a folder that cannot be listed
+        for draft in list(folder.glob(".*.tmp")):
+            head, _, unique = draft.name.removesuffix(".tmp").rpartition(".")
+            if len(unique) == 32 and prefix in (None, f"{head}.") and draft.is_file():
+                _remove_if_abandoned(draft)
 
 
 @contextmanager
@@ -129,16 +130,6 @@ def _draft_prefix(target: Path) -> str:
     if len(os.fsencode(name)) > LONGEST_NAME:
         name = hashlib.sha256(os.fsencode(name)).hexdigest()
     return f".{name}."
-
-
-def _remove_abandoned_drafts(target: Path) -> None:
-    """Remove the drafts of killed writers of this file; those of living ones are locked."""
-    prefix = _draft_prefix(target)
-    with suppress(OSError):  # a folder that cannot be listed
-        for draft in list(target.parent.iterdir()):
-            middle = draft.name[len(prefix) : -len(".tmp")]
-            if draft.name == f"{prefix}{middle}.tmp" and len(middle) == 32 and draft.is_file():
-                _remove_if_abandoned(draft)
 
 
 def _remove_if_abandoned(draft: Path) -> None:

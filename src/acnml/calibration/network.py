@@ -108,7 +108,8 @@ class Calibrated:
         with torch.inference_mode(False), torch.no_grad():
             harmless, broken = _without_broken(x) if flag else (x, None)
             prepared = self.classifier.prepare(harmless)
-            parts = [*in_chunks(prepared, answer, chunk_length(head, prepared))]
+            length, within = chunk_length(head, prepared), self.classifier.threads_for
+            parts = [*in_chunks(prepared, answer, length, within)]
         found = Answer(*(torch.cat(part) for part in zip(*parts, strict=True)))
         return found if broken is None else found.without(broken)
 
@@ -392,8 +393,12 @@ class _Reader:
         generator, seen = torch.Generator("cpu").manual_seed(0), 0
 
         def use_batch(batch: Any) -> None:
-            nonlocal seen
             x, given = split_labels(batch)
+            with self._classifier.threads_for(x):
+                use_inputs(x, given)
+
+        def use_inputs(x: Inputs, given: Tensor | None) -> None:
+            nonlocal seen
             x = self._classifier.prepare(x)
             head, reading = self._decided(x, given)
             labels = given

@@ -1,15 +1,12 @@
-"""Go over labelled data: checked labels, the loss of a batch, and how many threads it is worth."""
+"""Go over labelled data: checked labels, and the loss of a batch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import checks
@@ -21,15 +18,11 @@ from acnml._util.batches import (
     each_batch,
     size,
     split_labels,
-    take,
 )
-from acnml._util.torch_state import one_thread, threads_for
 from acnml.classifier import Classifier
 
 # A function of a prepared batch and its labels, which are None if the loader yields none.
 Step: TypeAlias = Callable[[Inputs, Tensor | None], None]
-
-MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers whose products are counted
 
 
 def over_batches(
@@ -44,8 +37,8 @@ def over_batches(
 
     def use(batch: Any) -> None:
         x, labels = split_labels(batch)
-        x = classifier.prepare(x)
-        with torch.enable_grad(), threads_for_batch(classifier, x):
+        with torch.enable_grad(), classifier.threads_for(x):
+            x = classifier.prepare(x)
             step(x, None if labels is None else checked_labels(labels, x))
         sizes.append(size(x))
 
@@ -73,41 +66,6 @@ def batch_sizes(loader: Iterable[Any]) -> list[int]:
     if not sum(sizes):
         raise ValueError("all batches of the loader are empty")
     return sizes
-
-
-def threads_for_batch(classifier: Classifier, x: Inputs) -> AbstractContextManager[None]:
-    """Use one thread if a forward pass of this batch is little work, or as many as before."""
-    if torch.get_num_threads() == 1 or classifier.device.type != "cpu":
-        return nullcontext()
-    findings = classifier.findings
-    if findings.products is None:
-        with one_thread():
-            findings.products = _products(classifier, take(x, slice(0, 1)))
-    return threads_for(size(x) * findings.products)
-
-
-def _products(classifier: Classifier, one: Inputs) -> float:
-    """Count the products in the layers of a forward pass; ∞ if some cannot be counted."""
-    layers = {n: m for n, m in classifier.model.named_modules() if isinstance(m, MATRICES)}
-    known = {id(layer.weight) for layer in layers.values()}
-    for module in classifier.model.modules():
-        for parameter in module.parameters(recurse=False):
-            is_matrix = parameter.ndim > 1 and not isinstance(module, nn.Embedding)
-            if is_matrix and id(parameter) not in known:
-                return math.inf
-    counts: list[int] = []
-
-    def counted(layer: nn.Module, _: Any, output: Tensor, inputs: int) -> Tensor:
-        counts.append(output.numel() * inputs)  # each number of the output sums up so many products
-        return output
-
-    hooks = {n: partial(counted, inputs=layer.weight[0].numel()) for n, layer in layers.items()}
-    try:
-        with torch.no_grad():
-            classifier.hooked(hooks).logits(one)
-    except (ValueError, TypeError):  # the pass itself will fail, and its error names the batch
-        return math.inf
-    return sum(counts)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor | None) -> Tensor:

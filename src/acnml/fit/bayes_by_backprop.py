@@ -38,7 +38,6 @@ from acnml.fit.batches import (
     cross_entropy,
     over_batches,
     require_loader,
-    threads_for_batch,
 )
 from acnml.posteriors import Diagonal
 
@@ -181,7 +180,7 @@ class BayesByBackprop:
     def step(self, x: Inputs, labels: Tensor) -> None:
         """Take one step on a batch of inputs and class indices (B,)."""
         x = self._classifier.prepare(as_inputs(x))
-        with torch.enable_grad(), threads_for_batch(self._classifier, x):
+        with torch.enable_grad(), self._classifier.threads_for(x):
             self._step(x, checked_labels(as_tensor(labels, "labels"), x))
 
     def _step(self, x: Inputs, labels: Tensor | None) -> None:

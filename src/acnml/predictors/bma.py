@@ -93,7 +93,8 @@ class Bma(Predictor):
         prepared = self.classifier.prepare(x)
         if self.classifier.findings.is_due((), prepared):
             check(self.classifier, prepared)
-        averages = torch.cat([*in_chunks(prepared, self._average)])
+        within = self.classifier.threads_for
+        averages = torch.cat([*in_chunks(prepared, self._average, within=within)])
         if not self._is_used:
             self.classifier.require_used(prepared, self.posterior.mean)
             object.__setattr__(self, "_is_used", True)

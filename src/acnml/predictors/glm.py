@@ -115,7 +115,8 @@ class Glm(Predictor):
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the expected probabilities."""
-        return torch.cat([*in_chunks(self.classifier.prepare(x), self._linked)])
+        prepared, within = self.classifier.prepare(x), self.classifier.threads_for
+        return torch.cat([*in_chunks(prepared, self._linked, within=within)])
 
     def _linked(self, x: Inputs) -> Tensor:
         # The links need all of V, not only the covariance of differences.

@@ -92,7 +92,8 @@ class McDropout(Predictor):
         masks = _Masks(self.seed)
         layers = _dropout_layers(self.classifier)
         dropping = self.classifier.hooked({name: masks.hook(one) for name, one in layers.items()})
-        return torch.cat([*in_chunks(prepared, partial(self._average, dropping))])
+        average, within = partial(self._average, dropping), self.classifier.threads_for
+        return torch.cat([*in_chunks(prepared, average, within=within)])
 
     def _average(self, dropping: Classifier, x: Inputs) -> Tensor:
         return log_mean([finite_log_probs(dropping, x) for _ in range(self.samples)])
