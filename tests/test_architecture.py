@@ -38,7 +38,7 @@ MAY_KNOW = {
     "transformers": {"_util", "calibration", "classifier", "storage"},
     "tuning": {"problem", "_util", "calibration", "fit", "metrics", "predictors", "solution"},
     "conformal": {"metrics"},
-    "outcomes": set(),
+    "outcomes": {"_util"},
     "decisions": {"outcomes"},
     "accuracy": {"outcomes"},
     "monitor": {"accuracy", "outcomes"},

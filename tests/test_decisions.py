@@ -125,6 +125,10 @@ class TestCertificates:
         found = at_most_risk(sureness, ~sureness.isnan(), risk=0.02)
         assert 0 < found.accepted <= 820
         assert found.threshold > -math.inf
+        most = at_least_coverage(sureness, ~sureness.isnan(), coverage=0.7)
+        assert 0.7 * 1000 < most.accepted < 800
+        none = at_least_coverage(sureness, ~sureness.isnan(), coverage=0.85)  # 0.8 have an answer
+        assert (none.is_certified, none.needed) == (False, None)
 
     def test_ties_are_accepted_together(self):
         sureness = torch.tensor([0.9] * 150 + [0.5] * 850)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import acnml
 from acnml import Gradient, Linearised
 from acnml._util import memory
 from acnml._util.memory import free_bytes
 from acnml.fit.refitting import Refit
+from cases import MLP, diagonal
 
 WITH_MEMORY = [Gradient, Linearised, Refit]
 CPU = torch.device("cpu")
@@ -72,3 +74,15 @@ def test_limits_of_containers(cgroups, place):
     assert free_bytes(CPU) == GB
     (cgroups / place / "memory.stat").write_text(f"anon 5\ninactive_file {GB}\n")
     assert free_bytes(CPU) == 2 * GB
+
+
+def test_limits_are_looked_up_once(monkeypatch):
+    """And not at every prediction: the files of a container are many."""
+    asked = []
+    monkeypatch.setattr(memory, "free_bytes", lambda device: asked.append(device) or GB)
+    memory.default_budget.cache_clear()
+    predict = acnml.Acnml(acnml.Classifier(MLP.model()), diagonal(MLP.model()))
+    for size in (1, 5, 300):
+        predict(MLP.x(size))
+    assert asked == [CPU]
+    memory.default_budget.cache_clear()

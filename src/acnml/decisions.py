@@ -69,7 +69,7 @@ class Certificate:
         risk: certified upper bound of the risk; 1 if nothing is certified.
         coverage: certified lower bound of the coverage; 0 if none was asked for.
         needed: how many examples would be enough for a certificate, if they are like these; None
-            if there is one, or if even the surest predictions are wrong too often.
+            if there is one, or if too many of these are wrong or have no answer.
 
     >>> from acnml.decisions import Certificate
     >>> Certificate(0.9, examples=1000, accepted=800, errors=6, risk=0.02).is_certified
@@ -131,7 +131,7 @@ which 0.8 % are wrong. On data like these at most 2.0 % are wrong, with 95 % con
     def _sentence(self, found: Certificate) -> str:
         if not found.is_certified:
             return f"No threshold can be certified with {found.examples:,} examples. " + (
-                "More of them would not help: even the surest predictions are wrong too often."
+                "More of them would not help: too many are wrong, or have no answer."
                 if found.needed is None
                 else f"About {found.needed:,} would be enough, if they are like these."
             )
@@ -254,9 +254,11 @@ def at_least_coverage(
     level, count = (1 - confidence) / 2, len(ranked.values)
     # The coverage of the k surest of N is Beta(k, N - k + 1): P(coverage < c) = P(Bin(N, c) ≥ k).
     least = _first(count + 1, lambda k: binomial_cdf(k - 1, count, coverage) >= 1 - level)
-    if least > count:
+    answered = int((ranked.values > -math.inf).sum())
+    if least > answered:
         needed = math.ceil(math.log(level) / math.log(coverage))  # all of them: c^N ≤ level
-        return Certificate(math.inf, count, 0, 0, 1.0, needed=needed)
+        enough = needed if answered == count else None
+        return Certificate(math.inf, count, 0, 0, 1.0, needed=enough)
     accepted = ranked.with_ties(least)
     bound = upper_bound(int(ranked.errors[accepted]), accepted, 1 - level)
     return ranked.certificate(accepted, bound, coverage)

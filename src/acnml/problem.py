@@ -145,10 +145,6 @@ class LogitSolver(ABC):
     def of(self, problem: Problem) -> Solution:
         """Solve for every label of every input of a problem."""
 
-    def log_lik_of(self, problem: Problem) -> Tensor:
-        """Return only the log-likelihoods (B, K)."""
-        return self.of(problem).log_lik
-
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
         parts = problems(classifier, posterior, x, self.memory)
@@ -156,8 +152,7 @@ class LogitSolver(ABC):
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution."""
-        parts = problems(classifier, posterior, x, self.memory)
-        return torch.cat(each_solved(parts, self.log_lik_of, batches.size(x)))
+        return self(classifier, posterior, x).log_lik
 
 
 # Who makes a problem ------------------------------------------------------------------------------

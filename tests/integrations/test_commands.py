@@ -19,7 +19,7 @@ from acnml import Classifier, cli
 from acnml._util import messages
 from acnml.fit import fit_curvature
 from cases import normal, small_network
-from scored import calibrated_files, rows, write_parquet
+from scored import rows, write_parquet
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -28,8 +28,7 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 @pytest.fixture
-def predict(tmp_path):
-    files = calibrated_files(tmp_path)
+def predict(files, tmp_path):
     x = rows(100)
     x[[3, 50]] = np.nan
     write_parquet(tmp_path / "data.parquet", x, name=[str(i) for i in range(100)])

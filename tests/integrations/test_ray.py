@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from acnml.ray import Cluster, fit, score
 from acnml.scoring import Job, Reading
 from acnml.scoring import score as score_files
 from cases import normal
-from scored import HERE, build, calibrated_files, contents, predictor_of, rows, write_parquet
+from scored import HERE, build, contents, predictor_of, rows, write_parquet
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray and the packages that it uses
 
@@ -57,11 +56,6 @@ def cluster(pids):
     )
     yield
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, str]:
-    return calibrated_files(tmp_path_factory.mktemp("model"))
 
 
 def test_all_workers_are_killed_in_the_middle(files, tmp_path, pids):
@@ -157,13 +151,6 @@ def test_fits_of_shards_add_up():
         assert total.log_evidence(tau) == pytest.approx(whole.log_evidence(tau), rel=1e-12)
     with pytest.raises(ValueError, match="there are no shards"):
         fit([], fitted)
-
-
-def test_without_a_path_for_results_nothing_is_read(files, tmp_path):
-    """Errors of a job are those of the local engine."""
-    names = {"input": str(Path(tmp_path) / "nowhere"), "output": str(tmp_path / "out")}
-    with pytest.raises(ValueError, match="there is no file or folder"):
-        score_files(Job(**files, **names), Cluster())
 
 
 @pytest.mark.parametrize("function", [score, fit])

@@ -32,12 +32,7 @@ from acnml.scoring.output import Folder
 from acnml.scoring.run import Worker
 from acnml.scoring.scorer import Scorer
 from cases import MLP, diagonal
-from scored import calibrated_files, contents, read, rejects, rows, write_parquet
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, str]:
-    return calibrated_files(tmp_path_factory.mktemp("model"))
+from scored import contents, read, rejects, rows, write_parquet
 
 
 @pytest.fixture

@@ -18,23 +18,7 @@ from acnml.scoring import Job, Reading, ScoringError, score
 from acnml.scoring.job import COLUMNS
 from acnml.scoring.output import fcntl
 from acnml.scoring.run import locally
-from scored import calibrated_files, contents, read, rows, write_parquet
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, str]:
-    return calibrated_files(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def job(files, tmp_path) -> Job:
-    return Job(
-        **files,
-        input=str(tmp_path / "data.parquet"),
-        output=str(tmp_path / "scored"),
-        part_rows=50,
-        batch_rows=16,
-    )
+from scored import contents, read, rows, write_parquet
 
 
 def without_part(job: Job, number: int) -> dict[str, bytes]:
@@ -128,18 +112,6 @@ def test_one_run_at_a_time_uses_a_folder(job):
     assert score(job, running(begin_others)).scored == 100
     with pytest.raises(ScoringError, match="has results of another job: it had other batch_rows"):
         score(replace(job, batch_rows=8))
-
-
-def test_parts_that_changed_places_are_noticed(job):
-    """They have as many rows, but others."""
-    write_parquet(Path(job.input), rows(150))
-    score(job)
-    first, second = (Path(job.output) / f"part-0000000{i}.parquet" for i in (0, 1))
-    content = first.read_bytes()
-    second.replace(first)
-    second.write_bytes(content)
-    with pytest.raises(ScoringError, match=r"part-0000000[01]\.parquet or its rejects are damaged"):
-        score(job)
 
 
 def test_if_no_row_has_an_answer_all_are_rejected(job):

@@ -211,13 +211,10 @@ class Acnml(NmlPredictor):
         return None, index[kept]
 
     def _unchecked(self, x: Inputs) -> Solution:
-        """Solve for a prepared batch without looking at residuals."""
-        if self.logit_solver is None:
-            scaled = self.posterior.scaled(self.alpha)
-            log_lik = self.solver.log_lik(self.classifier, scaled, x)
-        else:
-            solver = self.logit_solver
-            log_lik = torch.cat(self._by_problem(x, solver.log_lik_of))
+        """Solve for a prepared batch, without residuals if they take another gradient."""
+        if self.logit_solver is not None:
+            return self._solved(x)
+        log_lik = self.solver.log_lik(self.classifier, self.posterior.scaled(self.alpha), x)
         unknown = torch.full_like(log_lik, torch.nan)
         return Solution(log_lik, unknown, unknown, torch.zeros_like(log_lik, dtype=torch.bool))
 
@@ -225,13 +222,8 @@ class Acnml(NmlPredictor):
         """Solve for a prepared batch."""
         if self.logit_solver is None:
             return self.solver(self.classifier, self.posterior.scaled(self.alpha), x)
-        return joined(self._by_problem(x, self.logit_solver.of))
-
-    def _by_problem(self, x: Inputs, solve: Callable[[Problem], T]) -> list[T]:
-        memory = None if self.logit_solver is None else self.logit_solver.memory
-        parts = problems(self.classifier, self.posterior, x, memory)
-        scaled = (problem.scaled(self.alpha) for problem in parts)
-        return each_solved(scaled, solve, batches.size(x))
+        parts = problems(self.classifier, self.posterior, x, self.logit_solver.memory)
+        return joined(each_solved(parts, self.solve_problem, batches.size(x)))
 
     def _report(self, unsolved: Tensor, residual: Tensor) -> None:
         """Warn of unsolved labels (B, K), or raise an error."""

@@ -19,7 +19,7 @@ from acnml.fit.laplace import fit_curvature
 from acnml.posteriors.base import Posterior
 from acnml.predictors.base import NmlPredictor, matched
 from acnml.problem import Problem, problems
-from acnml.solve.influence import Influence, SelfInfluence, self_influence
+from acnml.solve.influence import SelfInfluence, self_influence
 
 T = TypeVar("T")
 
@@ -74,7 +74,12 @@ class IfComp(NmlPredictor):
 
         It can exceed 0, and so the regret can exceed log K.
         """
-        return torch.cat(self._each(x, lambda p: Influence().log_lik_of(p.scaled(self.alpha))))
+
+        def estimated(problem: Problem) -> Tensor:
+            terms = self_influence(problem.scaled(self.alpha))
+            return (terms.log_probs + terms.gain).to(problem.dtype)
+
+        return torch.cat(self._each(x, estimated))
 
     @arrays_for_arrays
     def influence(self, x: Inputs) -> Tensor:

@@ -59,13 +59,9 @@ class Influence(LogitSolver):
 
     def of(self, problem: Problem) -> Solution:
         """Estimate the log-likelihood of every label of every input."""
-        log_lik = self.log_lik_of(problem)
+        log_lik = torch.stack(self_influence(problem)).sum(0).to(problem.dtype)
         residual = _residual(problem.logits, problem.kernel).to(problem.dtype)
         return Solution(log_lik, residual, torch.zeros_like(log_lik), residual <= UNSOLVED)
-
-    def log_lik_of(self, problem: Problem) -> Tensor:
-        """Return the estimates, without residuals."""
-        return torch.stack(self_influence(problem)).sum(0).to(problem.dtype)
 
 
 def self_influence(problem: Problem) -> SelfInfluence:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, final
 
-import torch
 from torch import Tensor
 
 from acnml._engine.rows import Rows
@@ -15,7 +14,7 @@ from acnml._util.batches import Inputs
 from acnml._util.memory import require_memory
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
-from acnml.problem import LogitSolver, Problem, each_solved, exact_problems, joined
+from acnml.problem import LogitSolver, Problem, each_solved, exact_problems, joined, problems
 from acnml.solution import REMEDY, UNSOLVED, Solution, UnsolvedError
 from acnml.solve.ascent import Ascent
 from acnml.solve.base import RowSolver, Solved, label_chunks
@@ -118,21 +117,24 @@ class Linearised(LogitSolver):
 
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
-        if self.takes_problem:
-            return super().__call__(classifier, posterior, x)
-        parts = exact_problems(classifier, posterior, x, self.memory)
+        parts = self._problems(classifier, posterior, x)
         if parts is None:
             return _Network(self)(classifier, posterior, x)
         return joined(each_solved(parts, self.of, batches.size(x)))
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
-        if self.takes_problem:
-            return super().log_lik(classifier, posterior, x)
-        parts = exact_problems(classifier, posterior, x, self.memory)
+        parts = self._problems(classifier, posterior, x)
         if parts is None:
             return _Network(self).log_lik(classifier, posterior, x)
-        return torch.cat(each_solved(parts, self.log_lik_of, batches.size(x)))
+        return joined(each_solved(parts, self.of, batches.size(x))).log_lik
+
+    def _problems(
+        self, classifier: Classifier, posterior: Posterior, x: Inputs
+    ) -> Iterator[Problem] | None:
+        """Return the problem in parts, or None if the network itself is to be evaluated."""
+        make = problems if self.takes_problem else exact_problems
+        return make(classifier, posterior, x, self.memory)
 
 
 @final
