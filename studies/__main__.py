@@ -168,29 +168,6 @@ def train(
     train_network(build(kind, chosen, settings or []), network, seed, out, weights)
 
 
-def compare(
-    metrics: Annotated[Path, typer.Argument(help="A study's metrics.csv.")],
-    ours: Annotated[str, typer.Argument(help="A method, as in the column name.")],
-    others: Annotated[list[str], typer.Argument(help="The same, one or more.")],
-    shifts: Annotated[list[str], typer.Option(help="Regular expression; a group of shifts.")],
-    inputs: Annotated[int, typer.Option(help="Inputs of every shift.")] = 1000,
-    score: Annotated[list[str] | None, typer.Option(help="By default ECE, Brier, NLL.")] = None,
-) -> None:
-    """Compare methods of finished results: mean scores, and at how many shifts ours is lower.
-
-    For example: compare docs/results/cifar10-c/metrics.csv "ACNML SWAG-D, paper's" "MAP SWA"
-    --shifts ' 5$'
-    """
-    from studies.engine.compare import as_markdown
-    from studies.engine.compare import compare as compared
-
-    scores = score or ["ece", "brier", "nll"]
-    try:
-        print(as_markdown(list(compared(metrics, ours, others, shifts, inputs, scores))))
-    except EXPECTED as error:
-        sys.exit(str(error))
-
-
 def build_app() -> typer.Typer:
     """Return all commands."""
     app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -206,7 +183,6 @@ def build_app() -> typer.Typer:
     for kind in kinds().values():
         register(app, kind)
     app.command()(train)
-    app.command()(compare)
     commands.register(app)
     return app
 

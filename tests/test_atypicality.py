@@ -124,6 +124,17 @@ def test_a_class_without_training_data_is_never_the_nearest():
     assert of_missing > 2 * of_others
 
 
+def test_single_inputs_of_classes_have_one_mean():
+    x, _ = data()
+    train, held_out = slice(0, 500), slice(500, 600)
+    each, groups = moments_of(x[train], torch.arange(500), classes=500), torch.arange(100)
+    one = moments_of(x[train], torch.zeros(500, dtype=torch.int64), classes=1)
+    found = Atypicality.fit(each, x[held_out], groups)
+    expected = Atypicality.fit(one, x[held_out], torch.zeros(100, dtype=torch.int64))
+    assert len(found.class_means) == 1
+    torch.testing.assert_close(found(x.float()), expected(x.float()))
+
+
 def test_another_number_of_features_is_refused():
     x, labels = data()
     score = Atypicality.fit(moments_of(x[:500], labels[:500]), x[500:], labels[500:])

@@ -342,6 +342,7 @@ def test_one_file_holds_all_of_it(fitted, tmp_path):
     acnml.save(found.calibrator, tmp_path / "core.safetensors")
     core = acnml.load(tmp_path / "core.safetensors")
     assert torch.equal(core.probs(model(x), found.features(x)), found.probs(x))
+    assert torch.equal(core.regret(model(x), found.features(x)), found.regret(x))
 
 
 def test_printed_it_explains_itself(fitted):
@@ -371,7 +372,8 @@ def test_moments_of_parts_stand_for_the_training_data(classes):
     parts = [acnml.atypicality.Moments(count) for _ in range(3)]
     for part, rows in zip(parts, np.array_split(np.arange(700), 3), strict=True):
         part.add(torch.from_numpy(features[rows]), torch.from_numpy(labels[rows]))
-    merged = fit_calibrator(parts[0] + parts[1] + parts[2], validation)
+    nothing = acnml.atypicality.Moments(count)
+    merged = fit_calibrator(nothing + parts[0] + parts[1] + parts[2], validation)
     whole = fit_calibrator((features[:700], labels[:700]), validation)
     assert merged.alpha == pytest.approx(whole.alpha, rel=1e-4)
 

@@ -35,20 +35,6 @@ def test_probit_is_its_formula(case, build):
     torch.testing.assert_close(Glm(Classifier(model), build(model))(case.x()), expected, **FINE)
 
 
-@pytest.mark.parametrize("link", [Probit(), LogitSampling(samples=5000)])
-def test_more_variance_is_less_confident(link):
-    """Both classes have the same variance. Otherwise the class with more variance may gain."""
-    logits, eye = (
-        torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]]).double(),
-        torch.eye(2).double(),
-    )
-    moments = [
-        Problem(logits, DenseKernel((var * eye).expand(3, 2, 2))) for var in (0.1, 1.0, 10.0)
-    ]
-    confidences = torch.stack([link(m).max(-1).values for m in moments])
-    assert (confidences.diff(dim=0) < 0).all()
-
-
 def two_class_moments(n: int = 6) -> Problem:
     """Means and kernels of two classes, the last kernels singular."""
     kernel = 3 * spd(n, 2, seed=5)

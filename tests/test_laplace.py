@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from functools import reduce
@@ -11,8 +10,6 @@ from typing import final
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,8 +25,7 @@ from acnml.fit import (
 )
 from acnml.fit.curvature import EkfacCurvature
 from acnml.fit.fisher import Outputs
-from acnml.posteriors import EigenBlock
-from cases import CONV, MLP, MODELS, Case, Sequence, affine_layers, normal, small_network, spd
+from cases import CONV, MLP, MODELS, Case, affine_layers, normal, small_network
 from dense import covariance, vector
 from fits import (
     CASES,
@@ -52,17 +48,6 @@ by_fisher = pytest.mark.parametrize("fisher", FISHERS, ids=lambda fisher: type(f
 
 def fitted(case: Case, structure: str, *sizes: int, **options):
     return fit_curvature(case.model(), labelled(case, *sizes), structure=structure, **options)
-
-
-def blocks(matrix: torch.Tensor, curvature) -> torch.Tensor:
-    """Set entries between parameters of different layers or groups to zero."""
-    dense = [
-        EigenBlock.damped(
-            f.layer, spd(*f.inputs.shape[:-1], seed=1), spd(*f.gradients.shape[:-1], seed=2), 1.0
-        )
-        for f in curvature.factors
-    ]
-    return matrix * (covariance(acnml.Kronecker(curvature.mean, tuple(dense))) != 0)
 
 
 # Against the exact matrix ------------------------------------------------------------------------
@@ -117,21 +102,6 @@ def test_eigenvalues_are_the_exact_diagonal_in_the_eigenbasis_of_kfac(case):
     if case is SHARED:
         diagonal = fitted(case, "diag", 3, 4).diagonal
         torch.testing.assert_close(vector(diagonal), H.diagonal(), **TIGHT)
-
-
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(st.integers(0, 1000), st.integers(1, 6), st.sampled_from(CASES))
-def test_ekfac_is_never_farther_from_the_curvature_than_kfac(seed, n, case):
-    """In the Frobenius norm of every layer's block; equal only if KFAC is exact."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = case.build().double()
-    kron, ekfac = (fit_curvature(model, labelled(case, n), structure=s) for s in ("kron", "ekfac"))
-    H = blocks(gauss_newton(model, case.x(n), kron.mean), kron)
-    ours, theirs = ((dense(c) - H).norm().item() for c in (ekfac, kron))
-    assert ours <= theirs * (1 + 1e-9) + 1e-9
-    if n > 1:
-        assert ours < theirs
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
@@ -341,18 +311,6 @@ def test_curvatures_of_parts_add_up(case, structure, fisher, tmp_path):
             parts[2] + fit_curvature(classifier, data[:1], structure="ekfac", fisher=fisher)
 
 
-def test_parts_may_have_other_numbers_of_positions():
-    """A layer's mean over positions is weighted by positions, not by examples."""
-    classifier = Classifier(Case("sequence", Sequence, lambda n: normal(n, 6, 3)).model())
-    batches = [normal(2, 6, 3, seed=1), normal(5, 2, 3, seed=2)]
-    whole = fit_curvature(classifier, batches)
-    found = reduce(add, [fit_curvature(classifier, [x]) for x in batches])
-    assert whole.data == found.data == 7
-    assert whole.positions == found.positions == (2 * 6 + 5 * 2, 7)
-    for a, b in zip(tensors(found), tensors(whole), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
 @by_structure
 def test_single_precision_is_stored_and_adds_up_to_rounding(structure, tmp_path):
     model, x = MLP.model().float(), normal(12, 4).float()
@@ -416,22 +374,6 @@ def test_the_summed_fisher_is_positive_however_confident_the_network_is():
     assert torch.linalg.eigvalsh(G)[0] > -1e-14 * G.max()
 
 
-@by_fisher
-def test_squares_in_a_basis_are_those_of_the_vectors(fisher):
-    """Confident predictions too, for which the closed form subtracts nearly equal numbers."""
-    probs = (12 * normal(6, 4)).softmax(-1)
-    U, labels = torch.linalg.qr(normal(4, 4, seed=1))[0], torch.arange(6) % 4
-
-    def outputs(dtype=torch.float64):
-        return Outputs(probs.to(dtype), labels, torch.Generator().manual_seed(3))
-
-    expected = torch.stack([(s @ U) ** 2 for s in fisher.vectors(outputs())]).sum(0)
-    torch.testing.assert_close(fisher.squares(outputs(), U), expected, rtol=1e-6, atol=1e-14)
-    single = fisher.squares(outputs(torch.float32), U.float())
-    assert single.dtype == torch.float32
-    torch.testing.assert_close(single.double(), expected, rtol=1e-3, atol=1e-7)
-
-
 # What a fit covers, and what it leaves alone -----------------------------------------------------
 
 AFFINE = ["stem.weight", "stem.bias", "grouped.weight", "grouped.bias", "head.weight", "head.bias"]
@@ -475,13 +417,3 @@ def test_leaves_the_model_alone_and_survives_in_place_activations():
     assert model.training
     assert all(p.grad is None for p in model.parameters())
     assert not model[0]._forward_hooks
-
-
-@pytest.mark.parametrize("name", [name for name in acnml.__all__ if name.startswith("fit_")])
-def test_settings_of_fits_are_given_by_name(name):
-    """After the network and its data, so that no number is taken for another one."""
-    parameters = inspect.signature(getattr(acnml, name)).parameters.values()
-    data = ("classifier", "model", "data", "train", "validation")
-    rest = [p for p in parameters if p.name not in data and not p.name.endswith("loader")]
-    assert rest
-    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in rest)

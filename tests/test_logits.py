@@ -13,13 +13,12 @@ from torch import nn
 import acnml
 from acnml import Acnml, Classifier, Linearised, LowRank
 from acnml import problem as making
-from acnml._algebra.kernels import DenseKernel, DiagonalKernel, centred_variances
+from acnml._algebra.kernels import DenseKernel, DiagonalKernel
 from acnml.problem import Features, Problem, of_features
 from acnml.solve import newton
-from acnml.solve.logits import Precision, Start, background, coefficients, solve
-from acnml.solve.newton import Rows, ascend, settled
+from acnml.solve.logits import Precision, coefficients, solve
 from cases import POSTERIORS, affine_layers, normal
-from heads import KINDS, by_scipy, covariance, kernel
+from heads import KINDS, by_scipy, kernel
 
 ALL = Precision(negligible=0.0)
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -63,28 +62,6 @@ def test_a_thousand_classes(kind):
     close(solved.log_lik[0, labels], z.log_softmax(-1)[range(8), labels])
 
 
-def test_a_weight_per_input():
-    logits, V = normal(3, 7), kernel("dense", 3, 7)
-    weights = torch.tensor([0.1, 2.0, 50.0]).double()
-    together = solve(logits, V.scaled(weights), ALL).log_lik
-    for i, weight in enumerate(weights.tolist()):
-        one = solve(logits[i : i + 1], V.take(slice(i, i + 1)).scaled(weight), ALL).log_lik
-        close(together[i : i + 1], one)
-
-
-@pytest.mark.parametrize("name", ["diagonal", "kronecker_eigen", "low_rank"])
-@pytest.mark.parametrize("classes", [3, 70])
-def test_the_literal_iteration_converges_to_the_solution(name, classes):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(5, classes)).double()
-    classifier, x = Classifier(model).tempered(0.5), normal(3, 5)
-    posterior = POSTERIORS[name](model).scaled(0.05)
-    exact = Linearised(negligible=0, tolerance=1e-10)(classifier, posterior, x)
-    literal = acnml.solve.Reference(steps=300, step_size=0.2)(classifier, posterior, x)
-    close(exact.log_lik, literal.log_lik, 1e-8)
-
-
 @pytest.mark.parametrize("name", ["diagonal", "kronecker_eigen"])
 def test_single_precision_models_get_the_solution_of_double_precision_ones(name):
     with torch.random.fork_rng():
@@ -112,51 +89,6 @@ def test_labels_left_out_gain_no_more_than_their_bound(kind, seed):
     close(pruned.log_lik[~left_out], exact.log_lik[~left_out])
 
 
-def test_some_labels_are_left_out():
-    logits, V = 6 * normal(2, 90), kernel("spectral", 2, 90).scaled(0.1)
-    omitted = solve(logits, V).omitted
-    assert ((omitted > 0).sum(-1) >= 20).all()
-    assert ((omitted == 0).sum(-1) >= 1).all()
-
-
-@each_kind
-@pytest.mark.parametrize("width", [0.01, 1.0, 30.0])
-def test_the_bound_holds_for_any_distribution(kind, width):
-    logits, V = 3 * normal(4, 9, seed=1), kernel(kind, 4, 9).scaled(width)
-    log_lik = solve(logits, V, ALL).log_lik
-    at_mean = logits.log_softmax(-1)
-    good = background(logits, at_mean, V, centred_variances(V))
-    for log_q in (good, at_mean, torch.zeros_like(logits).log_softmax(-1)):
-        assert (log_lik <= Start.of(logits, V, log_q).upper_bound(at_mean) + 1e-9).all()
-    assert (log_lik >= at_mean).all()
-
-
-def test_one_settling_step_solves_a_diagonal_problem():
-    logits, var = 3 * normal(1, 8), 5 * normal(1, 8, seed=1).exp()
-    uniform = torch.full_like(logits, 1 / 8)
-    p = settled(logits - var * uniform, uniform, var)
-    close(p, (logits - var * p).softmax(-1), 1e-6)
-
-
-def test_constants_do_not_matter():
-    """Only differences of logits count: V + a1ᵀ + 1aᵀ is the same problem as V."""
-    logits, matrix, a = normal(1, 12), covariance(12, 0.5)[None], 0.2 * normal(12, 1)
-    moved = matrix + a + a.T + 3
-    assert torch.linalg.eigvalsh(moved).min() > 0
-    plain, shifted = (solve(logits, DenseKernel(m), ALL) for m in (matrix, moved))
-    close(plain.log_lik, shifted.log_lik)
-    close(*(centred_variances(DenseKernel(m)) for m in (matrix, moved)), 1e-12)
-
-
-def test_exact_steps_help_where_cheap_ones_are_not_enough(monkeypatch):
-    logits, V = 3 * normal(2, 20), kernel("dense", 2, 20, coupling=2.0).scaled(10.0)
-    expected = solve(logits, V, ALL)
-    monkeypatch.setattr("acnml.solve.logits.CHEAP_STEPS", 1)
-    found = solve(logits, V, ALL)
-    assert (found.residual <= 1e-9).all()
-    close(found.log_lik, expected.log_lik)
-
-
 def test_the_residual_says_how_far_a_row_is():
     logits, V = 3 * normal(2, 20), kernel("dense", 2, 20, coupling=2.0).scaled(10.0)
     expected = solve(logits, V, ALL)
@@ -165,17 +97,6 @@ def test_the_residual_says_how_far_a_row_is():
     far = (rough.log_lik - expected.log_lik).abs()
     reach = (2 * expected.log_lik - 2 * logits.log_softmax(-1)).clamp(min=0).sqrt()  # ≥ ‖u‖
     assert (far <= rough.residual * (reach + 2 * rough.residual) + 1e-9).all()
-
-
-def test_exact_steps_converge_quadratically():
-    logits, V = normal(1, 6), kernel("dense", 1, 6)
-    index, labels = torch.zeros(6, dtype=torch.long), torch.arange(6)[:, None]
-    var = centred_variances(V)[index]
-    rows = Rows(V, index, logits[index], var, labels)
-    zeros = torch.zeros(6, 6).double()
-    sizes = [ascend(rows, rows.point(zeros, zeros), True, 0.0, n)[1].max() for n in range(2, 5)]
-    assert sizes[1] <= 2 * sizes[0] ** 2
-    assert sizes[2] <= max(2 * sizes[1] ** 2, 1e-14)
 
 
 # Any problem: the seed, the number of classes, and orders of magnitude.
@@ -217,25 +138,6 @@ def test_bounds_and_batches(seed, classes, kind, log_alpha, log_logits):
     for i in range(3):
         alone = solve(logits[i : i + 1], V.take(slice(i, i + 1)), ALL)
         close(alone.log_lik[0], solved.log_lik[i], 1e-8)
-
-
-@settings(max_examples=30, deadline=None)
-@problems
-def test_order_of_classes_does_not_matter(seed, classes, kind, log_alpha, log_logits):
-    logits, V = problem(seed, classes, kind, log_logits)
-    order = torch.randperm(classes, generator=torch.Generator().manual_seed(seed))
-    matrix = 10**log_alpha * V.dense()
-    plain = solve(logits, DenseKernel(matrix), ALL).log_lik
-    permuted = solve(logits[:, order], DenseKernel(matrix[:, order][:, :, order]), ALL).log_lik
-    close(plain[:, order], permuted, 1e-8)
-
-
-@settings(max_examples=30, deadline=None)
-@problems
-def test_log_likelihoods_rise_with_alpha(seed, classes, kind, log_alpha, log_logits):
-    logits, V = problem(seed, classes, kind, log_logits)
-    less, more = (solve(logits, V.scaled(f * 10**log_alpha), ALL) for f in (1.0, 2.0))
-    assert (more.log_lik >= less.log_lik - 1e-8).all()
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e4, 1e8])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import ClassVar
 
@@ -28,33 +27,6 @@ def test_zero_dropout_is_map(case):
     torch.testing.assert_close(
         McDropout(classifier, samples=3)(case.x()), Map(classifier)(case.x()), **FINE
     )
-
-
-def test_one_draw_has_the_exact_expectation_and_variance_in_logit_space():
-    """E[W(x ⊙ m / (1-p))] = Wx, Var = p/(1-p) Σ_d (W_d x_d)²: for logit differences z_0 - z_k.
-
-    log p_0 - log p_k of a single forward pass is z_0 - z_k; every row has masks of its own.
-    """
-    model, x, rate, n = input_dropout(0.3), normal(1, 4, seed=1), 0.3, 20_000
-    log_probs = McDropout(Classifier(model), samples=1)(x.expand(n, 4))
-    gaps = log_probs[:, :1] - log_probs[:, 1:]
-    expected = Map(Classifier(model))(x)
-    weights = (model[1].weight[:1] - model[1].weight[1:]).detach()
-    var = rate / (1 - rate) * ((weights * x) ** 2).sum(-1)
-    errors = gaps.mean(0) - (expected[0, :1] - expected[0, 1:])
-    assert (errors.abs() < 4.5 * (var / n).sqrt()).all()
-    torch.testing.assert_close(gaps.var(0), var, rtol=0.05, atol=0)
-
-
-def test_average_converges_to_the_sum_over_all_masks():
-    model, x, rate, rows = input_dropout(0.3), normal(1, 4, seed=1), 0.3, 2000
-    masks = torch.tensor(list(itertools.product([0.0, 1.0], repeat=4))).double()
-    weights = (masks * (1 - rate) + (1 - masks) * rate).prod(-1)
-    probs = model[1](x * masks / (1 - rate)).softmax(-1).detach()
-    expected = weights @ probs
-    var = weights @ (probs - expected) ** 2
-    actual = McDropout(Classifier(model), samples=10)(x.expand(rows, 4)).exp().mean(0)
-    assert ((actual - expected).abs() < 4.5 * (var / (10 * rows)).sqrt()).all()
 
 
 def test_dropout_is_the_average_over_its_forward_passes():
@@ -87,14 +59,6 @@ def test_all_kinds_of_dropout_are_on_and_batch_norm_is_not(dropout, shape):
     actual = McDropout(Classifier(model.train()), samples=1, seed=2)(x)
     torch.testing.assert_close(actual, expected, **FINE)
     assert not torch.allclose(actual, Map(Classifier(model))(x))
-
-
-def test_dropout_in_a_transformer_layer_is_on():
-    """In eval mode torch uses a fast path that skips the layer's dropout modules."""
-    encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
-    model = small_network(encoder, nn.Flatten(), nn.Linear(12, 3))
-    classifier, x = Classifier(model), normal(2, 3, 4)
-    assert not torch.allclose(McDropout(classifier, samples=3)(x), Map(classifier)(x))
 
 
 def test_dropout_is_off_again_afterwards_also_after_a_failure():

@@ -95,43 +95,6 @@ def test_confidence_a_little_over_one_counts_as_one():
     assert metrics.ece(log_probs, labels, bins=3) == exactly(1 / 3)
 
 
-@pytest.mark.parametrize(
-    ("log_probs", "labels", "risk"),
-    [
-        (top(0.6, 0.9, 0.8), [0, 0, 1], [0, 1 / 2, 1 / 3]),
-        (top(0.9, 0.7, 0.7), [0, 0, 1], [0, 1 / 4, 1 / 3]),
-        (top(1, 1, 1, 1), [0, 0, 0, 1], [1 / 4] * 4),
-    ],
-)
-def test_risk_coverage_by_hand(log_probs, labels, risk):
-    assert metrics.risk_coverage(log_probs, torch.tensor(labels)).risk.tolist() == exactly(risk)
-
-
-@pytest.mark.parametrize(
-    ("in_scores", "out_scores", "auroc", "aupr", "fpr95"),
-    [
-        ([0, 1], [2, 3], 1, 1, 0),
-        ([2, 3], [0, 1], 0, (1 / 3 + 2 / 4) / 2, 1),
-        ([1, 1, 1], [1], 1 / 2, 1 / 4, 1),
-        ([0, 1], [1, 2], 7 / 8, (1 + 2 / 3) / 2, 1 / 2),
-        ([-math.inf, 0], [0, math.inf], 7 / 8, (1 + 2 / 3) / 2, 1 / 2),
-        (
-            [1, 3],
-            [0] + [2] * 19,
-            19 / 40,
-            0.95 * 19 / 20 + 0.05 * 20 / 22,
-            1 / 2,
-        ),  # 95 % will do
-        ([1, 3], [0] + [2] * 18, 18 / 38, (18 * 18 / 19 + 19 / 21) / 19, 1),  # 18/19 will not
-    ],
-)
-def test_scores_by_hand(in_scores, out_scores, auroc, aupr, fpr95):
-    both = torch.tensor(in_scores), torch.tensor(out_scores)
-    assert metrics.auroc(*both) == exactly(auroc)
-    assert metrics.aupr(*both) == exactly(aupr)
-    assert metrics.fpr95(*both) == exactly(fpr95)
-
-
 def test_labels_of_a_single_class():
     log_probs, labels = log_of([0.5, 0.25, 0.25], [0.25, 0.5, 0.25]), torch.tensor([2, 2])
     assert metrics.summary(log_probs, labels) == {

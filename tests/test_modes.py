@@ -54,12 +54,6 @@ def test_every_member_adds_to_the_regret():
     assert (regrets[-1] < math.log(3)).all()
 
 
-def test_no_member_has_a_higher_regret():
-    parts, x = members(4), MLP.x(50)
-    modes = Modes(parts).regret(x)
-    assert all((modes >= part.regret(x)).all() for part in parts)
-
-
 def test_small_alpha_is_the_maximum_of_the_networks():
     parts, x = members(3, alpha=1e-9), MLP.x(5)
     expected = torch.stack([Map(part.classifier)(x) for part in parts]).amax(0)

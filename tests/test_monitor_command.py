@@ -18,7 +18,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("typer")
 
 from acnml.cli.monitor import CHANGED, run_monitor  # noqa: E402
-from acnml.cli.monitor_page import _ticks, page  # noqa: E402
+from acnml.cli.monitor_page import page  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -107,26 +107,6 @@ def test_the_page_is_one_file(files, tmp_path):
     assert html.count("stroke-dasharray") == 5  # the limit, and the alarm in every curve
     HTMLParser().feed(html)
     assert page({**content(tmp_path), "windows": []}).count("<svg") == 4
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([0.0, 1.0], [0.0, 0.5, 1.0]),
-        ([0.71, 0.88], [0.7, 0.75, 0.8, 0.85, 0.9]),
-        ([], [0.0, 0.5, 1.0]),
-    ],
-)
-def test_ticks_are_round(values, expected):
-    assert _ticks(values) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("values", [[3.0], [0.0, 0.0], [-2e-7, 5e-7], [1e6, 3e9]])
-def test_ticks_surround_the_values(values):
-    ticks = _ticks(values)
-    assert ticks[0] <= min(values)
-    assert max(values) <= ticks[-1]
-    assert 2 <= len(ticks) <= 6
 
 
 def test_mistakes(files, tmp_path):

@@ -11,22 +11,33 @@ from hypothesis import strategies as st
 from torch import nn
 
 import acnml
-from acnml import Acnml, Bma, Classifier, Map
+from acnml import Acnml, Bma, Classifier, Ensemble, Glm, Map, McDropout, Tempered
 from acnml._util.batches import size, take
+from acnml.predictors import LogitSampling
 from acnml.solve import Reference
 from cases import MODELS, POSTERIORS, Case, diagonal, normal
-from predicting import Idle, bad_inputs, each_case, fingerprint, posterior_over, same
+from predicting import Idle, bad_inputs, dropping, each_case, fingerprint, posterior_over, same
 
 
 def predictors(model: nn.Module, build) -> list:
+    """All whose result for an input does not depend on its position in the batch."""
     classifier, posterior = Classifier(model), build(model)
-    acnml = Acnml(classifier, posterior)
-    return [Map(classifier), Bma(classifier, posterior, samples=3), acnml]
+    bma = Bma(classifier, posterior, samples=3)
+    return [
+        *(Map(classifier), bma, Acnml(classifier, posterior), Tempered(bma, 1.7)),
+        *(Ensemble((Map(classifier), bma)), Glm(classifier, posterior)),
+        Glm(classifier, posterior, LogitSampling(samples=20, seed=3)),
+    ]
+
+
+def all_predictors(model: nn.Module, build) -> list:
+    """For a model of `dropping`."""
+    return [*predictors(model, build), McDropout(Classifier(model), samples=3)]
 
 
 @each_case
 def test_rows_are_distributions(case, build):
-    for predict in predictors(case.model(), build):
+    for predict in all_predictors(dropping(case, 0.5), build):
         log_probs = predict(case.x())
         assert log_probs.shape == (3, 3)
         assert not log_probs.requires_grad
@@ -196,12 +207,12 @@ class Failing(nn.Module):
 
 @each_case
 def test_the_users_model_is_untouched(case, build):
-    model = case.model().train()
-    next(iter(model.children()), model).eval()
+    model = dropping(case, 0.5).train()
+    next(iter(model.model.children()), model.model).eval()
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     before = fingerprint(model)
-    for predict in predictors(model, build):
+    for predict in all_predictors(model, build):
         predict(case.x())
     assert same(before, fingerprint(model))
 
@@ -219,15 +230,15 @@ def test_the_users_model_is_untouched_when_a_call_fails():
 @each_case
 def test_deterministic_and_without_global_random_state(case, build):
     state = torch.get_rng_state()
-    first, again = ([p(case.x()) for p in predictors(case.model(), build)] for _ in range(2))
+    first, again = ([p(case.x()) for p in all_predictors(dropping(case, 0.5), build)] for _ in "ab")
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert torch.equal(state, torch.get_rng_state())
 
 
 @each_case
 def test_storage_round_trip(case, build, tmp_path):
-    model = case.model()
-    for predict in predictors(model, build):
+    model = dropping(case, 0.5)
+    for predict in all_predictors(model, build):
         acnml.save(predict, tmp_path / "predictor.safetensors")
         loaded = acnml.load(tmp_path / "predictor.safetensors", Classifier(model))
         assert type(loaded) is type(predict)
@@ -247,12 +258,11 @@ def test_storage_keeps_settings_and_overrides(tmp_path):
 
 def test_dtype_follows_the_model():
     case = MODELS[1]
-    posterior = POSTERIORS["diagonal"](case.model())
-    for dtype, expected in ((torch.float32, torch.float32), (torch.bfloat16, torch.float32)):
-        classifier = Classifier(case.model().to(dtype))
-        for predict in (Map(classifier), Bma(classifier, posterior), Acnml(classifier, posterior)):
+    posterior = diagonal(dropping(case, 0.5))
+    for dtype in (torch.float32, torch.bfloat16):
+        for predict in all_predictors(dropping(case, 0.5).to(dtype), lambda _: posterior):
             log_probs = predict(case.x())  # float64 inputs and posterior
-            assert log_probs.dtype == expected
+            assert log_probs.dtype == torch.float32
             assert (log_probs.exp().sum(-1) - 1).abs().max() < 1e-6
 
 
@@ -269,24 +279,15 @@ def test_refuses_what_is_not_a_tensor():
             predict((normal(3, 3), [1, 2, 3]))
 
 
-def spoiled_model(value: float) -> nn.Module:
-    model = MODELS[1].model()
-    with torch.no_grad():
-        model[2].bias[1] = value
-    return model
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_refuses_non_finite_logits(value):
-    model, x = spoiled_model(value), MODELS[1].x()
-    posterior = POSTERIORS["diagonal"](MODELS[1].model())
-    frozen_tail = acnml.Diagonal(
-        {"0.weight": posterior.mean["0.weight"]}, {"0.weight": posterior.var["0.weight"]}
-    )
-    classifier = Classifier(model)
-    for predict in (Map(classifier), Bma(classifier, frozen_tail), Acnml(classifier, frozen_tail)):
+    model = dropping(MODELS[1], 0.5)
+    frozen_tail = diagonal(model, ["model.0.weight"])
+    with torch.no_grad():
+        model.model[2].bias[1] = value
+    for predict in all_predictors(model, lambda _: frozen_tail):
         with pytest.raises(ValueError, match="NaN or infinite for 3 of 3 inputs"):
-            predict(x)
+            predict(MODELS[1].x())
 
 
 @pytest.mark.parametrize("rule", [Bma, Acnml])

@@ -362,15 +362,6 @@ def test_labels_of_any_type(kind):
     assert set(found.predict(x)) <= set(labels)
 
 
-def test_far_inputs_are_less_certain_than_by_the_classifier_itself():
-    x, y = data()
-    found = fast().fit(x, y)
-    far = 20 * np.random.default_rng(0).standard_normal((100, 6))
-    plain = found.estimator_.predict_proba(far).max(1).mean()
-    assert found.predict_proba(far).max(1).mean() < plain
-    assert found.regret(far).mean() > found.regret(x).mean()
-
-
 def test_sparse_inputs_become_dense_and_wide_ones_are_refused():
     x, y = data()
     expected = fast().fit(x, y).predict_proba(x)
@@ -392,25 +383,6 @@ def test_search_and_cross_validation():
     assert cross_val_score(fast(), x, y, cv=2).min() > 0.4
     outer = make_pipeline(StandardScaler(), fast()).fit(x, y)
     assert outer.predict_proba(x).shape == (240, 3)
-
-
-def test_parameters_are_nested_and_cloned():
-    found = fast(LogisticRegression(C=3.0))
-    assert found.get_params()["estimator__C"] == 3.0
-    found.set_params(estimator__C=5.0, price=0.02)
-    copied = clone(found)
-    assert copied.estimator is not found.estimator
-    assert (copied.estimator.C, copied.price) == (5.0, 0.02)
-
-
-def test_a_fitted_object_survives_joblib():
-    x, y = data()
-    found = fast().fit(x, y)
-    file = io.BytesIO()
-    joblib.dump(found, file)
-    file.seek(0)
-    again = joblib.load(file).predict_proba(x)
-    np.testing.assert_allclose(again, found.predict_proba(x), rtol=1e-12)
 
 
 def test_jobs_give_the_same_numbers():
@@ -482,12 +454,6 @@ def test_a_fit_that_fails_leaves_no_fitted_classifier():
         found.predict(x)
     found.set_params(estimator=None).fit(x, others)
     assert found.score(x, others) > 0.5
-
-
-def test_it_is_not_fitted_before_it_is():
-    for use in ("answer", "predict", "predict_proba", "regret"):
-        with pytest.raises(NotFittedError):
-            getattr(fast(), use)(data()[0])
 
 
 def test_warnings_are_those_of_calibrate_only():

@@ -104,6 +104,13 @@ class Moments:
         moved._products = self._products + crossed + crossed.T + total * torch.outer(step, step)
         return moved
 
+    def as_one_class(self) -> Moments:
+        """Return the same moments without classes."""
+        one = Moments(1)
+        one._origin, one._products = self._origin, self._products
+        one.counts, one._sums = self.counts.sum(0, keepdim=True), self._sums.sum(0, keepdim=True)
+        return one
+
     @property
     def count(self) -> int:
         """The number of inputs."""
@@ -209,6 +216,9 @@ class Atypicality:
             shrinkages: values of ρ to choose from.
             least_rank: directions of features to keep at least.
         """
+        if moments.count < 2 * int((moments.counts > 0).sum()):
+            # Single inputs of a class show no covariance within it: one mean stands for all.
+            moments, labels = moments.as_one_class(), torch.zeros_like(labels)
         within = moments.covariance_within
         size = moments.covariance.diagonal().clamp(min=0).sqrt() + moments.mean.abs()
         gaps = features.detach().double().cpu() - moments.class_means[labels.cpu()]

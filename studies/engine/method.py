@@ -65,11 +65,6 @@ class Method:
         return ", ".join(parts)
 
     @property
-    def slug(self) -> str:
-        """The name as part of a file name."""
-        return "-".join(self.name.lower().replace("'", "").replace(",", "").split())
-
-    @property
     def family(self) -> Method:
         """The method whose sweep the knob is chosen from: one serves all solvers and rules."""
         return replace(self, solver=LINEARISED if self.solver else "", value=None, choice=SWEPT)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import acnml
 from cases import normal
@@ -169,24 +169,6 @@ def test_loaders_and_the_network_can_be_given(tmp_path):
     )
     trainer(callback, folder=tmp_path).fit(network, train, [validation, validation])
     assert callback.calibrated.classifier.model is network.layers
-
-
-class Stream(IterableDataset):
-    """Data without a length."""
-
-    def __iter__(self):
-        return iter(loaders()[1].dataset)
-
-
-def test_data_without_a_length_or_a_truth_value_can_be_given():
-    network, (_, validation) = Network(), loaders()
-    x = normal(200, 4).float()
-    settings = {"temperature": 1.0, "progress": False}
-    stream = DataLoader(Stream(), batch_size=100)
-    callback = Calibrate(train_loader=x, validation_loader=stream, **settings)
-    callback.on_fit_end(SimpleNamespace(), network)
-    expected = acnml.calibrate(network, x, validation, **settings)
-    assert torch.equal(callback.calibrated.log_probs(x), expected.log_probs(x))
 
 
 def test_mistakes(tmp_path):

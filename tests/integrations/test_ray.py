@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,13 +151,6 @@ def test_fits_of_shards_add_up():
         assert total.log_evidence(tau) == pytest.approx(whole.log_evidence(tau), rel=1e-12)
     with pytest.raises(ValueError, match="there are no shards"):
         fit([], fitted)
-
-
-def test_without_a_path_for_results_nothing_is_read(files, tmp_path):
-    """Errors of a job are those of the local engine."""
-    names = {"input": str(Path(tmp_path) / "nowhere"), "output": str(tmp_path / "out")}
-    with pytest.raises(ValueError, match="there is no file or folder"):
-        score_files(Job(**files, **names), Cluster())
 
 
 @pytest.mark.parametrize("function", [score, fit])

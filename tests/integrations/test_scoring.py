@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +17,11 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 import acnml
-from acnml.scoring import Answers, Job, Reading, ScoringError, score
+from acnml.scoring import Answers, Reading, ScoringError, score
 from acnml.scoring.columns import Read
 from acnml.scoring.inputs import open_source
 from acnml.scoring.job import is_uri
-from acnml.scoring.run import Worker, locally
+from acnml.scoring.run import locally
 from acnml.scoring.scorer import Scorer
 from acnml.scoring.sources import Part
 from scored import (
@@ -95,22 +94,6 @@ def test_folders_of_parquet_files_and_columns_in_their_names(job, files, tmp_pat
     assert table["day"].to_pylist() == ["0"] * 70 + ["2"] * 50
     assert table["row"].to_pylist() == [*range(70), *range(50)]
     assert_answers(table, files, x)
-
-
-def test_reading_begins_at_row_groups(tmp_path):
-    write_parquet(tmp_path / "data.parquet", rows(40), group=7)
-    source = open_source(str(tmp_path / "data.parquet"), Reading())
-    assert [source.stretch(0, row) for row in range(40)] == [row // 7 * 7 for row in range(40)]
-    parts = [*source.parts(3)]
-    assert [len(unit) for unit in source.units(parts)] == [3, 2, 2, 3, 2, 2]
-    assert [len(unit) for unit in source.units(parts[:1] + parts[2:])] == [1, 1, 2, 2, 3, 2, 2]
-    for start in range(39):
-        for size in (1, 5, 64):
-            unit = Part(0, 0, start, (start + 40) // 2), Part(1, 0, (start + 40) // 2, 40)
-            found = [*source.blocks(unit, size)]
-            for part in unit:
-                x = np.concatenate([b.read.inputs["x"] for own, b in found if own == part])
-                np.testing.assert_array_equal(x, rows(40)[part.start : part.stop])
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
@@ -322,46 +305,6 @@ def test_parts_that_are_there_are_kept_and_the_others_are_made(job):
     stamps = {p: p.stat().st_mtime_ns for p in Path(job.output).glob("part-*")}
     assert score(job).found == 5
     assert {p: p.stat().st_mtime_ns for p in Path(job.output).glob("part-*")} == stamps
-
-
-@pytest.mark.parametrize("ending", ["an error", "a caller that stops"])
-def test_a_run_that_ends_early_leaves_complete_parts_only(ending, job):
-    """Of the part that is being written, nothing is left; the run goes on from there."""
-    write_parquet(Path(job.input), rows(230))
-    expected = score(job)
-    before = contents(job.output)
-    shutil.rmtree(job.output)
-
-    def ending_early(own: Job, units):
-        worker = Worker(own)
-        if ending == "an error":
-            worker._scorer = failing_after(6, worker._scorer)
-        yield from worker.run(units)
-
-    def stop(done: int, total: int) -> None:
-        if done and ending != "an error":
-            raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        score(job, ending_early, stop)
-    left = contents(job.output)
-    assert "part-00000000.parquet" in left
-    assert "part-00000004.parquet" not in left
-    del left["_manifest.json"]
-    assert before.items() >= left.items()
-    assert score(job) == expected
-    assert contents(job.output) == before
-
-
-def failing_after(calls: int, scorer):
-    def score_block(read):
-        nonlocal calls
-        if not calls:
-            raise RuntimeError("enough")
-        calls -= 1
-        return scorer(read)
-
-    return score_block
 
 
 @pytest.mark.parametrize("change", ["batch_rows", "log_probs", "input", "predictor"])

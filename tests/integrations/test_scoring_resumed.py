@@ -114,18 +114,6 @@ def test_one_run_at_a_time_uses_a_folder(job):
         score(replace(job, batch_rows=8))
 
 
-def test_parts_that_changed_places_are_noticed(job):
-    """They have as many rows, but others."""
-    write_parquet(Path(job.input), rows(150))
-    score(job)
-    first, second = (Path(job.output) / f"part-0000000{i}.parquet" for i in (0, 1))
-    content = first.read_bytes()
-    second.replace(first)
-    second.write_bytes(content)
-    with pytest.raises(ScoringError, match=r"part-0000000[01]\.parquet or its rejects are damaged"):
-        score(job)
-
-
 def test_if_no_row_has_an_answer_all_are_rejected(job):
     x = rows(700)
     x[:600], x[600:] = np.nan, 3e38

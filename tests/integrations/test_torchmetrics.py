@@ -75,23 +75,6 @@ def test_states_of_two_metrics_merge(kind):
     assert one.compute().item() == pytest.approx(function(log_probs, labels), rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_processes_are_merged(kind):
-    build, function = KINDS[kind]
-    log_probs, labels = data()
-    other = build()
-    other.update(log_probs[30:], labels[30:])
-    states = {name: getattr(other, name) for name in other._reductions}
-    gathered = iter(torch.cat(s) if isinstance(s, list) else s for s in states.values())
-    metric = build()
-    metric.distributed_available_fn = lambda: True  # as if torch.distributed ran two processes
-    metric.dist_sync_fn = lambda own, group: [own, next(gathered)]
-    metric.update(log_probs[:30], labels[:30])
-    expected = function(log_probs, labels)
-    assert metric.compute().item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
-    assert next(gathered, None) is None
-
-
 def test_a_collection_keeps_scores_apart_that_begin_alike():
     """It merges metrics whose states agree after the first batch, here one without any loss."""
     collection = MetricCollection({name: build() for name, (build, _) in KINDS.items()})
@@ -119,17 +102,6 @@ def _compute_quietly(metric) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torchmetrics warns too
         metric.compute()
-
-
-# From confidences --------------------------------------------------------------------------------
-
-
-def test_confidences_are_all_that_these_metrics_need():
-    log_probs, labels = data()
-    confidence, correct = metrics.confidences(log_probs, labels)
-    assert metrics.ece_of_confidences(confidence, correct, 7) == metrics.ece(log_probs, labels, 7)
-    assert metrics.aurc_of_confidences(confidence, correct) == metrics.aurc(log_probs, labels)
-    assert correct.mean().item() == metrics.accuracy(log_probs, labels)
 
 
 # Real processes ----------------------------------------------------------------------------------

@@ -156,18 +156,6 @@ def test_a_batch_of_the_collator_is_predicted_without_its_labels(tokenizer):
     torch.testing.assert_close(log_probs, torch.log_softmax(model(**inputs).logits, -1))
 
 
-def test_masked_positions_do_not_count(tokenizer):
-    classifier = acnml.Classifier(bert())
-    short = tokenizer(["a good film"], return_tensors="pt")
-    padded = tokenizer(
-        ["a good film", "a so so so very very bad film"], padding=True, return_tensors="pt"
-    )
-    alone, together = (classifier.log_probs(classifier.prepare(x)) for x in (short, padded))
-    torch.testing.assert_close(alone[0], together[0], rtol=0, atol=1e-5)
-    unmasked = {**padded, "attention_mask": torch.ones_like(padded["attention_mask"])}
-    assert not torch.allclose(classifier.log_probs(unmasked)[0], alone[0], atol=1e-5)
-
-
 def test_a_text_is_as_typical_alone_as_in_a_padded_batch(tokenizer):
     calibrated = calibrated_of(bert().double(), tokenizer)
     rows = texts(6, 5)
@@ -175,20 +163,6 @@ def test_a_text_is_as_typical_alone_as_in_a_padded_batch(tokenizer):
     for row, text in enumerate(rows):
         alone = calibrated(tokenizer([text], return_tensors="pt"))
         torch.testing.assert_close(alone.regret[0], together.regret[row], rtol=0, atol=1e-5)
-
-
-def test_batches_of_a_dataset_are_a_loader(tokenizer):
-    model = bert()
-    data = dataset(model, tokenizer, 12, 0)
-    ours = acnml.fit.fit_curvature(
-        acnml.Classifier(model), loader(data, model, tokenizer, 5), layers="last"
-    )
-    fixed = data.map(lambda row: tokenizer(row["text"], padding="max_length"), batched=True)
-    batches = list(fixed.remove_columns("text").with_format("torch").iter(batch_size=4))
-    other = acnml.fit.fit_curvature(acnml.Classifier(model), batches, layers="last")
-    for a, b in zip(ours.factors[0], other.factors[0], strict=True):
-        if isinstance(a, torch.Tensor):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_a_dataset_that_is_not_tokenised_is_refused(tokenizer):
@@ -439,16 +413,6 @@ def test_a_model_in_another_precision_is_loaded_on_request(tokenizer, tmp_path):
     )
     batch = tokenizer(texts(5, 7), padding=True, return_tensors="pt")
     assert torch.equal(loaded.log_probs(batch), expected.log_probs(batch))
-
-
-def test_another_model_in_the_folder_is_noticed(tokenizer, tmp_path):
-    save_pretrained(calibrated_of(bert(), tokenizer), tmp_path, tokenizer)
-    other = bert()
-    with torch.no_grad():
-        other.bert.encoder.layer[0].output.dense.weight.mul_(1.5)
-    other.save_pretrained(tmp_path)
-    with pytest.raises(acnml.storage.StorageError, match="differs"):
-        from_pretrained(tmp_path)
 
 
 def test_a_model_that_was_trained_since_leaves_the_folder_alone(tokenizer, tmp_path):

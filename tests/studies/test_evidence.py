@@ -24,7 +24,6 @@ from studies.engine.tables import select
 from studies.evidence import study as study_module
 from studies.evidence import tabular_data
 from studies.evidence.comparisons import Mean, cases, compared, correlations
-from studies.evidence.letters import grey
 from studies.evidence.measures import Interval, Scored, resampled, resamples, scores
 from studies.evidence.methods import (
     ACNML,
@@ -310,12 +309,6 @@ def test_correlations_rank_the_gains():
     (of_alpha,) = select(found, known="α", score="nll")
     assert (of_temperature.correlation, of_temperature.networks) == (pytest.approx(1.0), 3)
     assert of_alpha.correlation == pytest.approx(-1.0)
-
-
-def test_grey_images_keep_their_mean():
-    """Grey is the usual mean of the colours, on a smaller grid."""
-    one = torch.full((2, 3, 32, 32), 51, dtype=torch.uint8)
-    torch.testing.assert_close(grey(one), torch.full((2, 1, 28, 28), 0.2))
 
 
 def test_parts_of_pictures_are_disjoint(monkeypatch, tmp_path):

@@ -68,15 +68,6 @@ def test_networks_have_the_size_that_others_count(name):
     assert sum(p.numel() for p in network.parameters()) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name in MODELS if not name.startswith("wide_resnet"))
-)
-def test_networks_map_images_to_as_many_logits_as_there_are_classes(name):
-    shape = (2, 1, 28, 28) if name == "mlp" else (2, 3, 32, 32)
-    classifier = Classifier(MODELS[name].untrained(seed=0, classes=7))
-    assert classifier.log_probs(normal(*shape).float()).shape == (2, 7)
-
-
 @each_tiny
 @pytest.mark.parametrize("build", POSTERIORS.values(), ids=list(POSTERIORS))
 def test_the_fast_solver_equals_the_reference(case, build):
@@ -86,26 +77,6 @@ def test_the_fast_solver_equals_the_reference(case, build):
     actual = Gradient(2, 0.3)(Classifier(model), posterior, x)
     torch.testing.assert_close(actual.log_lik, expected.log_lik, rtol=0, atol=1e-9)
     torch.testing.assert_close(actual.residual, expected.residual, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_vggs_layers_have_the_names_and_the_weights_of_swags_code(batch_norm):
-    """`features` alternates dropout, convolution, batch norm, ReLU; the last layer is bare."""
-    plain, light = (vgg16(3, STAGES, batch_norm, dropout) for dropout in (None, 0.05))
-    step = 3 if batch_norm else 2
-    convolutions = [f"features.{n}" for n in (0, step, 2 * step + 1)]  # one max-pool between
-    linear = ["classifier.1", "classifier.4", "classifier.6"]
-    affine = (torch.nn.Conv2d, torch.nn.Linear)
-    assert [n for n, m in plain.named_modules() if isinstance(m, affine)] == convolutions + linear
-    assert any(isinstance(m, torch.nn.BatchNorm2d) for m in plain.modules()) == batch_norm
-    assert [m.p for m in plain.modules() if isinstance(m, torch.nn.Dropout)] == [0.5, 0.5]
-    for layers, bare in ((light.features, 0), (light.classifier, 1)):
-        before = [b for b, m in zip([None, *layers], layers, strict=False) if isinstance(m, affine)]
-        dropped = [isinstance(b, torch.nn.Dropout) and b.p == 0.05 for b in before]
-        assert dropped == [True] * (3 - bare) + [False] * bare
-    wide = vgg16(3, ((400,),), batch_norm).features[0]
-    assert wide.weight.std().item() == pytest.approx(math.sqrt(2 / (9 * 400)), rel=0.02)
-    assert not wide.bias.any()
 
 
 def test_the_seed_decides_the_weights_and_leaves_the_global_state_alone():

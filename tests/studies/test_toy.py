@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from acnml.exact import cnml, fit, with_intercept
+from acnml.exact import cnml, fit
 from silent import Silent
 from studies.__main__ import build_app
 from studies.toy import study as toy
@@ -74,14 +74,6 @@ def test_the_two_samples_differ_in_whether_a_line_parts_them(findings):
     maps = (*findings.exact.values(), *findings.overlapping.values())
     assert all(found.unconverged == 0 for found in maps)
     assert (findings.exact[0.0].probability == 0.5).double().mean() > 0.3
-
-
-def test_the_query_figure_shows_cnml(findings):
-    query = with_intercept(torch.tensor([findings.study.query], dtype=torch.float64))
-    expected = cnml(toy.problem(findings.sample, 0.0), query).log_probs[0].exp()
-    assert findings.cnml_at_query == pytest.approx(expected.tolist())
-    assert findings.refits[0].at_query[0] > findings.trained.at_query[0]
-    assert all(refit.at_query[label] > 0.9 for label, refit in enumerate(findings.refits))
 
 
 def test_far_away_cnml_and_acnml_prefer_no_class_and_map_is_sure(findings):

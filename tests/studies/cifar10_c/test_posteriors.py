@@ -10,26 +10,10 @@ from stores import store_in
 from studies.cifar10_c import methods
 from studies.cifar10_c.maddox import kfac_of_one_batch
 from studies.engine.choose import chosen
-from studies.engine.grounds import rescaled
 from studies.engine.predictors import predictor
 from studies.engine.workshop import Finished, Workshop
 
 from .tiny import TRAIN
-
-
-def test_rescaling_is_repeating_the_data():
-    """Curvature sums over the data: three times the data have three times the curvature."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
-    with acnml._util.torch_state.seeded(0):
-        classifier = acnml.Classifier(nn.Linear(4, 3).double())
-    once, thrice = (
-        acnml.fit.fit_curvature(classifier, [(x.repeat(n, 1), torch.zeros(5 * n).long())])
-        for n in (1, 3)
-    )
-    for scaled, expected in zip(rescaled(once, 3).factors, thrice.factors, strict=True):
-        torch.testing.assert_close(scaled.inputs, expected.inputs)
-        torch.testing.assert_close(scaled.gradients, expected.gradients)
 
 
 def test_kfac_of_one_batch_has_the_factors_of_the_empirical_fisher():

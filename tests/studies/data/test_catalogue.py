@@ -40,7 +40,7 @@ def test_no_two_files_have_the_same_place():
 def test_every_study_says_what_data_it_uses():
     commands = {command.name for command in get_command(build_app()).commands.values()}
     named = {study.name for study in STUDIES}
-    assert named == commands - {"train", "compare", "data"}
+    assert named == commands - {"train", "data"}
 
 
 @pytest.mark.parametrize("data_set", CATALOGUE.values(), ids=CATALOGUE)

@@ -64,11 +64,3 @@ def test_mnist():
         assert (images.min(), images.max()) == (0, 1)
         assert labels.bincount().shape == (10,)
     assert labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]  # as every textbook shows them
-
-
-@pytest.mark.skipif(not digits.has_letters(), reason="notMNIST is not in the data folder")
-def test_notmnist():
-    images, labels = digits.load_letters()
-    assert images.shape == (10000, 1, 28, 28)
-    assert (images.min(), images.max()) == (0, 1)
-    assert labels.bincount().tolist() == [1000] * 10

@@ -20,7 +20,6 @@ from studies.engine.report import drawn, markdown, sections_of, write_report
 from studies.engine.results import collect
 from studies.engine.run import run
 from studies.engine.workshop import Finished, Making, Workshop
-from studies.paper_mnist import report
 from studies.paper_mnist.naive import NAIVE, NAIVE_MAX, Compared, Comparison, Match
 from studies.paper_mnist.settings import SUBSET, PaperMnist
 from studies.paper_mnist.settings import NaiveCnml as NaiveSettings
@@ -121,19 +120,6 @@ def test_the_numbers_of_every_query_are_written_out(finished):
     assert told["correct"] == int(found.log_probs(NAIVE)[3].argmax() == found.labels[3])
     expected = metrics.brier(found.log_probs(NAIVE)[3:], found.labels[3:])
     assert told["brier"] == pytest.approx(expected)
-
-
-def test_lines_of_naive_cnml_are_scores_of_its_first_queries(finished):
-    _, _, results = finished
-    (section,) = [s for s in sections_of(results) if "naive-subset.csv" in s.numbers]
-    first = results.extras[SUBSET].shifts[UPRIGHT].first(TINY.subset.lines)
-    for score, expected in metrics.summary(first.log_probs(NAIVE), first.labels, 1).items():
-        (axes,) = section.panels[0].figures[f"naive-subset-{score}"].axes
-        assert {line.get_label() for line in axes.lines} == {
-            look.label for look in report.LOOKS.values()
-        }
-        (line,) = [line for line in axes.lines if line.get_label() == NAIVE]
-        assert line.get_ydata()[0] == pytest.approx(expected)
 
 
 def test_figures_are_drawn_again_from_the_csv_files(finished, tmp_path):

@@ -5,12 +5,18 @@ from __future__ import annotations
 import csv
 import html
 
+import pytest
+
 from studies.engine.report import write_report
 
 
-def test_the_report_says_what_it_is(finished):
+@pytest.fixture(scope="module")
+def page(finished):
+    return write_report(finished[1], finished[0]).read_text()
+
+
+def test_the_report_says_what_it_is(finished, page):
     out, results = finished
-    page = write_report(results, out).read_text()
     assert "scikit-learn" in page
     assert "Not finished" not in page
     assert page.count("<svg") >= 12
@@ -27,10 +33,8 @@ def test_the_report_says_what_it_is(finished):
     assert {row["study"] for row in rows} == {"rotated-mnist"}
 
 
-def test_page_and_markdown_show_the_same_tables(finished):
-    out, results = finished
-    page = write_report(results, out).read_text()
-    text = (out / "results.md").read_text()
+def test_page_and_markdown_show_the_same_tables(finished, page):
+    text = (finished[0] / "results.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
     cells = {cell.strip() for row in rows for cell in row.strip("|").split("|")}
     assert len(cells) > 100

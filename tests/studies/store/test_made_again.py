@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import count
 
 import pytest
@@ -10,8 +9,8 @@ import torch
 
 from studies.settings import override
 from studies.store import Content, Stage
-from studies.store.record import read_header, to_plain
-from tiny_study import Run, TinyStudy, stages
+from studies.store.record import read_header
+from tiny_study import Run, TinyStudy
 
 from .parts import ALL, DAMAGES, made
 
@@ -78,21 +77,3 @@ def test_parts_of_another_origin_are_not_used(store, tmp_path):
             network.path.unlink()
     result = store.predict(predict, 2, 1, lambda rows: {"p": network.load()["a"].expand(1)})
     assert torch.equal(result.load()["p"], torch.tensor([2.0, 2.0]))
-
-
-def test_a_header_says_all(tmp_path):
-    study = TinyStudy(seed=3)
-    artefacts = Run(tmp_path, study)()
-    for name, stage in stages(study).items():
-        header = artefacts[name].header
-        assert header == read_header(artefacts[name].path)
-        assert header == json.loads((artefacts[name].path.parent / "header.json").read_text())
-        assert header["study"] == to_plain(study)
-        assert header["settings"] == to_plain(stage.settings)
-        assert (header["stage"], header["seed"]) == (stage.name, 3)
-        assert header["versions"]["torch"] == torch.__version__
-        assert header["hardware"]["threads"] == torch.get_num_threads()
-        made_from = {
-            need.label: artefacts[need.name].header["content_hash"] for need in stage.needs
-        }
-        assert header["origin"] == {"key": stage.key, "made_from": made_from}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from studies.store import Content, Stage, work
+from studies.store import Stage, work
 
 
 class Clock:
@@ -40,23 +40,3 @@ def test_the_time_of_predictions_is_that_of_their_blocks(store, clock):
     dies = False
     artefact = store.predict(Stage("predict"), 8, 2, compute)
     assert (artefact.seconds, artefact.seconds_per_input) == (12, 1.5)
-
-
-def test_the_time_of_training_goes_on_from_the_checkpoint(store, clock):
-    dies = True
-
-    def train(work) -> Content:
-        clock.now += 10  # to read the data, in every run: counted once
-        checkpoint = work.resume()
-        for epoch in range(0 if checkpoint is None else checkpoint.facts["epochs"], 4):
-            clock.now += 5
-            if epoch == 2 and dies:
-                raise KeyboardInterrupt
-            work.checkpoint(Content({}, {"epochs": epoch + 1}))
-        return Content({})
-
-    with pytest.raises(KeyboardInterrupt):
-        store.make(Stage("train"), train)
-    clock.now += 1000
-    dies = False
-    assert store.make(Stage("train"), train).seconds == 30
