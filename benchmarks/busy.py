@@ -6,6 +6,9 @@ Wall and CPU seconds are printed, and kept if all cases are measured. Other prog
 time; the ratio between the numbers of threads is what counts.
 
 - solve: 1,024 inputs of an MLP 64-256-256-20, a posterior of its last layer.
+- fit: `fit_laplace` over all layers of this MLP, 1,024 inputs.
+- SWAG: two epochs of `fit_swag` on 4,096 inputs in batches of 64.
+- all layers: `Acnml` over all layers, 256 inputs.
 - calibrate: an MLP 784-300-300-10, 5,000 training and 1,000 validation inputs.
 - score: `acnml predict` on 200,000 rows of 64 numbers, by the MLP of `solve`, calibrated.
 """
@@ -65,6 +68,30 @@ def solve() -> Callable[[], object]:
     return lambda: predict.solve(x)
 
 
+def fit() -> Callable[[], object]:
+    """Return a fit over all layers."""
+    model = small_network()
+    x, _ = data(model, 1024, 64)
+    return lambda: acnml.fit_laplace(model, x, progress=False)
+
+
+def swag() -> Callable[[], object]:
+    """Return a fit by stochastic gradients."""
+    model = small_network()
+    x, y = data(model, 4096, 64)
+    loader = list(zip(x.split(64), y.split(64), strict=True))
+    return lambda: acnml.fit_swag(model, loader, epochs=2, learning_rate=0.1, progress=False)
+
+
+def all_layers() -> Callable[[], object]:
+    """Return a prediction over all layers."""
+    model = small_network()
+    x, _ = data(model, 1024, 64)
+    predict = acnml.Acnml(Classifier(model), acnml.fit_laplace(model, x, progress=False), alpha=0.1)
+    predict(x[:8])
+    return lambda: predict(x[:256])
+
+
 def calibrate() -> Callable[[], object]:
     """Return the calibration of a network for MNIST."""
     model = mlp(784, 300, 300, 10)
@@ -83,7 +110,14 @@ def scoring() -> Callable[[], object]:
     return lambda: score(job)
 
 
-CASES = {"solve": solve, "calibrate": calibrate, "score": scoring}
+CASES = {
+    "solve": solve,
+    "fit": fit,
+    "SWAG": swag,
+    "all layers": all_layers,
+    "calibrate": calibrate,
+    "score": scoring,
+}
 
 
 def measure(case: str, threads: int) -> Row:

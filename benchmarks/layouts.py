@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import acnml
+from acnml.calibration.calibrator import RULES
 from acnml.calibration.heads import Sigmoid
-from acnml.calibration.rules import RULES
 from benchmarks.timing import fastest
 
 Row = dict[str, Any]

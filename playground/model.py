@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import acnml
-from acnml.calibration.rules import closed_form, spread
+from acnml.calibration.calibrator import closed_form, spread
 from acnml.calibration.table import EQUAL_PRICE, CalibrationRow
 from playground import drawing
 from playground.drawing import BOX, CENTRE, SIDE

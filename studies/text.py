@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Calibrated, calibrate, metrics
-from acnml.calibration.rules import RuleName
+from acnml.calibration.calibrator import RuleName
 from studies.data import Labelled
 from studies.data.catalogue import CLINC150
 from studies.data.folder import DataError, read

@@ -17,10 +17,10 @@ import acnml
 from acnml import Classifier, calibrate, fit_calibrator, metrics
 from acnml._util.torch_state import one_thread
 from acnml.calibration import Answer
-from acnml.calibration.rules import RULES, spread
+from acnml.calibration.calibrator import RULES, spread
 from acnml.calibration.search import LARGEST, largest_at_price, least_nll_temperature
-from acnml.solve.isotropic import solve_diagonal
 from cases import normal
+from scalar import solve_diagonal
 
 
 class Network(nn.Module):
@@ -404,7 +404,7 @@ def test_the_search_finds_the_largest_knob_at_a_price(start):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_many_data_meet_the_price_exactly_and_rivals_nearly(rule, monkeypatch):
-    monkeypatch.setattr("acnml.calibration.validation.SEARCHED", 2000)
+    monkeypatch.setattr("acnml.calibration.fitting.SEARCHED", 2000)
     labels = torch.randint(5, (3000,), generator=torch.Generator().manual_seed(0))
     features = normal(3000, 6).float()
     features[torch.arange(3000), labels] += 1.5

@@ -12,14 +12,14 @@ from torch.func import functional_call, jacrev
 import acnml
 from acnml import Acnml, Classifier, calibrate, fit_calibrator, metrics
 from acnml._util.params import flatten, unflatten
+from acnml.calibration.calibrator import RULES
 from acnml.calibration.heads import MOST_PLACES, Sigmoid, Softmax, find_head
-from acnml.calibration.rules import RULES
 from acnml.posteriors import Diagonal
 from acnml.solve import Reference
-from acnml.solve.isotropic import solve_diagonal
 from acnml.solve.sigmoid import solve_sigmoid
 from cases import normal
 from dense import covariance
+from scalar import solve_diagonal
 
 VARIANCES = [0.0, 1e-6, 1e-2, 0.5, 1.0, 3.0, 20.0, 300.0, 1e6]
 

@@ -11,8 +11,9 @@ from torch import nn
 import acnml
 from acnml import Classifier
 from acnml.posteriors import Diagonal
-from acnml.solve.isotropic import solve_diagonal, solve_exactly, solve_isotropic
+from acnml.solve.isotropic import solve_isotropic
 from cases import normal
+from scalar import solve_diagonal, solve_exactly
 
 ALPHAS = [1e-6, 1e-3, 0.1, 1.0, 10.0, 100.0, 1e4, 1e6]
 

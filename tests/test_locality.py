@@ -11,12 +11,13 @@ import torch
 from torch import nn
 
 import acnml
+from acnml._util.torch_state import one_thread
 
 ROOT = Path(acnml.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 
 # The agreed numbers of files, and of functions, which docs/architecture.md states.
-LAST_LAYER, ALL_LAYERS, CALIBRATED, FUNCTIONS = 12, 16, 13, 74
+LAST_LAYER, ALL_LAYERS, CALIBRATED, FUNCTIONS = 12, 16, 8, 45
 
 
 def passed(call) -> set[tuple[str, str]]:
@@ -48,7 +49,8 @@ def test_the_front_door_is_short(setting):
     labels[::5] = (labels[::5] + 1) % 3
     calibrated = acnml.calibrate(model, (some, labels), (some + 0.1, labels), temperature=1)
     calibrated.probs(x)  # the first call also makes the copy that later ones run
-    functions = passed(lambda: calibrated.probs(x))
+    with one_thread():  # with several, how many to use is one more question
+        functions = passed(lambda: calibrated.probs(x))
     assert len({file for file, _ in functions}) <= CALIBRATED, sorted(functions)
     assert len(functions) <= FUNCTIONS, sorted(functions)
 

@@ -162,8 +162,10 @@ def test_predictions_of_small_networks_use_one_thread_and_restore_the_number(mak
 
 @pytest.mark.filterwarnings("ignore")  # of few validation data
 def test_a_calibration_of_a_small_network_uses_one_thread_and_restores_the_number(two_threads):
-    x, labels = normal(60, 4), torch.arange(60) % 3
-    model = Noting()
+    model, x = Noting(), normal(60, 4)
+    labels = model(x).argmax(-1)
+    labels[::5] = (labels[::5] + 1) % 3
+    model.noted.clear()
     calibrated = calibrate(model, (x, labels), (x + 0.1, labels))
     Noting.noted[:1] = []  # the first run asks for the shape of the outputs
     calibrated.probs(X)

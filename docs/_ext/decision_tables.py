@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from results import Row, markdown, read, select
+from results import Row, lowest_bold, markdown, read, select
+from studies.evidence.settings import TITLES
 
 FAILURES, AUTOMATIC = "decisions/failures.csv", "decisions/automatic.csv"
-ACCURACY, SETS = "decisions/accuracy.csv", "decisions/sets.csv"
+WIDELY, SETS = "decisions/widely.csv", "decisions/sets.csv"
 ALARMS, FALSE_ALARMS = "decisions/alarms.csv", "decisions/false_alarms.csv"
 
 NAMES = {
@@ -78,23 +79,30 @@ def wrong() -> str:
 
 
 def accuracy() -> str:
-    """Mean absolute error of the estimated accuracy, and the share of intervals that hold."""
-    found, lines = groups(ACCURACY), []
-    for method in dict.fromkeys(row["method"] for row in read(ACCURACY)):
-        own = select(ACCURACY, method=method)
-        has_interval = any(row["low"] != row["high"] for row in own)
-        parts = [[r for r in own if (r["network"], r["group"]) == place] for place in found]
-        cells = [*(mean(part, "error") for part in parts), mean(own, "error")]
-        lines.append([method, *cells, f"{held(method):.2f}" if has_interval else "–"])
-    return markdown(["", *titles(found), "all", "intervals"], lines)
+    """Mean absolute error of the estimated accuracy under the shifts of every network."""
+    rows = [row for row in read(WIDELY) if row["group"] != "clean"]
+    methods = [method for method in dict.fromkeys(r["method"] for r in rows) if method != "network"]
+    lines, columns = [], dict[str, list[float]]()
+    for network in dict.fromkeys(row["network"] for row in rows):
+        own = [row for row in rows if row["network"] == network]
+        values = [_over_shifts([r for r in own if r["method"] == m], "error") for m in methods]
+        for method, value in zip(methods, values, strict=True):
+            columns.setdefault(method, []).append(value)
+        lines.append([{**TITLES, **NAMES}.get(network, network), *lowest_bold(values)])
+    means = [statistics.fmean(columns[method]) for method in methods]
+    return markdown(["", *methods], [*lines, ["mean", *lowest_bold(means)]])
 
 
 def held(method: str) -> float:
-    """Return the share of intervals of the estimated accuracy that hold the true one."""
-    return statistics.fmean(
-        float(row["low"]) <= float(row["accuracy"]) <= float(row["high"])
-        for row in select(ACCURACY, method=method)
-    )
+    """Return the share of shifts in which the interval of the accuracy holds the true one."""
+    rows = select(WIDELY, method=method)
+    return _over_shifts([row for row in rows if row["group"] != "clean"], "held")
+
+
+def _over_shifts(rows: Sequence[Row], column: str) -> float:
+    """Return the mean over shifts of a column of means over groups."""
+    shifts = [int(row["shifts"]) for row in rows]
+    return sum(n * float(row[column]) for n, row in zip(shifts, rows, strict=True)) / sum(shifts)
 
 
 def sets() -> str:

@@ -134,6 +134,13 @@ def like(value: float, written: str) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def lowest_bold(values: Sequence[float]) -> list[str]:
+    """Return numbers with three decimals, the lowest in bold; none if all look the same."""
+    texts = [f"{value:.3f}" for value in values]
+    best = min(texts, key=float)
+    return texts if set(texts) == {best} else [f"**{t}**" if t == best else t for t in texts]
+
+
 def markdown(head: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
     """Return a table whose first `left` columns are text, and whose others are numbers."""
     rule = ["---"] * left + ["---:"] * (len(head) - left)

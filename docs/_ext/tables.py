@@ -10,7 +10,7 @@ from typing import Any
 import benchmark_tables
 import decision_tables
 import paper_tables
-from results import Row, markdown, read, select
+from results import Row, lowest_bold, markdown, read, select
 from studies.evidence.settings import TITLES
 from values import by_table
 
@@ -64,13 +64,6 @@ def scored(network: str, group: str, method: str) -> Row:
     """Return the means of a method at the price of all tables here."""
     (row,) = select(EVIDENCE, network=network, group=group, method=method, price=PRICE)
     return row
-
-
-def lowest_bold(values: Sequence[float]) -> list[str]:
-    """Return numbers with three decimals, the lowest in bold; none if all look the same."""
-    texts = [f"{value:.3f}" for value in values]
-    best = min(texts, key=float)
-    return texts if set(texts) == {best} else [f"**{t}**" if t == best else t for t in texts]
 
 
 def evidence() -> str:

@@ -12,7 +12,7 @@ things separate it from the true accuracy, and the interval holds both:
 What is assumed: at a given confidence, new predictions are as often right as validation
 predictions. **Under shift that does not hold**: accuracy usually falls faster than confidence, and
 the interval lies too high. In the study of docs/howto/estimate-accuracy.md, intervals of 95 % held
-the true accuracy in only 0.62 of all shifts, and in 0.35 to 0.42 with a plain temperature.
+the true accuracy in about half of all shifts, and in a quarter with a plain temperature.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -274,9 +274,14 @@ class Atypicality:
 
     def to(self, device: torch.device | str | torch.dtype) -> Atypicality:
         """Return the same score with its tensors on a device, or in a precision."""
-        own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in own.items()}
+        moved: dict[str, Any] = {name: each.to(device) for name, each in self.tensors.items()}
         return replace(self, **moved)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The attributes that are tensors, by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def _split(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return stretched coordinates (B, r), and the squared length of the rest (B,)."""
@@ -285,7 +290,7 @@ class Atypicality:
                 f"there are {features.shape[-1]} features, but the score was fitted on "
                 f"{len(self.mean)}"
             )
-        scaled = (features.to(self.mean.dtype) - self.mean) * self.scale
+        scaled = (features.to(self.mean.dtype) - self.mean).mul_(self.scale)
         along = scaled @ self.directions.T
         if not self.rest:
             return along * self.stretch, torch.zeros_like(along[:, 0])
@@ -296,8 +301,9 @@ class Atypicality:
     def _from_classes(self, along: Tensor) -> Tensor:
         """Return the squared distances (B, K) from all classes; infinite for those without data."""
         means = self.class_means
-        gaps = along.square().sum(-1, keepdim=True) - 2 * along @ means.T + means.square().sum(-1)
-        return gaps.clamp(min=0).masked_fill(self.shares == 0, torch.inf)
+        lengths = means.square().sum(-1).masked_fill(self.shares == 0, torch.inf)
+        products = torch.addmm(lengths, along, means.T, alpha=-2)
+        return (products + along.square().sum(-1, keepdim=True)).clamp(min=0)
 
 
 def _ordinary(gaps: Tensor) -> Tensor:

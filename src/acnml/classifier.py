@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import copy
 import math
-import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias, final
 
@@ -62,6 +62,19 @@ class Structures:
         require_independent(self.template, model)
         self._idle: deque[nn.Module] = deque()  # append and pop are atomic
         self.ready = Ready(model, self.template, {}, {})
+        tensors = (*model.parameters(), *model.buffers())
+        kinds = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
+        # If the model's parameters have several types, inputs keep their own type.
+        self._has_one_type = len(kinds or {t.dtype for t in tensors if t.is_floating_point()}) == 1
+
+    def kind(self, model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
+        """Return the device of the inputs of a model, and their type where it is floating point."""
+        tensors = chain(model.parameters(), model.buffers())
+        first = next(tensors, None)
+        device = torch.device("cpu") if first is None else first.device
+        if first is None or not self._has_one_type:
+            return device, None
+        return device, next(t.dtype for t in chain([first], tensors) if t.is_floating_point())
 
     @contextmanager
     def borrowed(self, changes: Changes) -> Iterator[nn.Module]:
@@ -108,17 +121,17 @@ class _ReadyCopy:
     ) -> None:
         self.module = eval_structure(template)
         theirs = {slot.path: slot for slot in _slots(model)}
-        self.kind = _kind(model)
         # Where the model holds its modules and tensors, and which they were.
         self._places: list[tuple[dict[str, Any], str]] = [
             *((slot.store, slot.key) for slot in theirs.values()),
             *((owner._modules, n) for owner in model.modules() for n in owner._modules),
         ]
         tensors = [slot.tensor for slot in theirs.values()]
-        self._count, self._addresses = len(tensors), _addresses(tensors)
-        self._held = self._now()
-        self._own: list[tuple[dict[str, Any], str, Tensor]] = []
-        self._buffers: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._count = len(tensors)
+        self._held = [store.get(key) for store, key in self._places]  # keeps their ids from others
+        self.made_for = self.current()
+        self.own: list[tuple[dict[str, Any], str, Tensor]] = []
+        self.buffers: tuple[list[Tensor], list[Tensor]] = ([], [])
         for slot in _slots(self.module):
             if slot.path in theirs:
                 self._take(slot, theirs[slot.path], overrides)
@@ -130,29 +143,17 @@ class _ReadyCopy:
         tensor = overrides.get(its.name, its.tensor).detach()
         if not isinstance(its.tensor, nn.Parameter):
             copied = tensor.clone()
-            self._buffers[0].append(copied)
-            self._buffers[1].append(tensor)
+            self.buffers[0].append(copied)
+            self.buffers[1].append(tensor)
             tensor = copied
-        self._own.append((own.store, own.key, tensor))
+        self.own.append((own.store, own.key, tensor))
 
-    def _now(self) -> list[Any]:
-        return [store.get(key) for store, key in self._places]
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the user's model still holds the same modules, and tensors in the same memory."""
-        now = self._now()
-        return all(map(operator.is_, now, self._held)) and (
-            _addresses(now[: self._count]) == self._addresses
-        )
-
-    def reset(self) -> None:
-        """Undo what the last run may have done to tensors, and follow the user's buffers."""
-        for store, key, tensor in self._own:
-            store[key] = tensor
-        if self._buffers[0]:
-            with torch.no_grad():
-                torch._foreach_copy_(*self._buffers)
+    def current(self) -> list[int]:
+        """Return which modules and tensors the user's model holds, and where their memory is."""
+        held = [store.get(key) for store, key in self._places]
+        tensors = [tensor for tensor in held[: self._count] if tensor is not None]
+        where = (*map(Tensor.data_ptr, tensors), *map(Tensor.numel, tensors))
+        return [*map(id, held[self._count :]), *where]
 
 
 @final
@@ -169,18 +170,16 @@ class Ready:
     def borrowed(self) -> Iterator[nn.Module]:
         """Take a copy from the pool."""
         ready = self._taken()
-        ready.reset()
+        # The last run may have put other tensors in place, and written to buffers.
+        for store, key, tensor in ready.own:
+            store[key] = tensor
+        if ready.buffers[0]:
+            with torch.no_grad():
+                torch._foreach_copy_(*ready.buffers)
         try:
             yield ready.module
         finally:
             self._idle.append(ready)
-
-    @property
-    def kind(self) -> tuple[torch.device, torch.dtype | None]:
-        """The device and the type of floating point inputs."""
-        ready = self._taken()
-        self._idle.append(ready)
-        return ready.kind
 
     def _taken(self) -> _ReadyCopy:
         """Take a copy that is not out of date; others are dropped."""
@@ -188,7 +187,7 @@ class Ready:
             ready = self._idle.pop()
         except IndexError:
             ready = None
-        if ready is not None and ready.is_current:
+        if ready is not None and ready.current() == ready.made_for:
             return ready
         with torch.inference_mode(False):
             return _ReadyCopy(*self._of)
@@ -432,7 +431,8 @@ class Classifier:
 
         Labels in a mapping are left out, so that a model that takes them computes no loss.
         """
-        x = batches.without_labels(x)
+        if isinstance(x, Mapping):
+            x = batches.without_labels(x)
         if batches.size(x) == 0:
             raise ValueError("the batch is empty: pass at least one input")
         for name, tensor in batches.named_tensors(x).items():
@@ -441,8 +441,12 @@ class Classifier:
                 if not isinstance(x, Tensor):  # additive attention masks contain -inf
                     bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
                 checks.require_finite(bounded, f"input {name} is", "clean the data first")
-        device, dtype = self._structures.ready.kind
-        return batches.map_inputs(x, lambda tensor: _follow(tensor, device, dtype))
+        device, dtype = self._structures.kind(self.model)
+        if any(tensor.is_inference() for tensor in batches.named_tensors(x).values()):
+            x = batches.map_inputs(x, Tensor.clone)
+        return batches.map_inputs(
+            x, lambda t: t.detach().to(device, dtype if t.is_floating_point() else None)
+        )
 
     def logits(self, x: Inputs, tensors: Params | None = None, rows: int = 1) -> Tensor:
         """Return logits (B, K) with `tensors` in place of the model's own.
@@ -453,7 +457,7 @@ class Classifier:
         """
         if self._ready is not None and not tensors:
             with self._ready.borrowed() as module:
-                return self._logits(x, partial(_call, module), batches.size(x) * rows)
+                return self._logits(x, module, batches.size(x) * rows)
         # Buffers are cloned because a module may write to them, even in eval mode.
         named = {}
         for name, _, _, _, own in _slots(self.model):
@@ -469,7 +473,7 @@ class Classifier:
 
     def logits_of(self, module: nn.Module, x: Inputs) -> Tensor:
         """Return the logits (B, K) of `module`, a copy of the model, e.g. one in training."""
-        return self._logits(x, lambda args, kwargs: module(*args, **kwargs), batches.size(x))
+        return self._logits(x, module, batches.size(x))
 
     @contextmanager
     def naming_batch(self, x: Inputs) -> Iterator[None]:
@@ -552,7 +556,8 @@ class Classifier:
     def _logits(self, x: Inputs, run: Callable[..., Any], size: int) -> Tensor:
         own = batches.map_inputs(x, Tensor.clone)  # a model may write to its input
         try:
-            output = run(*batches.as_arguments(own))
+            args, kwargs = batches.as_arguments(own)
+            output = run(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -572,7 +577,8 @@ class Classifier:
         """After a failure: raise an error if the model runs once a batch dimension is added."""
         one = batches.map_inputs(x, lambda tensor: tensor.clone().unsqueeze(0))
         try:
-            output = run(*batches.as_arguments(one))
+            args, kwargs = batches.as_arguments(one)
+            output = run(*args, **kwargs)
             _checked_logits(self._get_logits(output), 1, self._has_any_shape)
         except Exception:  # it fails for another reason, which the first error names
             return
@@ -584,7 +590,7 @@ class Classifier:
 
     def threads_for(self, x: Inputs) -> AbstractContextManager[None]:
         """Use one thread if a forward pass of this batch is little work, or as many as before."""
-        if torch.get_num_threads() == 1 or self.device.type != "cpu":
+        if torch.get_num_threads() == 1 or self._structures.kind(self.model)[0].type != "cpu":
             return nullcontext()
         findings = self.findings
         if findings.products is None:
@@ -713,13 +719,7 @@ def _slots(module: nn.Module) -> list[_Slot]:
     return found
 
 
-def _call(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    return module(*args, **kwargs)
-
-
-def _run_with(
-    module: nn.Module, tensors: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+def _run_with(module: nn.Module, tensors: Params, *args: Any, **kwargs: Any) -> Any:
     """Run a module with other tensors by name, as `torch.func.functional_call` does, but faster."""
     replaced = [slot for slot in _slots(module) if slot.name in tensors]
     try:
@@ -729,26 +729,6 @@ def _run_with(
     finally:
         for slot in replaced:
             slot.store[slot.key] = slot.tensor
-
-
-def _addresses(tensors: list[Tensor]) -> list[tuple[int, int]]:
-    """Return where tensors are in memory, and how many numbers they have."""
-    return [*zip(map(Tensor.data_ptr, tensors), map(Tensor.numel, tensors), strict=True)]
-
-
-def _kind(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
-    """Return the device of a model's inputs, and their type where they are floating point."""
-    tensors: list[Tensor] = [*model.parameters()] or [*model.buffers()]
-    device = tensors[0].device if tensors else torch.device("cpu")
-    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-    # If the model's parameters have several types, inputs keep their own type.
-    return device, dtypes.pop() if len(dtypes) == 1 else None
-
-
-def _follow(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    """Detach a tensor and move it to a device; convert floating point tensors to `dtype`."""
-    tensor = tensor.clone() if tensor.is_inference() else tensor
-    return tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
 
 
 def _like(own: Params, tensors: Params) -> Params:

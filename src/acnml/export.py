@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -67,12 +64,12 @@ def export_onnx(calibrated: Calibrated, example: Inputs, path: str | os.PathLike
     args, kwargs = batches.as_arguments(prepared)
     tensors = (*args, *kwargs.values())
     names = list(kwargs) or [f"input_{i}" if i else "input" for i in range(len(args))]
-    with torch.inference_mode(False), torch.no_grad(), _quiet_exporter():
+    with torch.inference_mode(False), torch.no_grad():
         program = torch.onnx.export(
-            _ByPosition(module, tuple(kwargs)),
+            _ByPosition(module, tuple(kwargs)).eval(),
             tensors,
             dynamo=True,
-            dynamic_shapes={"tensors": tuple(map(_dynamic, tensors))},
+            dynamic_shapes={"tensors": tuple(_dynamic(t, t is tensors[0]) for t in tensors)},
             input_names=names,
             output_names=["log_probs", "regret", "score"],
             verbose=False,
@@ -103,25 +100,16 @@ class _ByPosition(nn.Module):
         return self.module(*tensors)
 
 
-def _dynamic(tensor: Tensor) -> dict[int, Any]:
-    """Return which dimensions of an input vary: the batch, and the length of token ids."""
-    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+def _dynamic(tensor: Tensor, is_first: bool) -> dict[int, Any]:
+    """Return which dimensions of an input vary: the batch, and the length of token ids.
+
+    The first input names them. Those of the others are found to be the same.
+    """
+    unnamed = torch.export.Dim.DYNAMIC
+    names = (torch.export.Dim("batch"), torch.export.Dim("length"))
+    batch, length = names if is_first else (unnamed, unnamed)
     is_ids = tensor.ndim == 2 and not tensor.is_floating_point()
     return {0: batch, 1: length} if is_ids else {0: batch}
-
-
-@contextmanager
-def _quiet_exporter() -> Iterator[None]:
-    """Leave out what torch's exporter says about torch itself, and about a missing torchvision."""
-    log = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
 
 
 def _without_traces(model: Any) -> Any:

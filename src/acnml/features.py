@@ -102,10 +102,6 @@ class Place:
         deviation = torch.linalg.vector_norm(flat - mean, dim=-1) / math.sqrt(flat.shape[-1])
         return torch.cat([mean.squeeze(-1), deviation], dim=1)
 
-    def features(self, pooled: Tensor) -> Tensor:
-        """Return what the score sees of what was pooled here."""
-        return direction_and_length(pooled) if self.is_scaled and self.is_pooled else pooled
-
 
 def direction_and_length(vectors: Any) -> Any:
     """Return vectors (..., d) at unit length, and their lengths as one more number (..., d + 1).
@@ -191,10 +187,7 @@ def keepers(places: Sequence[Place], kept: Kept) -> dict[str, Keeper]:
 
 @final
 class Taps:
-    """A view of a classifier that keeps the pooled features of its last run.
-
-    Run `classifier` in any way, then call `features` once, in the same thread.
-    """
+    """A view of a classifier that returns the pooled features of a run beside its logits."""
 
     def __init__(
         self, classifier: Classifier, places: Sequence[Place], folding: Folding | None = None
@@ -202,14 +195,13 @@ class Taps:
         self.places, self.folding, self._kept = tuple(places), folding, Kept()
         self.classifier = classifier.observed(keepers(self.places, self._kept))
 
-    def features(self, size: int) -> Tensor:
-        """Return the features (B, d) of the last run of `size` inputs, and forget them.
-
-        A run that takes another way through the model would otherwise return the features of the
-        run before it.
-        """
+    def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """Return the logits of prepared inputs, and their features (B, d)."""
+        # A run may take another way through the model than the one before it.
+        self._kept.features = {}
+        logits = self.classifier.logits(x).detach()
         kept, self._kept.features = self._kept.features, {}
-        return joined(self.places, kept, size, self.folding)
+        return logits, joined(self.places, kept, len(logits), self.folding)
 
 
 def joined(
@@ -225,7 +217,11 @@ def joined(
                 "dimension must be the batch; take features at other places"
             )
     # Features at positions are those of one place, in whichever layout it has.
-    features = torch.cat([place.features(kept[place]) for place in places], dim=1)
+    parts = [
+        direction_and_length(kept[place]) if place.is_scaled and place.is_pooled else kept[place]
+        for place in places
+    ]
+    features = torch.cat(parts, dim=1)
     return features if folding is None else folding(features)
 
 

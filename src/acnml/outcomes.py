@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal, TypeAlias, final
 
 import torch
@@ -60,23 +59,6 @@ class Outcomes:
     def correct(self) -> Tensor:
         """Which predictions (N,) are the true class."""
         return self.label == self.predicted
-
-    def limit(self, share: float, by: By) -> float:
-        """Return the sureness below which this share of the examples lies."""
-        if not 0 <= share <= 1:
-            raise ValueError(f"share must be between 0 and 1, got {share}")
-        if by not in self._sorted:
-            self._sorted[by] = sureness_of(self, by).sort().values
-        ordered = self._sorted[by]
-        place = share * (len(ordered) - 1)
-        low = int(place)
-        ends = ordered[low : low + 2]
-        return float(ends[0] + (place - low) * (ends[-1] - ends[0]))
-
-    @cached_property
-    def _sorted(self) -> dict[By, Tensor]:
-        """What was sorted before: a threshold is asked for with every batch."""
-        return {}
 
 
 def sureness_of(answers: Any, by: By) -> Tensor:

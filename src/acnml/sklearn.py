@@ -29,9 +29,9 @@ from acnml._util import checks
 from acnml._util.messages import callers_level, needed_by
 from acnml.atypicality import Atypicality, Moments
 from acnml.calibration import Answer, Calibrator, fit_calibrator
-from acnml.calibration.rules import RuleName
+from acnml.calibration.calibrator import RuleName
+from acnml.calibration.fitting import LEAST_DATA
 from acnml.calibration.search import least_nll_temperature
-from acnml.calibration.validation import LEAST_DATA
 
 with needed_by("acnml.sklearn", "acnml[sklearn]"):
     from scipy import sparse

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,6 +44,17 @@ class Estimated(NamedTuple):
     error: float
 
 
+class Widely(NamedTuple):
+    """How far estimates of a method are off in a group of shifts: means over shifts and seeds."""
+
+    network: str
+    group: str
+    method: str
+    shifts: int
+    error: float
+    held: float  # share of intervals that hold the accuracy
+
+
 class Sets(NamedTuple):
     """Conformal sets with a target coverage of 0.9."""
 
@@ -71,6 +84,22 @@ def estimates(
     return [
         Estimated(*place, name, n, accuracy, *values, abs(values[0] - accuracy))
         for name, values in found.items()
+    ]
+
+
+def widely(rows: Sequence[Estimated]) -> list[Widely]:
+    """Return the means of estimates by network, group and method."""
+    by_place: dict[tuple[str, str, str], list[Estimated]] = {}
+    for row in rows:
+        by_place.setdefault((row.network, row.group, row.method), []).append(row)
+    return [
+        Widely(
+            *place,
+            shifts=len(own),
+            error=statistics.fmean(row.error for row in own),
+            held=statistics.fmean(row.low <= row.accuracy <= row.high for row in own),
+        )
+        for place, own in by_place.items()
     ]
 
 

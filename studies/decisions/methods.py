@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from acnml import Calibrator, fit_calibrator
-from acnml.calibration.rules import RuleName
+from acnml.calibration.calibrator import RuleName
 from acnml.outcomes import Outcomes
 
 NETWORK, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"

@@ -26,7 +26,7 @@ from studies.decisions.abstain import (
 from studies.decisions.change import KS, MARTINGALE, Alarm, FalseAlarms, Windowed, watched
 from studies.decisions.change import false_alarms as count_false_alarms
 from studies.decisions.digits import digits
-from studies.decisions.estimate import Estimated, Sets, estimates, sets
+from studies.decisions.estimate import Estimated, Sets, Widely, estimates, sets, widely
 from studies.decisions.methods import (
     ACNML,
     CLOSED_FORM,
@@ -42,6 +42,7 @@ from studies.decisions.streams import OF_NETWORK, TABLES, Stream, images
 from studies.engine.report import Panels, Section, ShortReport
 from studies.engine.tables import Table, mean, select
 from studies.evidence import cifar
+from studies.evidence.study import subjects
 from studies.evidence.subjects import CLEAN, HELD_OUT, TRAIN, Subject
 from studies.store import Content, Stage, Store
 
@@ -49,12 +50,14 @@ __all__ = ["PRESETS", "run"]
 
 RISK = 0.02  # of the tables about shift
 DRAWN = {TEMPERATURE: ORANGE, THRESHOLDED: PINK, ACNML: BLUE, CLOSED_FORM: GREEN}
+ESTIMATES = (*METHODS, THRESHOLDED, DIFFERENCE)
 OF_SHIFTS = ("failures", "automatic", "accuracy", "sets")
 TURNED = ("15°", "30°", "45°", "60°")
 KINDS: dict[str, Any] = {
     "failures": Failures,
     "automatic": Automatic,
     "accuracy": Estimated,
+    "widely": Widely,
     "sets": Sets,
     "alarms": Alarm,
     "false_alarms": FalseAlarms,
@@ -88,6 +91,14 @@ def run(study: DecisionsStudy, out: Path, store: Store, command: str) -> Path:
                 found.add(_stored(subject, study, store))
         except DataError as error:
             found.left_out.append(f"{name}: {error}")
+    elsewhere: list[Any] = []
+    for name in study.others:
+        try:
+            for subject in subjects(name, study.evidence(), out, store):
+                elsewhere += [Estimated(**row) for row in _stored_estimates(subject, store)]
+        except DataError as error:
+            found.left_out.append(f"{name}: {error}")
+    found.rows["widely"] = widely([*elsewhere, *found.rows["accuracy"]])
     for name in (each for each in study.streams if each in TABLES):
         try:
             found.add(_stored_table(name, study, store))
@@ -110,7 +121,7 @@ def _subjects(name: str, study: DecisionsStudy, out: Path, store: Store) -> list
 
 def _stored(subject: Subject, study: DecisionsStudy, store: Store) -> dict[str, Any]:
     """Return everything about a network, as two artefacts."""
-    same = replace(study, networks=(), seeds=())
+    same = replace(study, networks=(), others=(), seeds=())
     decided = (same, subject.checksums())
     stage = Stage(f"decisions {subject.name}", decided, subject.seed)
     streams = Stage(f"streams {subject.name}", decided, subject.seed)
@@ -119,9 +130,27 @@ def _stored(subject: Subject, study: DecisionsStudy, store: Store) -> dict[str, 
     return {**{name: shifted[name] for name in OF_SHIFTS}, **timed}
 
 
+def _stored_estimates(subject: Subject, store: Store) -> list[dict[str, Any]]:
+    """Return estimates of the accuracy alone, as an artefact."""
+    stage = Stage(f"estimates {subject.name}", subject.checksums(), subject.seed)
+
+    def make() -> dict[str, list[Any]]:
+        fitted = _fitted(subject)
+        ours = {method: fitted.outcomes(method, fitted.labelled) for method in METHODS}
+        rows = []
+        for name, group in subject.shifts.items():
+            part = _arrays(subject, name)
+            if bool((part.labels >= 0).all()):  # an input of no class has no right answer
+                theirs = {method: fitted.outcomes(method, part) for method in METHODS}
+                rows += estimates(ours, theirs, (subject.network, subject.seed, name, group))
+        return {"accuracy": rows}
+
+    return list(_made(stage, store, make)["accuracy"])
+
+
 def _stored_table(name: str, study: DecisionsStudy, store: Store) -> dict[str, Any]:
     """Return everything about a table in the order of time, as an artefact."""
-    same = replace(study, networks=(), streams=(), seeds=())
+    same = replace(study, networks=(), others=(), streams=(), seeds=())
     stage = Stage(f"stream {name}", same, version=2)
 
     def make() -> dict[str, list[Any]]:
@@ -214,7 +243,7 @@ def write_pages(study: DecisionsStudy, found: Found, out: Path, command: str) ->
             "Accuracy without labels",
             ["A point is a network under a shift. On the line, the estimate is the truth."],
             [Panels(_scatter(rows["accuracy"]), "Estimated and true accuracy.")],
-            [_errors(rows["accuracy"])] if rows["accuracy"] else [],
+            [_errors(rows["accuracy"]), _widely(rows["widely"])] if rows["accuracy"] else [],
         ),
         Section("Conformal sets", ["The target coverage is 0.90."], (), [_sets(rows["sets"])]),
         Section("Noticing a change", _about_change(study), (), _changes(rows)),
@@ -317,7 +346,7 @@ def _errors(rows: Sequence[Estimated]) -> Table:
     """Return the mean absolute error of every estimate, and how often its interval holds."""
     groups = list(dict.fromkeys((row.network, row.group) for row in rows))
     lines = []
-    for method in (*METHODS, THRESHOLDED, DIFFERENCE):
+    for method in ESTIMATES:
         own = select(rows, method=method)
         parts = [select(own, network=network, group=group) for network, group in groups]
         held = statistics.fmean(row.low <= row.accuracy <= row.high for row in own)
@@ -326,6 +355,19 @@ def _errors(rows: Sequence[Estimated]) -> Table:
         lines.append([method, *cells, f"{mean(own, 'error'):.3f}", interval])
     head = ("", *(f"{network}, {group}" for network, group in groups), "all", "in the interval")
     return Table("Mean absolute error of the estimated accuracy.", head, lines)
+
+
+def _widely(rows: Sequence[Widely]) -> Table:
+    """Return the mean absolute errors on all networks and groups of shifts."""
+    lines = []
+    for network, group in dict.fromkeys((row.network, row.group) for row in rows):
+        own = select(rows, network=network, group=group)
+        by_method = {row.method: row.error for row in own}
+        cells = [f"{by_method[method]:.3f}" for method in ESTIMATES]
+        lines.append([network, group, str(own[0].shifts), *cells])
+    head = ("network", "shifts", "number", *ESTIMATES)
+    caption = "Mean absolute error of the estimated accuracy, networks of the study evidence too."
+    return Table(caption, head, lines)
 
 
 def _sets(rows: Sequence[Sets]) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from studies.evidence.settings import EvidenceStudy
+from studies.evidence.settings import NETWORKS, TEXT, EvidenceStudy
 
 DIGITS, IMAGES = "digits", "resnet20"
 ELEC, WEATHER, TURNING, CORRUPTED = "elec", "weather", "turning digits", "corrupted photographs"
@@ -19,6 +19,7 @@ class DecisionsStudy:
 
     Args:
         networks: `DIGITS`, a small network, and `IMAGES`, which is one of the study `evidence`.
+        others: more networks of the study `evidence`, for the accuracy without labels alone.
         streams: data in the order of time.
         risks: largest tolerated error rates.
         confidence: with which they hold.
@@ -32,6 +33,7 @@ class DecisionsStudy:
     """
 
     networks: tuple[str, ...] = (DIGITS, IMAGES)
+    others: tuple[str, ...] = tuple(name for name in NETWORKS if name not in (IMAGES, TEXT))
     streams: tuple[str, ...] = (ELEC, WEATHER, TURNING, CORRUPTED)
     risks: tuple[float, ...] = (0.01, 0.02, 0.05)
     confidence: float = 0.95
@@ -48,12 +50,12 @@ class DecisionsStudy:
 
     def evidence(self) -> EvidenceStudy:
         """Return the settings for the network of the study `evidence`."""
-        return EvidenceStudy(networks=(IMAGES,))
+        return EvidenceStudy()
 
 
 PRESETS: Mapping[str, DecisionsStudy] = {
     "quick": DecisionsStudy(
-        networks=(DIGITS,), streams=(TURNING,), resamples=100, quiet_streams=50
+        networks=(DIGITS,), others=(), streams=(TURNING,), resamples=100, quiet_streams=50
     ),
     "full": DecisionsStudy(),
 }

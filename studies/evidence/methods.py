@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml import metrics
-from acnml.calibration.rules import MOST_SOLVED, closed_form, density_temperature
+from acnml.calibration.calibrator import MOST_SOLVED, closed_form, density_temperature
 from acnml.calibration.search import largest_at_price, least_nll_temperature
 from acnml.solve.isotropic import solve_isotropic
 from studies.evidence.settings import PRICE

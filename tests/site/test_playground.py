@@ -20,7 +20,7 @@ from acnml import Acnml, Linearised, exact
 pytest.importorskip("onnx", reason="the playground needs the extra onnx")
 pytest.importorskip("sklearn", reason="the playground needs scikit-learn")
 
-from acnml.calibration.rules import closed_form, spread
+from acnml.calibration.calibrator import closed_form, spread
 from acnml.calibration.table import EQUAL_PRICE
 from browsing import once
 from playground import browser, drawing, model, server

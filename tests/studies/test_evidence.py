@@ -17,7 +17,7 @@ from torch import nn
 import acnml
 from acnml import metrics
 from acnml.calibration.search import least_nll_temperature
-from acnml.solve.isotropic import solve_diagonal
+from scalar import solve_diagonal
 from studies.data import Labelled
 from studies.data import pictures as files
 from studies.engine.tables import select

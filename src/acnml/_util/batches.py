@@ -281,11 +281,14 @@ def in_chunks(
     Each is computed in a context of its own, such as `Classifier.threads_for`. Errors about single
     inputs name them by their index in the batch, not in the chunk.
     """
-    done, total = 0, size(x)
-    for chunk in chunks(x, length):
-        with checks.counting_from(done, total), within(chunk):
-            found = use(chunk)
-        done += size(chunk)
+    total = size(x)
+    for start in range(0, max(1, total), length):
+        chunk = x if total <= length else take(x, slice(start, start + length))
+        try:
+            with within(chunk):
+                found = use(chunk)
+        except checks.RowsError as error:
+            raise error.moved(start, total) from error
         yield found
 
 

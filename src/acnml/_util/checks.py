@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,7 +65,8 @@ def require_finite(
         remedy: end of the message.
         error: type of the error.
     """
-    if torch.isfinite(values).all():
+    # A sum is finite only if all are, and one pass over them.
+    if math.isfinite(values.detach().sum()) or torch.isfinite(values).all():
         return values
     bad = (
         (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)

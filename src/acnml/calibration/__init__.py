@@ -9,7 +9,8 @@ one over the validation data. `fit_calibrator` takes them as arrays. Both
    logits, for logits with the covariance V(x) = α m(x)² I.
 """
 
-from acnml.calibration.calibrator import Answer, Calibrator, fit_calibrator
+from acnml.calibration.calibrator import Answer, Calibrator
+from acnml.calibration.fitting import fit_calibrator
 from acnml.calibration.network import Calibrated, calibrate
 from acnml.calibration.table import CalibrationRow
 

@@ -2,51 +2,64 @@
 
 No network is needed. `fit_calibrator` learns from arrays what is typical and how much caution may
 cost, and a `Calibrator` answers for arrays. `acnml.calibrate` reads the arrays from an `nn.Module`.
+
+A *rule* turns logits and a score of atypicality into how well every label can be explained.
+All rules take logits z (B, K), already divided by the temperature, and a *spread* v (B,),
+
+    v(x) = α m(x)²,
+
+where m(x) is the score of `acnml.atypicality.Atypicality`. For v = 0 each of them returns
+log softmax(z). A larger spread is never surer, and no rule changes the order of the classes.
+
+- `closed-form`, the default: predictive NML of a linear head under squared loss, whose leverage
+  φᵀ(ΦᵀΦ)⁻¹φ is a Mahalanobis distance (Bibas, Feder & Hassner 2021):
+  log p_y / (p_y + p_y^h (1 - p_y)) with h = v / (1 + v).
+- `acnml`: log p_θ̂_y(y|x), NML under the log loss, for logits with covariance V = vI: the posterior
+  of the same head, W | data ~ MN(μ, (ΦᵀΦ)⁻¹, σ²I). For two classes only the difference of the
+  logits counts, whose variance is 2v.
+- `density-temperature`: log softmax(z / (1 + v)), a baseline without a regret (Tomani et al. 2023).
 """
 
 from __future__ import annotations
 
-import warnings
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, final
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from acnml._util import batches, checks
-from acnml._util.messages import callers_level
-from acnml._util.torch_state import one_thread
 from acnml.accuracy import expected_accuracy
-from acnml.atypicality import Atypicality, Moments
-from acnml.calibration.heads import IGNORED, Head, Places, Softmax, Task, as_labels, find_head
-from acnml.calibration.rules import RULES, RuleName, regret_of, spread
-from acnml.calibration.search import LARGEST, least_nll_temperature
-from acnml.calibration.table import (
-    COLUMNS,
-    EQUAL_PRICE,
-    NETWORK,
-    TEMPERATURE,
-    CalibrationRow,
-    as_html,
-    as_text,
-)
-from acnml.calibration.validation import Validation, require_usable, row
+from acnml.atypicality import Atypicality
+from acnml.calibration.heads import Head, Softmax
+from acnml.calibration.table import COLUMNS, EQUAL_PRICE, CalibrationRow, as_html, as_text
 from acnml.decisions import Abstention, abstention
 from acnml.monitor import Monitor
-from acnml.outcomes import By, Outcomes
+from acnml.outcomes import By, Outcomes, sureness_of
+from acnml.solve.isotropic import solve_isotropic
+from acnml.solve.sigmoid import solve_sigmoid
+
+RuleName: TypeAlias = Literal["closed-form", "acnml", "density-temperature"]
+
+# The power of the score in the spread.
+POWER = 2
+
+# A larger spread counts as this one, so that it stays finite.
+LARGEST_SPREAD = 1e30
+
+# ACNML is solved for spreads up to this one.
+MOST_SOLVED = 1e6
 
 # Scores tie if they differ by at most this share: rounding differs from batch to batch.
 TIE = 1e-5
 
-# Inputs that are counted at a time, and places that are answered at a time.
+# Places that are answered at a time.
 CHUNK = 4096
-
-# Held-out data may be this much less typical than the training data before a warning.
-OVERFIT = 3.0
-
-# Mean total variation below which two methods give the same answers for practical purposes.
-SAME_ANSWERS = 0.005
 
 
 class Answer(NamedTuple):
@@ -70,14 +83,6 @@ class Answer(NamedTuple):
         largest: Any = torch.as_tensor(self.probs).amax(-1)
         return largest.numpy() if isinstance(self.probs, np.ndarray) else largest
 
-    def without(self, rows: Tensor) -> Answer:
-        """Return the answers without those of some inputs (B,), or places of them."""
-        rows = rows.to(self.label.device)
-        known = [part.masked_fill(_like(rows, part), torch.nan) for part in self[1:-1]]
-        label = self.label.masked_fill(_like(rows, self.label), -1)
-        parts: Any = (label, *known, self.abstain | _like(rows, self.abstain))
-        return Answer(*parts)
-
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -86,7 +91,7 @@ class Calibrator:
 
     Attributes:
         atypicality: m(x), from the features.
-        rule: "closed-form", "acnml" or "density-temperature", see `acnml.calibration.rules`.
+        rule: "closed-form", "acnml" or "density-temperature", see above.
         temperature: T, by which the logits are divided.
         alpha: α, the weight of the score.
         price: that was asked for, in nats.
@@ -98,11 +103,12 @@ class Calibrator:
             have NaN, the label -1, and abstain.
         head: what the logits stand for, see `acnml.calibration.heads`.
 
+    >>> import acnml
     >>> x = torch.randn(4000, 2, generator=torch.Generator().manual_seed(0))
     >>> labels = (x.sum(1) > 0).long()
     >>> logits = 3 * x[:, :1] * torch.tensor([-1.0, 1.0])
     >>> train, validation = (x[:2000], labels[:2000]), (logits[2000:], x[2000:], labels[2000:])
-    >>> calibrator = fit_calibrator(train, validation)
+    >>> calibrator = acnml.fit_calibrator(train, validation)
     >>> certificate = calibrator.abstention(risk=0.05).certificates[0]
     >>> certificate.is_certified
     True
@@ -140,41 +146,48 @@ class Calibrator:
         if isinstance(logits, np.ndarray):
             known = None if mask is None else as_tensor(mask)
             return as_arrays(self(as_tensor(logits), as_tensor(features), share, by, known))
-        with one_thread():
-            logits = self.head.expanded(logits.detach())
-            flat, score = self.head.flat(logits), self._scores(features.detach(), logits.shape)
-            if mask is not None:
-                is_text = mask.bool().flatten()
-                flat = flat.where(is_text.unsqueeze(1), 0.0)
-                score = score.where(is_text, 1.0)
-            self._require_finite(flat, score, len(logits))
-            pairs = zip(flat.split(CHUNK), score.split(CHUNK), strict=True)
-            parts = [self._at_places(*pair, share, by) for pair in pairs]
-            joined = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
-            found = Answer(*(self.head.laid_out(part, logits.shape) for part in joined))
-            return found if mask is None else found.without(~mask.bool())
-
-    def _scores(self, features: Tensor, shape: torch.Size) -> Tensor:
-        """Return m of all places (P,) of logits of a shape."""
-        flat = self.head.flat(features)
-        score = torch.cat([self.atypicality(part) for part in flat.split(CHUNK)])
-        return (
-            self.head.on_positions(score, features.shape, shape) if self.head.positions else score
-        )
-
-    def _at_places(self, flat: Tensor, score: Tensor, share: float, by: By) -> Answer:
-        """Return the answers for places with logits (P, K) and scores (P,)."""
-        log_lik = self._explained(flat, score)
-        log_probs = torch.log_softmax(log_lik, dim=-1)
-        regret = regret_of(log_lik)
-        confidence, limit = log_probs.amax(-1).exp(), self.threshold(share, by)
+        limit = self.threshold(share, by)
+        found = self.explained(logits.detach(), features.detach(), mask)
+        label, confidence, probs, log_probs, regret, score = found
+        if self.on_error == "raise" and bool(regret.isnan().any()):
+            self._require_answers(regret, mask)
         is_sure = confidence >= limit * (1 - TIE) if by == "confidence" else regret <= limit + TIE
+        return Answer(label, probs, log_probs, regret, score, ~is_sure)
+
+    def explained(
+        self, logits: Tensor, features: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return label, confidence, probabilities, their logarithms, regret and score.
+
+        Without an answer they are NaN. The operations do not depend on values, so that they can be
+        compiled and exported.
+        """
+        head = self.head
+        logits = head.expanded(logits) if head.is_single else logits
+        flat, score = head.flat(logits), in_parts(self.atypicality, head.flat(features))
+        if head.positions:
+            score = head.on_positions(score, features.shape, logits.shape)
+        if mask is not None:
+            score = score.where(mask.bool().flatten(), torch.nan)
+        parts = in_parts(self._at_places, flat, score)
+        if not head.positions:
+            return parts
+        return tuple(head.laid_out(part, logits.shape) for part in parts)
+
+    def _at_places(self, flat: Tensor, score: Tensor) -> tuple[Tensor, ...]:
+        """Return what is known of places with logits (P, K) and scores (P,)."""
+        head, size = self.head, flat.shape[1]
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        z, m = head.rows(flat).to(wide) / self.temperature, head.per_row(score, size)
+        log_lik = RULES[self.rule](z, spread(self.alpha, m).to(wide))
+        # Times 0, a number that is not finite is NaN, and sums hand it on; all others add nothing.
+        log_lik = log_lik + ((z * 0).sum(-1) + m * 0).unsqueeze(-1)
+        log_probs, regret = torch.log_softmax(log_lik, dim=-1), regret_of(log_lik)
         # No rule changes the order of the classes, but a huge spread makes them all equal.
-        label = self.head.rows(flat).argmax(-1).where(~regret.isnan(), -1)
-        rows = label, log_probs.exp(), log_probs, regret, ~is_sure
-        *known, abstain = (self.head.per_place(each, flat.shape[1]) for each in rows)
-        parts: Any = (*known, score.where(flat.isfinite().all(-1), torch.nan), abstain)
-        return Answer(*parts)
+        label, probs = z.argmax(-1).masked_fill(regret.isnan(), -1), log_probs.exp()
+        rows = label, probs.amax(-1), probs, log_probs, regret
+        score = score + score * 0 + (flat * 0).sum(-1)
+        return (*(head.per_place(each, size) for each in rows), score)
 
     def log_probs(self, logits: Any, features: Any) -> Any:
         """Return the log-probabilities (B, K)."""
@@ -198,8 +211,21 @@ class Calibrator:
         Inputs with a confidence below it, or a regret above it, are rejected. On data like the
         validation data that is a share of `share`; on other data usually a larger one.
         """
-        limit = self.outcomes.limit(share, by)
+        if by not in self._ordered:
+            raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be between 0 and 1, got {share}")
+        ordered = self._ordered[by]
+        place = share * (len(ordered) - 1)
+        low, *high = ordered[int(place) : int(place) + 2]
+        limit = low + (place - int(place)) * (high[0] - low) if high else low
         return limit if by == "confidence" else -limit
+
+    @cached_property
+    def _ordered(self) -> dict[str, list[float]]:
+        """How sure the validation answers are, the least sure first."""
+        both: tuple[By, ...] = ("confidence", "regret")
+        return {by: sureness_of(self.outcomes, by).sort().values.tolist() for by in both}
 
     def abstention(
         self,
@@ -260,24 +286,18 @@ class Calibrator:
         """Return the same calibrator for tensors on a device, or in a precision."""
         return replace(self, atypicality=self.atypicality.to(device))
 
-    def _explained(self, flat: Tensor, score: Tensor) -> Tensor:
-        """Return log p_θ̂_y(y|x) of rows (R, C); NaN for places without an answer."""
-        wide = torch.promote_types(flat.dtype, torch.float32)
-        z, scores = self.head.rows(flat), self.head.per_row(score, flat.shape[1])
-        z = z.to(wide) / self.temperature
-        log_lik = RULES[self.rule](z, spread(self.alpha, scores).to(wide))
-        fine = z.isfinite().all(-1) & scores.isfinite()
-        return log_lik.where(fine.unsqueeze(-1), torch.nan)
-
-    def _require_finite(self, flat: Tensor, score: Tensor, inputs: int) -> None:
-        """Raise an error about inputs without an answer, unless they are to be flagged."""
-        fine = flat.isfinite().all(-1) & score.isfinite()
-        if self.on_error == "raise" and not bool(fine.all()):
-            rows = (~fine.reshape(inputs, -1).all(-1)).nonzero().flatten().tolist()
+    def _require_answers(self, regret: Tensor, mask: Tensor | None) -> None:
+        """Raise an error about inputs without an answer."""
+        lacking = regret.isnan()
+        if mask is not None:
+            lacking = lacking & mask.bool().reshape(*mask.shape, *[1] * (regret.ndim - mask.ndim))
+        if bool(lacking.any()):
             raise checks.RowsError(
                 "logits or features are NaN or infinite",
-                rows,
-                inputs,
+                lacking.flatten(1).any(1).nonzero().flatten().tolist()
+                if lacking.ndim > 1
+                else lacking.nonzero().flatten().tolist(),
+                len(lacking),
                 'clean these inputs, or flag them with on_error="flag"',
             )
 
@@ -298,211 +318,70 @@ class Calibrator:
         )
 
 
-def fit_calibrator(
-    train: tuple[Any, Any] | Moments | Atypicality,
-    validation: tuple[Any, Any, Any],
-    *,
-    price: float = 0.01,
-    rule: RuleName = "closed-form",
-    temperature: float | None = None,
-    on_error: Literal["raise", "flag"] = "raise",
-    task: Task | None = None,
-    ignore_index: int = IGNORED,
-) -> Calibrator:
-    """Calibrate any classifier from arrays: its logits, features of its inputs, and labels.
-
-    Args:
-        train: features (N, q) and classes (N,) of the training data, or their `Moments`, which can
-            be summed over parts of the data, or an `Atypicality` that was fitted to them.
-        validation: logits (N, K), features (N, q) and classes (N,) of data like the training data
-            that the classifier was not trained on. With an `Atypicality`, scores m (N,) can stand
-            for the features: those of a cross-validation, each from the data of other folds.
-        price: accepted increase of the validation NLL over the best temperature, in nats. A higher
-            price gives less confident predictions.
-        rule: "closed-form" or "acnml"; "density-temperature" is a baseline without a regret.
-        temperature: of the logits; by default that of least validation NLL. The price is counted
-            from the NLL at this temperature.
-        on_error: what the result does about inputs without an answer, see `Calibrator`.
-        task: "multilabel" for several labels per input; "dense" for maps, "tokens" for texts. By
-            default what the shape of the labels says, see `acnml.calibration.heads`.
-        ignore_index: label of positions that do not count.
-
-    >>> from acnml import fit_calibrator
-    >>> features = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
-    >>> labels = (features[:, 0] + 0.5 * features[:, 1] > 0).long()
-    >>> logits = 3 * features[:, :1] * torch.tensor([-1.0, 1.0])  # of a classifier that is too sure
-    >>> calibrator = fit_calibrator(
-    ...     (features[:1000], labels[:1000]), (logits[1000:], features[1000:], labels[1000:])
-    ... )
-    >>> calibrator.probs(logits[:3], features[:3]).shape
-    torch.Size([3, 2])
-    """
-    require_settings(price, rule)
-    logits, features, labels = (as_tensor(part) for part in validation)
-    head = find_head(logits.shape, labels, task, ignore_index)
-    generator = torch.Generator("cpu").manual_seed(0)
-    places = head.read(logits, features, as_labels(labels), generator=generator)
-    return fit_places(head, train, places, price, rule, temperature, on_error)
+def spread(alpha: float | Tensor, score: Tensor) -> Tensor:
+    """Return v = α m² (B,)."""
+    return (alpha * score**POWER).clamp(max=LARGEST_SPREAD)
 
 
-def require_settings(price: float, rule: str) -> None:
-    """Raise an error for a price or a rule that does not exist, before the network runs."""
-    checks.require_positive(price, "price")
-    if rule not in RULES:
-        raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
+def acnml(logits: Tensor, var: Tensor) -> Tensor:
+    """Return log p_θ̂_y(y|x) (B, K) for V = vI."""
+    # Beyond what is solved, predictions depend on logits / v alone, nearly: both are scaled down.
+    # With v alone cut, the logits of huge inputs would win in the end.
+    excess = (var / MOST_SOLVED).clamp(min=1)
+    logits, var = logits / excess.unsqueeze(-1), var / excess
+    if logits.shape[1] == 2:
+        return solve_sigmoid(logits[:, 1] - logits[:, 0], 2 * var)
+    return solve_isotropic(logits, var)
 
 
-def fit_places(
-    head: Head,
-    train: tuple[Any, Any] | Moments | Atypicality,
-    places: Places,
-    price: float,
-    rule: RuleName,
-    temperature: float | None,
-    on_error: Literal["raise", "flag"],
-) -> Calibrator:
-    """Calibrate from what was read at places of the validation data."""
-    size, given = places.logits.shape[1], places.features
-    assert places.labels is not None
-    labels = head.row_labels(places.labels)
-    logits = head.rows(places.logits)
-    require_usable(logits, labels, temperature is not None)
-    score = _atypicality(train, head, places)
-    chosen = least_nll_temperature(logits, labels) if temperature is None else temperature
-    checks.require_positive(chosen, "temperature")
-    with one_thread():
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        scores = head.per_row(given if given.ndim == 1 else score(given), size)
-        inputs = head.per_row(places.inputs, size)
-        data = Validation(logits.to(wide) / chosen, scores, labels, inputs)
-        found = _chosen(score, data, chosen, price, rule, on_error)
-        return replace(found, head=head)
+def regret_of(log_lik: Tensor) -> Tensor:
+    """Return log C(x) (B,) from log p_θ̂_y(y|x) (B, K), without what rounding adds to its limits."""
+    return torch.logsumexp(log_lik, dim=-1).clamp(0.0, math.log(log_lik.shape[-1]))
 
 
-def _atypicality(train: Any, head: Head, places: Places) -> Atypicality:
-    """Return the score from training data, in any form, and from validation data."""
-    if isinstance(train, Atypicality):
-        return train
-    size, features = places.logits.shape[1], places.features
-    moments = train if isinstance(train, Moments) else _moments(train, head, size)
-    assert places.labels is not None
-    return Atypicality.fit(moments, features, head.groups(places.labels, len(features)))
+def closed_form(logits: Tensor, var: Tensor) -> Tensor:
+    """Return log p_y / (p_y + p_y^h (1 - p_y)) (B, K) with h = v / (1 + v)."""
+    log_probs = torch.log_softmax(logits, dim=-1)
+    h = (var / (1 + var)).unsqueeze(-1)
+    # -log(1 + p_y^(h - 1) (1 - p_y)), a form in which nothing cancels.
+    exponent = (h - 1) * log_probs + _log_others(log_probs)
+    return functional.logsigmoid(-exponent)
 
 
-def _moments(train: tuple[Any, Any], head: Head, size: int) -> Moments:
-    """Return the moments of training features with labels."""
-    given, labels = map(as_tensor, train)
-    if len(given) != len(labels):
-        raise ValueError(f"there are {len(given)} training inputs, but {len(labels)} labels")
-    features, moments = head.flat(given), Moments(head.group_count(size))
-    groups = head.groups(as_labels(labels), len(features))
-    counts = groups != head.ignored
-    parts = zip(features[counts].split(CHUNK), groups[counts].split(CHUNK), strict=True)
-    for part, own in parts:
-        moments.add(part, own)
-    return moments
+def _log_others(log_probs: Tensor) -> Tensor:
+    """Return log (1 - p_y) (B, K); for the likeliest label as a sum, because 1 - p_y cancels."""
+    top = log_probs.argmax(-1, keepdim=True)
+    of_top = torch.logsumexp(log_probs.scatter(1, top, -torch.inf), dim=-1, keepdim=True)
+    return torch.log1p(-log_probs.exp().scatter(1, top, 0.0)).scatter(1, top, of_top)
 
 
-def _chosen(
-    score: Atypicality,
-    data: Validation,
-    temperature: float,
-    price: float,
-    rule: RuleName,
-    on_error: Literal["raise", "flag"],
-) -> Calibrator:
-    """Choose α, and write down what it was chosen from."""
-    rows, log_liks = list[CalibrationRow](), dict[str, Tensor]()
-    own = data.alpha_at(rule, price)
-    for each in RULES:
-        alpha = own if each == rule else data.alpha_of_rival(each, rule, own, price)
-        log_liks[each] = data.log_lik(each, alpha)
-        rows.append(row(each, temperature, log_liks[each], data.labels, alpha))
-    chosen = next(each for each in rows if each.method == rule)
-    assert chosen.alpha is not None
-    # A fair rival costs what the rule costs, also where the rule cannot spend the whole price.
-    equal = data.temperature_at(min(price, chosen.nll - data.nll))
-    plain = [
-        row(NETWORK, 1.0, data.tempered(1 / temperature), data.labels),
-        row(TEMPERATURE, temperature, data.tempered(1.0), data.labels),
-        row(EQUAL_PRICE, temperature * equal, data.tempered(equal), data.labels),
-    ]
-    log_probs = torch.log_softmax(log_liks[rule], dim=-1)
-    notes = _notes(score, data, chosen, price, log_probs, data.tempered(equal))
-    return Calibrator(
-        atypicality=score,
-        rule=rule,
-        temperature=temperature,
-        alpha=chosen.alpha,
-        price=price,
-        table=(*plain, *rows),
-        notes=notes,
-        outcomes=Outcomes.of(
-            label=data.labels,
-            predicted=data.logits.argmax(-1),
-            confidence=log_probs.amax(-1).exp(),
-            regret=regret_of(log_liks[rule]),
-            score=data.score,
-        ),
-        on_error=on_error,
-    )
+def density_temperature(logits: Tensor, var: Tensor) -> Tensor:
+    """Return log softmax(z / (1 + v)) (B, K)."""
+    return torch.log_softmax(logits / (1 + var).unsqueeze(-1), dim=-1)
 
 
-def _notes(
-    score: Atypicality,
-    data: Validation,
-    chosen: CalibrationRow,
-    price: float,
-    log_probs: Tensor,
-    rival: Tensor,
-) -> tuple[str, ...]:
-    """Say what was chosen and what is doubtful; warn of what should not go unread."""
-    added = (data.tempered(1.0) - log_probs).gather(1, data.labels.unsqueeze(1)).squeeze(1)
-    error, inputs = data.standard_error(added), len(data.inputs.unique())
-    count = f"{len(added)} labels of {inputs}" if len(added) > inputs else f"{inputs}"
-    notes = [
-        f"Chosen: temperature {chosen.temperature:.3g}, then {chosen.method} with alpha = "
-        f"{chosen.alpha:.4g}. On {count} validation examples this costs {float(added.mean()):.4f} "
-        f"± {error:.4f} nats of NLL.",
-        f"Atypicality: {len(score.mean)} features, {len(score.directions)} directions, shrinkage "
-        f"{score.shrinkage:.2g}.",
-    ]
-    variation = float((log_probs.exp() - rival.exp()).abs().sum(-1).mean()) / 2
-    if variation < SAME_ANSWERS:
-        notes.append(
-            "A plain temperature of equal price gives nearly the same predictions on these data: "
-            f"probabilities differ by {variation:.4f} on average (total variation)."
-        )
-    doubts = []
-    if not data.explains_labels:
-        doubts.append(
-            f"The network says hardly more about the validation labels than how frequent they are "
-            f"(NLL {data.nll:.3g} at temperature {chosen.temperature:.3g}): check that the labels "
-            "belong to the inputs, and that the classes are in the order of the network's outputs."
-        )
-    if chosen.alpha == LARGEST:
-        doubts.append(
-            f"All caution costs less than {price:g} nats, so the price sets no limit: "
-            "check that the labels belong to the inputs, or lower the price."
-        )
-    if error > price:
-        doubts.append(
-            f"The price of {price:g} nats is known only to ± {error:.4f} from {count} validation "
-            "examples: give more of them, or a higher price."
-        )
-    if score.overfit > OVERFIT:
-        doubts.append(
-            f"Held-out features are {score.overfit:.1f} times as far from their classes as the "
-            "training features: give more training data, or fewer features."
-        )
-    for doubt in doubts:
-        warnings.warn(doubt, stacklevel=callers_level())
-    return (*notes, *doubts)
+RULES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "closed-form": closed_form,
+    "acnml": acnml,
+    "density-temperature": density_temperature,
+}
+assert set(RULES) == set(get_args(RuleName))
 
 
-def _like(rows: Tensor, values: Tensor) -> Tensor:
-    """Return (B,), or (B, T), in the number of dimensions of values (B, ...)."""
-    return rows.reshape(*rows.shape, *[1] * (values.ndim - rows.ndim))
+def without_answers(logits: Tensor, rows: Tensor) -> Tensor:
+    """Return logits (B, ...) that are NaN for some inputs (B,)."""
+    rows = rows.to(logits.device).reshape(-1, *[1] * (logits.ndim - 1))
+    return logits.masked_fill(rows, torch.nan)
+
+
+def in_parts(function: Callable[..., Any], *given: Tensor) -> Any:
+    """Call a function of places on at most `CHUNK` of them at a time; it returns tensors."""
+    if torch.compiler.is_compiling() or len(given[0]) <= CHUNK:
+        return function(*given)
+    found = [function(*part) for part in zip(*(each.split(CHUNK) for each in given), strict=True)]
+    if isinstance(found[0], Tensor):
+        return torch.cat(found)
+    return tuple(torch.cat(part) for part in zip(*found, strict=True))
 
 
 def as_tensor(array: Any) -> Tensor:

@@ -119,8 +119,6 @@ class Head(ABC):
 
     def laid_out(self, values: Tensor, shape: torch.Size) -> Tensor:
         """Return values (P,) or (P, K) of places in the layout of (expanded) logits."""
-        if not self.positions:
-            return values
         places = self._places(shape)
         if values.ndim == 1:
             return values.reshape(places)

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from acnml._util import batches
 from acnml._util.batches import Inputs
-from acnml.atypicality import Atypicality
-from acnml.calibration.calibrator import Calibrator
+from acnml.calibration.calibrator import Calibrator, without_answers
 from acnml.calibration.heads import padding
-from acnml.calibration.rules import RULES, regret_of, spread
 from acnml.classifier import Classifier, run_hook, without_autocast
 from acnml.features import Folding, Kept, Place, joined, keepers
 
@@ -44,9 +42,8 @@ class CalibratedModule(nn.Module):
         self.network = classifier.copy_module()
         self._get_logits = classifier.get_logits
         self._places, self._kept, self._folds = tuple(places), Kept(), folding is not None
-        self._rule, self._head = calibrator.rule, calibrator.head
-        self._score = calibrator.atypicality
-        for name, tensor in _tensors(calibrator.atypicality).items():
+        self._calibrator = calibrator
+        for name, tensor in calibrator.atypicality.tensors.items():
             self.register_buffer(name, tensor.clone())
         self.register_buffer("factors", None if folding is None else folding.factors.clone())
         device = calibrator.atypicality.mean.device
@@ -63,7 +60,7 @@ class CalibratedModule(nn.Module):
         del mode
         return super().train(False)
 
-    def forward(self, *args: Any, **kwargs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, *args: Any, **kwargs: Tensor) -> tuple[Tensor, ...]:
         """Return log-probabilities, the regret log C(x), and the atypicality m(x)."""
         if len(args) == 1 and isinstance(args[0], Mapping):  # as `Calibrated` takes it
             kwargs, args = dict(args[0]), ()
@@ -71,42 +68,19 @@ class CalibratedModule(nn.Module):
         logits = self._get_logits(self.network(*args, **kwargs))
         logits = logits.unsqueeze(1) if logits.ndim == 1 else logits
         given: Inputs = kwargs or (args if len(args) > 1 else next(iter(args)))
-        answered = ~batches.broken_rows(given).reshape(-1, *[1] * (logits.ndim - 1))
-        logits = logits.where(answered, torch.nan)
+        logits = without_answers(logits, batches.broken_rows(given))
         kept, self._kept.features = self._kept.features, {}
         with without_autocast(logits):
             folding = Folding(self.factors) if self._folds else None
             features = joined(self._places, kept, logits.shape[0], folding)
-            head, score = self._head, self._atypicality()
-            logits = head.expanded(logits.float())
-            flat, m = head.flat(logits), score(head.flat(features))
-            m = head.on_positions(m, features.shape, logits.shape) if head.positions else m
-            z, scores = head.rows(flat) / self.temperature, head.per_row(m, flat.shape[1])
-            log_lik = RULES[self._rule](z, spread(self.alpha, scores))
-            fine = z.isfinite().all(-1) & scores.isfinite()
-            log_lik = log_lik.where(fine.unsqueeze(-1), torch.nan)
-            rows = torch.log_softmax(log_lik, -1), regret_of(log_lik)
-            log_probs, regret = (head.per_place(each, flat.shape[1]) for each in rows)
-            m = m.where(flat.isfinite().all(-1) & m.isfinite(), torch.nan)
-            log_probs, regret, m = (head.laid_out(e, logits.shape) for e in (log_probs, regret, m))
-            return self._without_padding(kwargs, logits, log_probs, regret, m)
+            calibrator = self._with_buffers()
+            mask = padding(calibrator.head, kwargs, logits)
+            _, _, _, *parts = calibrator.explained(logits.float(), features, mask)
+            return tuple(parts)
 
-    def _without_padding(
-        self, inputs: dict[str, Tensor], logits: Tensor, *parts: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-probabilities, regret and score with NaN for padding."""
-        mask = padding(self._head, inputs, logits)
-        log_probs, regret, score = parts
-        if mask is None:
-            return log_probs, regret, score
-        nothing = log_probs.new_tensor(torch.nan)
-        kept = log_probs.where(mask.unsqueeze(-1), nothing)
-        return kept, regret.where(mask, nothing), score.where(mask, nothing)
-
-    def _atypicality(self) -> Atypicality:
-        """Return the score with this module's buffers, which follow it to its device."""
-        return replace(self._score, **{name: getattr(self, name) for name in _tensors(self._score)})
-
-
-def _tensors(score: Atypicality) -> dict[str, Tensor]:
-    return {name: value for name, value in vars(score).items() if isinstance(value, Tensor)}
+    def _with_buffers(self) -> Calibrator:
+        """Return the calibrator with this module's buffers, which follow it to its device."""
+        score = self._calibrator.atypicality
+        own: Any = {name: getattr(self, name) for name in score.tensors}
+        settings: Any = {"temperature": self.temperature, "alpha": self.alpha}
+        return replace(self._calibrator, atypicality=replace(score, **own), **settings)

@@ -26,10 +26,10 @@ from acnml._util.processes import Group
 from acnml._util.structure import tracking_batch_norms
 from acnml.accuracy import expected_accuracy
 from acnml.atypicality import Moments
-from acnml.calibration.calibrator import Answer, Calibrator, as_arrays, fit_places, require_settings
+from acnml.calibration.calibrator import Answer, Calibrator, RuleName, as_arrays, without_answers
+from acnml.calibration.fitting import fit_places, require_settings
 from acnml.calibration.heads import IGNORED, Head, Places, Task, as_labels, find_head, padding
 from acnml.calibration.module import CalibratedModule
-from acnml.calibration.rules import RuleName
 from acnml.calibration.table import CalibrationRow
 from acnml.classifier import Classifier
 from acnml.decisions import Abstention
@@ -77,13 +77,13 @@ class Calibrated:
     places: tuple[Place, ...]
     folding: Folding | None
     calibrator: Calibrator
-    _original: Params = field(init=False, repr=False)  # tensors that training changes, as they were
+    _original: Params = field(init=False, repr=False)  # numbers that training changes, as they were
     _reading: Reading = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        tensors = self.classifier.tensors
-        own = {name: tensors[name].clone() for name in _telltales(self.classifier)}
-        object.__setattr__(self, "_original", own)
+        own = {name: _sample(self.classifier, name) for name in _telltales(self.classifier)}
+        kept = {name: numbers.clone() for name, numbers in own.items() if numbers is not None}
+        object.__setattr__(self, "_original", kept)
         reading = Reading(self.classifier, self.places, self.folding, self.calibrator.head)
         object.__setattr__(self, "_reading", reading)
 
@@ -98,20 +98,24 @@ class Calibrated:
         if batches.has_arrays_only(x):
             return as_arrays(self(as_inputs(x), share, by))
         self.require_current()
-        reading, head = self._reading, self.calibrator.head
-        flag = self.calibrator.on_error == "flag"
+        head = self.calibrator.head
 
         def answer(chunk: Inputs) -> Answer:
-            logits, features = reading(chunk)
-            return self.calibrator(logits, features, share, by, padding(head, chunk, logits))
+            broken = None
+            if self.calibrator.on_error == "flag":
+                chunk, broken = without_broken(chunk)
+            chunk = self.classifier.prepare(chunk)
+            with self.classifier.threads_for(chunk):
+                logits, features = self._reading(chunk)
+                if broken is not None:
+                    logits = without_answers(logits, broken)
+                mask = padding(head, chunk, logits) if head.positions else None
+                return self.calibrator(logits, features, share, by, mask)
 
         with torch.inference_mode(False), torch.no_grad():
-            harmless, broken = _without_broken(x) if flag else (x, None)
-            prepared = self.classifier.prepare(harmless)
-            length, within = chunk_length(head, prepared), self.classifier.threads_for
-            parts = [*in_chunks(prepared, answer, length, within)]
-        found = Answer(*(torch.cat(part) for part in zip(*parts, strict=True)))
-        return found if broken is None else found.without(broken)
+            length = chunk_length(x) if head.positions else CHUNK
+            parts = [*in_chunks(x, answer, length)]
+        return parts[0] if len(parts) == 1 else Answer(*map(torch.cat, zip(*parts, strict=True)))
 
     def log_probs(self, x: Any) -> Any:
         """Return the log-probabilities (B, K)."""
@@ -140,10 +144,13 @@ class Calibrated:
     @arrays_for_arrays
     def features(self, x: Inputs) -> Tensor:
         """Return the features (B, q) that the score is computed from, for other scores."""
-        reading, prepared = self._reading, self.classifier.prepare(x)
+
+        def of(chunk: Inputs) -> Tensor:
+            return self._reading(self.classifier.prepare(chunk))[1]
+
         with torch.inference_mode(False), torch.no_grad():
-            length = chunk_length(self.calibrator.head, prepared)
-            return torch.cat([*in_chunks(prepared, lambda chunk: reading(chunk)[1], length)])
+            length = chunk_length(x) if self.calibrator.head.positions else CHUNK
+            return torch.cat([*in_chunks(x, of, length)])
 
     def threshold(self, share: float, by: By = "confidence") -> float:
         """Return the confidence or regret at which inputs are rejected, see `Calibrator`."""
@@ -203,9 +210,13 @@ class Calibrated:
         the last batch norm, which also changes if the network only runs in train mode. A change of
         other layers alone is not noticed.
         """
-        for name, original in self._original.items():
-            current = _live(self.classifier, name)
-            if current is None or not _agrees(current, original):
+        for name, before in self._original.items():
+            current = _sample(self.classifier, name)
+            now = before[:0] if current is None else current
+            is_comparable = now.dtype == before.dtype and now.device == before.device
+            if is_comparable and torch.equal(now, before):
+                continue
+            if not is_same_or_rounded(now, before):
                 raise ValueError(
                     f"{name!r} of the network differs from when it was calibrated. If the network "
                     "was trained since, or ran in train mode, calibrate it again; to train on and "
@@ -247,13 +258,13 @@ class Reading:
         self.taps = Taps(self.classifier, places, folding)
 
     def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        """Run a chunk, and check the model if that is due."""
+        """Run a prepared chunk, and check the model if that is due."""
         due = self.classifier.findings.is_due((), x)
         probe = probed(self.classifier, [], x) if due else None
-        logits = self.taps.classifier.logits(x).detach()
+        logits, features = self.taps(x)
         if probe is not None:
             require_apart_from(self.classifier, [], x, probe, Passed(logits, {}))
-        return logits, self.taps.features(batches.size(x))
+        return logits, features
 
 
 def calibrate(
@@ -286,7 +297,7 @@ def calibrate(
             one.
         price: accepted increase of the validation NLL over the best temperature, in nats. A higher
             price gives less confident predictions. Most users need no other setting.
-        rule: "closed-form" or "acnml", see `acnml.calibration.rules`.
+        rule: "closed-form" or "acnml", see `acnml.calibration.calibrator`.
         places: where features are taken; by default at places that are found in the network.
         temperature: of the network; by default that of least validation NLL.
         on_error: what the result does about inputs without an answer, such as NaN: "raise" an
@@ -406,7 +417,7 @@ class _Reader:
                 labels = checked_labels(given, x) if head.is_plain else as_labels(given)
             done = 0
             for chunk_logits, features, chunk in in_chunks(
-                x, lambda part: (*reading(part), part), chunk_length(head, x)
+                x, lambda part: (*reading(part), part), chunk_length(x) if head.positions else CHUNK
             ):
                 own = None if labels is None else labels[done : done + len(chunk_logits)]
                 mask = padding(head, chunk, chunk_logits)
@@ -449,16 +460,12 @@ class _Reader:
                 f"the features of an input, the {lost}, depend on the rest of its batch: take "
                 "features at other places"
             )
-        plain = Taps(view, places)
-        plain.classifier.logits(some)
-        folding = Folding.of(plain.features(batches.size(some)))
+        folding = Folding.of(Taps(view, places)(some)[1])
         return Reading(self._classifier, places, folding, head)
 
 
-def chunk_length(head: Head, x: Inputs) -> int:
-    """Return how many inputs to run at a time: fewer of those with many positions."""
-    if not head.positions:
-        return CHUNK
+def chunk_length(x: Inputs) -> int:
+    """Return how many inputs with many positions to run at a time."""
     size = max(tensor[0].numel() for tensor in batches.named_tensors(x).values())
     return max(1, min(CHUNK, MOST_NUMBERS // size))
 
@@ -470,32 +477,24 @@ def _telltales(classifier: Classifier) -> list[str]:
     return [*names, *(f"{norm}.running_mean".lstrip(".") for norm in norms)]
 
 
-def _agrees(current: Tensor, original: Tensor) -> bool:
-    """Whether a tensor is what it was, by a sample of its numbers: training changes all of them."""
-    if current.shape != original.shape:
-        return False
-    step = max(1, current.numel() // SAMPLED)
-    now, before = (t.detach().reshape(-1)[::step] for t in (current, original))
-    same_kind = now.dtype == before.dtype and now.device == before.device
-    return (same_kind and torch.equal(now, before)) or is_same_or_rounded(now, before)
+def _sample(classifier: Classifier, name: str) -> Tensor | None:
+    """Return some numbers of a tensor as predictions see it now, or None if it is gone.
 
-
-def _live(classifier: Classifier, name: str) -> Tensor | None:
-    """Return a parameter or buffer as predictions see it now, or None if it is gone.
-
-    `Classifier.tensors` would walk through the whole network for every prediction.
+    Training changes all of them. `Classifier.tensors` would walk through the whole network.
     """
-    if name in classifier.overrides:
-        return classifier.overrides[name]
     owner, _, key = name.rpartition(".")
-    try:
-        tensor = getattr(classifier.model.get_submodule(owner), key)
-    except AttributeError:
+    tensor = classifier.overrides.get(name)
+    if tensor is None:
+        try:
+            tensor = getattr(classifier.model.get_submodule(owner), key)
+        except AttributeError:
+            return None
+    if not isinstance(tensor, Tensor):
         return None
-    return tensor if isinstance(tensor, Tensor) else None
+    return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // SAMPLED)]
 
 
-def _without_broken(x: Inputs) -> tuple[Inputs, Tensor]:
+def without_broken(x: Inputs) -> tuple[Inputs, Tensor]:
     """Return a batch with harmless numbers for those that are not finite, and in which rows."""
     least = 0.0 if isinstance(x, Tensor) else -torch.inf
 
@@ -504,4 +503,4 @@ def _without_broken(x: Inputs) -> tuple[Inputs, Tensor]:
             return tensor
         return tensor.nan_to_num(0.0, 0.0, least)
 
-    return batches.map_inputs(x, harmless), batches.broken_rows(x).cpu()
+    return batches.map_inputs(x, harmless), batches.broken_rows(x)
