@@ -112,7 +112,7 @@ function softmax(logits: Float32Array, temperature: number): Float64Array {
   return normalised(Float64Array.from(logits, (logit) => Math.exp((logit - largest) / temperature)));
 }
 
-/** Closed-form NML, `acnml.calibration.rules.closed_form`: p / (p + p^h (1 - p)), h = v / (1 + v). */
+/** Closed-form NML, `acnml.calibration.calibrator.closed_form`: p / (p + p^h (1 - p)), h = v / (1 + v). */
 function closedForm(probabilities: Float64Array, spread: number): Float64Array {
   const exponent = -1 / (1 + spread); // h - 1
   return normalised(probabilities.map((p) => (p > 0 ? 1 / (1 + p ** exponent * (1 - p)) : 0)));
