@@ -8,7 +8,7 @@ import sys
 from benchmarks.house import imports, longest_chain
 
 # The agreed number of modules in a chain of imports; `python -m benchmarks.house` counts it, too.
-LONGEST = 13
+LONGEST = 12
 
 OPTIONAL = {
     "IPython",

@@ -34,6 +34,9 @@ from acnml._util.params import Params
 TILING = 40  # write it out tile by tile, so that it stays in the cache
 KEEPING = 150  # write it out for every row and keep it in memory
 
+# Numbers in gradients that are written out at once.
+WRITTEN_OUT = 2**24
+
 # Numbers in one tile of the matrices of an input's labels. It should fit into a core's cache.
 TILE = 2**18
 
@@ -268,6 +271,24 @@ def variance_products(x: Tensor, outers: Outers, var: Tensor) -> Tensor:
     pull = partial(rule, a=deltas, delta=vectors, var=var.T)
     added: Tensor = _Linear.apply(x, push, pull)
     return added
+
+
+def diagonal_covariance(jacobian: Outers, var: Tensor) -> Tensor:
+    """Return JΣJᵀ (B, C, C) for C gradients in factors and independent weights.
+
+    Pairs of t terms take t² products with S. Otherwise J √S is written out, some inputs at a time.
+    """
+    delta, a = jacobian.deltas, jacobian.inputs.vectors
+    count, terms = delta.shape[1:3]
+    if terms**2 <= count * (terms + count):
+        return delta.flatten(2) @ variance_products(a, jacobian, var).flatten(2).mT
+    size, parts = max(1, WRITTEN_OUT // (count * var.numel())), []
+    for own, vectors in zip(delta.split(size), a.split(size), strict=True):
+        # The C gradients share the a, and take one matrix product.
+        matrix = (own.mT.flatten(1, 2) @ vectors.squeeze(1)).unflatten(1, (count, -1))
+        half = (matrix * var.sqrt()).flatten(2)
+        parts.append(half @ half.mT)
+    return torch.cat(parts)
 
 
 def diagonal_products(terms: int, positions: int) -> int:

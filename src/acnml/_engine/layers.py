@@ -1,4 +1,4 @@
-"""Layers with weights of every row's own: running them, and gradients of their weights.
+"""Layers: their inputs and outputs in one format, and layers with weights of every row's own.
 
 Rows become the groups of one grouped convolution, at the cost of a plain one; kernels too large for
 the cache are faster as matrix products with unfolded patches.
@@ -12,11 +12,77 @@ from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from acnml._engine.recorder import Site, input_positions, normalised
+from acnml._algebra.dual import Affine
 from acnml._util.params import Params
 
 # Convolution kernels with more weights than this are applied as matrix products.
 LARGEST_GROUPED = 2**18
+
+
+def input_positions(module: nn.Module, x: Tensor) -> Tensor:
+    """Return the vectors that an affine module multiplies: (B, [groups,] positions, in)."""
+    if isinstance(module, nn.Linear):
+        return x.reshape(len(x), -1, x.shape[-1])
+    assert isinstance(module, nn.Conv2d)
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    padded = functional.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+    patches = functional.unfold(
+        padded, module.kernel_size, dilation=module.dilation, stride=module.stride
+    )
+    return _grouped(patches, module.groups)
+
+
+def output_positions(module: nn.Module, y: Tensor) -> Tensor:
+    """Return an affine module's outputs, or gradients at them: (B, [groups,] positions, out)."""
+    if isinstance(module, nn.Linear):
+        return y.reshape(len(y), -1, y.shape[-1])
+    assert isinstance(module, nn.Conv2d)
+    return _grouped(y.flatten(2), module.groups)
+
+
+def from_positions(module: nn.Module, y: Tensor, shape: torch.Size) -> Tensor:
+    """Invert `output_positions`, for an output with shape (B, *shape)."""
+    features_first = isinstance(module, nn.Conv2d)
+    return (y.mT if features_first else y).reshape(len(y), *shape)
+
+
+def _grouped(features_first: Tensor, groups: int) -> Tensor:
+    """Turn (B, features, positions) into (B, [groups,] positions, features / groups)."""
+    if groups == 1:
+        return features_first.mT
+    return features_first.unflatten(1, (groups, -1)).mT
+
+
+def normalised(module: nn.Module, x: Tensor) -> Tensor:
+    """Return what a scaling layer multiplies its weight with."""
+    if isinstance(module, nn.LayerNorm):
+        return functional.layer_norm(x, module.normalized_shape, eps=module.eps)
+    if isinstance(module, nn.GroupNorm):
+        return functional.group_norm(x, module.num_groups, eps=module.eps)
+    assert isinstance(module, _BatchNorm)
+    return functional.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
+
+
+# Weights of every row's own, and their gradients ------------------------------------------------
+
+
+def scaling_gradients(module: nn.Module, layer: Affine, inputs: Tensor, deltas: Tensor) -> Params:
+    """Return the gradients of a scaling layer's weight and bias for every row: (B, L, *shape).
+
+    `inputs` are normalised and (B, L or 1, ...), `deltas` at the layer's outputs are (B, L, ...).
+    """
+    if isinstance(module, nn.LayerNorm):  # parameters live in the last dimensions
+        first = deltas.ndim - len(module.normalized_shape)
+        both = inputs * deltas, deltas
+        weight, bias = (t.flatten(2, first - 1).sum(2) if first > 2 else t for t in both)
+    else:
+        d, x = (t.flatten(3) if t.ndim > 3 else t.unsqueeze(3) for t in (deltas, inputs))
+        # Labels that share the input take one matrix product per channel.
+        one = x.shape[1] == 1
+        weight = torch.einsum("blcp,bcp->blc", d, x[:, 0]) if one else (d * x).sum(3)
+        bias = d.sum(3)
+    grads = {layer.weight: weight}
+    return grads if layer.bias is None else {**grads, layer.bias: bias}
 
 
 def forward_per_row(module: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -68,15 +134,17 @@ def _broadcast(module: nn.Module, values: Tensor, ndim: int) -> Tensor:
     return values.reshape(*values.shape[:where], *[1] * missing, *values.shape[where:])
 
 
-def convolution_gradients(site: Site, inputs: Tensor, deltas: Tensor) -> Params:
+def convolution_gradients(
+    module: nn.Module, layer: Affine, inputs: Tensor, deltas: Tensor
+) -> Params:
     """Return the gradients of a convolution's parameters for every row: (B, L, *shape).
 
     `inputs` are (B, L or 1, ...), `deltas` at the outputs (B, L, ...).
     """
-    assert isinstance(site.module, nn.Conv2d)
-    grads = {site.layer.weight: _weight_gradients(site.module, inputs, deltas)}
-    if site.layer.bias is not None:
-        grads[site.layer.bias] = deltas.sum((3, 4))
+    assert isinstance(module, nn.Conv2d)
+    grads = {layer.weight: _weight_gradients(module, inputs, deltas)}
+    if layer.bias is not None:
+        grads[layer.bias] = deltas.sum((3, 4))
     return grads
 
 

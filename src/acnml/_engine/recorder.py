@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from acnml._algebra.dual import Affine, LayerInputs
+from acnml._engine.layers import input_positions, normalised, output_positions, scaling_gradients
 from acnml._util.batches import Inputs, size
 from acnml._util.params import Params, add
 from acnml.classifier import Classifier, Forward, Hook, naming_checkpoints, strays
@@ -149,76 +150,10 @@ def is_plain(module: nn.Module) -> bool:
     return kind is not None and called and type(module).forward is kind.forward
 
 
-# Inputs and outputs in one format ----------------------------------------------------------------
-
-
-def input_positions(module: nn.Module, x: Tensor) -> Tensor:
-    """Return the vectors that an affine module multiplies: (B, [groups,] positions, in)."""
-    if isinstance(module, nn.Linear):
-        return x.reshape(len(x), -1, x.shape[-1])
-    assert isinstance(module, nn.Conv2d)
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    padded = functional.pad(x, module._reversed_padding_repeated_twice, mode=mode)
-    patches = functional.unfold(
-        padded, module.kernel_size, dilation=module.dilation, stride=module.stride
-    )
-    return _grouped(patches, module.groups)
-
-
 def input_vectors(site: Site, x: Tensor) -> Tensor:
     """Return the input positions of an affine site, with a 1 appended for a covered bias."""
     vectors = input_positions(site.module, x)
     return vectors if site.layer.bias is None else functional.pad(vectors, (0, 1), value=1.0)
-
-
-def output_positions(module: nn.Module, y: Tensor) -> Tensor:
-    """Return an affine module's outputs, or gradients at them: (B, [groups,] positions, out)."""
-    if isinstance(module, nn.Linear):
-        return y.reshape(len(y), -1, y.shape[-1])
-    assert isinstance(module, nn.Conv2d)
-    return _grouped(y.flatten(2), module.groups)
-
-
-def from_positions(module: nn.Module, y: Tensor, shape: torch.Size) -> Tensor:
-    """Invert `output_positions`, for an output with shape (B, *shape)."""
-    features_first = isinstance(module, nn.Conv2d)
-    return (y.mT if features_first else y).reshape(len(y), *shape)
-
-
-def _grouped(features_first: Tensor, groups: int) -> Tensor:
-    """Turn (B, features, positions) into (B, [groups,] positions, features / groups)."""
-    if groups == 1:
-        return features_first.mT
-    return features_first.unflatten(1, (groups, -1)).mT
-
-
-def normalised(module: nn.Module, x: Tensor) -> Tensor:
-    """Return what a scaling layer multiplies its weight with."""
-    if isinstance(module, nn.LayerNorm):
-        return functional.layer_norm(x, module.normalized_shape, eps=module.eps)
-    if isinstance(module, nn.GroupNorm):
-        return functional.group_norm(x, module.num_groups, eps=module.eps)
-    assert isinstance(module, _BatchNorm)
-    return functional.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
-
-
-def scaling_gradients(site: Site, inputs: Tensor, deltas: Tensor) -> Params:
-    """Return the gradients of a scaling layer's weight and bias for every row: (B, L, *shape).
-
-    `inputs` are normalised and (B, L or 1, ...), `deltas` at the layer's outputs are (B, L, ...).
-    """
-    if isinstance(site.module, nn.LayerNorm):  # parameters live in the last dimensions
-        first = deltas.ndim - len(site.module.normalized_shape)
-        both = inputs * deltas, deltas
-        weight, bias = (t.flatten(2, first - 1).sum(2) if first > 2 else t for t in both)
-    else:
-        d, x = (t.flatten(3) if t.ndim > 3 else t.unsqueeze(3) for t in (deltas, inputs))
-        # Labels that share the input take one matrix product per channel.
-        one = x.shape[1] == 1
-        weight = torch.einsum("blcp,bcp->blc", d, x[:, 0]) if one else (d * x).sum(3)
-        bias = d.sum(3)
-    grads = {site.layer.weight: weight}
-    return grads if site.layer.bias is None else {**grads, site.layer.bias: bias}
 
 
 # Recording ---------------------------------------------------------------------------------------
@@ -438,5 +373,8 @@ def summed_scaling_gradients(
 ) -> Params:
     """Return every example's gradients of a scaling site, summed over passages: (B, *shape)."""
     pairs = zip(passages, deltas, strict=True)
-    parts = (scaling_gradients(site, one.received[:, None], d[:, None]) for one, d in pairs)
+    parts = (
+        scaling_gradients(site.module, site.layer, one.received[:, None], d[:, None])
+        for one, d in pairs
+    )
     return {name: grad.squeeze(1) for name, grad in reduce(add, parts).items()}

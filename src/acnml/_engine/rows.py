@@ -32,7 +32,13 @@ from acnml._algebra.dual import (
     matrix_action,
 )
 from acnml._algebra.kernels import DenseKernel
-from acnml._engine.layers import convolution_gradients, forward_per_row
+from acnml._engine.layers import (
+    convolution_gradients,
+    forward_per_row,
+    from_positions,
+    output_positions,
+    scaling_gradients,
+)
 from acnml._engine.recorder import (
     AFFINE,
     SCALING,
@@ -42,12 +48,9 @@ from acnml._engine.recorder import (
     Tape,
     exactly,
     find_sites,
-    from_positions,
     input_vectors,
-    output_positions,
     record,
     run_changed,
-    scaling_gradients,
 )
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
@@ -218,7 +221,9 @@ class Rows:
             else:
                 gradients = convolution_gradients if site.is_affine else scaling_gradients
                 parts: list[Params] = [
-                    gradients(site, self._by_input(one.received.to(dtype)), delta)
+                    gradients(
+                        site.module, site.layer, self._by_input(one.received.to(dtype)), delta
+                    )
                     for one, delta in zip(passed, own, strict=True)
                 ]
                 summed: Params = reduce(add, parts)

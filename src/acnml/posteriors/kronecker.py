@@ -22,6 +22,7 @@ from acnml._algebra.dual import (
     Dual,
     LayerInputs,
     Outers,
+    diagonal_covariance,
     diagonal_products,
     variance_products,
 )
@@ -109,8 +110,7 @@ class EigenBlock:
         """Return JΣJᵀ (B, C, C) for gradients (B, C, ...), in the basis where Σ is diagonal."""
         if self.layer in jacobian.outers:
             own = self.rotated_outers(jacobian.outers[self.layer])
-            moved = variance_products(own.inputs.vectors, own, self.var)
-            return own.deltas.flatten(2) @ moved.flatten(2).mT
+            return diagonal_covariance(own, self.var)
         half = self.var.sqrt() * self.rotated(self.layer.join(jacobian.dense, mean))
         return half.flatten(2) @ half.flatten(2).mT
 
