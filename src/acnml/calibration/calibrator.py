@@ -181,13 +181,13 @@ class Calibrator:
         z, m = head.rows(flat).to(wide) / self.temperature, head.per_row(score, size)
         log_lik = RULES[self.rule](z, spread(self.alpha, m).to(wide))
         # Times 0, a number that is not finite is NaN, and sums hand it on; all others add nothing.
-        log_lik = log_lik + ((z * 0).sum(-1) + m * 0).unsqueeze(-1)
-        log_probs, regret = torch.log_softmax(log_lik, dim=-1), regret_of(log_lik)
+        nothing = score * 0 + (flat * 0).sum(-1)
+        total = torch.logsumexp(log_lik, dim=-1) + head.per_row(nothing, size)
+        log_probs, regret = log_lik - total.unsqueeze(-1), _within_limits(total, log_lik.shape[-1])
         # No rule changes the order of the classes, but a huge spread makes them all equal.
         label, probs = z.argmax(-1).masked_fill(regret.isnan(), -1), log_probs.exp()
         rows = label, probs.amax(-1), probs, log_probs, regret
-        score = score + score * 0 + (flat * 0).sum(-1)
-        return (*(head.per_place(each, size) for each in rows), score)
+        return (*(head.per_place(each, size) for each in rows), score + nothing)
 
     def log_probs(self, logits: Any, features: Any) -> Any:
         """Return the log-probabilities (B, K)."""
@@ -335,8 +335,13 @@ def acnml(logits: Tensor, var: Tensor) -> Tensor:
 
 
 def regret_of(log_lik: Tensor) -> Tensor:
-    """Return log C(x) (B,) from log p_θ̂_y(y|x) (B, K), without what rounding adds to its limits."""
-    return torch.logsumexp(log_lik, dim=-1).clamp(0.0, math.log(log_lik.shape[-1]))
+    """Return log C(x) (B,) from log p_θ̂_y(y|x) (B, K)."""
+    return _within_limits(torch.logsumexp(log_lik, dim=-1), log_lik.shape[-1])
+
+
+def _within_limits(regret: Tensor, classes: int) -> Tensor:
+    """Return the regret (B,) without what rounding adds to its limits."""
+    return regret.clamp(0.0, math.log(classes))
 
 
 def closed_form(logits: Tensor, var: Tensor) -> Tensor:
@@ -351,8 +356,8 @@ def closed_form(logits: Tensor, var: Tensor) -> Tensor:
 def _log_others(log_probs: Tensor) -> Tensor:
     """Return log (1 - p_y) (B, K); for the likeliest label as a sum, because 1 - p_y cancels."""
     top = log_probs.argmax(-1, keepdim=True)
-    of_top = torch.logsumexp(log_probs.scatter(1, top, -torch.inf), dim=-1, keepdim=True)
-    return torch.log1p(-log_probs.exp().scatter(1, top, 0.0)).scatter(1, top, of_top)
+    others = log_probs.exp().scatter(1, top, 0.0)
+    return torch.log1p(-others).scatter(1, top, others.sum(-1, keepdim=True).log())
 
 
 def density_temperature(logits: Tensor, var: Tensor) -> Tensor:
