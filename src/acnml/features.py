@@ -115,9 +115,13 @@ def direction_and_length(vectors: Any) -> Any:
     """
     if batches.has_arrays_only(vectors):
         return direction_and_length(batches.as_tensor(vectors, "vectors")).numpy()
+    return torch.cat(_scaled(vectors), dim=-1)
+
+
+def _scaled(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return vectors (..., d) at unit length, and their lengths (..., 1)."""
     length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    directions = vectors / length.clamp(min=torch.finfo(vectors.dtype).tiny)
-    return torch.cat([directions, length], dim=-1)
+    return vectors / length.clamp(min=torch.finfo(vectors.dtype).tiny), length
 
 
 @final
@@ -218,8 +222,9 @@ def joined(
             )
     # Features at positions are those of one place, in whichever layout it has.
     parts = [
-        direction_and_length(kept[place]) if place.is_scaled and place.is_pooled else kept[place]
+        part
         for place in places
+        for part in (_scaled(kept[place]) if place.is_scaled and place.is_pooled else [kept[place]])
     ]
     features = torch.cat(parts, dim=1)
     return features if folding is None else folding(features)
