@@ -221,11 +221,10 @@ def joined(
                 "dimension must be the batch; take features at other places"
             )
     # Features at positions are those of one place, in whichever layout it has.
-    parts = [
-        part
-        for place in places
-        for part in (_scaled(kept[place]) if place.is_scaled and place.is_pooled else [kept[place]])
-    ]
+    parts = list[Tensor]()
+    for place in places:
+        is_scaled = place.is_scaled and place.is_pooled
+        parts += _scaled(kept[place]) if is_scaled else [kept[place]]
     features = torch.cat(parts, dim=1)
     return features if folding is None else folding(features)
 

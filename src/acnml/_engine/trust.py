@@ -9,8 +9,8 @@
 `Findings.is_due` decides which batches are checked. A check runs two rows of the batch, which is
 run anyway: a predictor calls `probed` before and `require_apart_from` after that. Where the batch
 is not run as it is, `require_understood` and `require_apart` check a few of its rows instead. One
-thing costs nothing and is checked on every batch, in `layers.py`: no covered parameter reaches the
-logits except through a call of its layer.
+thing costs nothing and is checked on every batch, in `recorder.py`: no covered parameter reaches
+the logits except through a call of its layer.
 """
 
 from __future__ import annotations
