@@ -221,7 +221,7 @@ def joined(
                 "dimension must be the batch; take features at other places"
             )
     # Features at positions are those of one place, in whichever layout it has.
-    parts = list[Tensor]()
+    parts: list[Tensor] = []
     for place in places:
         is_scaled = place.is_scaled and place.is_pooled
         parts += _scaled(kept[place]) if is_scaled else [kept[place]]
