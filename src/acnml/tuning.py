@@ -7,7 +7,7 @@ given price. Validation data are read once, if the network's logits and their co
 for all values.
 
 The paper names three rules for α, the weight of the query (appendix A): match the likelihoods of
-CNML (`alpha_matching_cnml`); select by validation like a temperature (`least_nll`); take the
+CNML (`studies/paper_mnist` does); select by validation like a temperature (`least_nll`); take the
 largest α that does not degrade accuracy and NLL (`largest_harmless_alpha`), which it uses for its
 SWAG-D results. α → 0 is the network itself, called MAP here.
 """
@@ -21,18 +21,11 @@ from functools import cache
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final
 
 import torch
-from torch import Tensor
 
 from acnml import metrics
 from acnml._util import checks
-from acnml._util.batches import Inputs, as_inputs, as_tensor
-from acnml._util.messages import track
-from acnml.calibration.search import (
-    LARGEST,
-    golden_section,
-    largest_at_price,
-    least_nll_temperature,
-)
+from acnml._util.params import flatten
+from acnml.calibration.search import LARGEST, largest_at_price, least_nll_temperature, zero_of
 from acnml.calibration.table import as_html, as_text
 from acnml.fit import Curvature
 from acnml.predictors import Acnml, Map, Predictor
@@ -49,15 +42,14 @@ PAPERS_ALPHAS = (0.25, 0.5, 1.0, 1.5, 2.0)
 ALPHAS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 ROUNDING = 1e-9  # so that a score that is equal to its limit is accepted
-PRIOR_PRECISIONS = (1e-8, 1e8)  # between which the evidence is searched
-PRECISION = 1e-4  # of log τ in that search
+PRIOR_PRECISIONS = (1e-8, 1e8)  # beyond these, the evidence has no maximum
 
 
 class Scores(NamedTuple):
-    """Scores of a predictor on the validation data.
+    """Scores of a predictor on the validation data: a row of the table of a `Choice`.
 
     >>> from acnml.tuning import Scores
-    >>> Scores._fields  # a row of the table of a `Choice`
+    >>> Scores._fields
     ('value', 'accuracy', 'nll', 'brier', 'ece')
     """
 
@@ -66,19 +58,6 @@ class Scores(NamedTuple):
     nll: float
     brier: float
     ece: float
-
-
-class Match(NamedTuple):
-    """Differences between the likelihoods p_θ̂_y(y|x) of ACNML and of CNML.
-
-    >>> from acnml.tuning import Match
-    >>> Match._fields  # a row of the table of `alpha_matching_cnml`
-    ('value', 'distance', 'excess')
-    """
-
-    value: float
-    distance: float  # mean |ACNML - CNML|
-    excess: float  # mean (ACNML - CNML); positive if alpha is too large on average
 
 
 class Evidence(NamedTuple):
@@ -93,7 +72,7 @@ class Evidence(NamedTuple):
     log_evidence: float
 
 
-Row = TypeVar("Row", bound="Scores | Match | Evidence")
+Row = TypeVar("Row", bound="Scores | Evidence")
 
 
 @final
@@ -313,9 +292,9 @@ def temperature_by_nll(
 def prior_precision_by_evidence(curvature: Curvature) -> Choice[Evidence]:
     """Return the τ that maximises the Laplace approximation of the marginal likelihood.
 
-    This needs no data, and τ is accurate to 0.01 %. With the eigenvalues h_i of the curvature, the
-    derivative of the log evidence with respect to log τ is ½ (Σ_i h_i / (h_i + τ) - τ‖θ̂‖²). It
-    decreases in τ, so there is only one maximum, which a golden-section search finds.
+    This needs no data. With the eigenvalues h_i of the curvature, the derivative of the log
+    evidence with respect to log τ is ½ (Σ_i h_i / (h_i + τ) - τ‖θ̂‖²). It decreases in τ, so there
+    is only one maximum.
 
     Args:
         curvature: from `fit_curvature`.
@@ -326,23 +305,26 @@ def prior_precision_by_evidence(curvature: Curvature) -> Choice[Evidence]:
     >>> choice = acnml.tuning.prior_precision_by_evidence(curvature)
     >>> posterior = curvature.posterior(choice.value)
     """
+    eigenvalues = curvature.eigenvalues().double()
+    square = float(flatten(curvature.mean, curvature.mean).double().square().sum())
     found: dict[float, float] = {}
 
-    def evidence(log_tau: float) -> float:
-        tau = math.exp(log_tau)
+    def slope(tau: float) -> tuple[float, float]:
         found[tau] = curvature.log_evidence(tau)
-        return found[tau]
+        shares = eigenvalues / (eigenvalues + tau)
+        falling = (shares * (1 - shares)).sum() + tau * square
+        return float(shares.sum()) - tau * square, float(falling)
 
-    low, high = map(math.log, PRIOR_PRECISIONS)
-    best = golden_section(evidence, low, high, PRECISION)
-    if min(best - low, high - best) < 2 * PRECISION:
+    low, high = PRIOR_PRECISIONS
+    reached = zero_of(slope)
+    if not low < reached < high:
         raise ValueError(
-            f"the evidence is still rising at a prior precision of {math.exp(best):.2g}: is the "
+            f"the evidence is still rising at a prior precision of {reached:.2g}: is the "
             "curvature, or the mean, zero?"
         )
     table = tuple(Evidence(*pair) for pair in sorted(found.items()))
-    chosen = max(found, key=found.__getitem__)
-    return Choice(chosen, table, "the prior precision of largest evidence")
+    best = max(table, key=lambda row: row.log_evidence)
+    return Choice(best.value, table, "the prior precision of largest evidence")
 
 
 # α -----------------------------------------------------------------------------------------------
@@ -405,50 +387,3 @@ def largest_harmless_alpha(
         remedy = "use smaller alphas, larger limits or a higher prior precision"
         raise ValueError(f"no alpha in the grid {limits}; {remedy}\n{_text(table)}")
     return Choice(harmless[-1], table, f"the largest alpha that {limits}")
-
-
-def alpha_matching_cnml(
-    predictor: Acnml,
-    x: Inputs,
-    cnml_log_lik: Tensor,
-    alphas: Sequence[float] = ALPHAS,
-    progress: bool | None = None,
-) -> Choice[Match]:
-    """Return the α for which ACNML's likelihoods are closest to those of CNML.
-
-    This is the first rule that the paper names. CNML uses the training data directly. ACNML
-    replaces them by a posterior, and α corrects the scale of that approximation. The distance is
-    the mean absolute difference between the likelihoods p_θ̂_y(y|x) of both, over all inputs and
-    labels.
-
-    Args:
-        predictor: an `Acnml` predictor. Its α is ignored.
-        x: a batch of B validation inputs.
-        cnml_log_lik: `NaiveCnml(classifier, train_loader).log_lik(x)`, (B, K).
-        alphas: the values to try.
-        progress: whether to show a progress bar; by default only in a terminal.
-
-    >>> import acnml, torch
-    >>> classifier, x = acnml.Classifier(torch.nn.Linear(4, 3)), torch.randn(20, 4)
-    >>> posterior = acnml.fit_laplace(classifier, x)
-    >>> exact = acnml.Linearised().log_lik(classifier, posterior.scaled(0.1), x)
-    >>> predict = acnml.Acnml(classifier, posterior)
-    >>> acnml.tuning.alpha_matching_cnml(predict, x, exact, alphas=(0.01, 0.1, 1.0)).value
-    0.1
-    """
-    x = as_inputs(x)
-    expected = as_tensor(cnml_log_lik, "cnml_log_lik").double().cpu().exp()
-    features, table = predictor.features(x), []
-    for alpha in track(sorted(alphas), "alpha", progress):
-        made = replace(predictor, alpha=alpha)
-        solved = made.solve(x) if features is None else made.solve_features(features)
-        actual = solved.log_lik.double().cpu().exp()
-        if actual.shape != expected.shape:
-            raise ValueError(
-                f"cnml_log_lik has shape {tuple(expected.shape)}, but ACNML's likelihoods have "
-                f"shape {tuple(actual.shape)}: compute both for the same inputs"
-            )
-        difference = actual - expected
-        table.append(Match(alpha, difference.abs().mean().item(), difference.mean().item()))
-    best = min(table, key=lambda row: row.distance)
-    return Choice(best.value, tuple(table), "the alpha whose likelihoods are closest to CNML's")

@@ -77,9 +77,8 @@ class NaiveCnml(_Refitting):
 
     For B inputs and K labels this takes B · K · epochs passes over the training data. For example,
     B = 10 inputs with K = 10 labels need 100 training runs. ACNML approximates this predictor. Use
-    it for comparisons and to choose α (`tuning.alpha_matching_cnml`). If only the last layers are
-    trained (Bibas et al. 2019), the layers before them run once for many pairs of input and label,
-    and more pairs fit into memory.
+    it for comparisons. If only the last layers are trained (Bibas et al. 2019), the layers before
+    them run once for many pairs of input and label, and more pairs fit into memory.
 
     Args:
         classifier: the trained model, e.g. `classifier.at(posterior.mean)`.
