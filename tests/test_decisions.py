@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import acnml
-from acnml import accuracy, decisions
-from acnml.decisions import at_least_coverage, at_most_risk, binomial_cdf, upper_bound
-from acnml.outcomes import MOST_KEPT, Outcomes
+from acnml import decisions
+from acnml.decisions import Outcomes, at_least_coverage, at_most_risk, expected_accuracy
+from acnml.decisions.abstention import binomial_cdf, least_examples, upper_bound
+from acnml.decisions.outcomes import MOST_KEPT
 
 # The error rate of predictions by their sureness u, uniform on [0, 1], and the risk above u.
 TOP, SLOPE = 0.004, 0.5
@@ -92,7 +93,7 @@ class TestCertificates:
         sureness = torch.linspace(0, 1, 100)
         few = at_most_risk(sureness, torch.ones(100), risk=0.02)
         assert not few.is_certified
-        assert few.needed == 149 == decisions.least_examples(0.02, 0.05)
+        assert few.needed == 149 == least_examples(0.02, 0.05)
         more = torch.linspace(0, 1, few.needed)
         assert at_most_risk(more, torch.ones(few.needed), risk=0.02).accepted == few.needed
         assert not at_most_risk(more[1:], torch.ones(few.needed - 1), risk=0.02).is_certified
@@ -222,7 +223,7 @@ class TestExpectedAccuracy:
         held = 0
         for seed in range(300):
             validation, new = outcomes(500, seed), outcomes(200, 1000 + seed)
-            found = accuracy.expected_accuracy(new.confidence, validation, level=0.9)
+            found = expected_accuracy(new.confidence, validation, level=0.9)
             held += found.low <= float(new.correct.double().mean()) <= found.high
         assert held >= 270
 
@@ -231,7 +232,7 @@ class TestExpectedAccuracy:
         known = outcomes(20_000)
         confidence = known.confidence - 0.1
         shy = Outcomes(known.label, known.predicted, confidence, known.regret, known.score)
-        found = accuracy.expected_accuracy(confidence, shy)
+        found = expected_accuracy(confidence, shy)
         assert found.accuracy == pytest.approx(float(confidence.mean()), rel=1e-6)
         assert found.high == pytest.approx(found.accuracy + 0.1, abs=0.02)
         assert found.low == pytest.approx(found.accuracy, abs=0.02)
@@ -248,7 +249,7 @@ class TestExpectedAccuracy:
             fitted.expected_accuracy(5 * x, x, groups=[1, 2, 3])
 
     def test_nothing_is_known_of_nothing(self):
-        found = accuracy.expected_accuracy(torch.tensor([math.nan]), outcomes())
+        found = expected_accuracy(torch.tensor([math.nan]), outcomes())
         assert math.isnan(found.accuracy)
         assert (found.low, found.high, found.count) == (0.0, 1.0, 0)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import acnml
-from acnml.monitor import BINS, EPSILONS, STATISTICS, Monitor, Observed
-from acnml.outcomes import Outcomes
+from acnml.decisions import Monitor, Observed, Outcomes
+from acnml.decisions.monitor import BINS, EPSILONS, STATISTICS
 from test_decisions import calibrator
 
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acnml.decisions import at_most_risk
-from acnml.outcomes import Outcomes
+from acnml.decisions import Outcomes, at_most_risk
 from studies.decisions.methods import ACNML, METHODS, TEMPERATURE, Arrays, Fitted
 from studies.decisions.settings import DecisionsStudy
 

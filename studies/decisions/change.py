@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from acnml.monitor import Monitor, Observed
-from acnml.outcomes import Outcomes
+from acnml.decisions import Monitor, Observed, Outcomes
 from studies.decisions.settings import DecisionsStudy
 from studies.decisions.streams import Stream
 

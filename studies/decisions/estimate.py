@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 
 from acnml import conformal
-from acnml.accuracy import expected_accuracy
-from acnml.outcomes import Outcomes
+from acnml.decisions import Outcomes, expected_accuracy
 from studies.decisions.methods import (
     ACNML,
     CLOSED_FORM,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from acnml import Calibrator, fit_calibrator
 from acnml.calibration.calibrator import RuleName
-from acnml.outcomes import Outcomes
+from acnml.decisions import Outcomes
 
 NETWORK, TEMPERATURE, EQUAL = "network", "temperature", "temperature of equal price"
 DENSITY, ACNML, CLOSED_FORM = "density temperature", "ACNML", "closed-form NML"

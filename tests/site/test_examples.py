@@ -18,10 +18,7 @@ import pytest
 import acnml
 
 SUBMODULES = (
-    "accuracy",
     "decisions",
-    "monitor",
-    "outcomes",
     "predictors",
     "solve",
     "storage",

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from acnml.outcomes import Outcomes
+from acnml.decisions import Outcomes
 from studies.decisions.abstain import plug_in
 from studies.decisions.digits import shifted
 from studies.decisions.methods import difference, thresholded

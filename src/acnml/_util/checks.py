@@ -81,6 +81,13 @@ def require_positive(value: float, what: str) -> float:
     return value
 
 
+def require_share(value: float, what: str) -> float:
+    """Return the number, or raise an error if it is not between 0 and 1."""
+    if not 0 < value < 1:
+        raise ValueError(f"{what} must be between 0 and 1, got {value}")
+    return value
+
+
 def settle_integers(settings: object, **least: int | None) -> None:
     """Make fields of a frozen dataclass plain integers, each at least the number given for it.
 

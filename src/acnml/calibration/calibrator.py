@@ -34,13 +34,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import batches, checks
-from acnml.accuracy import expected_accuracy
 from acnml.atypicality import Atypicality
 from acnml.calibration.heads import Head, Softmax
 from acnml.calibration.table import COLUMNS, EQUAL_PRICE, CalibrationRow, as_html, as_text
-from acnml.decisions import Abstention, abstention
-from acnml.monitor import Monitor
-from acnml.outcomes import By, Outcomes, sureness_of
+from acnml.decisions import (
+    Abstention,
+    By,
+    Monitor,
+    Outcomes,
+    abstention,
+    expected_accuracy,
+    sureness_of,
+)
 from acnml.solve.isotropic import solve_isotropic
 from acnml.solve.sigmoid import solve_sigmoid
 
@@ -262,14 +267,14 @@ class Calibrator:
             features: of the same inputs.
             groups: a value for every input (B,). Then the result maps each value to an estimate.
                 The predicted classes give the precision of every class.
-            level: of the interval; what it assumes is in `acnml.accuracy`.
+            level: of the interval; what it assumes is in `acnml.decisions.accuracy`.
         """
         self.head.require_one_row("an interval")
         confidence = self(logits, features).confidence
         return expected_accuracy(confidence, self.outcomes, level, groups)
 
     def monitor(self, level: float = 0.01) -> Monitor:
-        """Return a monitor of answers, see `acnml.monitor`.
+        """Return a monitor of answers, see `acnml.decisions.monitor`.
 
         Args:
             level: largest probability of a false alarm, over the whole life of the monitor.

@@ -35,7 +35,7 @@ from acnml.calibration.search import (
     rows_in_cache,
 )
 from acnml.calibration.table import EQUAL_PRICE, NETWORK, TEMPERATURE, CalibrationRow
-from acnml.outcomes import Outcomes
+from acnml.decisions import Outcomes
 
 # Fewer data than this say too little about an NLL to choose anything by it.
 LEAST_DATA = 50

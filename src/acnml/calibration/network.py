@@ -24,7 +24,6 @@ from acnml._util.batches import (
 from acnml._util.params import Params, is_same_or_rounded
 from acnml._util.processes import Group
 from acnml._util.structure import tracking_batch_norms
-from acnml.accuracy import expected_accuracy
 from acnml.atypicality import Moments
 from acnml.calibration.calibrator import Answer, Calibrator, RuleName, as_arrays, without_answers
 from acnml.calibration.fitting import fit_places, require_settings
@@ -32,11 +31,9 @@ from acnml.calibration.heads import IGNORED, Head, Places, Task, as_labels, find
 from acnml.calibration.module import CalibratedModule
 from acnml.calibration.table import CalibrationRow
 from acnml.classifier import Classifier
-from acnml.decisions import Abstention
+from acnml.decisions import Abstention, By, Monitor, expected_accuracy
 from acnml.features import PROBED, Folding, Place, Taps, find_last_layer, find_places, require_apart
 from acnml.fit.batches import checked_labels, require_classes
-from acnml.monitor import Monitor
-from acnml.outcomes import By
 
 # Numbers of a tensor that are compared to notice training.
 SAMPLED = 1000

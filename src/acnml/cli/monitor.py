@@ -18,7 +18,7 @@ import acnml
 from acnml._util.files import write_file
 from acnml.cli.monitor_page import page
 from acnml.cli.options import one_line
-from acnml.monitor import Monitor, Observed, Window
+from acnml.decisions import Monitor, Observed, Window
 
 COLUMNS = ("label", "confidence", "regret", "score", "abstain")
 

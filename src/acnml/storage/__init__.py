@@ -20,8 +20,6 @@ from acnml import (
     decisions,
     features,
     fit,
-    monitor,
-    outcomes,
     posteriors,
     predictors,
     solve,
@@ -56,9 +54,7 @@ KINDS: dict[str, Any] = {
         (heads, "Softmax Sigmoid"),
         (atypicality, "Atypicality"),
         (features, "Folding Place"),
-        (outcomes, "Outcomes"),
-        (decisions, "Abstention Certificate"),
-        (monitor, "Monitor"),
+        (decisions, "Outcomes Abstention Certificate Monitor"),
     )
     for name in names.split()
 }

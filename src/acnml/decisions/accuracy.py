@@ -20,12 +20,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, final, overload
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from acnml.outcomes import Outcomes
+from acnml._util.checks import require_share
+from acnml.decisions.outcomes import Outcomes
 
 # Bins of equal mass in which the calibration error is measured.
 BINS = 10
@@ -36,7 +37,7 @@ BINS = 10
 class AccuracyEstimate:
     """An accuracy that was estimated without labels, and its interval.
 
-    >>> from acnml.accuracy import AccuracyEstimate
+    >>> from acnml.decisions import AccuracyEstimate
     >>> print(AccuracyEstimate(0.9, 0.88, 0.95, 1000))
     0.900 (between 0.880 and 0.950), from 1,000 predictions without labels
     """
@@ -53,18 +54,6 @@ class AccuracyEstimate:
         )
 
 
-@overload
-def expected_accuracy(
-    confidence: Tensor, validation: Outcomes, level: float = 0.95
-) -> AccuracyEstimate: ...
-
-
-@overload
-def expected_accuracy(
-    confidence: Tensor, validation: Outcomes, level: float = 0.95, groups: Any = None
-) -> Any: ...
-
-
 def expected_accuracy(
     confidence: Tensor, validation: Outcomes, level: float = 0.95, groups: Any = None
 ) -> Any:
@@ -79,8 +68,7 @@ def expected_accuracy(
             the result maps each value to its estimate.
 
     >>> import torch
-    >>> from acnml.accuracy import expected_accuracy
-    >>> from acnml.outcomes import Outcomes
+    >>> from acnml.decisions import Outcomes, expected_accuracy
     >>> sure = torch.full((1000,), 0.9)
     >>> label = torch.zeros(1000)
     >>> right = label + (torch.arange(1000) % 10 == 0)  # 90 % are right, as they should be
@@ -88,10 +76,9 @@ def expected_accuracy(
     >>> print(expected_accuracy(torch.full((100,), 0.9), validation))
     0.900 (between 0.838 and 0.962), from 100 predictions without labels
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
+    require_share(level, "level")
     if groups is not None:
-        rows = _groups(groups, len(confidence))
+        rows = _rows_of(groups, len(confidence))
         return {k: expected_accuracy(confidence[own], validation, level) for k, own in rows.items()}
     own = torch.as_tensor(confidence).detach().cpu().double().flatten()
     own = own[own.isfinite()]
@@ -105,9 +92,9 @@ def expected_accuracy(
     return AccuracyEstimate(accuracy, max(0.0, low), min(1.0, high), len(own))
 
 
-def _groups(values: Any, count: int) -> dict[Any, list[int]]:
+def _rows_of(groups: Any, count: int) -> dict[Any, list[int]]:
     """Return the rows of every group, in the order in which groups first occur."""
-    known = values.tolist() if hasattr(values, "tolist") else list(values)
+    known = groups.tolist() if hasattr(groups, "tolist") else list(groups)
     if len(known) != count:
         raise ValueError(f"there are {count} predictions, but {len(known)} groups")
     rows: dict[Any, list[int]] = {}
@@ -122,11 +109,13 @@ def _calibration_error(own: Tensor, validation: Outcomes) -> tuple[float, float]
     inner = torch.linspace(0, 1, BINS + 1, dtype=torch.float64, device="cpu")[1:-1]
     edges = confidence.sort().values[(inner * len(confidence)).long()].unique()
     bins, own_bins = torch.bucketize(confidence, edges), torch.bucketize(own, edges)
-    count = torch.bincount(bins, minlength=len(edges) + 1).double()
-    shares = torch.bincount(own_bins, minlength=len(edges) + 1).double() / len(own)
-    gaps = torch.zeros_like(count).index_add_(0, bins, correct - confidence) / count.clamp(min=1)
+    count, said, right = (
+        torch.bincount(bins, weights, minlength=len(edges) + 1)
+        for weights in (torch.ones_like(confidence), confidence, correct)
+    )
+    gaps = (right - said) / count.clamp(min=1)
     # One more example of either kind, so that a bin without errors is not known exactly.
-    right = torch.zeros_like(count).index_add_(0, bins, correct)
     rate = (right + 1) / (count + 2)
     variance = rate * (1 - rate) / count.clamp(min=1)
+    shares = torch.bincount(own_bins, minlength=len(edges) + 1).double() / len(own)
     return float((shares * gaps).sum()), float((shares.square() * variance).sum())

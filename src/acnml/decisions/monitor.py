@@ -28,8 +28,9 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml.accuracy import AccuracyEstimate, expected_accuracy
-from acnml.outcomes import Outcomes
+from acnml._util.checks import require_share
+from acnml.decisions.accuracy import AccuracyEstimate, expected_accuracy
+from acnml.decisions.outcomes import Outcomes
 
 STATISTICS = ("score", "confidence")
 BINS = 100
@@ -43,12 +44,9 @@ class Observed(NamedTuple):
     """What a monitor looks at: some columns of an `Answer`, for example from a file.
 
     >>> import torch
-    >>> from acnml.monitor import Monitor, Observed
-    >>> from acnml.outcomes import Outcomes
+    >>> from acnml.decisions import Observed
     >>> half = torch.tensor([0.5, 0.5])
     >>> answers = Observed(torch.tensor([0, 1]), half, half, half, abstain=half > 1)
-    >>> Monitor.of(Outcomes(half, half, half, half, half)).update(answers).count
-    2
     """
 
     label: Any  # the predicted class (B,), -1 for an input without an answer
@@ -61,16 +59,12 @@ class Observed(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Window:
-    """What is known of a window of answers.
+    """What is known of a window of answers, made by `Monitor.update`.
 
-    >>> import torch
-    >>> from acnml.monitor import Monitor, Observed
-    >>> from acnml.outcomes import Outcomes
-    >>> normal = torch.randn(500, generator=torch.Generator().manual_seed(0))
-    >>> none = torch.zeros(500).long()
-    >>> monitor = Monitor.of(Outcomes(none, none, normal.sigmoid(), normal, normal))
-    >>> monitor.update(Observed(none, normal.sigmoid(), normal, normal + 1, none)).changed
-    True
+    >>> from dataclasses import fields
+    >>> from acnml.decisions import Window
+    >>> [field.name for field in fields(Window)][:4]
+    ['count', 'unanswered', 'accuracy', 'abstained']
     """
 
     count: int  # answers; inputs without an answer do not count
@@ -104,13 +98,10 @@ class Monitor:
         changed_at: the number of the answer at which the alarm was raised.
 
     >>> import torch
-    >>> from acnml.monitor import Monitor
-    >>> from acnml.outcomes import Outcomes
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> normal = torch.randn(1000, generator=generator)
-    >>> label = torch.zeros(1000)
-    >>> monitor = Monitor.of(Outcomes(label, label, normal.sigmoid(), normal, normal), level=0.01)
-    >>> monitor.changed_at is None
+    >>> from acnml.decisions import Monitor, Observed, Outcomes
+    >>> normal, none = torch.randn(500), torch.zeros(500).long()
+    >>> monitor = Monitor.of(Outcomes(none, none, normal.sigmoid(), normal, normal), level=0.01)
+    >>> monitor.update(Observed(none, normal.sigmoid(), normal, normal + 1, none)).changed
     True
     """
 
@@ -134,8 +125,7 @@ class Monitor:
             reference: `Calibrator.outcomes`, or labelled answers that are as fresh.
             level: largest probability of a false alarm, ever.
         """
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, got {level}")
+        require_share(level, "level")
         values = torch.stack([getattr(reference, name).double() for name in STATISTICS])
         # At random: the order of validation data may have a pattern.
         generator = torch.Generator().manual_seed(0)

@@ -1,8 +1,7 @@
 """Which predictions may go out without a person: thresholds with a guarantee.
 
-All functions take arrays of labelled data that the classifier was not trained on: how sure every
-prediction was, and whether it was right. Predictions that are at least as sure as a threshold are
-accepted; the share of accepted ones is the *coverage*, the error rate among them the *risk*.
+Predictions that are at least as sure as a threshold are accepted; the share of accepted ones is the
+*coverage*, the error rate among them the *risk*.
 
 `at_most_risk` certifies a threshold whose risk is at most a limit (Learn then Test, Angelopoulos et
 al. 2021; selective risk control, Geifman & El-Yaniv 2017). It tests fixed numbers of accepted
@@ -21,29 +20,22 @@ What is assumed:
   coverage), and the chance of a risk above the limit can be a little higher than stated.
 - Sureness was not fitted to the labelled data. A `Calibrator` chose two numbers on them, T and α;
   for a guarantee to the letter, use labelled data of your own.
-
->>> import torch
->>> from acnml.decisions import at_most_risk
->>> sureness = torch.linspace(0, 1, 1000)
->>> correct = torch.ones(1000, dtype=torch.bool)
->>> correct[:300:2] = False  # errors are among the least sure
->>> found = at_most_risk(sureness, correct, risk=0.02)
->>> found.accepted, found.errors
-(708, 4)
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from acnml.outcomes import By, Outcomes, sureness_of
+from acnml._util.checks import require_share
+from acnml.decisions.outcomes import By, Outcomes, sureness_of
 
 # Thresholds that are tested, evenly spaced from the surest examples to all of them.
 STEPS = 60
@@ -140,13 +132,13 @@ which 0.8 % are wrong. On data like these at most 2.0 % are wrong, with 95 % con
             if self.by == "confidence"
             else f"a regret of at most {-found.threshold:.4g}"
         )
-        wrong = f", of which {found.errors / found.accepted:.1%} are wrong".replace("%", " %")
-        share = f"{found.accepted / found.examples:.1%}".replace("%", " %")
+        share, wrong = found.accepted / found.examples, found.errors / found.accepted
         also = f"at least {100 * found.coverage:.1f} % are accepted and " if found.coverage else ""
         return (
-            f"Accept predictions with {limit}: {share} of {found.examples:,} validation examples"
-            f"{wrong}. On data like these {also}at most {100 * found.risk:.1f} % are wrong, with "
-            f"{100 * self.confidence:g} % confidence."
+            f"Accept predictions with {limit}: {100 * share:.1f} % of {found.examples:,} "
+            f"validation examples, of which {100 * wrong:.1f} % are wrong. On data like these "
+            f"{also}at most "
+            f"{100 * found.risk:.1f} % are wrong, with {100 * self.confidence:g} % confidence."
         )
 
 
@@ -158,20 +150,10 @@ def abstention(
     by: By = "confidence",
     by_class: bool = False,
 ) -> Abstention:
-    """Return when to abstain so that the risk is at most, or the coverage at least, as stated.
-
-    Args:
-        validation: labelled answers, `Calibrator.outcomes`.
-        risk: largest tolerated error rate among accepted predictions.
-        coverage: in place of a risk, least tolerated share of accepted predictions.
-        confidence: with which the guarantee holds.
-        by: what a threshold is put on, "confidence" or "regret".
-        by_class: whether every predicted class has a threshold and a guarantee of its own. Each
-            holds with the stated confidence by itself.
+    """Return when to abstain; for the arguments see `acnml.Calibrator.abstention`.
 
     >>> import torch
-    >>> from acnml.decisions import abstention
-    >>> from acnml.outcomes import Outcomes
+    >>> from acnml.decisions import Outcomes, abstention
     >>> sure, right = torch.linspace(0, 1, 1000), torch.arange(1000) < 300
     >>> validation = Outcomes(torch.zeros(1000), right, sure, 1 - sure, 1 - sure)
     >>> abstention(validation, risk=0.02).certificates[0].accepted
@@ -196,9 +178,6 @@ def at_most_risk(
 ) -> Certificate:
     """Return the lowest threshold whose risk is certified to be at most a limit.
 
-    The limit holds on data that are drawn like the labelled ones, and not under shift. The
-    assumptions are those of `acnml.decisions`.
-
     Args:
         sureness: of predictions (N,), for example their confidence.
         correct: whether they are right (N,).
@@ -211,20 +190,17 @@ def at_most_risk(
     >>> certificate.is_certified, certificate.needed
     (False, 149)
     """
-    _require_share(risk, "risk")
-    _require_share(confidence, "confidence")
-    ranked = _Ranked.of(sureness, correct)
-    level, count = 1 - confidence, len(ranked.values)
-    best = 0
-    for tried in _steps(count, risk, level):
+    require_share(risk, "risk")
+    require_share(confidence, "confidence")
+    ranked, level, best = _Ranked.of(sureness, correct), 1 - confidence, 0
+    for tried in _steps(len(ranked.values), risk, level):
         accepted = ranked.with_ties(tried)
         if binomial_cdf(int(ranked.errors[accepted]), accepted, risk) > level:
             break
         best = accepted
     if best:
         return ranked.certificate(best, risk)
-    needed = _needed(ranked, risk, level)
-    return Certificate(math.inf, count, 0, 0, 1.0, needed=needed)
+    return ranked.no_certificate(_needed(ranked, risk, level))
 
 
 def at_least_coverage(
@@ -232,8 +208,7 @@ def at_least_coverage(
 ) -> Certificate:
     """Return the highest threshold that is certified to accept a share, and a bound of its risk.
 
-    Both hold together with the stated confidence, as each uses half of the level; on data that are
-    drawn like the labelled ones, and not under shift.
+    Both hold together with the stated confidence, as each uses half of the level.
 
     Args:
         sureness: of predictions (N,), for example their confidence.
@@ -248,17 +223,15 @@ def at_least_coverage(
     >>> found.accepted, found.errors, round(found.risk, 4)
     (825, 0, 0.0045)
     """
-    _require_share(coverage, "coverage")
-    _require_share(confidence, "confidence")
-    ranked = _Ranked.of(sureness, correct)
-    level, count = (1 - confidence) / 2, len(ranked.values)
+    require_share(coverage, "coverage")
+    require_share(confidence, "confidence")
+    ranked, level = _Ranked.of(sureness, correct), (1 - confidence) / 2
+    count, answered = len(ranked.values), int((ranked.values > -math.inf).sum())
     # The coverage of the k surest of N is Beta(k, N - k + 1): P(coverage < c) = P(Bin(N, c) ≥ k).
     least = _first(count + 1, lambda k: binomial_cdf(k - 1, count, coverage) >= 1 - level)
-    answered = int((ranked.values > -math.inf).sum())
     if least > answered:
         needed = math.ceil(math.log(level) / math.log(coverage))  # all of them: c^N ≤ level
-        enough = needed if answered == count else None
-        return Certificate(math.inf, count, 0, 0, 1.0, needed=enough)
+        return ranked.no_certificate(needed if answered == count else None)
     accepted = ranked.with_ties(least)
     bound = upper_bound(int(ranked.errors[accepted]), accepted, 1 - level)
     return ranked.certificate(accepted, bound, coverage)
@@ -266,18 +239,11 @@ def at_least_coverage(
 
 @lru_cache(maxsize=2**14)
 def binomial_cdf(successes: int, trials: int, probability: float) -> float:
-    """Return P(Bin(trials, probability) ≤ successes).
-
-    >>> from acnml.decisions import binomial_cdf
-    >>> round(binomial_cdf(1, 3, 0.5), 6)
-    0.5
-    """
-    if successes >= trials:
-        return 1.0
+    """Return P(Bin(trials, probability) ≤ successes)."""
+    if successes >= trials or probability <= 0:
+        return float(successes >= 0)
     if successes < 0 or probability >= 1:
         return 0.0
-    if probability <= 0:
-        return 1.0
     k = torch.arange(successes + 1, dtype=torch.float64, device="cpu")
     ways = math.lgamma(trials + 1) - torch.lgamma(k + 1) - torch.lgamma(trials - k + 1)
     terms = ways + k * math.log(probability) + (trials - k) * math.log1p(-probability)
@@ -285,12 +251,7 @@ def binomial_cdf(successes: int, trials: int, probability: float) -> float:
 
 
 def upper_bound(errors: int, trials: int, confidence: float) -> float:
-    """Return the upper end of the one-sided interval of Clopper and Pearson for an error rate.
-
-    >>> from acnml.decisions import upper_bound
-    >>> round(upper_bound(0, 100, 0.95), 4)  # 1 - 0.05^(1/100)
-    0.0295
-    """
+    """Return the upper end of the one-sided interval of Clopper and Pearson for an error rate."""
     if errors >= trials:
         return 1.0
     low, high = errors / trials, 1.0
@@ -336,6 +297,10 @@ class _Ranked:
         errors = int(self.errors[accepted])
         return Certificate(threshold, len(self.values), accepted, errors, risk, coverage)
 
+    def no_certificate(self, needed: int | None) -> Certificate:
+        """Return that nothing is certified, and how many examples would be enough."""
+        return Certificate(math.inf, len(self.values), 0, 0, 1.0, needed=needed)
+
 
 def _steps(count: int, risk: float, level: float) -> Sequence[int]:
     """Return the numbers of accepted examples that are tested, ascending; they ignore the data."""
@@ -347,12 +312,7 @@ def _steps(count: int, risk: float, level: float) -> Sequence[int]:
 
 
 def least_examples(risk: float, level: float) -> int:
-    """Return how many accepted examples without any error certify a risk: (1 - r)^k ≤ level.
-
-    >>> from acnml.decisions import least_examples
-    >>> least_examples(risk=0.02, level=0.05)
-    149
-    """
+    """Return how many accepted examples without any error certify a risk: (1 - r)^k ≤ level."""
     return math.ceil(math.log(level) / math.log1p(-risk))
 
 
@@ -361,32 +321,18 @@ def _needed(ranked: _Ranked, risk: float, level: float) -> int | None:
     count, found = len(ranked.values), MOST_EXAMPLES + 1
     if not count:
         return least_examples(risk, level)
-    least = max(1, math.ceil(FIRST * count))
-    for accepted in sorted({least, *range(least, count + 1, max(1, count // STEPS))}):
+
+    def enough(k: int, rate: float) -> bool:
+        return binomial_cdf(math.ceil(k * rate), k, risk) <= level
+
+    for accepted in range(math.ceil(FIRST * count), count + 1, max(1, count // STEPS)):
         rate, share = int(ranked.errors[accepted]) / accepted, accepted / count
         if rate < risk:
-            enough = _accepted_needed(rate, risk, level, int(found * share) + 1)
-            found = min(found, math.ceil(enough / share))
+            least = _first(int(found * share) + 1, partial(enough, rate=rate))
+            found = min(found, math.ceil(least / share))
     return found if found <= MOST_EXAMPLES else None
 
 
-def _accepted_needed(rate: float, risk: float, level: float, end: int) -> int:
-    """Return how many accepted examples with this error rate pass the test, or the end."""
-    return _first(end, lambda k: binomial_cdf(math.ceil(k * rate), k, risk) <= level)
-
-
 def _first(end: int, holds: Callable[[int], bool]) -> int:
-    """Return the first of 1, ..., end - 1 for which a condition holds that then goes on holding."""
-    low, high = 0, 1
-    while high < end and not holds(high):
-        low, high = high, 2 * high
-    high = min(high, end)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
-
-
-def _require_share(value: float, what: str) -> None:
-    if not 0 < value < 1:
-        raise ValueError(f"{what} must be between 0 and 1, got {value}")
+    """Return the first of 1, ..., end for which a condition holds that then goes on holding."""
+    return 1 + bisect_left(range(1, end), True, key=holds)

@@ -27,7 +27,7 @@ class Outcomes:
         score: the atypicality m(x).
 
     >>> import torch
-    >>> from acnml.outcomes import Outcomes
+    >>> from acnml.decisions import Outcomes
     >>> half = torch.full((4,), 0.5)
     >>> Outcomes.of(torch.tensor([0, 1, 1, 0]), torch.zeros(4).long(), half, half, half).correct
     tensor([ True, False, False,  True])
@@ -45,9 +45,8 @@ class Outcomes:
     ) -> Outcomes:
         """Keep all examples, or `MOST_KEPT` of them, drawn at random."""
         generator = torch.Generator().manual_seed(0)
-        kept = (
-            torch.randperm(len(label), generator=generator, device="cpu")[:MOST_KEPT].sort().values
-        )
+        order = torch.randperm(len(label), generator=generator, device="cpu")
+        kept = order[:MOST_KEPT].sort().values
 
         def some(values: Tensor) -> Tensor:
             own = values.detach().cpu()[kept]
@@ -69,13 +68,12 @@ def sureness_of(answers: Any, by: By) -> Tensor:
         by: "confidence" or "regret".
 
     >>> import torch
-    >>> from acnml.outcomes import Outcomes, sureness_of
+    >>> from acnml.decisions import Outcomes, sureness_of
     >>> half = torch.full((2,), 0.5)
     >>> sureness_of(Outcomes(half, half, half, half, half), by="regret")
     tensor([-0.5000, -0.5000], dtype=torch.float64)
     """
     if by not in ("confidence", "regret"):
         raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
-    sign = 1 if by == "confidence" else -1
-    values = getattr(answers, by)
-    return sign * (values if isinstance(values, Tensor) else torch.from_numpy(values)).double()
+    values = torch.as_tensor(getattr(answers, by)).double()
+    return values if by == "confidence" else -values

@@ -1,0 +1,32 @@
+"""From calibrated probabilities to decisions: when to abstain, how accurate, has something changed?
+
+Every part rests on `Outcomes`: answers for labelled data that the classifier was not trained on.
+What follows from them holds for new data that are drawn like these, and **not under shift**.
+"""
+
+from acnml.decisions.abstention import (
+    Abstention,
+    Certificate,
+    abstention,
+    at_least_coverage,
+    at_most_risk,
+)
+from acnml.decisions.accuracy import AccuracyEstimate, expected_accuracy
+from acnml.decisions.monitor import Monitor, Observed, Window
+from acnml.decisions.outcomes import By, Outcomes, sureness_of
+
+__all__ = [
+    "Abstention",
+    "AccuracyEstimate",
+    "By",
+    "Certificate",
+    "Monitor",
+    "Observed",
+    "Outcomes",
+    "Window",
+    "abstention",
+    "at_least_coverage",
+    "at_most_risk",
+    "expected_accuracy",
+    "sureness_of",
+]
