@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -40,6 +40,7 @@ from torch import Tensor, distributed
 import acnml
 from acnml.scoring import Job, score
 from acnml.scoring.run import Engine, locally
+from acnml.scoring.sources import Unit
 from benchmarks.timing import bytes_of_status
 from studies.files import write_file
 
@@ -137,14 +138,19 @@ def measured(run: Callable[[], object]) -> Numbers:
 
 @final
 class Clock:
-    """Notes how many rows are done when, to tell the start of a run from its steady state."""
+    """An engine that notes how many rows are done when, to tell the start from the steady state."""
 
-    def __init__(self) -> None:
-        self._noted: list[tuple[float, int]] = []
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._noted = engine, list[tuple[float, int]]()
 
-    def note(self, done: int, total: int) -> None:
-        """Note the time; the first note is of the beginning."""
+    def __call__(self, job: Job, units: Sequence[Unit]) -> Iterator[int]:
+        """Score units, and note the beginning and every part that is done."""
+        done = 0
         self._noted.append((time.perf_counter(), done))
+        for rows in self._engine(job, units):
+            done += rows
+            self._noted.append((time.perf_counter(), done))
+            yield rows
 
     def numbers(self) -> Numbers:
         """Return the rate from the first part that is done to the last, and the rest of the time.
@@ -166,8 +172,8 @@ def _scored(settings: dict[str, Any], engine: Engine) -> Numbers:
         output=settings["output"],
         threads=torch.get_num_threads(),
     )
-    clock = Clock()
-    return measured(lambda: score(job, engine, clock.note)) | clock.numbers()
+    clock = Clock(engine)
+    return measured(lambda: score(job, clock, progress=False)) | clock.numbers()
 
 
 def _model(settings: dict[str, Any]) -> torch.nn.Module:

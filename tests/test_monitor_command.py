@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +16,6 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("typer")
 
 from acnml.cli.monitor import CHANGED, run_monitor  # noqa: E402
-from acnml.cli.monitor_page import page  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +62,15 @@ def test_windows_are_those_of_a_monitor(files, tmp_path, capsys):
         assert each["evidence"] == pytest.approx(own.evidence, rel=1e-4)
     assert 600 < found["changed_at"] == monitor.changed_at
     assert [each["alarm"] for each in found["windows"]] == [False, False, True, False]
-    said = f"alarm at answer {monitor.changed_at} of 900, in window 501 to 750."
-    assert said in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"alarm at answer {monitor.changed_at} of 900, in window 501 to 750." in said
+    own = found["windows"][2]
+    line = next(line for line in said.splitlines() if line.startswith("501 to 750"))
+    low, high = own["accuracy"]["low"], own["accuracy"]["high"]
+    assert line.split()[3:5] == ["250", f"{own['accuracy']['accuracy']:.3f},"]
+    assert f" {low:.3f} to {high:.3f} " in line
+    shown = [f"{own['abstained']:.3f}", f"{own['score']:.2f}", f"{own['evidence']:.2f}"]
+    assert line.split()[-4:] == [*shown, "ALARM"]
 
 
 def test_windows_by_a_column_and_in_two_runs(files, tmp_path):
@@ -94,19 +98,6 @@ def test_a_window_without_answers_has_no_numbers(files, tmp_path):
     (window,) = content(tmp_path)["windows"]
     assert (window["count"], window["unanswered"], window["score"]) == (0, 400, None)
     assert "NaN" not in (tmp_path / "monitor.json").read_text()
-
-
-def test_the_page_is_one_file(files, tmp_path):
-    run_monitor(
-        files.folder / "scored", files.folder / "reference.safetensors", tmp_path, by="month"
-    )
-    html = (tmp_path / "monitor.html").read_text()
-    assert not re.search(r"https?:|<script|<link|<img|url\(", html)
-    assert html.count("<svg") == 4
-    assert "month 3" in html
-    assert html.count("stroke-dasharray") == 5  # the limit, and the alarm in every curve
-    HTMLParser().feed(html)
-    assert page({**content(tmp_path), "windows": []}).count("<svg") == 4
 
 
 def test_mistakes(files, tmp_path):

@@ -71,9 +71,9 @@ def test_long_work_is_logged_to_the_standard_error(predict, monkeypatch):
     monkeypatch.setattr(messages, "monotonic", lambda: float(next(seconds)))
     result = CliRunner().invoke(cli.build_app(), [*predict, "--part-rows", "20"])
     lines = result.stderr.splitlines()
-    assert [line.partition("predict: ")[2] for line in lines] == [
-        " 20% 20.0/100 [00:10<00:40, 2.00 rows/s]",
-        " 80% 80.0/100 [00:40<00:10, 2.00 rows/s]",
+    assert [line.partition("parts: ")[2] for line in lines] == [
+        "  0% 0/5 [00:10<?, ?it/s]",
+        " 60% 3/5 [00:40<00:26, 13.33s/it]",
     ]
     assert "98 of 100 rows scored" in result.stdout
     assert not logging.getLogger("acnml").handlers

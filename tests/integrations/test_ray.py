@@ -68,14 +68,16 @@ def test_all_workers_are_killed_in_the_middle(files, tmp_path, pids):
     pids.unlink(missing_ok=True)
     killed: list[int] = []
 
-    def kill_all_when_some_is_done(done: int, total: int) -> None:
-        if 0 < done < total and not killed:
-            killed.extend({int(pid) for pid in pids.read_text().split()})
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
+    def kill_all_when_some_is_done(job, units):
+        for part_rows in Cluster(actors=2)(job, units):
+            if not killed:
+                killed.extend({int(pid) for pid in pids.read_text().split()})
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
+            yield part_rows
 
     job = replace(job, output=str(tmp_path / "cluster"))
-    found = score_files(job, Cluster(actors=2), kill_all_when_some_is_done)
+    found = score_files(job, kill_all_when_some_is_done)
     assert killed
     builders = {int(pid) for pid in pids.read_text().split()}
     assert builders > set(killed)  # others have done the rest

@@ -75,11 +75,16 @@ def test_parquet(job, files):
 def test_the_threads_of_a_job_are_those_of_its_run_alone(job):
     write_parquet(Path(job.input), rows(120))
     before, seen = torch.get_num_threads(), []
-    score(job, progress=lambda done, total: seen.append(torch.get_num_threads()))
-    more = replace(job, threads=2)
+
+    def engine(job, units):
+        for rows_ in locally(job, units):
+            seen.append(torch.get_num_threads())
+            yield rows_
+
+    score(job, engine)
     (Path(job.output) / "part-00000002.parquet").unlink()
-    score(more, progress=lambda done, total: seen.append(torch.get_num_threads()))
-    assert seen == [before, 1, 1, 1, before, 2]  # the first of a run is told before it computes
+    score(replace(job, threads=2), engine)
+    assert seen == [1, 1, 1, 2]
     assert torch.get_num_threads() == before
 
 
@@ -296,11 +301,16 @@ def test_parts_that_are_there_are_kept_and_the_others_are_made(job):
     for name in ("part-00000001.parquet", "part-00000004.parquet"):
         (Path(job.output) / name).unlink()
     (Path(job.output) / f".part-00000001.parquet.{'0' * 32}.tmp").write_bytes(b"half a file")
-    seen: list[tuple[int, int]] = []
-    again = score(job, progress=lambda done, total: seen.append((done, total)))
+    seen: list[Part] = []
+
+    def engine(job, units):
+        seen.extend(part for unit in units for part in unit)
+        return locally(job, units)
+
+    again = score(job, engine)
     assert again == expected
     assert again.found == 3
-    assert seen == [(150, 230), (200, 230), (230, 230)]
+    assert [(part.number, part.start, part.stop) for part in seen] == [(1, 50, 100), (4, 200, 230)]
     assert contents(job.output) == before
     stamps = {p: p.stat().st_mtime_ns for p in Path(job.output).glob("part-*")}
     assert score(job).found == 5

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar, final
+from typing import TypeVar
 
 import torch
 from tqdm import TqdmExperimentalWarning
@@ -35,43 +35,6 @@ FOLDERS = Path(__file__).parents[1], Path(torch.__file__).parent
 INSIDE = tuple(f"{folder}{os.sep}" for folder in FOLDERS)
 
 
-@final
-class Lines:
-    """Logs how much is done, the rate and the remaining time.
-
-    Args:
-        description: text before the numbers.
-        total: of the work, if it is known.
-        done: of the total, where the work begins.
-        unit: of the work.
-    """
-
-    def __init__(
-        self, description: str, total: int | None, done: int = 0, unit: str = "it"
-    ) -> None:
-        self._description, self._total, self._unit = description, total, unit
-        self._initial, self._start = done, monotonic()
-        self._next = self._start + FIRST
-
-    def reached(self, done: int) -> None:
-        """Log a line, unless the last one was a moment ago."""
-        now = monotonic()
-        if now < self._next:
-            return
-        self._next = now + EVERY
-        line = tqdm.format_meter(
-            done,
-            self._total,
-            now - self._start,
-            ncols=0,  # no bar
-            prefix=self._description,
-            unit=self._unit,
-            unit_scale=True,
-            initial=self._initial,
-        )
-        LOG.info(line)
-
-
 def track(
     items: Iterable[T], description: str, progress: bool | None, total: int | None = None
 ) -> Iterator[T]:
@@ -89,12 +52,18 @@ def track(
 
 
 def _logged(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    """Log how much is done, the rate and the remaining time, now and then."""
     if total is None and isinstance(items, Sized):
         with suppress(TypeError):  # a DataLoader of an iterable data set has no length
             total = len(items)
-    lines = Lines(description, total)
+    start = monotonic()
+    following = start + FIRST
     for done, item in enumerate(items):
-        lines.reached(done)
+        now = monotonic()
+        if now >= following:
+            following = now + EVERY
+            # Without columns for it, there is no bar.
+            LOG.info(tqdm.format_meter(done, total, now - start, ncols=0, prefix=description))
         yield item
 
 

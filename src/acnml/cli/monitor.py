@@ -6,17 +6,17 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
 import acnml
 from acnml._util.files import write_file
-from acnml.cli.monitor_page import page
 from acnml.cli.options import one_line
 from acnml.decisions import Monitor, Observed, Window
 
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
                 help="File of acnml.save with calibrated.monitor(), or of an earlier run."
             ),
         ],
-        output: Annotated[Path, typer.Option(help="Folder for the report.")],
+        output: Annotated[Path, typer.Option(help="Folder for the numbers.")],
         window: Annotated[int, typer.Option(min=1, help="Rows of a window.")] = 1000,
         by: Annotated[
             str | None,
@@ -48,9 +48,9 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Estimate the accuracy of scored rows, window by window, and say if something changed.
 
-        Rows count in the order in which they were scored. Writes monitor.html, the
-        same numbers in monitor.json, and monitor.safetensors, with which the next
-        run goes on.
+        Rows count in the order in which they were scored. Prints a line for every
+        window. Writes the same numbers to monitor.json, and monitor.safetensors,
+        with which the next run goes on.
 
         Exit status: 0 if nothing changed, 3 if something did, 1 for an error.
         """
@@ -63,13 +63,15 @@ def run_monitor(
     """Watch scored rows, write the report, and return the exit status."""
     own = _monitor(reference)
     found = [(name, own.update(_observed(rows))) for name, rows in _windows(scored, window, by)]
-    content = _as_json(own, found)
+    finding = _finding(own, found)
+    windows = [{"name": name, **dataclasses.asdict(each)} for name, each in found]
+    state = {"level": own.level, "seen": own.seen, "changed_at": own.changed_at}
+    content = _without_nan({"finding": finding, **state, "windows": windows})
     output.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_without_nan(content), indent=1, allow_nan=False)
-    write_file(output / "monitor.json", f"{text}\n".encode())
-    path = write_file(output / "monitor.html", page(content).encode())
+    text = json.dumps(content, indent=1, allow_nan=False)
+    path = write_file(output / "monitor.json", f"{text}\n".encode())
     acnml.save(own, output / "monitor.safetensors")
-    sys.stdout.write(f"{content['finding']}\nReport: {path}\n")
+    sys.stdout.write(f"{_table(found)}{finding}\nNumbers: {path}\n")
     return CHANGED if own.changed_at is not None else 0
 
 
@@ -88,7 +90,7 @@ def _monitor(path: Path) -> Monitor:
 
 
 def _windows(folder: Path, count: int, by: str | None) -> Iterator[tuple[str, pa.Table]]:
-    """Return the windows of a folder by name, one Parquet file after the other."""
+    """Yield the windows of a folder with their names."""
     paths = sorted(folder.glob("*.parquet"))
     if not paths:
         raise ValueError(f"{folder} has no Parquet files: give the output folder of acnml predict")
@@ -99,51 +101,40 @@ def _windows(folder: Path, count: int, by: str | None) -> Iterator[tuple[str, pa
             f"{folder} has no column {missing[0]!r}: score with a calibrated network, and carry "
             "the column that windows are made of (--carry)"
         )
-    left: pa.Table | None = None
-    done = 0
-    for path in paths:
-        read = pq.ParquetFile(path).read(columns)
-        table = read if left is None else pa.concat_tables([left, read])
-        while (end := _end(table, count, by)) < len(table):
-            yield _name(table, done, end, by), table.slice(0, end)
-            table, done = table.slice(end), done + end
-        left = table
-    if left is not None and len(left):
-        yield _name(left, done, len(left), by), left
-
-
-def _end(table: pa.Table, count: int, by: str | None) -> int:
-    """Return where the first window of a table ends, as far as the table shows."""
+    table = pa.concat_tables(pq.ParquetFile(path).read(columns) for path in paths)
     if by is None:
-        return count
-    values = table[by].to_pylist()
-    return next((row for row, value in enumerate(values) if value != values[0]), len(values))
+        starts = np.arange(0, len(table), count)
+    else:
+        values = np.array(table[by].to_pylist(), dtype=object)
+        starts = np.flatnonzero(np.append(len(table) > 0, values[1:] != values[:-1]))
+    for start, stop in zip(starts, [*starts[1:], len(table)], strict=False):
+        name = f"{start + 1:,} to {stop:,}" if by is None else str(values[start])
+        yield name, table.slice(start, stop - start)
 
 
-def _name(table: pa.Table, done: int, end: int, by: str | None) -> str:
-    return f"{done + 1:,} to {done + end:,}" if by is None else str(table[by][0].as_py())
-
-
-def _observed(rows: pa.Table) -> Any:
+def _observed(rows: pa.Table) -> Observed:
     return Observed(*(rows[name].to_numpy().copy() for name in COLUMNS))
 
 
-def _as_json(own: Monitor, found: list[tuple[str, Window]]) -> dict[str, Any]:
-    """Return everything that the report shows, as plain data."""
+def _finding(own: Monitor, found: Sequence[tuple[str, Window]]) -> str:
+    """Say whether something has changed, and when."""
     if own.changed_at is None:
-        finding = f"No change was found in {own.seen:,} answers."
-    else:
-        finding = f"Something has changed: alarm at answer {own.changed_at:,} of {own.seen:,}"
-        alarm = next((name for name, each in found if each.alarm), None)
-        finding += ", in an earlier run." if alarm is None else f", in window {alarm}."
-    windows = [{"name": name, **dataclasses.asdict(each)} for name, each in found]
-    return {
-        "finding": finding,
-        "level": own.level,
-        "seen": own.seen,
-        "changed_at": own.changed_at,
-        "windows": windows,
-    }
+        return f"No change was found in {own.seen:,} answers."
+    alarm = next((f"window {name}" for name, each in found if each.alarm), "an earlier run")
+    where = f"alarm at answer {own.changed_at:,} of {own.seen:,}, in {alarm}"
+    return f"Something has changed: {where}."
+
+
+def _table(found: Sequence[tuple[str, Window]]) -> str:
+    """Return a line for every window."""
+    width = max([len(name) for name, _ in found] + [len("window")])
+    head = f"{'window':{width}}  answers  expected accuracy     abstained  score  evidence\n"
+    return head + "".join(
+        f"{name:{width}}  {each.count:7,}  {each.accuracy.accuracy:.3f}, "
+        f"{each.accuracy.low:.3f} to {each.accuracy.high:.3f}  {each.abstained:9.3f}  "
+        f"{each.score:5.2f}  {each.evidence:8.2f}{'  ALARM' if each.alarm else ''}\n"
+        for name, each in found
+    )
 
 
 def _without_nan(value: Any) -> Any:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -50,31 +49,22 @@ def with_fields_of(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[
 
 
 def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
+    """Yield an option for every field."""
     hints, texts = get_type_hints(kind), _helps(kind)
     for field in dataclasses.fields(kind):
         name, hint = field.name, hints[field.name]
         if dataclasses.is_dataclass(hint):
             yield from _parameters(hint)
             continue
-        has_commas = _is_tuple(hint)
         flags = [f"--{name.replace('_', '-')}"] if hint is bool else []
-        metavar = "A,B,..." if has_commas else None
-        option = typer.Option(*flags, help=texts[name], metavar=metavar)
-        default = "" if has_commas else field.default
-        yield inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
-            annotation=Annotated[_kind_of_option(name, hint), option],
-        )
-
-
-def _kind_of_option(name: str, hint: Any) -> Any:
-    """Return a type that typer knows."""
-    if get_origin(hint) is Literal:
-        values = get_args(hint)
-        return enum.Enum(name, [(value, value) for value in values], type=str)
-    return str if _is_tuple(hint) else hint
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        if _is_tuple(hint):
+            option = typer.Option(help=texts[name], metavar="A,B,...")
+            hint, default = str, ""
+        else:
+            option = typer.Option(*flags, help=texts[name])
+        only = inspect.Parameter.KEYWORD_ONLY
+        yield inspect.Parameter(name, only, default=default, annotation=Annotated[hint, option])
 
 
 def _helps(kind: type[Any]) -> dict[str, str]:
@@ -96,8 +86,7 @@ def _made(kind: Any, options: dict[str, Any]) -> Any:
         if dataclasses.is_dataclass(hint):
             fields[name] = _made(hint, options)
         elif not _is_tuple(hint):
-            value = options[name]
-            fields[name] = value.value if isinstance(value, enum.Enum) else value
+            fields[name] = options[name]
         elif options[name]:  # without it, the field has its default
             fields[name] = _items(options[name], hint, name.replace("_", "-"))
     return kind(**fields)

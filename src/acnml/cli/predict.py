@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, final
+from typing import Annotated, Literal
 
 import typer
-from tqdm import tqdm
 
-from acnml._util.messages import Lines
 from acnml.cli.options import one_line, with_fields_of
 from acnml.scoring import Job, Summary, score, verify
 from acnml.scoring.run import Engine, locally
 
 # Exit status if all rows were read, but some have no answer.
 SOME_REJECTED = 3
-
-
-class _Engine(str, enum.Enum):
-    """Who computes."""
-
-    LOCAL = "local"
-    RAY = "ray"
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +28,7 @@ def register(app: typer.Typer) -> None:
     def predict(
         job: Job,
         *,
-        engine: Annotated[_Engine, typer.Option(help="Who computes.")] = _Engine.LOCAL,
+        engine: Annotated[Literal["local", "ray"], typer.Option(help="Who computes.")] = "local",
         address: Annotated[
             str | None, typer.Option(help="Address of a Ray cluster; by default a local one.")
         ] = None,
@@ -61,13 +51,16 @@ def register(app: typer.Typer) -> None:
         Exit status: 0 if all rows have an answer, 3 if some were rejected, 1 for an
         error, 2 for wrong arguments.
         """
-        if engine is _Engine.RAY:
-            chosen = _cluster(address, actors)
-        elif address or actors:
+        if engine == "local" and (address or actors):
             raise ValueError("--address and --actors are for --engine ray")
-        else:
-            chosen = locally
-        summary = run_predict(job, None if only_verify else chosen)
+        start = time.perf_counter()
+        with _log_to_stderr():
+            if only_verify:
+                summary = verify(job)
+            else:
+                summary = score(job, _cluster(address, actors) if engine == "ray" else locally)
+        end = "complete and undamaged" if only_verify else f"{time.perf_counter() - start:.1f} s"
+        sys.stdout.write(f"{_text(summary)}\nOutput: {job.output}, {end}\n")
         raise typer.Exit(SOME_REJECTED if summary.n_rejected else 0)
 
 
@@ -79,17 +72,11 @@ def _cluster(address: str | None, actors: int | None) -> Engine:
     return Cluster(address, actors)
 
 
-def run_predict(job: Job, engine: Engine | None) -> Summary:
-    """Score and show progress, or only verify; print how many rows were scored and rejected."""
-    start = time.perf_counter()
-    with _log_to_stderr(), _Progress() as progress:
-        summary = verify(job) if engine is None else score(job, engine, progress.show)
-    seconds, fresh = time.perf_counter() - start, progress.fresh
+def _text(summary: Summary) -> str:
+    """Say how many rows were scored and rejected, and why."""
     lines = [f"{summary.scored:,} of {summary.rows:,} rows scored in {summary.parts} parts."]
     if summary.found:
         lines.append(f"{summary.found} parts were complete before this run.")
-    if fresh:
-        lines.append(f"{fresh:,} rows in {seconds:.1f} s: {fresh / seconds:,.0f} rows/s.")
     if summary.abstained:
         lines.append(f"{summary.abstained:,} rows should not be answered (abstain).")
     if summary.unsolved:
@@ -97,9 +84,7 @@ def run_predict(job: Job, engine: Engine | None) -> Summary:
     lines += [f"{count:,} rows rejected: {reason}." for reason, count in summary.rejected.items()]
     if skipped := summary.files["skipped"]:
         lines.append(f"{skipped:,} files and folders skipped: their names begin with . or _.")
-    lines.append(f"Output: {job.output}{'' if engine else ', complete and undamaged'}")
-    sys.stdout.write("\n".join(lines) + "\n")
-    return summary
+    return "\n".join(lines)
 
 
 @contextmanager
@@ -115,32 +100,3 @@ def _log_to_stderr() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
-
-
-@final
-class _Progress:
-    """A progress bar over rows in a terminal, lines in the log elsewhere."""
-
-    def __init__(self) -> None:
-        self._bar = tqdm(unit=" rows", unit_scale=True, disable=None, leave=False)
-        self._lines: Lines | None = None
-        self._found = 0  # rows of earlier runs
-        self.fresh = 0  # rows of this run
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def show(self, done: int, total: int) -> None:
-        """Show how far the run is; the rate is that of this run."""
-        if self._lines is None:
-            self._found, self._lines = done, Lines("predict", total, done, " rows")
-            self._bar.total, self._bar.initial, self._bar.n = total, done, done
-            self._bar.refresh()
-            return
-        self._bar.update(done - self._found - self.fresh)
-        self.fresh = done - self._found
-        if self._bar.disable:
-            self._lines.reached(done)

@@ -6,7 +6,7 @@ import math
 import zipfile
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from glob import escape
 from itertools import accumulate
 from pathlib import Path
@@ -28,9 +28,6 @@ from acnml.scoring.sources import Block, Part, Source, Span, TableSource
 # are read, and those of all row groups stay in memory until the file is closed. Every piece from a
 # remote file system is a request, so these are larger.
 LOCAL_PIECE, REMOTE_PIECE = 2**20, 2**24
-
-# Kinds of NumPy types that tensors may have: floating point, integers and booleans.
-NUMBERS = "fiub"
 
 # Errors of files that are damaged, encrypted or compressed in a way that Python does not know.
 DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError)
@@ -79,24 +76,21 @@ def _opened(files: Files, index: int) -> pq.ParquetFile:
 
 @final
 class ArraySource(TableSource):
-    """Arrays whose first dimension counts rows; the arrays of a .npz file are columns."""
+    """Arrays whose first dimension counts rows; the arrays of a .npz file are columns.
+
+    If the columns are named, the other arrays of a .npz file are not read and may be anything.
+    """
 
     def __init__(self, files: Files, reading: Reading) -> None:
-        asked = {name.rpartition("=")[2] for name in reading.columns} | set(reading.carry)
+        named = {name.rpartition("=")[2] for name in reading.columns}
+        self._asked = named | set(reading.carry) if named else None
         schemas, lengths = list[pa.Schema](), list[int]()
         for path in map(Path, files.paths):
-            arrays, others = dict[str, Array](), dict[str, str]()
-            for name, array in _arrays(path).items():
-                if reason := _why_no_column(array):
-                    others[name] = reason
-                else:
-                    arrays[name] = array
-            for name, reason in others.items():  # those that are not used may be anything
-                if name in asked or not arrays:
-                    raise ScoringError(f"array {name!r} of {path} {reason}")
-            schemas.append(pa.schema([(name, _type(array)) for name, array in arrays.items()]))
+            arrays = self._arrays(path)
+            types = {n: pa.null() if a is None else _type(a, n, path) for n, a in arrays.items()}
+            schemas.append(pa.schema(types.items()))
             used = {*input_names(reading, schemas[0])[1], *reading.carry}
-            counts = {name: len(array) for name, array in arrays.items() if name in used}
+            counts = {n: len(a) for n, a in arrays.items() if a is not None and n in used}
             if len(set(counts.values())) > 1:
                 raise ScoringError(f"the arrays of {path} differ in length: {counts}")
             lengths.append(max(counts.values(), default=0))
@@ -107,67 +101,56 @@ class ArraySource(TableSource):
         return 0 if self.files.paths[file].suffix.lower() == ".npz" else row
 
     def _tables(self, file: int, start: int, size: int, names: list[str]) -> Iterator[pa.Table]:
-        found = _arrays(Path(self.files.paths[file]))
+        path = Path(self.files.paths[file])
+        found = self._arrays(path)
         for first in range(start, self.lengths[file], size):
             rows = slice(first, first + size)
-            yield pa.table({name: _column(found[name], rows) for name in names})
+            yield pa.table({name: _column(found[name], rows, path) for name in names})
+
+    def _arrays(self, path: Path) -> dict[str, Any]:
+        """Return the arrays of a file by name; None for those that nobody asked for."""
+        try:
+            found = np.load(path, mmap_mode="r")
+            if isinstance(found, np.ndarray):
+                return {ONLY: found}
+            with found:
+                is_read = {n: self._asked is None or n in self._asked for n in found.files}
+                return {name: found[name] if own else None for name, own in is_read.items()}
+        except DAMAGE as error:
+            raise ScoringError(f"{path} is damaged, or no array of numbers: {error}") from error
 
 
-def _arrays(path: Path) -> Mapping[str, Any]:
-    """Return the arrays of a file by name, or why one cannot be read. Those of .npy stay there."""
-    arrays: dict[str, Any] = {}
-    try:
-        if isinstance(found := np.load(path, mmap_mode="r"), np.ndarray):
-            return {ONLY: found}
-        with found:
-            for name in found.files:
-                try:
-                    arrays[name] = found[name]
-                except DAMAGE as error:
-                    arrays[name] = f"cannot be read ({error}): save numbers"
-    except DAMAGE as error:
-        raise ScoringError(f"{path} is damaged, or no array of numbers: {error}") from error
-    return arrays
-
-
-def _why_no_column(array: Any) -> str | None:
-    """Say why what a file holds cannot be a column, if it cannot."""
-    if not isinstance(array, np.ndarray):
-        return array if isinstance(array, str) else "is damaged, or no array: save numbers"
-    if array.ndim == 0 or 0 in array.shape[1:]:
-        return f"has shape {array.shape}, but its first dimension must count rows of numbers"
-    try:
-        is_known = bool(_type(array)) and (array.ndim == 1 or array.dtype.kind in NUMBERS)
-    except pa.ArrowException:
-        is_known = False
-    if not is_known:
-        return f"has type {array.dtype}: save numbers"
+def _type(array: Any, name: str, path: Path) -> pa.DataType:
+    """Return the type of a column with the rows of an array, or say why it cannot be one."""
+    what = f"array {name!r} of {path}"
+    shape: tuple[int, ...] = getattr(array, "shape", ())  # a file in a .npz need not be an array
+    if not shape or 0 in shape[1:]:
+        raise ScoringError(f"{what} has shape {shape}, but its first dimension must count rows")
     if not array.flags.c_contiguous:
-        return "is stored by columns: save np.ascontiguousarray(x) instead"
-    return None
+        raise ScoringError(f"{what} is stored by columns: save np.ascontiguousarray(x) instead")
+    try:
+        kind = pa.from_numpy_dtype(array.dtype.newbyteorder("="))
+    except pa.ArrowException as error:
+        raise ScoringError(f"{what} has type {array.dtype}: save numbers") from error
+    return kind if len(shape) == 1 else pa.fixed_shape_tensor(kind, shape[1:])
 
 
-def _type(array: Array) -> pa.DataType:
-    """Return the type of a column with the rows of an array."""
-    kind = pa.from_numpy_dtype(array.dtype.newbyteorder("="))
-    return kind if array.ndim == 1 else pa.fixed_shape_tensor(kind, array.shape[1:])
-
-
-def _column(array: Array, rows: slice) -> pa.Array:
+def _column(array: Array, rows: slice, path: Path) -> pa.Array:
     """Return rows of an array as a column."""
     if isinstance(array, np.memmap):
         # Pages of a map would count as memory of the process, and end it if the file is truncated.
         length, first = math.prod(array.shape[1:]), rows.start
         place = array.offset + first * length * array.itemsize
         count = (min(rows.stop, len(array)) - first) * length
-        flat = np.fromfile(str(array.filename), array.dtype, count, offset=place)
+        flat = np.fromfile(path, array.dtype, count, offset=place)
     else:
         flat = array[rows].reshape(-1)
     values = pa.array(flat.astype(array.dtype.newbyteorder("="), copy=False))
     if array.ndim == 1:
         return values
     lists = pa.FixedSizeListArray.from_arrays(values, math.prod(array.shape[1:]))
-    return pa.ExtensionArray.from_storage(_type(array), lists)
+    kind = pa.fixed_shape_tensor(values.type, array.shape[1:])
+    return pa.ExtensionArray.from_storage(kind, lists)
 
 
 @final

@@ -121,8 +121,8 @@ class Job:
             middle of it. The answers of two parts are in memory at once.
         batch_rows: rows that are read and scored together.
         device: the device of the network, for example "cuda".
-        threads: of torch, in every process. More help large networks on free cores; on a busy
-            machine, they slow small ones down.
+        threads: of torch, in every process. More help large networks on free cores; small ones use
+            one in any case, because threads wait for each other on a busy machine.
 
     >>> Job("network.py:build", "calibrated.safetensors", "data.parquet", "scored").part_rows
     16384

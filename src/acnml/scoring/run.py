@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 import acnml
+from acnml._util.messages import track
 from acnml.classifier import Classifier
 from acnml.predictors import Predictor
 from acnml.scoring.columns import require_free_names
@@ -29,7 +30,7 @@ from acnml.storage import load
 
 T = TypeVar("T")
 
-# Scores all units of a job, and yields numbers of rows as they are done.
+# Scores all units of a job, and yields the number of rows of every part that is done.
 Engine: TypeAlias = Callable[[Job, Sequence[Unit]], Iterator[int]]
 
 
@@ -43,17 +44,14 @@ def locally(job: Job, units: Sequence[Unit]) -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def score(
-    job: Job,
-    engine: Engine = locally,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Summary:
+def score(job: Job, engine: Engine = locally, progress: bool | None = None) -> Summary:
     """Score all rows of a job that are not scored yet, and return the counts of all rows.
 
     Args:
         job: what to score, and how.
         engine: who computes; by default this process. `acnml.ray.Cluster` is another engine.
-        progress: is called with the number of rows that are done and the number of all rows.
+        progress: whether to show a bar over the parts; None shows it in a terminal, and logs lines
+            elsewhere.
 
     >>> import acnml, numpy, tempfile, torch
     >>> from acnml.scoring import Job, score
@@ -71,12 +69,10 @@ def score(
         missing = [part for part in parts if not folder.has(part)]
         # Those that are there are checked first, so that a damaged one is named at once.
         counts = {part: folder.counts(part) for part in set(parts) - set(missing)}
-        total = sum(part.rows for part in parts)
-        done = total - sum(part.rows for part in missing)
-        progress(done, total)
-        for rows in engine(job, source.units(missing)) if missing else ():
-            done += rows
-            progress(done, total)
+        if missing:
+            done = engine(job, source.units(missing))
+            for _ in track(done, "parts", progress, total=len(missing)):
+                pass
         counts |= {part: folder.counts(part) for part in missing}
         summary = summary_of([counts[part] for part in parts], source.files)
         folder.write_manifest(identity, summary)
@@ -108,7 +104,7 @@ def _opened(job: Job) -> tuple[Source, Folder, dict[str, Any]]:
         "input": source.files.fingerprint(),
         "predictor": sha256(job.predictor),
         "weights": sha256(job.weights),
-        "model_code": sha256(file_of(job.model, "model")),
+        "model_code": sha256(file_of(job.model, "--model")),
         "transform_code": sha256(transform and file_of(transform, "--transform")),
     }
     return source, Folder(Path(job.output)), identity
@@ -116,8 +112,9 @@ def _opened(job: Job) -> tuple[Source, Folder, dict[str, Any]]:
 
 def load_predictor(job: Job) -> Predictor:
     """Return the predictor of a job on its device."""
-    built = load_function(job.model, "model")()
-    model = built.model if isinstance(built, Classifier) else built
+    built = load_function(job.model, "--model")()
+    classifier = built if isinstance(built, Classifier) else None
+    model = built if classifier is None else classifier.model
     if not isinstance(model, nn.Module):
         kind = type(built).__name__
         raise ScoringError(f"{job.model} must return an nn.Module or a Classifier, got a {kind}")
@@ -130,7 +127,7 @@ def load_predictor(job: Job) -> Predictor:
         model.to(job.device)
     except (RuntimeError, AssertionError) as error:
         raise ScoringError(f"the device {job.device!r} cannot be used: {error}") from error
-    return load(job.predictor, built if isinstance(built, Classifier) else Classifier(model))
+    return load(job.predictor, classifier or Classifier(model))
 
 
 @final

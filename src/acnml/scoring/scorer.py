@@ -38,11 +38,10 @@ class Scorer:
 
     def __call__(self, read: Read) -> pa.Table:
         """Return a row of answers for every row of a table, with the reason if there are none."""
-        tensors, why = {name: _tensor(array) for name, array in read.inputs.items()}, read.reasons
-        left, answers = np.arange(len(read.kept)), self.schema.empty_table()
+        why, left, answers = read.reasons, np.arange(len(read.kept)), self.schema.empty_table()
         while len(left):
             try:
-                answers = self._answers({name: tensor[left] for name, tensor in tensors.items()})
+                answers = self._answers({name: array[left] for name, array in read.inputs.items()})
                 break
             except RowsError as error:  # score the other rows
                 if not error.rows:
@@ -56,39 +55,45 @@ class Scorer:
         answers = answers.take(pa.array(places, mask=places < 0)) if why else answers
         return answers.append_column(REJECT, texts)
 
-    def _answers(self, tensors: Mapping[str, Tensor]) -> pa.Table:
+    def _answers(self, inputs: Mapping[str, Array]) -> pa.Table:
         """Return the answers for a batch that has answers throughout."""
-        x = tensors[ONLY] if set(tensors) == {ONLY} else dict(tensors)
-        columns: dict[str, Tensor] = {}
+        tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        x = tensors[ONLY] if set(tensors) == {ONLY} else tensors
+        found: dict[str, Tensor] = {}
         if isinstance(self._predictor, Calibrated):
             wanted = self._answers_wanted
-            columns = self._predictor(x, wanted.abstain_share, wanted.abstain_by)._asdict()
-            log_probs = columns["log_probs"]
+            found = self._predictor(x, wanted.abstain_share, wanted.abstain_by)._asdict()
         elif isinstance(self._predictor, Acnml):
             solution = self._predictor.solve(x)
-            log_probs = solution.log_probs
-            columns = {"regret": solution.regret, "solved": solution.solved.all(-1)}
+            found = {"log_probs": solution.log_probs, "regret": solution.regret}
+            found["solved"] = solution.solved.all(-1)
         else:
-            log_probs = self._predictor(x)
-        if bool((failed := log_probs.isnan().any(-1)).any()):
-            rows = failed.nonzero().flatten().tolist()
-            raise RowsError("the predictor has no answer", rows, len(failed))
-        largest, label = log_probs.max(-1)
-        columns = {"label": label, **columns, "confidence": largest.exp(), "log_probs": log_probs}
+            found["log_probs"] = self._predictor(x)
+        arrays = {name: _array(values) for name, values in found.items()}
+        log_probs = arrays["log_probs"]
+        failed = np.flatnonzero(np.isnan(log_probs).any(-1))
+        if len(failed):
+            raise RowsError("the predictor has no answer", failed.tolist(), len(log_probs))
+        own = {"label": log_probs.argmax(-1), "confidence": np.exp(log_probs.max(-1))}
+        columns = own | arrays
         return pa.table([_column(columns[f.name], f.type) for f in self.schema], self.schema)
 
 
-def _tensor(array: Array) -> Tensor:
-    """Return an array as a tensor; arrays of Arrow cannot be written to, so they are copied."""
-    return torch.from_numpy(np.require(array, requirements=["C_CONTIGUOUS", "WRITEABLE"]))
+def _array(values: Tensor) -> Array:
+    """Return an array. What follows is little work, for which NumPy takes one thread.
+
+    Threads of torch would wait for each other on a busy machine, longer than the work takes.
+    """
+    values = values.cpu()
+    is_half = values.dtype in (torch.float16, torch.bfloat16)  # which NumPy does not have
+    return (values.float() if is_half else values).numpy()
 
 
-def _column(values: Tensor, kind: pa.DataType) -> pa.Array:
-    array = (values.float() if values.is_floating_point() else values).cpu().numpy()
-    if array.ndim == 1:
-        return pa.array(array)
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
-    return lists.cast(kind)
+def _column(values: Array, kind: pa.DataType) -> pa.Array:
+    if values.ndim == 1:
+        return pa.array(values, kind)
+    offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1), kind.value_type))
 
 
 def beside(left: pa.Table, right: pa.Table) -> pa.Table:
