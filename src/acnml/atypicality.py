@@ -91,7 +91,9 @@ class Moments:
         if self._origin is None:
             raise ValueError("there are no training data, or a process has none of them")
         together = self._about(processes.share(self._origin))
-        processes.add_up([together.counts, together._sums, together._products])
+        together.counts = processes.summed(together.counts)
+        together._sums = processes.summed(together._sums)
+        together._products = processes.summed(together._products)
         return together
 
     def _about(self, origin: Tensor) -> Moments:

@@ -212,8 +212,8 @@ def fit(
     >>> def fit_one(seed):
     ...     x = torch.randn(100, 4, generator=torch.Generator().manual_seed(seed))
     ...     return acnml.fit.fit_curvature(classifier, x)
-    >>> fit([0, 1, 2], fit_one).data  # doctest: +SKIP
-    300
+    >>> fit([0, 1, 2], fit_one).posterior(1.0)  # doctest: +SKIP
+    Kronecker(15 parameters: weight … bias)
     """
     if len(shards) == 0:  # an array has no truth value
         raise ValueError("there are no shards: pass at least one part of the data")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import acnml
 from acnml import Classifier, Swag, last_linear
-from acnml.fit.curvature import Factors, KroneckerCurvature
+from acnml.fit import KroneckerCurvature
 from acnml.posteriors import Posterior
 from studies.data import Labelled
 from studies.engine.method import TAU, Method
@@ -288,5 +288,4 @@ class Batches:
 def rescaled(curvature: KroneckerCurvature, factor: float) -> KroneckerCurvature:
     """Return the curvature of `factor` times the data: A and G each take its square root."""
     root = math.sqrt(factor)
-    scaled = (Factors(f.layer, root * f.inputs, root * f.gradients) for f in curvature.factors)
-    return replace(curvature, factors=tuple(scaled))
+    return curvature.with_sums(lambda total: root * total if total.is_floating_point() else total)

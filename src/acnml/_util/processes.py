@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import final
 
 import torch
@@ -30,14 +29,13 @@ class Group:
         on_gpu = distributed.get_backend() == "nccl"
         self._device = torch.device("cuda" if on_gpu else "cpu")
 
-    def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Replace every tensor by its sum over the processes, in place."""
+    def summed(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over the processes."""
         if self._is_alone:
-            return
-        for tensor in tensors:
-            own = tensor.to(self._device).contiguous()
-            distributed.all_reduce(own)
-            tensor.copy_(own)
+            return tensor
+        own = tensor.to(self._device, copy=True).contiguous()
+        distributed.all_reduce(own)
+        return own.to(tensor.device)
 
     def share(self, tensor: Tensor) -> Tensor:
         """Return the tensor of the first process; all must have the same shape and type."""
@@ -47,16 +45,12 @@ class Group:
         distributed.broadcast(own, src=0)
         return own.to(tensor.device)
 
-    def total(self, count: int) -> int:
-        """Return the sum of a count over the processes."""
-        tensor = torch.tensor(count, dtype=torch.int64, device="cpu")
-        self.add_up([tensor])
-        return int(tensor)
-
     def agree(self, values: Tensor) -> bool:
         """Whether all processes have the same values; the shapes may differ."""
-        count = torch.tensor(values.shape, dtype=torch.int64, device="cpu")
-        dimensions = torch.tensor(values.ndim, dtype=torch.int64, device="cpu")
-        same = (torch.equal(own, self.share(own)) for own in (dimensions, count, values))
+        shape = torch.tensor([values.ndim, *values.shape], device="cpu")
         # One after the other: only tensors of the same shape can be shared.
-        return all(self.total(int(not is_same)) == 0 for is_same in same)
+        for own in (shape[:1], shape, values):
+            differs = not torch.equal(own, self.share(own))
+            if int(self.summed(torch.tensor(differs, dtype=torch.int64, device="cpu"))):
+                return False
+        return True

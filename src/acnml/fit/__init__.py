@@ -3,10 +3,9 @@
 from acnml.fit.batch_norm import batch_norm_statistics
 from acnml.fit.bayes_by_backprop import BayesByBackprop, fit_bayes_by_backprop
 from acnml.fit.curvature import (
+    Basis,
     Curvature,
     DiagonalCurvature,
-    EigenFactors,
-    EkfacCurvature,
     Factors,
     FullCurvature,
     KroneckerCurvature,
@@ -17,11 +16,10 @@ from acnml.fit.refitting import Refit
 from acnml.fit.swag import Swag, fit_swag
 
 __all__ = [
+    "Basis",
     "BayesByBackprop",
     "Curvature",
     "DiagonalCurvature",
-    "EigenFactors",
-    "EkfacCurvature",
     "EmpiricalFisher",
     "ExactFisher",
     "Factors",

@@ -1,18 +1,19 @@
-"""The curvature of the training loss at the trained weights, without a prior.
+"""The curvature of the training loss at the trained weights: sums over data, without a prior.
 
 `curvature.posterior(prior_precision)` adds a Gaussian prior and returns a Laplace posterior. Many
 prior precisions can be tried without another pass over the data. `acnml.save` stores a curvature.
 
-Curvatures are sums over data, so those of disjoint parts of the data add up: `first + second` is
-the curvature of both parts together. This is how fits in several processes become one.
+As curvatures are sums, those of disjoint parts of the data add up: `first + second`. This is how
+batches, files and processes become one fit.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, final
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from acnml._algebra.dual import Affine
 from acnml._util import checks
-from acnml._util.params import Params, add, count, flatten
+from acnml._util.params import Params, count, flatten, zip_with
 from acnml._util.torch_state import threads_for
 from acnml.posteriors.base import Posterior
 from acnml.posteriors.diagonal import Diagonal
@@ -62,12 +63,7 @@ class Curvature(ABC):
         with threads_for_algebra(self.mean):
             return self._eigenvalues()
 
-    @abstractmethod
-    def _posterior(self, tau: float) -> Posterior: ...
-
-    @abstractmethod
-    def _eigenvalues(self) -> Tensor: ...
-
+    @final
     def trace(self) -> float:
         """Return the trace of H, the sum of its eigenvalues."""
         return float(self.eigenvalues().double().sum())
@@ -89,7 +85,6 @@ class Curvature(ABC):
         log_det = (eigenvalues + tau).log().sum() - len(theta) * math.log(tau)
         return -0.5 * float(tau * (theta @ theta) + log_det)
 
-    @final
     def __add__(self, other: Self) -> Self:
         """Return the curvature of two disjoint parts of the data together.
 
@@ -101,10 +96,17 @@ class Curvature(ABC):
             raise TypeError(f"a {kinds[0]} and a {kinds[1]} cannot be added: use one structure")
         checks.require_same_names(other.mean, self.mean, "the second curvature", "the first")
         require_same_weights(other.mean, self.mean, "the second curvature")
-        return self._plus(other)
+        return self.with_sums(torch.add, other)
 
     @abstractmethod
-    def _plus(self, other: Self) -> Self: ...
+    def with_sums(self, function: Callable[..., Tensor], *others: Self) -> Self:
+        """Apply a function to each sum over the data, of this curvature and of others."""
+
+    @abstractmethod
+    def _posterior(self, tau: float) -> Posterior: ...
+
+    @abstractmethod
+    def _eigenvalues(self) -> Tensor: ...
 
 
 def threads_for_algebra(mean: Params) -> AbstractContextManager[None]:
@@ -122,27 +124,65 @@ def require_same_weights(given: Params, own: Params, what: str) -> None:
             )
 
 
+class Basis(NamedTuple):
+    """An orthogonal basis U = U_A ⊗ U_G of a layer's parameters."""
+
+    layer: Affine
+    inputs: Tensor  # U_A ([groups,] in, in)
+    outputs: Tensor  # U_G ([groups,] out, out)
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class DiagonalCurvature(Curvature):
-    """The diagonal of H.
+    """H in a basis in which it is diagonal, or nearly so: the second moments of the gradients.
+
+    Without `bases`, this is the diagonal of H. EK-FAC (George et al. 2018) takes for every layer
+    the eigenvectors U = U_A ⊗ U_G of the factors of a `KroneckerCurvature`, and
+
+        H ≈ U diag(s) Uᵀ,   s = diag(Uᵀ H U) = Σ_n (U_Gᵀ g_n U_A)²,
+
+    where g_n are the matrices of gradients whose outer products sum to H. Among all matrices that
+    are diagonal in this basis, this one is closest to H (in the Frobenius norm). KFAC's own
+    eigenvalues, the products of those of A and G, are one of the others. So EK-FAC is never
+    farther from H than KFAC, layer by layer.
 
     Args:
         mean: θ̂, the trained weights.
-        diagonal: the diagonal of H, with the same names and shapes.
+        diagonal: the diagonal of H, or s, with the same names and shapes.
+        bases: none, or one for every layer.
     """
 
     mean: Params
     diagonal: Params
+    bases: tuple[Basis, ...] = ()
 
-    def _posterior(self, tau: float) -> Diagonal:
-        return Diagonal(self.mean, {n: 1 / (h + tau) for n, h in self.diagonal.items()})
+    def __add__(self, other: DiagonalCurvature) -> DiagonalCurvature:
+        """Return the sum, see `Curvature`; both must have the same bases."""
+        for own, its in zip(self.bases, getattr(other, "bases", ()), strict=False):
+            if not (torch.equal(own.inputs, its.inputs) and torch.equal(own.outputs, its.outputs)):
+                raise ValueError(
+                    f"the curvatures have different bases, first for {own.layer.weight!r}: fit the "
+                    "parts with the same `basis`, the curvature of all data with structure='kron'"
+                )
+        return super().__add__(other)
+
+    def with_sums(
+        self, function: Callable[..., Tensor], *others: DiagonalCurvature
+    ) -> DiagonalCurvature:
+        """Apply a function to the diagonal, see `Curvature`."""
+        parts = (other.diagonal for other in others)
+        return replace(self, diagonal=zip_with(function, self.diagonal, *parts))
+
+    def _posterior(self, tau: float) -> Diagonal | Kronecker:
+        var = {name: 1 / (h + tau) for name, h in self.diagonal.items()}
+        if not self.bases:
+            return Diagonal(self.mean, var)
+        blocks = (EigenBlock(*basis, basis.layer.join(var, self.mean)) for basis in self.bases)
+        return Kronecker(self.mean, tuple(blocks))
 
     def _eigenvalues(self) -> Tensor:
         return flatten(self.diagonal, self.mean)
-
-    def _plus(self, other: DiagonalCurvature) -> DiagonalCurvature:
-        return DiagonalCurvature(self.mean, add(self.diagonal, other.diagonal))
 
 
 @final
@@ -158,6 +198,11 @@ class FullCurvature(Curvature):
 
     mean: Params
     hessian: Tensor
+
+    def with_sums(self, function: Callable[..., Tensor], *others: FullCurvature) -> FullCurvature:
+        """Apply a function to H, see `Curvature`."""
+        parts = (other.hessian for other in others)
+        return replace(self, hessian=function(self.hessian, *parts))
 
     def _posterior(self, tau: float) -> Full:
         dtype, wide = self.hessian.dtype, self.hessian.double()
@@ -178,22 +223,28 @@ class FullCurvature(Curvature):
     def _eigenvalues(self) -> Tensor:
         return _spectrum_of(self.hessian)
 
-    def _plus(self, other: FullCurvature) -> FullCurvature:
-        return FullCurvature(self.mean, self.hessian + other.hessian)
-
 
 class Factors(NamedTuple):
-    """The factors of a layer's H ≈ A ⊗ G: second moments of its inputs and output gradients."""
+    """What a `KroneckerCurvature` has summed for a layer, over examples and positions."""
 
     layer: Affine
-    inputs: Tensor  # A ([groups,] in, in)
-    gradients: Tensor  # G ([groups,] out, out)
+    inputs: Tensor  # Σ aaᵀ ([groups,] in, in)
+    gradients: Tensor  # Σ δδᵀ ([groups,] out, out)
+    counts: Tensor  # the numbers n of examples and N of inputs a, which may have several positions
+
+    @property
+    def normalised(self) -> tuple[Affine, Tensor, Tensor]:
+        """The layer, A and G, in the precision of the sums."""
+        data, positions = self.counts.tolist()
+        A = self.inputs.double() / max(positions, 1) * math.sqrt(data)
+        G = self.gradients.double() / math.sqrt(max(data, 1))
+        return self.layer, A.to(self.inputs.dtype), G.to(self.gradients.dtype)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class KroneckerCurvature(Curvature):
-    """A Kronecker-factored block of H for every layer (Martens & Grosse 2015).
+    """A Kronecker-factored block H ≈ A ⊗ G for every layer (Martens & Grosse 2015).
 
     Let a be a layer's inputs and δ the gradients at its outputs, for n training examples. A is √n
     times the mean of aaᵀ over examples and positions. G is √n times the mean over examples of the
@@ -204,115 +255,35 @@ class KroneckerCurvature(Curvature):
         mean: θ̂, the trained weights.
         factors: one `Factors` for every layer. Together they must name exactly the parameters in
             `mean`.
-        data: the number n of training examples.
-        positions: the number of input vectors a of every layer, n times the positions of an
-            example.
     """
 
     mean: Params
     factors: tuple[Factors, ...]
-    data: int
-    positions: tuple[int, ...]
 
-    def _posterior(self, tau: float) -> Kronecker:
-        blocks = (EigenBlock.from_factors(*factors, tau) for factors in self.factors)
-        return Kronecker(self.mean, tuple(blocks))
+    def with_sums(
+        self, function: Callable[..., Tensor], *others: KroneckerCurvature
+    ) -> KroneckerCurvature:
+        """Apply a function to the sums of every layer, see `Curvature`."""
+        layers = zip(self.factors, *(other.factors for other in others), strict=True)
+        factors = (
+            Factors(own[0].layer, *map(function, *(each[1:] for each in own))) for own in layers
+        )
+        return replace(self, factors=tuple(factors))
 
     def damped(self, prior_precision: float) -> Kronecker:
         """Return a posterior with √τ added to each factor of every layer (Ritter et al. 2018)."""
-        blocks = (EigenBlock.damped(*factors, prior_precision) for factors in self.factors)
+        blocks = (EigenBlock.damped(*f.normalised, prior_precision) for f in self.factors)
         return Kronecker(self.mean, tuple(blocks))
-
-    def _eigenvalues(self) -> Tensor:
-        spectra = ((_spectrum_of(f.gradients), _spectrum_of(f.inputs)) for f in self.factors)
-        return torch.cat([(g.unsqueeze(-1) * a.unsqueeze(-2)).flatten() for g, a in spectra])
-
-    def trace(self) -> float:
-        """Return the sum over layers and groups of tr(A) tr(G)."""
-        return sum(float((_trace(f.inputs) * _trace(f.gradients)).sum()) for f in self.factors)
-
-    def _plus(self, other: KroneckerCurvature) -> KroneckerCurvature:
-        """Return what a fit on all data would have returned, which is not A₁ ⊗ G₁ + A₂ ⊗ G₂.
-
-        The sums behind the factors add up: Σ aaᵀ = A N/√n over N positions, and Σ δδᵀ = √n G. So
-
-            A = √n/N (A₁ N₁/√n₁ + A₂ N₂/√n₂)  and  G = (√n₁ G₁ + √n₂ G₂)/√n
-
-        with n = n₁ + n₂ and N = N₁ + N₂.
-        """
-        data = self.data + other.data
-        root, own_root, other_root = (math.sqrt(n) for n in (data, self.data, other.data))
-        positions = tuple(a + b for a, b in zip(self.positions, other.positions, strict=True))
-        factors = []
-        for index, (layer, A, G) in enumerate(self.factors):
-            _, other_A, other_G = other.factors[index]
-            own_share = self.positions[index] / own_root
-            other_share = other.positions[index] / other_root
-            inputs = A.double() * own_share + other_A.double() * other_share
-            inputs = inputs * (root / max(positions[index], 1))
-            gradients = (G.double() * own_root + other_G.double() * other_root) / root
-            factors.append(Factors(layer, inputs.to(A.dtype), gradients.to(G.dtype)))
-        return KroneckerCurvature(self.mean, tuple(factors), data, positions)
-
-
-class EigenFactors(NamedTuple):
-    """A layer's H ≈ U diag(s) Uᵀ with U = U_A ⊗ U_G."""
-
-    layer: Affine
-    input_basis: Tensor  # U_A ([groups,] in, in), orthogonal
-    output_basis: Tensor  # U_G ([groups,] out, out), orthogonal
-    values: Tensor  # s ([groups,] out, in), the eigenvalues
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class EkfacCurvature(Curvature):
-    """A block U diag(s) Uᵀ of H for every layer, in the eigenbasis of KFAC (George et al. 2018).
-
-    U = U_A ⊗ U_G has the eigenvectors of the factors A ⊗ G of a `KroneckerCurvature`. The
-    eigenvalues are the second moments of the gradients in this basis, summed over the data:
-
-        s = diag(Uᵀ H U) = Σ_n (U_Gᵀ g_n U_A)²,
-
-    where g_n are the matrices of gradients whose outer products sum to H. Among all matrices that
-    are diagonal in this basis, this one is closest to H (in the Frobenius norm). KFAC's own
-    eigenvalues, the products of those of A and G, are one of the others. So EK-FAC is never
-    farther from H than KFAC, layer by layer.
-
-    Args:
-        mean: θ̂, the trained weights.
-        factors: one `EigenFactors` for every layer. Together they must name exactly the parameters
-            in `mean`.
-    """
-
-    mean: Params
-    factors: tuple[EigenFactors, ...]
 
     def _posterior(self, tau: float) -> Kronecker:
-        blocks = (EigenBlock(*f[:3], 1 / (f.values + tau)) for f in self.factors)
+        blocks = (EigenBlock.from_factors(*f.normalised, tau) for f in self.factors)
         return Kronecker(self.mean, tuple(blocks))
 
     def _eigenvalues(self) -> Tensor:
-        return torch.cat([factors.values.flatten() for factors in self.factors])
-
-    def _plus(self, other: EkfacCurvature) -> EkfacCurvature:
-        factors = []
-        for own, its in zip(self.factors, other.factors, strict=True):
-            bases = (own.input_basis, its.input_basis), (own.output_basis, its.output_basis)
-            if not all(torch.equal(*pair) for pair in bases):
-                raise ValueError(
-                    f"the curvatures have different bases, first for {own.layer.weight!r}: fit the "
-                    "parts with the same `basis`, the curvature of all data with structure='kron'"
-                )
-            factors.append(own._replace(values=own.values + its.values))
-        return EkfacCurvature(self.mean, tuple(factors))
+        spectra = (map(_spectrum_of, f.normalised[1:]) for f in self.factors)
+        return torch.cat([(g.unsqueeze(-1) * a.unsqueeze(-2)).flatten() for a, g in spectra])
 
 
 def _spectrum_of(factor: Tensor) -> Tensor:
     """Return the eigenvalues ([groups,] n) of a matrix that has none below zero."""
     return torch.linalg.eigvalsh(factor.double()).clamp(min=0)
-
-
-def _trace(matrices: Tensor) -> Tensor:
-    """Return the traces of matrices ([groups,] n, n)."""
-    return matrices.double().diagonal(dim1=-2, dim2=-1).sum(-1)

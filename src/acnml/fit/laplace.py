@@ -4,10 +4,10 @@ The precision of the posterior is the curvature of the training loss at the trai
 over all data, plus the precision τ of the prior N(0, I/τ). A fit takes one pass over the training
 data, EK-FAC two. The network runs in eval mode, as in prediction.
 
-A structure decides what is summed up: `_Squares` for "diag" and "ekfac", `_Factors` for "kron",
-`_Outers` for "full". Each adds a batch in one of two ways. If the posterior covers the last layer
-alone, its inputs and the logits are enough. Otherwise there is a recorded forward pass (`Tape`),
-and backward passes pull gradients back to the outputs of every layer.
+A batch is added to a curvature in one of two ways. If the posterior covers the last layer alone,
+its inputs and the logits are enough: the sum over classes has a closed form. Otherwise there is a
+recorded forward pass (`Tape`), and a backward pass for every class or sampled label pulls gradients
+back to the outputs of every layer.
 
 In the code, θ̂ are the trained weights, a are the inputs of a layer, and δ are gradients at its
 outputs. A `Site` is a layer whose parameters the posterior covers.
@@ -15,17 +15,14 @@ outputs. A `Site` is a layer whose parameters the posterior covers.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, final, get_args
 
 import torch
 from torch import Tensor, nn
 
-from acnml._algebra.dual import Affine
 from acnml._engine.recorder import (
     AFFINE,
     OTHER_WAYS,
@@ -42,17 +39,17 @@ from acnml._engine.recorder import (
     summed_scaling_gradients,
 )
 from acnml._engine.trust import require_understood
-from acnml._util import checks, processes
+from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, count, flatten, widened
+from acnml._util.processes import Group
 from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, as_classifier, without_autocast
 from acnml.fit.batches import over_batches, require_classes
 from acnml.fit.curvature import (
+    Basis,
     Curvature,
     DiagonalCurvature,
-    EigenFactors,
-    EkfacCurvature,
     Factors,
     FullCurvature,
     KroneckerCurvature,
@@ -68,9 +65,6 @@ Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]
 # The results of backward passes: gradients of a batch at the outputs of every layer. There is one
 # mapping for each vector that the Fisher estimator yields.
 PullBacks: TypeAlias = Iterator[Mapping[Site, list[Tensor]]]
-
-# Eigenvectors (U_A, U_G) of the factors of every layer.
-Bases: TypeAlias = Mapping[Affine, tuple[Tensor, Tensor]]
 
 # Maximum size of a chunk of per-example weight gradients, in numbers.
 SQUARED_AT_ONCE = 2**24
@@ -109,9 +103,6 @@ def fit_laplace(
     Kronecker(43 parameters: 0.weight … 1.bias)
     >>> acnml.fit_laplace(model, x, structure="diag", layers="last")
     Diagonal(18 parameters: 1.weight … 1.bias)
-    >>> sampled = acnml.fit.MonteCarloFisher(samples=2)
-    >>> acnml.fit_laplace(model, x, structure="full", fisher=sampled)
-    Full(18 parameters: 1.weight … 1.bias)
     """
     curvature = fit_curvature(
         model, data, structure=structure, layers=layers, fisher=fisher, progress=progress
@@ -140,11 +131,9 @@ def fit_curvature(
       Conv2d layers, except those whose weight is reparametrised (`weight_norm`) or shared with
       another module, such as a head that is tied to an embedding.
     - `"ekfac"`: the eigenvectors of `"kron"` with eigenvalues refitted in a second pass over the
-      data (`EkfacCurvature`). Every layer's H is closer to the exact one.
+      data (`DiagonalCurvature`). Every layer's H is closer to the exact one.
     - `"full"`: all of H, for the last Linear layer alone. Memory and time grow with the square of
       the number of parameters.
-
-    Fits of the last layer need no backward passes, whatever the structure.
 
     The sums are in double precision and the result in at least single precision, but activations
     and gradients have the precision of the model. In half precision or under autocast they have two
@@ -178,52 +167,32 @@ def fit_curvature(
         raise ValueError(f"structure must be one of {get_args(Structure)}, got {structure!r}")
     if basis is not None and (structure != "ekfac" or layers is not None):
         raise ValueError('`basis` is for structure="ekfac" and has its layers: leave out `layers`')
-    classifier, together = as_classifier(model), processes.Group(distributed)
+    classifier, together = as_classifier(model), Group(distributed)
     if structure == "ekfac" and basis is None:
-        first = fit_curvature(
-            classifier,
-            data,
-            layers=layers,
-            fisher=fisher,
-            distributed=distributed,
-            progress=progress,
-        )
+        options: Any = {"fisher": fisher, "distributed": distributed, "progress": progress}
+        first = fit_curvature(classifier, data, layers=layers, **options)
         assert isinstance(first, KroneckerCurvature)
         basis = first
-    names = list(basis.mean) if basis is not None else _covered(classifier, structure, layers)
+    names = _covered(classifier.model, structure, layers) if basis is None else list(basis.mean)
     mean = widened(classifier.copy_parameters(names))
+    covers = "Linear, Conv2d and normalisation" if structure == "diag" else "Linear and Conv2d"
     kinds = AFFINE + SCALING if structure == "diag" else AFFINE
-    covers = "Linear and Conv2d" if structure != "diag" else "Linear, Conv2d and normalisation"
     way_out = f'structure="{structure}" covers {covers} layers: {OTHER_WAYS}'
     sites = find_sites(classifier.model, names, kinds, way_out)
-    sums: _Sums
     with threads_for_algebra(mean):
-        if basis is not None:
-            checks.require_fits(basis.mean, mean)
-            require_same_weights(basis.mean, mean, "the basis")
-            sums = _Squares(sites, mean, _shared_bases(basis, mean, together))
-        else:
-            sums = {"diag": _Squares, "kron": _Factors, "full": _Outers}[structure](sites, mean)
-    examples = _over_data(classifier, data, sums, fisher, together.rank, progress)
+        bases = () if basis is None else _shared_bases(basis, mean, together)
+    sums = SUMS[structure](sites, mean, bases)
+    _add_data(sums, classifier, data, fisher, together.rank, progress)
     with threads_for_algebra(mean):
-        together.add_up(sums.tensors())
-        return sums.curvature(together.total(examples))
+        return sums.total.with_sums(together.summed).with_sums(_like(mean))
 
 
-def _covered(classifier: Classifier, structure: Structure, layers: Layers) -> list[str]:
+def _covered(model: nn.Module, structure: Structure, layers: Layers) -> list[str]:
     """Return the names of the parameters that a fit covers."""
-    if layers is None and structure == "full":
-        layers = "last"
-    elif layers is None and structure != "diag":
-        layers = _affine_names(classifier.model)
-    return parameter_names(classifier.model, layers)
-
-
-def _affine_names(model: nn.Module) -> list[str]:
-    """Return the names of the parameters of all plain Linear and Conv2d layers.
-
-    Layers with a reparametrised weight or a weight that is shared with another module are excluded.
-    """
+    if layers is not None or structure == "diag":
+        return parameter_names(model, layers)
+    if structure == "full":
+        return parameter_names(model, "last")
     names: list[str] = []
     everywhere = model.named_parameters(remove_duplicate=False)
     owners = Counter(id(parameter) for _, parameter in everywhere)
@@ -241,14 +210,36 @@ def _affine_names(model: nn.Module) -> list[str]:
     return names
 
 
+def _shared_bases(basis: KroneckerCurvature, mean: Params, together: Group) -> tuple[Basis, ...]:
+    """Return the eigenvectors of the factors of every layer, the same in all processes."""
+    checks.require_fits(basis.mean, mean)
+    require_same_weights(basis.mean, mean, "the basis")
+    like = next(iter(mean.values()))  # a given basis may be of another device or type
+
+    def eigenvectors(factor: Tensor) -> Tensor:
+        found = torch.linalg.eigh(factor.double())[1].to(factor.dtype).contiguous()
+        return together.share(found.to(like))
+
+    each = (factors.normalised for factors in basis.factors)
+    return tuple(Basis(layer, eigenvectors(A), eigenvectors(G)) for layer, A, G in each)
+
+
 # One pass over the data --------------------------------------------------------------------------
 
 
 class _Sums(ABC):
-    """What a structure adds up over the data, in double precision."""
+    """Adds batches to a curvature, in place and in double precision.
 
-    def __init__(self, sites: Sequence[Site], mean: Params) -> None:
-        self.sites, self.mean = sites, mean
+    Attributes:
+        sites: the covered layers.
+        total: the curvature of all batches so far.
+    """
+
+    sites: Sequence[Site]
+    total: Curvature
+
+    @abstractmethod
+    def __init__(self, sites: Sequence[Site], mean: Params, bases: Sequence[Basis]) -> None: ...
 
     @abstractmethod
     def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
@@ -261,31 +252,23 @@ class _Sums(ABC):
     def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
         """Add a batch for any sites."""
 
-    @abstractmethod
-    def tensors(self) -> Iterable[Tensor]:
-        """Return all sums, for several processes to add up in place."""
 
-    @abstractmethod
-    def curvature(self, data: int) -> Curvature:
-        """Return the result, for so many training examples."""
-
-
-def _over_data(
+def _add_data(
+    sums: _Sums,
     classifier: Classifier,
     data: Iterable[Any],
-    sums: _Sums,
     fisher: Fisher,
     rank: int,
     progress: bool | None,
-) -> int:
-    """Add every batch to the sums; return the number of examples.
+) -> None:
+    """Add every batch to the sums.
 
     The model may run under autocast, but the sums do not. The rank of the process is part of the
     seed, because sampled labels must not be the same in all processes.
     """
     generator = torch.Generator().manual_seed(getattr(fisher, "seed", 0) + rank)
-    names = names_of(sums.sites)
-    layer = only_linear(classifier, names)
+    sites = sums.sites
+    layer = only_linear(classifier, names_of(sites))
 
     def outputs(logits: Tensor, labels: Tensor | None) -> Outputs:
         if labels is not None:
@@ -293,24 +276,29 @@ def _over_data(
         return Outputs(logits.double().softmax(-1), labels, generator, classifier.temperature)
 
     def step(x: Inputs, labels: Tensor | None) -> None:
-        found = None if layer is None else features(classifier, layer, x)
-        if found is None:
-            return step_all_layers(x, labels)
-        with without_autocast(found.logits):
-            sums.add_last_layer(_wide(found.inputs), outputs(found.logits, labels), fisher)
-
-    def step_all_layers(x: Inputs, labels: Tensor | None) -> None:
-        if layer is None and classifier.findings.is_due(names, x):
-            require_understood(classifier, sums.sites, x)
-        tape = record(classifier, sums.sites, x)
-        require_tracked(tape)
+        last = None if layer is None else features(classifier, layer, x)
+        if last is not None:
+            with without_autocast(last.logits):
+                sums.add_last_layer(_wide(last.inputs), outputs(last.logits, labels), fisher)
+            return
+        tape = _recorded(classifier, sites, x, layer is None)
         logits = tape.logits.detach()
-        checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
         with without_autocast(logits):
             vectors = fisher.vectors(outputs(logits, labels))
             sums.add_tape(tape, (tape.pulled_back(s) for s in vectors))
 
-    return over_batches(classifier, data, step, "curvature", progress)
+    over_batches(classifier, data, step, "curvature", progress)
+
+
+def _recorded(classifier: Classifier, sites: Sequence[Site], x: Inputs, unchecked: bool) -> Tape:
+    """Run a batch with a record of all sites; check the model if that is due."""
+    if unchecked and classifier.findings.is_due(names_of(sites), x):
+        require_understood(classifier, sites, x)
+    tape = record(classifier, sites, x)
+    require_tracked(tape)
+    remedy = "check the model and these inputs"
+    checks.require_finite(tape.logits.detach(), "the model's logits are", remedy)
+    return tape
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -318,7 +306,10 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-# Squares: "diag" and "ekfac" ---------------------------------------------------------------------
+def _like(mean: Params) -> Callable[[Tensor], Tensor]:
+    """Return a function that converts sums to the precision of the weights; counts stay."""
+    dtype = next(iter(mean.values())).dtype
+    return lambda total: total.to(dtype) if total.is_floating_point() else total
 
 
 @final
@@ -329,10 +320,10 @@ class _Squares(_Sums):
     squared after this sum.
     """
 
-    def __init__(self, sites: Sequence[Site], mean: Params, bases: Bases | None = None) -> None:
-        super().__init__(sites, mean)
-        self.bases = bases
+    def __init__(self, sites: Sequence[Site], mean: Params, bases: Sequence[Basis]) -> None:
+        self.sites, self.bases = sites, {basis.layer: basis for basis in bases}
         self.squares = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in mean.items()}
+        self.total = DiagonalCurvature(mean, self.squares, tuple(bases))
 
     def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
         (site,) = self.sites
@@ -341,10 +332,10 @@ class _Squares(_Sums):
         self._add(site, squares.T @ _rotated(inputs, U_A) ** 2)
 
     def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
-        affine = {site: passed for site, passed in tape.passages.items() if site.is_affine}
         inputs = {
             site: _rotated(_wide(joined_inputs(site, passed)), self._basis(site)[0])
-            for site, passed in affine.items()
+            for site, passed in tape.passages.items()
+            if site.is_affine
         }
         for pulled in pull_backs:
             for site, deltas in pulled.items():
@@ -357,35 +348,13 @@ class _Squares(_Sums):
                     for name, grad in grads.items():
                         self.squares[name] += (grad**2).sum(0)
 
-    def tensors(self) -> Iterable[Tensor]:
-        return self.squares.values()
-
-    def curvature(self, data: int) -> Curvature:
-        squares = {name: self.squares[name].to(tensor.dtype) for name, tensor in self.mean.items()}
-        if self.bases is None:
-            return DiagonalCurvature(self.mean, squares)
-        layers = (site.layer for site in self.sites)
-        factors = (EigenFactors(a, *self.bases[a], a.join(squares, self.mean)) for a in layers)
-        return EkfacCurvature(self.mean, tuple(factors))
-
     def _basis(self, site: Site) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        return (None, None) if self.bases is None else self.bases[site.layer]
+        return self.bases[site.layer][1:] if self.bases else (None, None)
 
     def _add(self, site: Site, matrix: Tensor) -> None:
         """Add squares of an affine layer, ([groups,] out, in)."""
-        for name, square in site.layer.split(matrix, self.mean).items():
+        for name, square in site.layer.split(matrix, self.total.mean).items():
             self.squares[name] += square
-
-
-def _shared_bases(basis: KroneckerCurvature, mean: Params, together: processes.Group) -> Bases:
-    """Return the eigenvectors of the factors of every layer, the same in all processes."""
-    like = next(iter(mean.values()))  # a given basis may be of another device or type
-
-    def eigenvectors(factor: Tensor) -> Tensor:
-        found = torch.linalg.eigh(factor.double())[1].to(factor.dtype).contiguous()
-        return together.share(found.to(like))
-
-    return {f.layer: (eigenvectors(f.inputs), eigenvectors(f.gradients)) for f in basis.factors}
 
 
 def _rotated(vectors: Tensor, basis: Tensor | None) -> Tensor:
@@ -406,51 +375,40 @@ def _squared(inputs: Tensor, deltas: Tensor) -> Tensor:
     return torch.stack([((d.mT @ a) ** 2).sum(0) for d, a in parts]).sum(0)
 
 
-# Factors: "kron" ---------------------------------------------------------------------------------
-
-
 @final
 class _Factors(_Sums):
     """The sums of aaᵀ and of δδᵀ of every layer, over examples and positions."""
 
-    def __init__(self, sites: Sequence[Site], mean: Params) -> None:
-        super().__init__(sites, mean)
-        self.inputs, self.gradients = dict[Site, Tensor](), dict[Site, Tensor]()
+    def __init__(self, sites: Sequence[Site], mean: Params, bases: Sequence[Basis]) -> None:
+        factors = []
         for site in sites:
-            *groups, out_size, in_size = (matrix := site.layer.join(mean, mean)).shape
-            zeros = partial(matrix.new_zeros, dtype=torch.float64)
-            self.inputs[site] = zeros(*groups, in_size, in_size)
-            self.gradients[site] = zeros(*groups, out_size, out_size)
-        self.positions = torch.zeros(len(sites), dtype=torch.int64, device="cpu")
+            matrix = site.layer.join(mean, mean).double()
+            *groups, out_size, in_size = matrix.shape
+            A, G = (matrix.new_zeros(*groups, size, size) for size in (in_size, out_size))
+            factors.append(
+                Factors(site.layer, A, G, torch.zeros(2, dtype=torch.int64, device="cpu"))
+            )
+        self.sites, self.factors = sites, dict(zip(sites, factors, strict=True))
+        self.total = KroneckerCurvature(mean, tuple(factors))
 
     def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
         (site,) = self.sites
         self._add_inputs(site, inputs.unsqueeze(1))
-        self.gradients[site] += fisher.summed(outputs) / outputs.temperature**2
+        self.factors[site].gradients.add_(fisher.summed(outputs) / outputs.temperature**2)
 
     def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
         for site, passed in tape.passages.items():
             self._add_inputs(site, _wide(joined_inputs(site, passed)))
         for pulled in pull_backs:
             for site, deltas in pulled.items():
-                self.gradients[site] += _second_moment(_wide(joined_deltas(site, deltas)))
+                moment = _second_moment(_wide(joined_deltas(site, deltas)))
+                self.factors[site].gradients.add_(moment)
 
     def _add_inputs(self, site: Site, inputs: Tensor) -> None:
-        self.inputs[site] += _second_moment(inputs)
-        self.positions[self.sites.index(site)] += inputs.shape[0] * inputs.shape[-2]
-
-    def tensors(self) -> Iterable[Tensor]:
-        return [*self.inputs.values(), *self.gradients.values(), self.positions]
-
-    def curvature(self, data: int) -> Curvature:
-        """Return A and G as `KroneckerCurvature` defines them."""
-        positions, factors = tuple(self.positions.tolist()), []
-        for site, n in zip(self.sites, positions, strict=True):
-            A = self.inputs[site] / max(n, 1) * math.sqrt(data)
-            G = self.gradients[site] / math.sqrt(data)
-            dtype = self.mean[site.layer.weight].dtype
-            factors.append(Factors(site.layer, A.to(dtype), G.to(dtype)))
-        return KroneckerCurvature(self.mean, tuple(factors), data, positions)
+        examples, positions = inputs.shape[0], inputs.shape[-2]
+        self.factors[site].inputs.add_(_second_moment(inputs))
+        counts = torch.tensor([examples, examples * positions], device="cpu")
+        self.factors[site].counts.add_(counts)
 
 
 def _second_moment(vectors: Tensor) -> Tensor:
@@ -459,41 +417,30 @@ def _second_moment(vectors: Tensor) -> Tensor:
     return rows.mT @ rows
 
 
-# Outer products: "full" --------------------------------------------------------------------------
-
-
 @final
 class _Outers(_Sums):
     """The sum of H ⊗ aaᵀ over inputs a of the last layer, with the Hessian H at its outputs."""
 
-    def __init__(self, sites: Sequence[Site], mean: Params) -> None:
-        super().__init__(sites, mean)
-        like = next(iter(mean.values()))
-        self.total = like.new_zeros(count(mean), count(mean), dtype=torch.float64)
+    def __init__(self, sites: Sequence[Site], mean: Params, bases: Sequence[Basis]) -> None:
+        self.sites, size = sites, count(mean)
+        self.hessian = next(iter(mean.values())).new_zeros(size, size, dtype=torch.float64)
+        self.total = FullCurvature(mean, self.hessian)
+        # Where each parameter, in the order of the mean, is in the matrix [W b] of the layer.
+        layer, numbers = sites[0].layer, torch.arange(size, device=self.hessian.device)
+        numbers = numbers.view(layer.join(mean, mean).shape)
+        self.order = flatten(layer.split(numbers, mean), mean)
 
     def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
         hessians = fisher.hessians(outputs) / outputs.temperature**2
         blocks = _summed_blocks(hessians.to(inputs.dtype), inputs)
-        matrix = blocks.shape[:2]  # of the layer: rows and columns in the order of [W b]
-        columns = self._in_order(blocks.flatten(0, 1)).T
-        self.total += self._in_order(columns.unflatten(1, matrix))
-
-    def _in_order(self, matrices: Tensor) -> Tensor:
-        """Flatten matrices [W b] (n, out, in) to (n, P), in the order of the mean."""
-        return flatten(self.sites[0].layer.split(matrices, self.mean), self.mean)
+        matrix = blocks.flatten(2).flatten(0, 1)
+        self.hessian += matrix[self.order][:, self.order]
 
     def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
         raise ValueError(
             f'the logits are not the outputs of {self.sites[0].name!r} alone; structure="full" '
             "covers the last Linear layer alone: name it in `layers`"
         )
-
-    def tensors(self) -> Iterable[Tensor]:
-        return [self.total]
-
-    def curvature(self, data: int) -> Curvature:
-        dtype = next(iter(self.mean.values())).dtype
-        return FullCurvature(self.mean, ((self.total + self.total.T) / 2).to(dtype))
 
 
 def _summed_blocks(hessians: Tensor, inputs: Tensor) -> Tensor:
@@ -510,3 +457,11 @@ def _summed_blocks(hessians: Tensor, inputs: Tensor) -> Tensor:
         blocks[c:, :, c] = block
         blocks[c, :, c:] = block.transpose(0, 1)
     return blocks
+
+
+SUMS: Mapping[str, type[_Sums]] = {
+    "diag": _Squares,
+    "kron": _Factors,
+    "ekfac": _Squares,
+    "full": _Outers,
+}

@@ -37,7 +37,7 @@ __all__ = ["CHECKSUM", "FORMAT_VERSION", "HEADER", "KINDS", "StorageError", "loa
 
 Network: TypeAlias = Classifier | nn.Module
 
-_CURVATURES = "DiagonalCurvature FullCurvature KroneckerCurvature EkfacCurvature"
+_CURVATURES = "DiagonalCurvature FullCurvature KroneckerCurvature"
 _PREDICTORS = "Map Bma Acnml Ensemble Tempered McDropout Glm Probit LogitSampling"
 
 # The only classes that a file may contain, by the rooms that they are from. Loading constructs no
@@ -47,7 +47,7 @@ KINDS: dict[str, Any] = {
     for room, names in (
         (posteriors, "Diagonal Full Kronecker LowRank EigenBlock"),
         (dual, "Affine"),
-        (fit, f"{_CURVATURES} Factors EigenFactors Swag"),
+        (fit, f"{_CURVATURES} Factors Basis Swag"),
         (solve, "Reference Gradient Linearised Influence"),
         (predictors, f"{_PREDICTORS} IfComp Pnml Modes"),
         (calibration, "Calibrated Calibrator CalibrationRow"),

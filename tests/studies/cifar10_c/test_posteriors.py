@@ -33,7 +33,8 @@ def test_kfac_of_one_batch_has_the_factors_of_the_empirical_fisher():
     for block, factors, positions in zip(found.blocks, curvature.factors, (4, 1), strict=True):
         assert block.layer == factors.layer
         damping = (5e-4 / positions) ** 0.5
-        A, G = factors.inputs / n**0.5, factors.gradients / n**0.5 / positions
+        _, A, G = factors.normalised
+        A, G = A / n**0.5, G / n**0.5 / positions
         A, G = (matrix + damping * torch.eye(len(matrix)) for matrix in (A, G))
         v = torch.randn(len(G), len(A), generator=generator, dtype=torch.float64)
         torch.testing.assert_close(data**2 * G @ block.cov_mv(v) @ A, v)
