@@ -353,6 +353,13 @@ def as_tensor(value: Any, what: str) -> Any:
         ) from error
 
 
+def as_values(values: Any) -> Tensor:
+    """Return a tensor as it is, and an array or a list as a tensor on the CPU."""
+    found = as_tensor(values, "an array")
+    # `torch.as_tensor` would move a tensor to the default device.
+    return found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
+
+
 def _conversion(value: Any) -> str:
     if hasattr(value, "to_numpy"):  # a DataFrame
         return "pass x.to_numpy()"

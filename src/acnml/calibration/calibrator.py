@@ -33,7 +33,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from acnml._util import batches, checks
+from acnml._util import checks
+from acnml._util.batches import as_values
 from acnml.atypicality import Atypicality
 from acnml.calibration.heads import Head, Softmax
 from acnml.calibration.table import COLUMNS, EQUAL_PRICE, CalibrationRow, as_html, as_text
@@ -85,7 +86,7 @@ class Answer(NamedTuple):
     @property
     def confidence(self) -> Tensor:
         """The probability of the likeliest class (B,)."""
-        largest: Any = torch.as_tensor(self.probs).amax(-1)
+        largest: Any = as_values(self.probs).amax(-1)
         return largest.numpy() if isinstance(self.probs, np.ndarray) else largest
 
 
@@ -149,8 +150,8 @@ class Calibrator:
             mask: of tokens (B, T): False for padding, which gets no answer.
         """
         if isinstance(logits, np.ndarray):
-            known = None if mask is None else as_tensor(mask)
-            return as_arrays(self(as_tensor(logits), as_tensor(features), share, by, known))
+            known = None if mask is None else as_values(mask)
+            return as_arrays(self(as_values(logits), as_values(features), share, by, known))
         limit = self.threshold(share, by)
         found = self.explained(logits.detach(), features.detach(), mask)
         label, confidence, probs, log_probs, regret, score = found
@@ -392,12 +393,6 @@ def in_parts(function: Callable[..., Any], *given: Tensor) -> Any:
     if isinstance(found[0], Tensor):
         return torch.cat(found)
     return tuple(torch.cat(part) for part in zip(*found, strict=True))
-
-
-def as_tensor(array: Any) -> Tensor:
-    """Turn an array, or a list of numbers, into a tensor."""
-    found = batches.as_tensor(array, "an array")
-    return found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
 
 
 def as_arrays(answer: Answer) -> Answer:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._util import checks
+from acnml._util.batches import as_values
 from acnml._util.messages import callers_level
 from acnml._util.torch_state import one_thread
 from acnml.atypicality import Atypicality, Moments
@@ -22,7 +23,6 @@ from acnml.calibration.calibrator import (
     RULES,
     Calibrator,
     RuleName,
-    as_tensor,
     regret_of,
     spread,
 )
@@ -102,7 +102,7 @@ def fit_calibrator(
     torch.Size([3, 2])
     """
     require_settings(price, rule)
-    logits, features, labels = (as_tensor(part) for part in validation)
+    logits, features, labels = (as_values(part) for part in validation)
     head = find_head(logits.shape, labels, task, ignore_index)
     generator = torch.Generator("cpu").manual_seed(0)
     places = head.read(logits, features, as_labels(labels), generator=generator)
@@ -155,7 +155,7 @@ def _atypicality(train: Any, head: Head, places: Places) -> Atypicality:
 
 def _moments(train: tuple[Any, Any], head: Head, size: int) -> Moments:
     """Return the moments of training features with labels."""
-    given, labels = map(as_tensor, train)
+    given, labels = map(as_values, train)
     if len(given) != len(labels):
         raise ValueError(f"there are {len(given)} training inputs, but {len(labels)} labels")
     features, moments = head.flat(given), Moments(head.group_count(size))

@@ -34,6 +34,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from acnml._util.batches import as_values
 from acnml._util.checks import require_share
 from acnml.decisions.outcomes import By, Outcomes, sureness_of
 
@@ -105,7 +106,7 @@ which 0.8 % are wrong. On data like these at most 2.0 % are wrong, with 95 % con
 
     def accepts(self, answer: Any) -> Any:
         """Return which predictions of an `Answer` may go out without a person (B,)."""
-        sure, label = sureness_of(answer, self.by), torch.as_tensor(answer.label).long()
+        sure, label = sureness_of(answer, self.by), as_values(answer.label).long()
         # The last one is for inputs without an answer (-1) and classes without validation data.
         known = [*(each.threshold for each in self.certificates), math.inf]
         limits = torch.tensor(known, dtype=torch.float64, device=sure.device)
@@ -272,7 +273,7 @@ class _Ranked:
 
     @staticmethod
     def of(sureness: Tensor, correct: Tensor) -> _Ranked:
-        own, right = torch.as_tensor(sureness).cpu().double(), torch.as_tensor(correct).cpu()
+        own, right = as_values(sureness).cpu().double(), as_values(correct).cpu()
         if own.ndim != 1 or own.shape != right.shape:
             raise ValueError(
                 "sureness and correct must have the same shape (N,), got "

@@ -25,6 +25,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from acnml._util.batches import as_values
 from acnml._util.checks import require_share
 from acnml.decisions.outcomes import Outcomes
 
@@ -80,7 +81,7 @@ def expected_accuracy(
     if groups is not None:
         rows = _rows_of(groups, len(confidence))
         return {k: expected_accuracy(confidence[own], validation, level) for k, own in rows.items()}
-    own = torch.as_tensor(confidence).detach().cpu().double().flatten()
+    own = as_values(confidence).detach().cpu().double().flatten()
     own = own[own.isfinite()]
     if not len(own):
         return AccuracyEstimate(math.nan, 0.0, 1.0, 0)

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from acnml._util.batches import as_values
 from acnml._util.checks import require_share
 from acnml.decisions.accuracy import AccuracyEstimate, expected_accuracy
 from acnml.decisions.outcomes import Outcomes
@@ -208,4 +209,4 @@ def _log_bets(ranks: Tensor) -> Tensor:
 
 
 def _column(values: Any) -> Tensor:
-    return torch.as_tensor(values).detach().cpu()
+    return as_values(values).detach().cpu()

@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
+from acnml._util.batches import as_values
+
 By: TypeAlias = Literal["confidence", "regret"]
 
 # More validation examples than this are not kept: their quantiles are known well enough.
@@ -75,5 +77,5 @@ def sureness_of(answers: Any, by: By) -> Tensor:
     """
     if by not in ("confidence", "regret"):
         raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
-    values = torch.as_tensor(getattr(answers, by)).double()
+    values = as_values(getattr(answers, by)).double()
     return values if by == "confidence" else -values
