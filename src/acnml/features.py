@@ -41,6 +41,7 @@ from torch.nn.modules.padding import (
 )
 
 from acnml._util import batches
+from acnml._util.arrays import as_tensor
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier, Hook
 
@@ -114,7 +115,7 @@ def direction_and_length(vectors: Any) -> Any:
     tensor([[0.6000, 0.8000, 5.0000]])
     """
     if batches.has_arrays_only(vectors):
-        return direction_and_length(batches.as_tensor(vectors, "vectors")).numpy()
+        return direction_and_length(as_tensor(vectors, "vectors")).numpy()
     return torch.cat(_scaled(vectors), dim=-1)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from acnml._util import checks
+from acnml._util.arrays import as_tensor
 from acnml._util.messages import track
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]
@@ -335,29 +336,6 @@ def as_inputs(x: Any) -> Inputs:
     if isinstance(x, (tuple, list)):
         return tuple(as_tensor(part, f"input x[{i}]") for i, part in enumerate(x))
     return cast(Inputs, as_tensor(x, "input x"))
-
-
-def as_tensor(value: Any, what: str) -> Any:
-    """Turn an array into a tensor; whatever is no array is returned as it is."""
-    if not isinstance(value, np.ndarray):
-        return value
-    # torch takes neither views with negative strides nor foreign byte orders, and warns of arrays
-    # that cannot be written to.
-    own = np.require(value, value.dtype.newbyteorder("="), ["C_CONTIGUOUS", "WRITEABLE"])
-    try:
-        return torch.from_numpy(own)
-    except TypeError as error:
-        raise TypeError(
-            f"{what} is an array of {value.dtype}, which torch has no type for; convert it first, "
-            "e.g. x.astype('float32') or labels.astype('int64')"
-        ) from error
-
-
-def as_values(values: Any) -> Tensor:
-    """Return a tensor as it is, and an array or a list as a tensor on the CPU."""
-    found = as_tensor(values, "an array")
-    # `torch.as_tensor` would move a tensor to the default device.
-    return found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
 
 
 def _conversion(value: Any) -> str:

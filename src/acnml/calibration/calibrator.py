@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._util import checks
-from acnml._util.batches import as_values
+from acnml._util.arrays import as_values
 from acnml.atypicality import Atypicality
 from acnml.calibration.heads import Head, Softmax
 from acnml.calibration.table import COLUMNS, EQUAL_PRICE, CalibrationRow, as_html, as_text

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from acnml import metrics
 from acnml._util import checks
-from acnml._util.batches import as_values
+from acnml._util.arrays import as_values
 from acnml._util.messages import callers_level
 from acnml._util.torch_state import one_thread
 from acnml.atypicality import Atypicality, Moments

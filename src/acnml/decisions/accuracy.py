@@ -25,7 +25,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from acnml._util.batches import as_values
+from acnml._util.arrays import as_values
 from acnml._util.checks import require_share
 from acnml.decisions.outcomes import Outcomes
 

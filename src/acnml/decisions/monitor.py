@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._util.batches import as_values
+from acnml._util.arrays import as_values
 from acnml._util.checks import require_share
 from acnml.decisions.accuracy import AccuracyEstimate, expected_accuracy
 from acnml.decisions.outcomes import Outcomes

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
-from acnml._util.batches import as_values
+from acnml._util.arrays import as_values
 
 By: TypeAlias = Literal["confidence", "regret"]
 

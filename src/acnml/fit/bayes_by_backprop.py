@@ -28,7 +28,8 @@ from acnml._engine.recorder import (
 )
 from acnml._engine.trust import require_understood
 from acnml._util import checks
-from acnml._util.batches import Inputs, as_inputs, as_tensor, take
+from acnml._util.arrays import as_tensor
+from acnml._util.batches import Inputs, as_inputs, take
 from acnml._util.params import Params, normal_like, widened, zip_with
 from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, Hook, as_classifier
