@@ -11,15 +11,12 @@ import acnml
 from acnml import Gradient, metrics
 from acnml.fit import Refit
 from acnml.predictors import NaiveCnml, NaiveCnmlMax
-from stores import store_in
+from stores import Whole
 from studies.engine.claims import verdicts
 from studies.engine.grounds import Batches
 from studies.engine.method import ACNML, MAP
 from studies.engine.redraw import redraw, results_in
 from studies.engine.report import drawn, markdown, sections_of, write_report
-from studies.engine.results import collect
-from studies.engine.run import run
-from studies.engine.workshop import Finished, Making, Workshop
 from studies.paper_mnist.naive import NAIVE, NAIVE_MAX, Compared, Comparison, Match
 from studies.paper_mnist.settings import SUBSET, PaperMnist
 from studies.paper_mnist.settings import NaiveCnml as NaiveSettings
@@ -45,26 +42,13 @@ TINY = PaperMnist(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_mnist(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setenv("ACNML_DATA", str(tmp_path_factory.mktemp("empty")))
-    yield
-    patch.undo()
-
-
 @pytest.fixture(scope="module")
 def finished(no_mnist, tmp_path_factory):
-    """A whole run: its workshop, folder and results."""
-    study, out = build(TINY), tmp_path_factory.mktemp("finished")
-    data = study.load(out)
-    run(study, data, Making(store_in(out, TINY)))
-    artefacts = Finished(store_in(out, TINY))
-    return Workshop(study, data, artefacts, 0), out, collect(study, data, artefacts)
+    return Whole.run(build(TINY), tmp_path_factory.mktemp("finished"))
 
 
 def test_all_curves_stand_on_the_same_images(finished):
-    _, _, results = finished
+    results = finished.results
     assert results.missing == ()
     assert {row.n for row in results.rows} == {TINY.images}
     assert {row.method for row in results.rows} == {*PAPERS, *AT_ONE_RATE}
@@ -73,7 +57,7 @@ def test_all_curves_stand_on_the_same_images(finished):
 
 def test_both_start_from_the_mean_of_one_posterior(finished):
     """The library's predictors, built by hand around the saved posterior, give the same."""
-    workshop, _, results = finished
+    workshop, results = finished.workshop(), finished.results
     compared: Compared = results.extras[SUBSET]
     found = compared.shifts[RANDOM]
     (fitted,) = workshop.study.grounds[SUBSET_BBP].artefacts(PAPERS[0], workshop)
@@ -95,7 +79,7 @@ def test_both_start_from_the_mean_of_one_posterior(finished):
 
 
 def test_the_report_has_a_verdict_for_every_claim(finished):
-    _, _, results = finished
+    results = finished.results
     found = verdicts(results)
     assert len(found) == 2 * 5 + 2 * 8
     assert all(verdict.holds is not None for verdict in found)
@@ -108,7 +92,7 @@ def test_the_report_has_a_verdict_for_every_claim(finished):
 
 def test_the_numbers_of_every_query_are_written_out(finished):
     """Four queries upright and four rotated, two of each line, all by five methods."""
-    _, _, results = finished
+    results = finished.results
     (section,) = [s for s in sections_of(results) if "naive-subset.csv" in s.numbers]
     columns, rows = section.numbers["naive-subset.csv"]
     assert len(rows) == (4 + 2 + 4) * 5  # 0°, 90°, random
@@ -124,7 +108,7 @@ def test_the_numbers_of_every_query_are_written_out(finished):
 
 def test_figures_are_drawn_again_from_the_csv_files(finished, tmp_path):
     """Nothing else is read: neither artefacts nor data."""
-    _, _, results = finished
+    results = finished.results
     write_report(results, tmp_path)
     again = results_in(tmp_path, results.study)
     assert len(again.rows) == len(results.rows)
@@ -176,7 +160,7 @@ def compared(upright: dict[str, float], rotated: dict[str, float], seconds: floa
 
 
 def outcomes(found: Compared | None, finished) -> list[bool | None]:
-    _, _, results = finished
+    results = finished.results
     extras = {} if found is None else {SUBSET: found}
     judged = (c.judge(replace(results, extras=extras)) for c in naive_claims(SUBSET, "few"))
     return [None if each is None else each.holds for each in judged]

@@ -1,7 +1,8 @@
-"""A study of tabular data, with a rule and a choice of its own."""
+"""The engine itself: choices by hand, and a study of rows with a rule and a choice of its own."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -10,17 +11,16 @@ from torch import Tensor, nn
 
 from acnml import metrics
 from acnml.predictors import Predictor
-from stores import store_in
+from stores import Whole
 from studies.data import Labelled
 from studies.engine import method as m
-from studies.engine.choose import ByLeastNll
+from studies.engine.choose import ByLeastNll, most_cautious
 from studies.engine.grounds import Networks, Pair
 from studies.engine.method import Method, Share
 from studies.engine.report import write_report
-from studies.engine.results import collect
-from studies.engine.run import plan, run
+from studies.engine.run import plan
 from studies.engine.study import Model, Network, Plan, Study, StudyData
-from studies.engine.workshop import Finished, Making, Workshop
+from studies.engine.workshop import Workshop
 from studies.training import Descent
 
 
@@ -81,14 +81,10 @@ def build(settings: Rows) -> Study:
 
 
 def test_a_study_of_rows_with_a_rule_of_its_own(tmp_path):
-    settings = Rows()
-    study = build(settings)
-    data, store = study.load(tmp_path), store_in(tmp_path, settings)
-    run(study, data, Making(store))
-    results = collect(study, data, Finished(store))
+    whole = Whole.run(build(Rows()), tmp_path)
+    data, results, workshop = whole.data, whole.results, whole.workshop(seed=1)
     assert results.missing == ()
     assert len(results.rows) == 2 * 2 * 2  # methods, shifts, seeds
-    workshop = Workshop(study, data, Finished(store), 1)
     classifier = workshop.classifier("network", workshop.weights("network"))
     held_out, (inputs, labels) = data.held_out, data.load("3", 50)
     nlls = {
@@ -97,11 +93,39 @@ def test_a_study_of_rows_with_a_rule_of_its_own(tmp_path):
     }
     best = min(nlls, key=lambda value: nlls[value])
     expected = metrics.nll(DistanceAware(classifier, best)(inputs), labels)
-    (found,) = [r for r in results.rows if (r.method.rule, r.seed, r.shift) == (*ROW, "3")]
-    assert found.method.value == best
+    (found,) = [
+        r for r in results.rows if (r.method, r.seed, r.shift) == (CAUTIOUS.at(best), 1, "3")
+    ]
     assert found.nll == pytest.approx(expected, rel=1e-5)
     assert "distance-aware" in write_report(results, tmp_path).read_text()
-    assert sum(line.stages for line in plan(study)) == 2 * (1 + 3 + 4)
+    assert sum(line.stages for line in plan(whole.study)) == 2 * (1 + 3 + 4)
 
 
-ROW = ("distance-aware", 1)
+@pytest.mark.parametrize(
+    ("nlls", "value"),
+    [
+        ([0.1, 0.1, 0.1], 1.0),  # the first is within the limit
+        ([0.2, 0.3, 0.3], 1.0),
+        ([0.4, 0.2, 0.1], 10.0),  # one meets the limit exactly
+        ([0.4, 0.1, 0.1], 3.162),  # 0.4 and 0.1 are equally far from 0.2 in logarithms
+        ([0.9, 0.4, 0.1], 31.62),
+        ([0.4, 0.1, 0.9], 3.162),  # overconfident at the end
+        ([math.inf, 0.1, 0.1], 10.0),
+        ([0.4, 0.0, 0.1], 10.0),
+    ],
+)
+def test_the_most_cautious_value_by_hand(nlls, value):
+    assert most_cautious([1, 10, 100], nlls, 0.2) == value
+
+
+@pytest.mark.parametrize("limit", [0.11, 0.15, 0.3, 0.39])
+def test_log_nll_is_interpolated_linearly_in_the_logarithm(limit):
+    """For an NLL that is a power of the value, the interpolation is exact."""
+    values = [1.0, 4.0, 9.0]
+    found = most_cautious(values, [0.4 * v**-0.7 for v in values], limit)
+    assert found == pytest.approx((0.4 / limit) ** (1 / 0.7), rel=5e-4)
+
+
+def test_rounding_does_not_leave_the_interval():
+    values = [1.00004, 1.00001]
+    assert min(values) <= most_cautious(values, [0.4, 0.1], 0.2) <= max(values)

@@ -1,1 +1,0 @@
-"""The engine itself: nothing in it knows images."""

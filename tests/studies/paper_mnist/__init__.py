@@ -1,1 +1,0 @@
-"""The paper's MNIST experiments: one run of them on tiny networks serves all tests here."""
