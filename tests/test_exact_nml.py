@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from acnml.exact import LogisticProblem, cnml, fit, nml, with_intercept
+from acnml.exact import LogisticProblem, fit, nml, with_intercept
 from logistic import normal, refit_by_scipy
 
 
@@ -75,24 +75,3 @@ def test_nmap_takes_the_map_of_every_sequence():
     regret = found.regret(found.log_probs)
     torch.testing.assert_close(regret, found.complexity.expand_as(regret))
     assert nml(features, 7.0).complexity < found.complexity < nml(features).complexity
-
-
-def test_cnml_is_nmap_on_one_point_with_the_training_data_as_its_regulariser():
-    """No model near θ̂_y has a larger log p_θ(y|x) + log p(θ), and p(y|x) ∝ p_θ̂_y(y|x)."""
-    x, queries = with_intercept(normal(7, 30, 2)), with_intercept(normal(8, 3, 2))
-    labels = (x[:, 0] + 0.5 * normal(9, 30) > 0).long()
-    refits = cnml(LogisticProblem(x, labels, 0.5), queries)
-
-    def objective(theta, query, y):
-        signs = 2 * torch.cat([labels, torch.tensor([y])]) - 1
-        points = torch.cat([x, query[None]])
-        regularised = torch.nn.functional.logsigmoid(signs * (points @ theta)).sum()
-        return regularised - 0.5 * theta.square().sum()
-
-    for query, weights in zip(queries, refits.weights, strict=True):
-        for y in (0, 1):
-            theta = weights[y, 1]
-            best = objective(theta, query, y)
-            for step in normal(10, 20, 3):
-                assert objective(theta + 0.01 * step, query, y) < best
-    torch.testing.assert_close(refits.log_probs, refits.log_lik.log_softmax(-1))

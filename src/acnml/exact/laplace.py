@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from acnml.classifier import Classifier
+from acnml.exact.newton import Rows
 from acnml.exact.problem import LogisticProblem
 from acnml.exact.refit import Fit, fit
-from acnml.exact.regressions import Design, Rows
-from acnml.posteriors import LowRank
+from acnml.posteriors import Full
 
 
 class Laplace(NamedTuple):
@@ -24,11 +24,11 @@ class Laplace(NamedTuple):
 
     >>> problem = LogisticProblem(torch.eye(2), torch.tensor([0, 1]), l2=1.0)
     >>> laplace(problem).posterior
-    LowRank(2 parameters: 0.weight)
+    Full(2 parameters: 0.weight)
     """
 
     classifier: Classifier
-    posterior: LowRank
+    posterior: Full
     fit: Fit
 
 
@@ -37,7 +37,7 @@ def laplace(problem: LogisticProblem) -> Laplace:
     """Return N(θ̂, H⁻¹), with θ̂ the MAP and H the Hessian of the negative log-posterior there.
 
     H = Σ_i ∇²loss_i + 2λI sums over the training set and is not divided by n. The covariance is
-    exact. It is stored as Σ = F Fᵀ in a `LowRank` posterior without a diagonal part.
+    exact.
 
     >>> problem = LogisticProblem(torch.eye(2), torch.tensor([0, 1]), l2=1.0)
     >>> import acnml
@@ -45,31 +45,20 @@ def laplace(problem: LogisticProblem) -> Laplace:
     >>> acnml.Acnml(classifier, posterior)(torch.eye(2)).shape
     torch.Size([2, 2])
     """
-    design, found = Design.of(problem), fit(problem)
-    if bool(found.limit) or not bool(found.converged) or not design.knows_all_directions:
+    rows, found = Rows.of(problem, problem.labels[None]), fit(problem)
+    features, directions = rows.basis.shape
+    if found.limit or not found.converged or directions < features:
         raise ValueError(
             "the likelihood of the training set has no unique finite maximum, so there is no "
             "Laplace approximation; pass a penalty l2 > 0 to LogisticProblem"
         )
-    weights = torch.linalg.lstsq(design.codes, found.weights)[0]  # (m, d), θ = C weights
-    posterior = LowRank(
-        mean={"0.weight": weights},
-        var={"0.weight": torch.zeros_like(weights)},
-        directions={"0.weight": _directions(design, weights)},
-    )
-    return Laplace(Classifier(_network(weights, design.codes)), posterior, found)
-
-
-def _directions(design: Design, weights: Tensor) -> Tensor:
-    """Return F (m·d, m, d) with Σ = F Fᵀ = H⁻¹ at weights (m, d).
-
-    In the design's coordinates H = L Lᵀ, and the rows of L⁻¹ are these directions.
-    """
-    own = torch.linalg.solve(design.basis, weights.mT).mT.unsqueeze(0)  # V, weights = V Bᵀ
-    _, hessians = Rows.without_own(design, torch.zeros_like(own)).derivatives(own)
-    factor = torch.linalg.cholesky(hessians[0])
-    inverse = torch.linalg.solve_triangular(factor, torch.ones_like(factor[0]).diag(), upper=False)
-    return inverse.unflatten(-1, weights.shape) @ design.basis.mT
+    weights = torch.linalg.lstsq(rows.codes, found.weights)[0]  # (m, d), θ = C weights
+    own = torch.linalg.solve(rows.basis, weights.mT).mT  # V, weights = V Bᵀ
+    _, hessian = rows.derivatives(own.unsqueeze(0))
+    basis = torch.block_diag(*[rows.basis] * len(weights))
+    cov = basis @ torch.cholesky_inverse(torch.linalg.cholesky(hessian[0])) @ basis.mT
+    posterior = Full({"0.weight": weights}, (cov + cov.mT) / 2)
+    return Laplace(Classifier(_network(weights, rows.codes)), posterior, found)
 
 
 def _network(weights: Tensor, codes: Tensor) -> nn.Sequential:

@@ -25,9 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acnml.exact.newton import fitted
+from acnml.exact.newton import Rows, maximise
 from acnml.exact.problem import LogisticProblem
-from acnml.exact.regressions import Design
 
 MOST_SEQUENCES = 2**20
 AT_ONCE = 2**14  # sequences per batch
@@ -77,13 +76,14 @@ def nml(features: Tensor, l2: float | Tensor = 0.0, classes: int = 2) -> Nml:
             f"{n} points with {classes} classes have {classes}^{n} label sequences, more than "
             f"{MOST_SEQUENCES:,}; use fewer points"
         )
-    zeros = torch.zeros(n, dtype=torch.long, device=features.device)
-    design = Design.of(LogisticProblem(features, zeros, l2, classes))
     sequences = torch.tensor(list(itertools.product(range(classes), repeat=n)))
-    parts = [_solve(design, labels.to(features.device)) for labels in sequences.split(AT_ONCE)]
+    sequences = sequences.to(features.device)
+    problem = LogisticProblem(features, sequences[0], l2, classes)
+    parts = [_solve(problem, labels) for labels in sequences.split(AT_ONCE)]
     return Nml(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def _solve(design: Design, labels: Tensor) -> Nml:
-    optimum, log_lik = fitted(design, labels)
-    return Nml(labels, log_lik, optimum.converged, optimum.limit)
+def _solve(problem: LogisticProblem, labels: Tensor) -> Nml:
+    rows = Rows.of(problem, labels)
+    weights, _, converged, limit = maximise(rows)
+    return Nml(labels, rows.log_lik(weights), converged, limit)

@@ -2,8 +2,8 @@
 
     θ̂_y = argmax_θ  log p_θ(y|x) + Σ_i log p_θ(y_i|x_i) - Σ_j λ_j ‖w_j‖²,    p(y|x) ∝ p_θ̂_y(y|x)
 
-(Zhou & Levine 2021, section 2). λ = 0 is CNML and λ > 0 is CNMAP. Every refit starts at the
-solution for the training set, and the refits for all queries and labels are solved as one batch.
+(Zhou & Levine 2021, section 2). λ = 0 is CNML and λ > 0 is CNMAP. The refits for
+many queries and labels are solved as one batch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acnml._util.memory import budget, require_memory
-from acnml.exact.newton import fitted, maximise
+from acnml.exact.newton import Rows, maximise
 from acnml.exact.problem import LogisticProblem, require_features
-from acnml.exact.regressions import Design, Rows
 
-COPIES = 6  # intermediate results of the size of a row's logits that are in memory together
+AT_ONCE = 2**24  # probabilities and their products with each other, of all points of a batch
+
+# A query counts as outside the span of the data if its distance from it, relative to its length, is
+# larger than this.
+OUTSIDE = 1e-9
 
 
 class Fit(NamedTuple):
@@ -44,7 +46,7 @@ class Refits(NamedTuple):
     """The refitted model of every query x and label y, and its likelihood of y.
 
     If a refit has no finite maximum, `limit` is True, `log_lik` is the limit of the log-likelihood,
-    and `weights` are the last iterate. If `converged` is False, the result may be wrong.
+    and `weights` are far along the way to it. If `converged` is False, the result may be wrong.
 
     >>> problem = LogisticProblem(torch.eye(2), torch.tensor([0, 1]), l2=1.0)
     >>> refits = cnml(problem, torch.eye(2))
@@ -80,67 +82,58 @@ def fit(problem: LogisticProblem) -> Fit:
     >>> fit(problem).weights.shape  # (classes, features)
     torch.Size([2, 2])
     """
-    design = Design.of(problem)
-    optimum, log_lik = fitted(design, problem.labels[None])
-    tensors = (design.class_weights(optimum.weights), log_lik, optimum.residual)
-    return Fit(*(t[0] for t in (*tensors, optimum.converged, optimum.limit)))
+    rows = Rows.of(problem, problem.labels[None])
+    weights, *rest = maximise(rows)
+    return Fit(*(t[0] for t in (rows.class_weights(weights), rows.log_lik(weights), *rest)))
 
 
 @torch.no_grad()
-def cnml(problem: LogisticProblem, queries: Tensor, memory: int | None = None) -> Refits:
+def cnml(problem: LogisticProblem, queries: Tensor) -> Refits:
     """Refit the model for every label of every query.
 
     Args:
         problem: the training set and its penalty.
         queries: feature vectors (Q, d), with an intercept if the problem's features have one.
-        memory: maximum memory in bytes for one batch of refits; by default a fraction of the free
-            memory.
 
     >>> problem = LogisticProblem(torch.eye(2), torch.tensor([0, 1]), l2=1.0)
     >>> far = torch.tensor([[1.0, 0.0], [50.0, 0.0]])
     >>> cnml(problem, far).regret  # near the data, and far from them: at most log 2
     tensor([0.0943, 0.6862], dtype=torch.float64)
     """
-    require_memory(memory)
     require_features(queries, "queries")
     if queries.shape[1] != problem.features.shape[1]:
         raise ValueError(
             f"queries have {queries.shape[1]} features, but the problem has "
             f"{problem.features.shape[1]}; was an intercept left out?"
         )
-    design = Design.of(problem)
-    trained, _ = fitted(design, problem.labels[None])
-    # A diverging training solution is a poor starting point, so start from 0 instead.
-    start = trained.weights.masked_fill(trained.limit, 0)
-    blocks = queries.to(problem.features).split(_queries_at_once(design, memory))
-    parts = [_refits(design, block, problem.labels, start) for block in blocks]
+    rows = Rows.of(problem, problem.labels[None])
+    refits_at_once = AT_ONCE // (problem.classes**2 * len(problem.features))
+    blocks = queries.to(problem.features).split(max(1, refits_at_once // problem.classes))
+    parts = [_refits(rows, block) for block in blocks]
     return Refits(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def _refits(design: Design, queries: Tensor, labels: Tensor, start: Tensor) -> Refits:
+def _refits(trained: Rows, queries: Tensor) -> Refits:
     """Solve one row per query and label."""
-    Q, K = len(queries), len(design.codes)
-    own = (queries @ design.basis).repeat_interleave(K, dim=0).unsqueeze(1)
-    targets = torch.arange(K, device=queries.device).repeat(Q).unsqueeze(-1)
-    statistic = design.statistic(own, targets) + design.statistic(design.features, labels)
-    rows = Rows(design, own, statistic)
-    optimum = maximise(rows, start.expand_as(statistic))
-    log_lik = rows.log_probs(optimum.weights)[:, -1].gather(-1, targets).squeeze(-1)
-    log_lik = log_lik.masked_fill(optimum.separated, 0)
+    classes = len(trained.codes)
+    rows = trained.with_queries(queries)
+    weights, residual, converged, limit = maximise(rows)
+    log_probs = rows.log_probs(weights)[:, -1].view(-1, classes, classes)
     # Weights along a direction without data or penalty change no probability of the training data.
     # A query with a component there can have any label, and its likelihood tends to 1.
-    outside = design.is_outside(queries).repeat_interleave(K)
-    tensors = (
-        log_lik.masked_fill(outside, 0),
-        design.class_weights(optimum.weights),
-        optimum.residual.masked_fill(outside, 0),
-        optimum.converged | outside,
-        optimum.limit | outside,
+    outside = _is_outside(trained.basis, queries).unsqueeze(-1)
+    return Refits(
+        log_probs.diagonal(dim1=-2, dim2=-1).masked_fill(outside, 0),
+        rows.class_weights(weights).unflatten(0, (-1, classes)),
+        residual.view(-1, classes).masked_fill(outside, 0),
+        converged.view(-1, classes) | outside,
+        limit.view(-1, classes) | outside,
     )
-    return Refits(*(tensor.unflatten(0, (Q, K)) for tensor in tensors))
 
 
-def _queries_at_once(design: Design, memory: int | None) -> int:
-    n, (K, m) = len(design.features), design.codes.shape
-    row = design.features.element_size() * n * (COPIES * K + 3 * m * m)
-    return max(1, budget(design.features.device, memory) // (row * K))
+def _is_outside(basis: Tensor, x: Tensor) -> Tensor:
+    """Return whether feature vectors (Q, d) have a component in a direction that was dropped."""
+    if basis.shape[0] == basis.shape[1]:
+        return torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    rest = x - x @ basis @ torch.linalg.pinv(basis)
+    return rest.norm(dim=-1) > OUTSIDE * x.norm(dim=-1)
