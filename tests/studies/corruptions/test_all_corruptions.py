@@ -5,22 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from studies.corruptions import (
-    BENCHMARK,
-    CORRUPTIONS,
-    SEVERITIES,
-    base,
-    contact_sheet,
-)
+from studies.corruptions import BENCHMARK, CORRUPTIONS, SEVERITIES, base, contact_sheet
 
 from .pictures import PICTURES
 
-NAMES = tuple(CORRUPTIONS)
 RANDOM = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "motion_blur"),
     *("snow", "frost", "fog", "elastic_transform", "speckle_noise", "spatter"),
 )
-each_name = pytest.mark.parametrize("name", NAMES)
+each_name = pytest.mark.parametrize("name", CORRUPTIONS)
 
 
 def test_the_benchmark_has_fifteen_corruptions():

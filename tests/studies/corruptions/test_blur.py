@@ -15,6 +15,15 @@ from studies.corruptions.filters import motion_blur, zoom_in
 from .pictures import PICTURES, drawn_out, generators
 
 
+def convolved(kernel, mode):
+    """Three pictures, convolved channel by channel."""
+    reach = len(kernel) // 2
+    images = torch.from_numpy(PICTURES[:3] / 255).movedim(-1, 1).reshape(9, 1, 32, 32)
+    padded = functional.pad(images, (reach,) * 4, mode=mode)
+    found = functional.conv2d(padded, kernel[None, None])
+    return found.reshape(3, 3, 32, 32).movedim(1, -1).numpy()
+
+
 @pytest.mark.parametrize("parameter", CORRUPTIONS["defocus_blur"].parameters)
 def test_defocus_is_a_convolution_with_a_soft_disk(parameter):
     radius, softening = parameter
@@ -29,10 +38,7 @@ def test_defocus_is_a_convolution_with_a_soft_disk(parameter):
     soft /= soft.sum()
     kernel = disk(radius, softening)
     assert kernel.sum() == pytest.approx(1, abs=1e-12)
-    images = torch.from_numpy(PICTURES[:3] / 255).movedim(-1, 1).reshape(9, 1, 32, 32)
-    padded = functional.pad(images, (4, 4, 4, 4), mode="reflect")
-    expected = functional.conv2d(padded, torch.from_numpy(soft)[None, None])
-    expected = expected.reshape(3, 3, 32, 32).movedim(1, -1).numpy()
+    expected = convolved(torch.from_numpy(soft), "reflect")
     actual = CORRUPTIONS["defocus_blur"].apply(PICTURES[:3] / 255, parameter, [])
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
 
@@ -92,10 +98,7 @@ def test_zoom_blur_is_the_mean_of_zooms():
 def test_gaussian_blur_is_a_convolution(std):
     reach = int(4 * std + 0.5)
     taps = torch.exp(-(torch.arange(-reach, reach + 1.0, dtype=torch.float64) ** 2) / (2 * std**2))
-    images = torch.from_numpy(PICTURES[:3] / 255).movedim(-1, 1).reshape(9, 1, 32, 32)
-    padded = functional.pad(images, (reach,) * 4, mode="replicate")
-    kernel = torch.outer(taps, taps) / taps.sum() ** 2
-    expected = functional.conv2d(padded, kernel[None, None]).reshape(3, 3, 32, 32).movedim(1, -1)
+    expected = convolved(torch.outer(taps, taps) / taps.sum() ** 2, "replicate")
     actual = CORRUPTIONS["gaussian_blur"].apply(PICTURES[:3] / 255, std, [])
-    np.testing.assert_allclose(actual, expected.numpy(), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
     assert std in CORRUPTIONS["gaussian_blur"].parameters

@@ -22,41 +22,26 @@ NAMES = [name for names in cifar10.SPLITS.values() for name in names]
 
 
 @pytest.fixture
-def records(tmp_path, monkeypatch):
+def records(folder, monkeypatch):
     """Made-up images by the name of their file, published as the real ones are."""
-    generator = np.random.default_rng(0)
-    made = {n: generator.integers(256, size=(COUNT, 3073), dtype=np.uint8) for n in NAMES}
-    for rows in made.values():
+    generator, made, published = np.random.default_rng(0), {}, {}
+    for name in NAMES:
+        rows = made[name] = generator.integers(256, size=(COUNT, 3073), dtype=np.uint8)
         rows[:, 0] %= 10
-    published = {n: published_as(n, rows) for n, rows in made.items()}
+        digest = hashlib.sha1(rows.tobytes()).hexdigest()
+        published[name] = DataFile(f"{name}.bin", rows.size, f"sha1:{digest}")
     monkeypatch.setattr(cifar10, "FILES", published)
-    monkeypatch.setenv("ACNML_DATA", str(tmp_path))
     return made
-
-
-def published_as(name, rows):
-    return DataFile(f"{name}.bin", rows.size, f"sha1:{hashlib.sha1(rows.tobytes()).hexdigest()}")
 
 
 def write_binary(folder, name, rows):
     path = folder / "cifar-10-batches-bin" / f"{name}.bin"
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(rows.tobytes())
     return path
 
 
 def write_python(folder, name, rows):
-    """As Python 3 writes it today, in the protocol of Python 2."""
-    batch = {
-        "batch_label": "made up",
-        "labels": rows[:, 0].tolist(),
-        "data": rows[:, 1:],
-        "filenames": ["labels"] * len(rows),
-    }
-    return write_pickle(folder, name, pickle.dumps(batch, protocol=2))
-
-
-def write_python_2(folder, name, rows):
     """As Python 2 wrote it: strings are bytes."""
 
     def string(value):
@@ -75,16 +60,16 @@ def write_python_2(folder, name, rows):
 
 def write_pickle(folder, name, content):
     path = folder / "cifar-10-batches-py" / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
 
 
-@pytest.mark.parametrize("write", [write_binary, write_python, write_python_2])
-def test_images_and_labels_are_read_in_order(records, tmp_path, write):
+@pytest.mark.parametrize("write", [write_binary, write_python])
+def test_images_and_labels_are_read_in_order(records, folder, write):
     assert not cifar10.available()
     for name, rows in records.items():
-        write(tmp_path, name, rows)
+        write(folder, name, rows)
     assert cifar10.available()
     for split, names in cifar10.SPLITS.items():
         images, labels = cifar10.load(split)
@@ -97,10 +82,6 @@ def test_images_and_labels_are_read_in_order(records, tmp_path, write):
 
 
 def shortened(path):
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def shortened_by_an_image(path):
     path.write_bytes(path.read_bytes()[:-3073])
 
 
@@ -110,14 +91,10 @@ def altered(path):
     path.write_bytes(content)
 
 
-def emptied(path):
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize("write", [write_binary, write_python, write_python_2])
-@pytest.mark.parametrize("damage", [shortened, shortened_by_an_image, altered, emptied])
-def test_damage_is_noticed_and_the_file_named(records, tmp_path, write, damage):
-    path = write(tmp_path, "test_batch", records["test_batch"])
+@pytest.mark.parametrize("write", [write_binary, write_python])
+@pytest.mark.parametrize("damage", [shortened, altered])
+def test_damage_is_noticed_and_the_file_named(records, folder, write, damage):
+    path = write(folder, "test_batch", records["test_batch"])
     damage(path)
     with pytest.raises(
         DataError, match=f"{re.escape(str(path))} is corrupt, .*python -m studies data"
@@ -125,12 +102,12 @@ def test_damage_is_noticed_and_the_file_named(records, tmp_path, write, damage):
         cifar10.load("test")
 
 
-def test_nothing_in_a_pickle_is_run(records, tmp_path):
+def test_nothing_in_a_pickle_is_run(records, folder, tmp_path):
     class Trap:
         def __reduce__(self):
             return exec, (f"open({str(tmp_path / 'trapped')!r}, 'w')",)
 
-    write_pickle(tmp_path, "test_batch", pickle.dumps({"labels": Trap()}, protocol=2))
+    write_pickle(folder, "test_batch", pickle.dumps({"labels": Trap()}, protocol=2))
     with pytest.raises(DataError, match="is corrupt"):
         cifar10.load("test")
     assert not (tmp_path / "trapped").exists()
@@ -143,11 +120,6 @@ def test_the_real_test_set():
     assert images.shape == (10_000, 3, 32, 32)
     assert labels.bincount().tolist() == [1000] * 10
     assert [cifar10.CLASSES[label] for label in labels[:4]] == ["cat", "ship", "ship", "airplane"]
-
-
-def test_bytes_become_floats_from_0_to_1():
-    images = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(cifar10.to_unit(images), torch.tensor([k / 255 for k in range(256)]))
 
 
 def generator(seed=0):

@@ -1,1 +1,0 @@
-"""Data sets: the catalogue, what the data folder holds, idx files, rotations, the fallback."""
