@@ -9,7 +9,6 @@ from studies.cifar10_c.recipes import Recipe
 from studies.cifar10_c.settings import Choice, Curvature, Images, Sweep
 from studies.data import Labelled
 from studies.data.cifar10 import to_unit
-from studies.engine.claims import verdicts
 from studies.models import Description
 from studies.models.resnet import ResNet, SubsampleAndPad
 from studies.training import Averaging
@@ -84,7 +83,3 @@ def given_weights() -> dict[str, torch.Tensor]:
         nn.functional.cross_entropy(network(images), labels).backward()
         optimizer.step()
     return network.state_dict()
-
-
-def judged(results, word):
-    return [v.holds for v in verdicts(results) if word in v.claim]
