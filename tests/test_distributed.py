@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch import distributed, nn
 
 import acnml
@@ -33,5 +34,6 @@ def test_two_processes_of_torchrun_agree_with_one():
 
 def test_without_processes_it_says_what_to_do():
     model = small_network(nn.Linear(4, 3))
+    data = normal(5, 4), torch.arange(5) % 3
     with pytest.raises(RuntimeError, match="start the script with torchrun"):
-        acnml.fit.fit_curvature(acnml.Classifier(model), normal(5, 4), distributed=True)
+        acnml.calibrate(model, data, data, distributed=True)

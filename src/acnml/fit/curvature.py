@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, final
@@ -49,7 +48,7 @@ class Curvature(ABC):
     def posterior(self, prior_precision: float) -> Posterior:
         """Return the Laplace posterior N(θ̂, (H + τI)⁻¹) for the prior N(0, I/τ)."""
         tau = checks.require_positive(prior_precision, "prior_precision")
-        with threads_for_algebra(self.mean):
+        with threads_for(WIDTH * count(self.mean)):
             return self._posterior(tau)
 
     @final
@@ -60,18 +59,13 @@ class Curvature(ABC):
     @cached_property
     def _spectrum(self) -> Tensor:
         """The eigenvalues, computed once for any number of priors."""
-        with threads_for_algebra(self.mean):
+        with threads_for(WIDTH * count(self.mean)):
             return self._eigenvalues()
-
-    @final
-    def trace(self) -> float:
-        """Return the trace of H, the sum of its eigenvalues."""
-        return float(self.eigenvalues().double().sum())
 
     @final
     def mean_eigenvalue(self) -> float:
         """Return the mean eigenvalue of H: a scale for prior precisions."""
-        return self.trace() / count(self.mean)
+        return float(self.eigenvalues().double().mean())
 
     @final
     def log_evidence(self, prior_precision: float) -> float:
@@ -95,7 +89,12 @@ class Curvature(ABC):
             kinds = type(self).__name__, type(other).__name__
             raise TypeError(f"a {kinds[0]} and a {kinds[1]} cannot be added: use one structure")
         checks.require_same_names(other.mean, self.mean, "the second curvature", "the first")
-        require_same_weights(other.mean, self.mean, "the second curvature")
+        for name, weight in other.mean.items():
+            if not torch.equal(self.mean[name].to(weight), weight):
+                raise ValueError(
+                    f"the second curvature was fitted at other weights, first in {name!r}: fit it "
+                    "again with this network"
+                )
         return self.with_sums(torch.add, other)
 
     @abstractmethod
@@ -107,21 +106,6 @@ class Curvature(ABC):
 
     @abstractmethod
     def _eigenvalues(self) -> Tensor: ...
-
-
-def threads_for_algebra(mean: Params) -> AbstractContextManager[None]:
-    """Use one thread for the algebra of a small curvature, or as many as before."""
-    return threads_for(WIDTH * count(mean))
-
-
-def require_same_weights(given: Params, own: Params, what: str) -> None:
-    """Raise an error if a curvature was fitted at other weights; their types may differ."""
-    for name, tensor in given.items():
-        if not torch.equal(own[name].to(tensor), tensor):
-            raise ValueError(
-                f"{what} was fitted at other weights, first in {name!r}: fit it again with this "
-                "network"
-            )
 
 
 class Basis(NamedTuple):
@@ -158,13 +142,12 @@ class DiagonalCurvature(Curvature):
     bases: tuple[Basis, ...] = ()
 
     def __add__(self, other: DiagonalCurvature) -> DiagonalCurvature:
-        """Return the sum, see `Curvature`; both must have the same bases."""
-        for own, its in zip(self.bases, getattr(other, "bases", ()), strict=False):
-            if not (torch.equal(own.inputs, its.inputs) and torch.equal(own.outputs, its.outputs)):
-                raise ValueError(
-                    f"the curvatures have different bases, first for {own.layer.weight!r}: fit the "
-                    "parts with the same `basis`, the curvature of all data with structure='kron'"
-                )
+        """Return the sum, see `Curvature`. There is none if each has a basis of its own."""
+        if self.bases:
+            raise ValueError(
+                "curvatures of structure='ekfac' have different bases and do not add up: fit all "
+                "data at once, or use structure='kron'"
+            )
         return super().__add__(other)
 
     def with_sums(

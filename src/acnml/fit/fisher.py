@@ -3,7 +3,7 @@
 For the softmax cross-entropy, the Hessian with respect to the logits is H = diag(p) - p pᵀ. Every
 estimator yields vectors s (B, K) whose outer products s sᵀ sum to H, exactly or in expectation. A
 backward pass with s as the gradient at the logits then gives a term of the curvature in the
-weights. The last layer needs no backward pass: `summed`, `squares` and `hessians` are enough.
+weights. The last layer needs no backward pass.
 
 Probabilities are in double precision: for a confident network 1 - p is small, and in single
 precision it has lost its digits.
@@ -32,6 +32,12 @@ class Outputs(NamedTuple):
     generator: torch.Generator  # draws labels, where an estimator needs some
     temperature: float = 1.0  # by which the logits are divided
 
+    def split(self, rows: int) -> Iterator[Outputs]:
+        """Yield parts of so many inputs."""
+        for start in range(0, len(self.probs), rows):
+            labels = None if self.labels is None else self.labels[start : start + rows]
+            yield self._replace(probs=self.probs[start : start + rows], labels=labels)
+
 
 class Fisher(ABC):
     """A decomposition of the curvature at the logits into a sum of outer products."""
@@ -39,14 +45,6 @@ class Fisher(ABC):
     @abstractmethod
     def vectors(self, outputs: Outputs) -> Iterator[Tensor]:
         """Yield the vectors s (B, K) of a batch."""
-
-    def summed(self, outputs: Outputs) -> Tensor:
-        """Return Σ s sᵀ over the batch and all vectors, (K, K)."""
-        return torch.stack([s.T @ s for s in self.vectors(outputs)]).sum(0)
-
-    def squares(self, outputs: Outputs, basis: Tensor | None = None) -> Tensor:
-        """Return Σ (Uᵀs)² over all vectors for every input, (B, K); U (K, K) is the basis."""
-        return torch.stack([_in(basis, s) ** 2 for s in self.vectors(outputs)]).sum(0)
 
     def hessians(self, outputs: Outputs) -> Tensor:
         """Return Σ s sᵀ over all vectors for every input, (B, K, K)."""
@@ -70,33 +68,18 @@ class ExactFisher(Fisher):
         for c in range(probs.shape[1]):
             yield probs[:, c, None].sqrt() * (eye[c] - probs)
 
-    def summed(self, outputs: Outputs) -> Tensor:
-        """Return Σ (diag(p) - p pᵀ).
+    def hessians(self, outputs: Outputs) -> Tensor:
+        """Return diag(p) - p pᵀ of every input.
 
         Its rows sum to zero, so the diagonal is the sum of all that is beside it. This form does
         not cancel, however confident the predictions are.
         """
-        beside = (outputs.probs.T @ outputs.probs).fill_diagonal_(0)
-        return torch.diag(beside.sum(1)) - beside
-
-    def squares(self, outputs: Outputs, basis: Tensor | None = None) -> Tensor:
-        """Return p (1 - p), or the diagonal of Uᵀ(diag(p) - p pᵀ)U.
-
-        The latter is Σ_c p_c U_co² - (Σ_c p_c U_co)², the variance of row c of U for c ~ p. The
-        difference cancels for confident predictions, so it is taken in double precision, of
-        probabilities that sum to 1 there.
-        """
         probs = outputs.probs
-        if basis is None:
-            return probs * (1 - probs)
-        wide, U = probs.double(), basis.double()
-        wide = wide / wide.sum(-1, keepdim=True)
-        return (wide @ U**2 - (wide @ U) ** 2).clamp(min=0).to(probs.dtype)
-
-    def hessians(self, outputs: Outputs) -> Tensor:
-        """Return diag(p) - p pᵀ of every input."""
-        probs = outputs.probs
-        return torch.diag_embed(probs) - probs.unsqueeze(2) * probs.unsqueeze(1)
+        hessians = -probs.unsqueeze(2) * probs.unsqueeze(1)
+        diagonal = hessians.diagonal(dim1=1, dim2=2)
+        diagonal.zero_()
+        diagonal.copy_(-hessians.sum(2))
+        return hessians
 
 
 @final
@@ -135,11 +118,6 @@ class EmpiricalFisher(Fisher):
         if outputs.labels is None:
             raise ValueError("EmpiricalFisher needs labels: yield (x, y) from the loader")
         yield _one_hot(outputs.labels, outputs.probs) - outputs.probs
-
-
-def _in(basis: Tensor | None, vectors: Tensor) -> Tensor:
-    """Return vectors (B, K) in a basis."""
-    return vectors if basis is None else vectors @ basis.to(vectors.dtype)
 
 
 def _one_hot(labels: Tensor, probs: Tensor) -> Tensor:

@@ -5,9 +5,8 @@ over all data, plus the precision τ of the prior N(0, I/τ). A fit takes one pa
 data, EK-FAC two. The network runs in eval mode, as in prediction.
 
 A batch is added to a curvature in one of two ways. If the posterior covers the last layer alone,
-its inputs and the logits are enough: the sum over classes has a closed form. Otherwise there is a
-recorded forward pass (`Tape`), and a backward pass for every class or sampled label pulls gradients
-back to the outputs of every layer.
+its inputs and the logits are enough. Otherwise there is a recorded forward pass (`Tape`), and a
+backward pass for every class or sampled label pulls gradients back to the outputs of every layer.
 
 In the code, θ̂ are the trained weights, a are the inputs of a layer, and δ are gradients at its
 outputs. A `Site` is a layer whose parameters the posterior covers.
@@ -42,7 +41,6 @@ from acnml._engine.trust import require_understood
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, count, flatten, widened
-from acnml._util.processes import Group
 from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, as_classifier, without_autocast
 from acnml.fit.batches import over_batches, require_classes
@@ -53,11 +51,10 @@ from acnml.fit.curvature import (
     Factors,
     FullCurvature,
     KroneckerCurvature,
-    require_same_weights,
-    threads_for_algebra,
 )
 from acnml.fit.fisher import ExactFisher, Fisher, Outputs
 from acnml.posteriors.base import Posterior
+from acnml.posteriors.kronecker import eigh
 from acnml.problem import features, only_linear
 
 Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]
@@ -66,8 +63,8 @@ Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]
 # mapping for each vector that the Fisher estimator yields.
 PullBacks: TypeAlias = Iterator[Mapping[Site, list[Tensor]]]
 
-# Maximum size of a chunk of per-example weight gradients, in numbers.
-SQUARED_AT_ONCE = 2**24
+# Maximum size of a chunk of per-example gradients or Hessians, in numbers.
+AT_ONCE = 2**24
 
 EXACT = ExactFisher()
 
@@ -118,8 +115,6 @@ def fit_curvature(
     structure: Structure = "kron",
     layers: Layers = None,
     fisher: Fisher = EXACT,
-    basis: KroneckerCurvature | None = None,
-    distributed: bool = False,
     progress: bool | None = None,
 ) -> Curvature:
     """Sum the curvature H of the training loss over the data; `posterior` adds a prior.
@@ -131,7 +126,8 @@ def fit_curvature(
       Conv2d layers, except those whose weight is reparametrised (`weight_norm`) or shared with
       another module, such as a head that is tied to an embedding.
     - `"ekfac"`: the eigenvectors of `"kron"` with eigenvalues refitted in a second pass over the
-      data (`DiagonalCurvature`). Every layer's H is closer to the exact one.
+      data (`DiagonalCurvature`). Every layer's H is closer to the exact one, but the curvatures of
+      parts of the data do not add up.
     - `"full"`: all of H, for the last Linear layer alone. Memory and time grow with the square of
       the number of parameters.
 
@@ -147,11 +143,6 @@ def fit_curvature(
         layers: layers, parameters, their names or a list of these; "last" for the last Linear
             layer.
         fisher: the estimator of the curvature at the logits.
-        basis: for "ekfac", a curvature of the same network with structure "kron", of all data or of
-            some. There is then no first pass, and its layers are covered. Curvatures of disjoint
-            parts of the data add up if they have the same basis.
-        distributed: whether to add up the sums of all processes of `torch.distributed`, each of
-            which passes its own part of the data.
         progress: whether to show a progress bar.
 
     >>> import acnml, torch
@@ -165,26 +156,21 @@ def fit_curvature(
     """
     if structure not in get_args(Structure):
         raise ValueError(f"structure must be one of {get_args(Structure)}, got {structure!r}")
-    if basis is not None and (structure != "ekfac" or layers is not None):
-        raise ValueError('`basis` is for structure="ekfac" and has its layers: leave out `layers`')
-    classifier, together = as_classifier(model), Group(distributed)
-    if structure == "ekfac" and basis is None:
-        options: Any = {"fisher": fisher, "distributed": distributed, "progress": progress}
-        first = fit_curvature(classifier, data, layers=layers, **options)
-        assert isinstance(first, KroneckerCurvature)
-        basis = first
-    names = _covered(classifier.model, structure, layers) if basis is None else list(basis.mean)
+    classifier = as_classifier(model)
+    bases: tuple[Basis, ...] = ()
+    if structure == "ekfac":
+        kron = fit_curvature(classifier, data, layers=layers, fisher=fisher, progress=progress)
+        assert isinstance(kron, KroneckerCurvature)
+        factors = (each.normalised for each in kron.factors)
+        bases = tuple(Basis(layer, eigh(A)[1], eigh(G)[1]) for layer, A, G in factors)
+    names = _covered(classifier.model, structure, layers)
     mean = widened(classifier.copy_parameters(names))
     covers = "Linear, Conv2d and normalisation" if structure == "diag" else "Linear and Conv2d"
     kinds = AFFINE + SCALING if structure == "diag" else AFFINE
     way_out = f'structure="{structure}" covers {covers} layers: {OTHER_WAYS}'
-    sites = find_sites(classifier.model, names, kinds, way_out)
-    with threads_for_algebra(mean):
-        bases = () if basis is None else _shared_bases(basis, mean, together)
-    sums = SUMS[structure](sites, mean, bases)
-    _add_data(sums, classifier, data, fisher, together.rank, progress)
-    with threads_for_algebra(mean):
-        return sums.total.with_sums(together.summed).with_sums(_like(mean))
+    sums = SUMS[structure](find_sites(classifier.model, names, kinds, way_out), mean, bases)
+    _add_data(sums, classifier, data, fisher, progress)
+    return sums.total.with_sums(_like(mean))
 
 
 def _covered(model: nn.Module, structure: Structure, layers: Layers) -> list[str]:
@@ -210,20 +196,6 @@ def _covered(model: nn.Module, structure: Structure, layers: Layers) -> list[str
     return names
 
 
-def _shared_bases(basis: KroneckerCurvature, mean: Params, together: Group) -> tuple[Basis, ...]:
-    """Return the eigenvectors of the factors of every layer, the same in all processes."""
-    checks.require_fits(basis.mean, mean)
-    require_same_weights(basis.mean, mean, "the basis")
-    like = next(iter(mean.values()))  # a given basis may be of another device or type
-
-    def eigenvectors(factor: Tensor) -> Tensor:
-        found = torch.linalg.eigh(factor.double())[1].to(factor.dtype).contiguous()
-        return together.share(found.to(like))
-
-    each = (factors.normalised for factors in basis.factors)
-    return tuple(Basis(layer, eigenvectors(A), eigenvectors(G)) for layer, A, G in each)
-
-
 # One pass over the data --------------------------------------------------------------------------
 
 
@@ -242,10 +214,11 @@ class _Sums(ABC):
     def __init__(self, sites: Sequence[Site], mean: Params, bases: Sequence[Basis]) -> None: ...
 
     @abstractmethod
-    def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
-        """Add a batch, if the only site is the last layer.
+    def add_last_layer(self, inputs: Tensor, fisher: Fisher, outputs: Outputs) -> None:
+        """Add a batch, if the only site is the last layer, with its inputs a (B, d [+ 1]).
 
-        Its inputs a (B, d [+ 1]) end with a 1 for a layer with bias. Its outputs are the logits.
+        They end with a 1 for a layer with bias. The layer's outputs are the temperature times the
+        logits.
         """
 
     @abstractmethod
@@ -258,47 +231,40 @@ def _add_data(
     classifier: Classifier,
     data: Iterable[Any],
     fisher: Fisher,
-    rank: int,
     progress: bool | None,
 ) -> None:
-    """Add every batch to the sums.
-
-    The model may run under autocast, but the sums do not. The rank of the process is part of the
-    seed, because sampled labels must not be the same in all processes.
-    """
-    generator = torch.Generator().manual_seed(getattr(fisher, "seed", 0) + rank)
+    """Add every batch to the sums. The model may run under autocast, but the sums do not."""
+    generator = torch.Generator().manual_seed(getattr(fisher, "seed", 0))
     sites = sums.sites
     layer = only_linear(classifier, names_of(sites))
 
     def outputs(logits: Tensor, labels: Tensor | None) -> Outputs:
         if labels is not None:
             require_classes(labels, logits)
-        return Outputs(logits.double().softmax(-1), labels, generator, classifier.temperature)
+        probs = logits.double().softmax(-1)
+        return Outputs(probs, labels, generator, classifier.temperature)
 
     def step(x: Inputs, labels: Tensor | None) -> None:
         last = None if layer is None else features(classifier, layer, x)
         if last is not None:
             with without_autocast(last.logits):
-                sums.add_last_layer(_wide(last.inputs), outputs(last.logits, labels), fisher)
+                rows = max(1, AT_ONCE // last.logits.shape[1] ** 2)
+                inputs = _wide(last.inputs).split(rows)
+                parts = outputs(last.logits, labels).split(rows)
+                for some, own in zip(inputs, parts, strict=True):
+                    sums.add_last_layer(some, fisher, own)
             return
-        tape = _recorded(classifier, sites, x, layer is None)
+        if layer is None and classifier.findings.is_due(names_of(sites), x):
+            require_understood(classifier, sites, x)
+        tape = record(classifier, sites, x)
+        require_tracked(tape)
         logits = tape.logits.detach()
+        checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
         with without_autocast(logits):
             vectors = fisher.vectors(outputs(logits, labels))
             sums.add_tape(tape, (tape.pulled_back(s) for s in vectors))
 
     over_batches(classifier, data, step, "curvature", progress)
-
-
-def _recorded(classifier: Classifier, sites: Sequence[Site], x: Inputs, unchecked: bool) -> Tape:
-    """Run a batch with a record of all sites; check the model if that is due."""
-    if unchecked and classifier.findings.is_due(names_of(sites), x):
-        require_understood(classifier, sites, x)
-    tape = record(classifier, sites, x)
-    require_tracked(tape)
-    remedy = "check the model and these inputs"
-    checks.require_finite(tape.logits.detach(), "the model's logits are", remedy)
-    return tape
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -325,10 +291,11 @@ class _Squares(_Sums):
         self.squares = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in mean.items()}
         self.total = DiagonalCurvature(mean, self.squares, tuple(bases))
 
-    def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
+    def add_last_layer(self, inputs: Tensor, fisher: Fisher, outputs: Outputs) -> None:
         (site,) = self.sites
         U_A, U_G = self._basis(site)
-        squares = (fisher.squares(outputs, U_G) / outputs.temperature**2).to(inputs.dtype)
+        squares = sum(_rotated(s, U_G) ** 2 for s in fisher.vectors(outputs))
+        squares = (squares / outputs.temperature**2).to(inputs.dtype)
         self._add(site, squares.T @ _rotated(inputs, U_A) ** 2)
 
     def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
@@ -358,7 +325,7 @@ class _Squares(_Sums):
 
 
 def _rotated(vectors: Tensor, basis: Tensor | None) -> Tensor:
-    return vectors if basis is None else vectors @ basis
+    return vectors if basis is None else vectors @ basis.to(vectors.dtype)
 
 
 def _squared(inputs: Tensor, deltas: Tensor) -> Tensor:
@@ -370,7 +337,7 @@ def _squared(inputs: Tensor, deltas: Tensor) -> Tensor:
     if inputs.shape[-2] == 1:  # (δ aᵀ)² = δ² (a²)ᵀ, summed over examples by one matrix product
         return (deltas**2).squeeze(-2).movedim(0, -1) @ (inputs**2).squeeze(-2).movedim(0, -2)
     per_example = deltas[0, ..., 0, :].numel() * inputs.shape[-1]
-    n_examples = max(1, SQUARED_AT_ONCE // per_example)
+    n_examples = max(1, AT_ONCE // per_example)
     parts = zip(deltas.split(n_examples), inputs.split(n_examples), strict=True)
     return torch.stack([((d.mT @ a) ** 2).sum(0) for d, a in parts]).sum(0)
 
@@ -385,16 +352,16 @@ class _Factors(_Sums):
             matrix = site.layer.join(mean, mean).double()
             *groups, out_size, in_size = matrix.shape
             A, G = (matrix.new_zeros(*groups, size, size) for size in (in_size, out_size))
-            factors.append(
-                Factors(site.layer, A, G, torch.zeros(2, dtype=torch.int64, device="cpu"))
-            )
+            counts = torch.zeros(2, dtype=torch.int64, device="cpu")
+            factors.append(Factors(site.layer, A, G, counts))
         self.sites, self.factors = sites, dict(zip(sites, factors, strict=True))
         self.total = KroneckerCurvature(mean, tuple(factors))
 
-    def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
+    def add_last_layer(self, inputs: Tensor, fisher: Fisher, outputs: Outputs) -> None:
         (site,) = self.sites
         self._add_inputs(site, inputs.unsqueeze(1))
-        self.factors[site].gradients.add_(fisher.summed(outputs) / outputs.temperature**2)
+        hessian = fisher.hessians(outputs).sum(0)
+        self.factors[site].gradients.add_(hessian / outputs.temperature**2)
 
     def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
         for site, passed in tape.passages.items():
@@ -430,7 +397,7 @@ class _Outers(_Sums):
         numbers = numbers.view(layer.join(mean, mean).shape)
         self.order = flatten(layer.split(numbers, mean), mean)
 
-    def add_last_layer(self, inputs: Tensor, outputs: Outputs, fisher: Fisher) -> None:
+    def add_last_layer(self, inputs: Tensor, fisher: Fisher, outputs: Outputs) -> None:
         hessians = fisher.hessians(outputs) / outputs.temperature**2
         blocks = _summed_blocks(hessians.to(inputs.dtype), inputs)
         matrix = blocks.flatten(2).flatten(0, 1)

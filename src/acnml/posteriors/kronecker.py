@@ -65,14 +65,14 @@ class EigenBlock:
     def from_factors(layer: Affine, A: Tensor, G: Tensor, prior_precision: float) -> EigenBlock:
         """Return (A ⊗ G + τI)⁻¹ exactly."""
         checks.require_positive(prior_precision, "prior_precision")
-        (a, U_A), (g, U_G) = _eigh(A), _eigh(G)
+        (a, U_A), (g, U_G) = eigh(A), eigh(G)
         return EigenBlock(layer, U_A, U_G, 1 / (_products(g, a) + prior_precision))
 
     @staticmethod
     def damped(layer: Affine, A: Tensor, G: Tensor, prior_precision: float) -> EigenBlock:
         """Return (A + √τ I)⁻¹ ⊗ (G + √τ I)⁻¹, as Ritter et al. (2018) and the ACNML paper do."""
         root = math.sqrt(checks.require_positive(prior_precision, "prior_precision"))
-        (a, U_A), (g, U_G) = _eigh(A), _eigh(G)
+        (a, U_A), (g, U_G) = eigh(A), eigh(G)
         return EigenBlock(layer, U_A, U_G, 1 / _products(g + root, a + root))
 
     @property
@@ -218,7 +218,7 @@ def _products(g: Tensor, a: Tensor) -> Tensor:
     return g.unsqueeze(-1) * a.unsqueeze(-2)
 
 
-def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues, with negative rounding errors set to 0, and the eigenvectors."""
     with threads_for(matrix.numel() * matrix.shape[-1]):
         values, vectors = torch.linalg.eigh(matrix.double())
