@@ -120,9 +120,19 @@ def run_fit(settings: dict[str, Any]) -> Numbers:
             "gloo", f"file://{settings['meeting']}", rank=rank, world_size=processes
         )
         distributed.barrier()
-    return measured(
-        lambda: acnml.fit.fit_curvature(classifier, data, progress=False, distributed=together)
-    )
+
+    def run() -> None:
+        curvature = acnml.fit.fit_curvature(classifier, data, progress=False)
+        if together:
+            curvature.with_sums(_summed)
+
+    return measured(run)
+
+
+def _summed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a tensor over all processes."""
+    distributed.all_reduce(tensor)
+    return tensor
 
 
 def measured(run: Callable[[], object]) -> Numbers:

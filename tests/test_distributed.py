@@ -34,6 +34,6 @@ def test_two_processes_of_torchrun_agree_with_one():
 
 def test_without_processes_it_says_what_to_do():
     model = small_network(nn.Linear(4, 3))
-    data = normal(5, 4), torch.arange(5) % 3
+    data = [(normal(5, 4, seed=seed), torch.arange(5) % 3) for seed in (0, 1)]
     with pytest.raises(RuntimeError, match="start the script with torchrun"):
-        acnml.calibrate(model, data, data, distributed=True)
+        acnml.calibrate(model, *data, distributed=True)

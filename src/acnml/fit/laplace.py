@@ -294,9 +294,10 @@ class _Squares(_Sums):
     def add_last_layer(self, inputs: Tensor, fisher: Fisher, outputs: Outputs) -> None:
         (site,) = self.sites
         U_A, U_G = self._basis(site)
-        squares = sum(_rotated(s, U_G) ** 2 for s in fisher.vectors(outputs))
-        squares = (squares / outputs.temperature**2).to(inputs.dtype)
-        self._add(site, squares.T @ _rotated(inputs, U_A) ** 2)
+        squares = torch.zeros_like(outputs.probs)
+        for vectors in fisher.vectors(outputs):
+            squares += _rotated(vectors / outputs.temperature, U_G) ** 2
+        self._add(site, squares.to(inputs.dtype).T @ _rotated(inputs, U_A) ** 2)
 
     def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
         inputs = {
