@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import acnml
 from acnml.calibration.calibrator import RULES
-from acnml.calibration.heads import Sigmoid
+from acnml.calibration.heads import Head
 from benchmarks.timing import fastest
 
 Row = dict[str, Any]
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 def layout_rows() -> Iterator[Row]:
     """Measure the rules for several labels, and whole predictions for maps and tokens."""
     logits, v = 3 * torch.randn(64, 1000), torch.rand(64)
-    rows, spreads = Sigmoid().rows(logits), Sigmoid().per_row(v, 1000)
+    rows, spreads = Head(is_multilabel=True).rows(logits, v)
     for rule in ("closed-form", "acnml"):
         seconds = fastest({"own": partial(RULES[rule], rows, spreads)}, 30)["own"]
         case = f"several labels, 1,000 of an input, {rule}"

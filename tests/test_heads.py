@@ -13,7 +13,7 @@ import acnml
 from acnml import Acnml, Classifier, calibrate, fit_calibrator, metrics
 from acnml._util.params import flatten, unflatten
 from acnml.calibration.calibrator import RULES
-from acnml.calibration.heads import MOST_PLACES, Sigmoid, Softmax, find_head
+from acnml.calibration.heads import MOST_PLACES, Head, find_head
 from acnml.posteriors import Diagonal
 from acnml.solve import Reference
 from acnml.solve.sigmoid import solve_sigmoid
@@ -67,20 +67,20 @@ def test_a_label_does_not_depend_on_the_others():
 @pytest.mark.parametrize(
     ("shape", "labels", "task", "expected"),
     [
-        ((6, 3), torch.arange(6) % 3, None, Softmax()),
-        ((6,), torch.arange(6) % 2, None, Softmax(is_single=True)),
-        ((6, 1), torch.arange(6) % 2, None, Softmax(is_single=True)),
-        ((6, 3), torch.ones(6, 3), None, Sigmoid()),
-        ((6, 3), torch.eye(3).repeat(2, 1), "multilabel", Sigmoid()),
-        ((2, 5, 7, 8), torch.zeros(2, 7, 8), None, Softmax(positions=2)),
-        ((2, 7, 8, 5), torch.zeros(2, 7, 8), None, Softmax(axis=-1, positions=2)),
-        ((2, 1, 7, 8), torch.zeros(2, 1, 7, 8), None, Softmax(positions=2, is_single=True)),
-        ((2, 1, 7, 8), torch.zeros(2, 7, 8), None, Softmax(positions=2, is_single=True)),
-        ((2, 5, 7, 8), torch.ones(2, 5, 7, 8), None, Sigmoid(positions=2)),
-        ((2, 9, 4), torch.zeros(2, 9), None, Softmax(axis=-1, positions=1)),
-        ((2, 4, 9), torch.zeros(2, 9), None, Softmax(positions=1)),
-        ((2, 4, 4), torch.zeros(2, 4), "tokens", Softmax(axis=-1, positions=1)),
-        ((2, 4, 4), torch.zeros(2, 4), "dense", Softmax(positions=1)),
+        ((6, 3), torch.arange(6) % 3, None, Head()),
+        ((6,), torch.arange(6) % 2, None, Head(is_single=True)),
+        ((6, 1), torch.arange(6) % 2, None, Head(is_single=True)),
+        ((6, 3), torch.ones(6, 3), None, Head(is_multilabel=True)),
+        ((6, 3), torch.eye(3).repeat(2, 1), "multilabel", Head(is_multilabel=True)),
+        ((2, 5, 7, 8), torch.zeros(2, 7, 8), None, Head(positions=2)),
+        ((2, 7, 8, 5), torch.zeros(2, 7, 8), None, Head(axis=-1, positions=2)),
+        ((2, 1, 7, 8), torch.zeros(2, 1, 7, 8), None, Head(positions=2, is_single=True)),
+        ((2, 1, 7, 8), torch.zeros(2, 7, 8), None, Head(positions=2, is_single=True)),
+        ((2, 5, 7, 8), torch.ones(2, 5, 7, 8), None, Head(positions=2, is_multilabel=True)),
+        ((2, 9, 4), torch.zeros(2, 9), None, Head(axis=-1, positions=1)),
+        ((2, 4, 9), torch.zeros(2, 9), None, Head(positions=1)),
+        ((2, 4, 4), torch.zeros(2, 4), "tokens", Head(axis=-1, positions=1)),
+        ((2, 4, 4), torch.zeros(2, 4), "dense", Head(positions=1)),
     ],
 )
 def test_labels_decide(shape, labels, task, expected):
@@ -176,7 +176,7 @@ def several(count: int = 1200, labels: int = 5):
 def test_the_price_is_counted_in_mean_binary_nll(rule):
     model, x, present = several()
     found = calibrate(model, x[:500], (x[500:], present[500:]), price=0.02, rule=rule)
-    assert found.calibrator.head == Sigmoid()
+    assert found.calibrator.head == Head(is_multilabel=True)
     loss = nn.functional.binary_cross_entropy
     z = model(x[500:]).detach() / found.temperature
     plain = loss(torch.sigmoid(z), present[500:].double())
@@ -296,7 +296,7 @@ def test_ignored_positions_do_not_count():
 
 
 def test_some_positions_of_large_maps_are_drawn_the_same_in_every_run():
-    head = Softmax(positions=2)
+    head = Head(positions=2)
     logits, features = normal(3, 4, 30, 40), normal(3, 2, 30, 40, seed=1)
     labels = torch.zeros(3, 30, 40, dtype=torch.int64)
     labels[0, 1:] = head.ignored

@@ -85,20 +85,6 @@ class Wrapped(nn.Module):
         return {"logits": self.net(x)}
 
 
-def test_a_classifier_with_a_lambda_says_how_to_pickle_it():
-    model = Wrapped()
-    predict = Map(Classifier(model, get_logits=lambda output: output["logits"]))
-    predict(X)
-    with pytest.raises(TypeError, match=r"get_logits is a lambda .*operator.itemgetter.*`def`"):
-        pickle.dumps(predict)
-
-    def local(output):
-        return output["logits"]
-
-    with pytest.raises(TypeError, match=r"get_logits is a lambda or a local function"):
-        pickle.dumps(Classifier(model, local))
-
-
 def test_a_classifier_with_a_function_of_the_standard_library_can_be_pickled():
     predict = Map(Classifier(Wrapped(), operator.itemgetter("logits")).tempered(2.0))
     expected = predict(X)

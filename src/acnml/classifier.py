@@ -12,11 +12,10 @@ import copy
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
@@ -49,190 +48,14 @@ Forward: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 Hook: TypeAlias = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 
-@final
-class Structures:
-    """A pool of copies of a module's structure in eval mode, one for every concurrent run.
-
-    The copies share all tensors with the module. `functional_call` and hooks modify a module while
-    it runs, so two threads must never run the same copy. The template itself is never run.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.template = eval_structure(model)
-        require_independent(self.template, model)
-        self._idle: deque[nn.Module] = deque()  # append and pop are atomic
-        self.ready = Ready(model, self.template, {}, {})
-        tensors = (*model.parameters(), *model.buffers())
-        kinds = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
-        # If the model's parameters have several types, inputs keep their own type.
-        self._has_one_type = len(kinds or {t.dtype for t in tensors if t.is_floating_point()}) == 1
-
-    def kind(self, model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
-        """Return the device of the inputs of a model, and their type where it is floating point."""
-        tensors = chain(model.parameters(), model.buffers())
-        first = next(tensors, None)
-        device = torch.device("cpu") if first is None else first.device
-        if first is None or not self._has_one_type:
-            return device, None
-        return device, next(t.dtype for t in chain([first], tensors) if t.is_floating_point())
-
-    @contextmanager
-    def borrowed(self, changes: Changes) -> Iterator[nn.Module]:
-        """Take a copy from the pool, with these changes."""
-        try:
-            structure = self._idle.pop()
-        except IndexError:
-            structure = eval_structure(self.template)
-        handles = []
-        for name in changes.sealed:  # before the hooks, which then see the module as it was
-            seal = _Seal()
-            module = structure.get_submodule(name)
-            handles.append(module.register_forward_pre_hook(seal.close))
-            handles.append(module.register_forward_hook(seal.open))
-        for name, hook in changes.hooks.items():
-            module = structure.get_submodule(name)
-            handles.append(module.register_forward_hook(partial(run_hook, hook), with_kwargs=True))
-        replaced = [(structure.get_submodule(name), run) for name, run in changes.forwards.items()]
-        own = [vars(module).get("forward") for module, _ in replaced]
-        for module, run in replaced:
-            module.forward = partial(_run_forward, run, module)
-        try:
-            yield structure
-        finally:
-            for handle in handles:
-                handle.remove()
-            for (module, _), forward in zip(replaced, own, strict=True):
-                del module.forward  # the method of the class is visible again
-                if forward is not None:
-                    module.forward = forward
-            self._idle.append(structure)
+# Changes a copy of the model for one run, and leaves in the stack how to undo it.
+Change: TypeAlias = Callable[[nn.Module, ExitStack], None]
 
 
-@final
-class _ReadyCopy:
-    """A copy of a model with everything in place, so that a run costs little beyond the model's.
-
-    It shares the parameters, detached, and hooks stay attached to it. Its buffers are its own and
-    are filled before every run, because a module may write to them even in eval mode.
-    """
-
-    def __init__(
-        self, model: nn.Module, template: nn.Module, overrides: Params, hooks: Mapping[str, Hook]
-    ) -> None:
-        self.module = eval_structure(template)
-        theirs = {slot.path: slot for slot in _slots(model)}
-        # Where the model holds its modules and tensors, and which they were.
-        self._places: list[tuple[dict[str, Any], str]] = [
-            *((slot.store, slot.key) for slot in theirs.values()),
-            *((owner._modules, n) for owner in model.modules() for n in owner._modules),
-        ]
-        tensors = [slot.tensor for slot in theirs.values()]
-        self._count = len(tensors)
-        self._held = [store.get(key) for store, key in self._places]  # keeps their ids from others
-        self.made_for = self.current()
-        self.own: list[tuple[dict[str, Any], str, Tensor]] = []
-        self.buffers: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for slot in _slots(self.module):
-            if slot.path in theirs:
-                self._take(slot, theirs[slot.path], overrides)
-        for name, hook in hooks.items():
-            module = self.module.get_submodule(name)
-            module.register_forward_hook(partial(run_hook, hook), with_kwargs=True)
-
-    def _take(self, own: _Slot, its: _Slot, overrides: Params) -> None:
-        tensor = overrides.get(its.name, its.tensor).detach()
-        if not isinstance(its.tensor, nn.Parameter):
-            copied = tensor.clone()
-            self.buffers[0].append(copied)
-            self.buffers[1].append(tensor)
-            tensor = copied
-        self.own.append((own.store, own.key, tensor))
-
-    def current(self) -> list[int]:
-        """Return which modules and tensors the user's model holds, and where their memory is."""
-        held = [store.get(key) for store, key in self._places]
-        tensors = [tensor for tensor in held[: self._count] if tensor is not None]
-        where = (*map(Tensor.data_ptr, tensors), *map(Tensor.numel, tensors))
-        return [*map(id, held[self._count :]), *where]
-
-
-@final
-class Ready:
-    """A pool of copies that are ready to run, one for every concurrent run of a view."""
-
-    def __init__(
-        self, model: nn.Module, template: nn.Module, overrides: Params, hooks: Mapping[str, Hook]
-    ) -> None:
-        self._of = (model, template, overrides, hooks)
-        self._idle: deque[_ReadyCopy] = deque()  # append and pop are atomic
-
-    @contextmanager
-    def borrowed(self) -> Iterator[nn.Module]:
-        """Take a copy from the pool."""
-        ready = self._taken()
-        # The last run may have put other tensors in place, and written to buffers.
-        for store, key, tensor in ready.own:
-            store[key] = tensor
-        if ready.buffers[0]:
-            with torch.no_grad():
-                torch._foreach_copy_(*ready.buffers)
-        try:
-            yield ready.module
-        finally:
-            self._idle.append(ready)
-
-    def _taken(self) -> _ReadyCopy:
-        """Take a copy that is not out of date; others are dropped."""
-        try:
-            ready = self._idle.pop()
-        except IndexError:
-            ready = None
-        if ready is not None and ready.current() == ready.made_for:
-            return ready
-        with torch.inference_mode(False):
-            return _ReadyCopy(*self._of)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Ready:
-        return Ready(*copy.deepcopy(self._of, memo))
-
-    def __reduce__(self) -> tuple[type[Ready], tuple[Any, ...]]:
-        return Ready, self._of
-
-
-@final
-@dataclass(frozen=True)
-class Changes:
-    """What differs from a plain run, by the names of modules; see `Classifier.hooked`."""
-
-    hooks: Mapping[str, Hook] = field(default_factory=dict)
-    forwards: Mapping[str, Forward] = field(default_factory=dict)
-    sealed: Collection[str] = ()
-
-    @property
-    def any(self) -> bool:
-        """Whether anything is changed."""
-        return bool(self.hooks or self.forwards or self.sealed)
-
-
-@final
-class _Seal:
-    """Detaches a module's parameters from the autograd graph while the module itself runs."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, nn.Parameter | None] = {}
-
-    def close(self, module: nn.Module, _: tuple[Any, ...]) -> None:
-        self._held = dict(module._parameters)
-        detached = {n: None if p is None else p.detach() for n, p in self._held.items()}
-        module._parameters.update(detached)  # type: ignore[arg-type]
-
-    def open(self, module: nn.Module, _: tuple[Any, ...], __: Tensor) -> None:
-        module._parameters.update(self._held)
-
-
-def _chained(first: Hook, second: Hook) -> Hook:
-    """Return a hook that runs two, one after the other."""
-    return lambda module, args, output: second(module, args, first(module, args, output))
+def _add_hook(name: str, hook: Hook, structure: nn.Module, undo: ExitStack) -> None:
+    """Add a forward hook to a module by name."""
+    module = structure.get_submodule(name)
+    undo.callback(module.register_forward_hook(partial(run_hook, hook), with_kwargs=True).remove)
 
 
 def run_hook(
@@ -242,10 +65,148 @@ def run_hook(
     return hook(module, args or tuple(kwargs.values()), output)
 
 
-def _run_forward(run: Forward, module: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
-    """Call a forward function with a module's only argument, positional or keyword."""
-    (x,) = args or kwargs.values()
-    return run(module, x)
+def _replace_forward(name: str, run: Forward, structure: nn.Module, undo: ExitStack) -> None:
+    """Replace the forward pass of a module by name, which has a single argument."""
+    module = structure.get_submodule(name)
+
+    def forward(*args: Tensor, **kwargs: Tensor) -> Tensor:
+        (x,) = args or kwargs.values()
+        return run(module, x)
+
+    _set_forward(module, forward, undo)
+
+
+def _seal(name: str, structure: nn.Module, undo: ExitStack) -> None:
+    """Detach a module's parameters from the autograd graph while the module runs."""
+    module = structure.get_submodule(name)
+    inner = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        held = dict(module._parameters)
+        detached: Any = {name: None if p is None else p.detach() for name, p in held.items()}
+        module._parameters.update(detached)
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            module._parameters.update(held)
+
+    _set_forward(module, forward, undo)
+
+
+def _set_forward(module: nn.Module, forward: Callable[..., Any], undo: ExitStack) -> None:
+    if "forward" in vars(module):  # it was already replaced, by the user or by another change
+        undo.callback(setattr, module, "forward", module.forward)
+    else:
+        undo.callback(delattr, module, "forward")  # the method of the class is visible again
+    module.forward = forward
+
+
+@final
+class Copies:
+    """A pool of copies of a model's structure in eval mode, one for every concurrent run.
+
+    What a run changes in its copy is undone afterwards, so that any view of the model can take the
+    copy next. The template itself is never run.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self.template = model, eval_structure(model)
+        require_independent(self.template, model)
+        self._idle: deque[_Copy] = deque()  # append and pop are atomic
+
+    @contextmanager
+    def running(self, changes: Iterable[Change], tensors: Params) -> Iterator[nn.Module]:
+        """Take a copy, with these changes and with these tensors in place of the model's own."""
+        try:
+            copied = self._idle.pop()
+        except IndexError:
+            copied = None
+        if copied is None or not copied.is_current():
+            with torch.inference_mode(False), torch.no_grad():
+                copied = _Copy(self._model, self.template)
+        with ExitStack() as undo:
+            undo.callback(self._idle.append, copied)
+            undo.callback(copied.restore)
+            copied.fill(tensors)
+            for change in changes:
+                change(copied.module, undo)
+            yield copied.module
+
+    def __reduce__(self) -> tuple[type[Copies], tuple[nn.Module]]:
+        return Copies, (self._model,)
+
+
+class _Slot(NamedTuple):
+    """Where a copy keeps a tensor."""
+
+    store: dict[str, Any]  # `_parameters` or `_buffers` of one of its modules
+    key: str
+    name: str  # of the tensor in the model; the first, if it has several
+    tensor: Tensor  # the model's
+    is_buffer: bool
+
+
+@final
+class _Copy:
+    """A copy of a model's structure that holds the model's own tensors between runs."""
+
+    def __init__(self, model: nn.Module, template: nn.Module) -> None:
+        self.module = eval_structure(template)
+        places = {path: (store, key) for path, store, key, _ in _tensors(self.module)}
+        names, self._slots = dict[int, str](), list[_Slot]()
+        # What the model held when this copy was made, and where.
+        self._held: list[tuple[dict[str, Any], str, Any]] = [
+            (owner._modules, name, child)
+            for owner in model.modules()
+            for name, child in owner._modules.items()
+        ]
+        for path, store, key, tensor in _tensors(model):
+            self._held.append((store, key, tensor))
+            name = names.setdefault(id(tensor), path)
+            if path in places:
+                is_buffer = not isinstance(tensor, nn.Parameter)
+                self._slots.append(_Slot(*places[path], name, tensor, is_buffer))
+        self._names = set(names.values())
+        self._buffers = [slot for slot in self._slots if slot.is_buffer]
+        self._filled: list[Tensor] | None = None
+        self.restore()
+
+    def is_current(self) -> bool:
+        """Whether the model still holds the same modules and tensors."""
+        return all(store.get(key) is held for store, key, held in self._held)
+
+    def fill(self, tensors: Params) -> None:
+        """Put tensors in place of the model's own.
+
+        A run never has the model's buffers: a module may write to them even in eval mode.
+        """
+        if tensors or torch.is_grad_enabled():
+            checks.require_known(tensors, self._names)
+            for store, key, name, its, is_buffer in self._slots:
+                given = tensors[name].to(its.device, its.dtype) if name in tensors else its.detach()
+                store[key] = given.clone() if is_buffer else given
+        elif self._buffers:  # without a graph, which would need them later, memory is used again
+            own = [slot.tensor for slot in self._buffers]
+            if self._filled is None:
+                with torch.inference_mode(False):
+                    self._filled = [torch.empty_like(tensor) for tensor in own]
+            torch._foreach_copy_(self._filled, own)
+            for slot, tensor in zip(self._buffers, self._filled, strict=True):
+                slot.store[slot.key] = tensor
+
+    def restore(self) -> None:
+        """Put the model's own tensors back."""
+        for store, key, _, tensor, _ in self._slots:
+            store[key] = tensor
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
+    """Yield the name of every tensor of a module and its children, and where it is kept."""
+    for prefix, owner in module.named_modules():
+        for store in (owner._parameters, owner._buffers):
+            for key, tensor in store.items():
+                if tensor is not None:
+                    yield f"{prefix}.{key}".lstrip("."), store, key, tensor
 
 
 # Layers whose products are counted, see `Classifier.threads_for`.
@@ -322,19 +283,17 @@ class Classifier:
         model = unwrapped(model)
         require_viewable(model)
         self.model = model
-        self._get_logits = _own_logits if get_logits is None else _Extractor(get_logits)
-        self._structures = Structures(model)
-        self._changes = Changes()
-        self._ready: Ready | None = self._structures.ready
+        self.get_logits = get_logits or _own_logits
+        self._copies = Copies(model)
+        floats = [t.dtype for t in model.parameters() if t.is_floating_point()]
+        floats = floats or [t.dtype for t in model.buffers() if t.is_floating_point()]
+        # If the model's parameters have several types, inputs keep their own type.
+        self._has_one_type = len(set(floats)) == 1
+        self._changes: tuple[Change, ...] = ()
         self.overrides: Params = {}
         self.temperature = 1.0
         self._has_any_shape = False
         self.findings = Findings()
-
-    @property
-    def get_logits(self) -> Callable[[Any], Any]:
-        """The function from the model's output to its logits."""
-        return self._get_logits
 
     def at(self, tensors: Params) -> Classifier:
         """View the same model with some parameters or buffers replaced by the given tensors.
@@ -345,8 +304,8 @@ class Classifier:
         own = self.tensors
         checks.require_fits(tensors, own)
         other = copy.copy(self)
-        replaced = {name: tensor.detach() for name, tensor in _like(own, tensors).items()}
-        other.overrides, other._ready = {**self.overrides, **replaced}, None
+        replaced = {n: t.detach().to(own[n].device, own[n].dtype) for n, t in tensors.items()}
+        other.overrides = {**self.overrides, **replaced}
         return other
 
     def tempered(self, temperature: float) -> Classifier:
@@ -376,7 +335,7 @@ class Classifier:
     def afresh(self) -> Classifier:
         """View the same model with a copy of its structure that has not run yet."""
         other = copy.copy(self)
-        other._structures, other._ready = Structures(self.model), None
+        other._copies = Copies(self.model)
         return other
 
     @property
@@ -393,9 +352,9 @@ class Classifier:
 
     def agrees_with(self, other: Classifier) -> bool:
         """Return whether `other` is a view of the same model that computes the same logits."""
-        if self._structures is not other._structures or self.temperature != other.temperature:
+        if self._copies is not other._copies or self.temperature != other.temperature:
             return False
-        if self._changes.any or other._changes.any:
+        if self._changes or other._changes:
             return False
         mine, its = self.tensors, other.tensors
         changed = {*self.overrides, *other.overrides}
@@ -404,8 +363,8 @@ class Classifier:
     @property
     def device(self) -> torch.device:
         """The device of the model's tensors; the CPU for a model without any."""
-        tensors = list((self.parameters or self.tensors).values())
-        return tensors[0].device if tensors else torch.device("cpu")
+        first = next(chain(self.model.parameters(), self.model.buffers()), None)
+        return torch.device("cpu") if first is None else first.device
 
     def copy_parameters(self, names: Iterable[str]) -> Params:
         """Copy the named parameters, e.g. as the mean of a posterior."""
@@ -418,7 +377,7 @@ class Classifier:
         """Return an independent copy of the module in eval mode, with `tensors` replaced."""
         own = self.tensors
         checks.require_fits(tensors or {}, own)
-        module = copy.deepcopy(self._structures.template)
+        module = copy.deepcopy(self._copies.template)
         values = {**own, **(tensors or {})}
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -441,7 +400,10 @@ class Classifier:
                 if not isinstance(x, Tensor):  # additive attention masks contain -inf
                     bounded = tensor.clamp(min=torch.finfo(tensor.dtype).min)
                 checks.require_finite(bounded, f"input {name} is", "clean the data first")
-        device, dtype = self._structures.kind(self.model)
+        device, dtype = self.device, None
+        if self._has_one_type:
+            tensors = chain(self.model.parameters(), self.model.buffers())
+            dtype = next(tensor.dtype for tensor in tensors if tensor.is_floating_point())
         if any(tensor.is_inference() for tensor in batches.named_tensors(x).values()):
             x = batches.map_inputs(x, Tensor.clone)
         return batches.map_inputs(
@@ -455,21 +417,8 @@ class Classifier:
         transform. The tensors are converted to the types and moved to the devices of the model's
         own. If hooks turn every input into several rows, the result is (B · rows, K).
         """
-        if self._ready is not None and not tensors:
-            with self._ready.borrowed() as module:
-                return self._logits(x, module, batches.size(x) * rows)
-        # Buffers are cloned because a module may write to them, even in eval mode.
-        named = {}
-        for name, _, _, _, own in _slots(self.model):
-            tensor = self.overrides.get(name, own).detach()
-            named[name] = tensor if isinstance(own, nn.Parameter) else tensor.clone()
-        values = named
-        if tensors:
-            checks.require_known(tensors, named)
-            values = {**named, **_like(named, tensors)}
-        with self._structures.borrowed(self._changes) as structure:
-            run = partial(_run_with, structure, values)
-            return self._logits(x, run, batches.size(x) * rows)
+        with self._copies.running(self._changes, {**self.overrides, **(tensors or {})}) as module:
+            return self._logits(x, module, batches.size(x) * rows)
 
     def logits_of(self, module: nn.Module, x: Inputs) -> Tensor:
         """Return the logits (B, K) of `module`, a copy of the model, e.g. one in training."""
@@ -506,21 +455,13 @@ class Classifier:
         autograd graph: logits that still depend on them do so in another way than through a call
         of the module. The user's module is unchanged.
         """
-        other, old = copy.copy(self), self._changes
-        both = {n: _chained(old.hooks[n], hooks[n]) for n in hooks if n in old.hooks}
-        other._changes = Changes(
-            {**old.hooks, **hooks, **both},
-            {**old.forwards, **(forwards or {})},
-            (*old.sealed, *sealed),
+        other = copy.copy(self)
+        other._changes = (
+            *self._changes,
+            *(partial(_add_hook, name, hook) for name, hook in hooks.items()),
+            *(partial(_replace_forward, name, run) for name, run in (forwards or {}).items()),
+            *(partial(_seal, name) for name in sealed),
         )
-        other._ready = None
-        return other
-
-    def observed(self, hooks: Mapping[str, Hook]) -> Classifier:
-        """View the same model with hooks that stay attached, for a view that runs many times."""
-        other = self.hooked(hooks)
-        hooks = other._changes.hooks
-        other._ready = Ready(self.model, self._structures.template, self.overrides, hooks)
         return other
 
     def gradient(self, x: Inputs, params: Params, cotangent: Tensor | None = None) -> Params:
@@ -566,7 +507,7 @@ class Classifier:
             remedies = (f"; {do}" for said, do in REMEDIES.items() if said in str(error))
             what = f"the model failed on inputs of shape {shapes}: {error}{''.join(remedies)}"
             raise ValueError(what) from error
-        picked = self._get_logits(output)
+        picked = self.get_logits(output)
         try:
             return _checked_logits(picked, size, self._has_any_shape) / self.temperature
         except ValueError:
@@ -579,7 +520,7 @@ class Classifier:
         try:
             args, kwargs = batches.as_arguments(one)
             output = run(*args, **kwargs)
-            _checked_logits(self._get_logits(output), 1, self._has_any_shape)
+            _checked_logits(self.get_logits(output), 1, self._has_any_shape)
         except Exception:  # it fails for another reason, which the first error names
             return
         shapes = {name: tuple(t.shape) for name, t in batches.named_tensors(x).items()}
@@ -590,7 +531,7 @@ class Classifier:
 
     def threads_for(self, x: Inputs) -> AbstractContextManager[None]:
         """Use one thread if a forward pass of this batch is little work, or as many as before."""
-        if torch.get_num_threads() == 1 or self._structures.kind(self.model)[0].type != "cpu":
+        if torch.get_num_threads() == 1 or self.device.type != "cpu":
             return nullcontext()
         findings = self.findings
         if findings.products is None:
@@ -601,35 +542,6 @@ class Classifier:
     def __repr__(self) -> str:
         tempered = "" if self.temperature == 1 else f", temperature={self.temperature:g}"
         return f"Classifier({type(self.model).__name__}{tempered})"
-
-
-@final
-@dataclass(frozen=True)
-class _Extractor:
-    """A user's function from the model's output to the logits; pickled if the function can be."""
-
-    function: Callable[[Any], Tensor]
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            kind = type(self.function).__name__
-            raise TypeError(f"get_logits must be a function of the model's output, got {kind}")
-
-    def __call__(self, output: Any) -> Tensor:
-        return self.function(output)
-
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> _Extractor:
-        return self  # functions are not copied
-
-    def __reduce__(self) -> tuple[type[_Extractor], tuple[Callable[[Any], Tensor]]]:
-        function = self.function
-        if isinstance(function, FunctionType) and "<" in function.__qualname__:
-            raise TypeError(
-                "this Classifier cannot be pickled, because its get_logits is a lambda or a local "
-                'function; use operator.attrgetter("logits") or operator.itemgetter(0), or define '
-                "the function with `def` at the top level of a module"
-            )
-        return _Extractor, (function,)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
@@ -688,54 +600,6 @@ def naming_checkpoints() -> Iterator[None]:
         raise ValueError(f"torch.utils.checkpoint cannot be used here; {NO_CHECKPOINTS}") from error
 
 
-class _Slot(NamedTuple):
-    """Where a module keeps one of its tensors."""
-
-    name: str  # the first name of the tensor, if several modules share it
-    path: str  # its name here
-    store: dict[str, Any]  # `_parameters` or `_buffers` of the module that holds it
-    key: str
-    tensor: Tensor
-
-
-def _slots(module: nn.Module) -> list[_Slot]:
-    """Return where a module and its children keep parameters and buffers, in one walk."""
-    found, names, seen = [], dict[int, str](), set[int]()
-    waiting = [("", module)]  # recursion through generators, as in `named_modules`, is slow
-    while waiting:
-        prefix, owner = waiting.pop()
-        if id(owner) in seen:
-            continue
-        seen.add(id(owner))
-        for store in (owner._parameters, owner._buffers):
-            for key, tensor in store.items():
-                if tensor is not None:
-                    name = names.setdefault(id(tensor), prefix + key)
-                    found.append(_Slot(name, prefix + key, store, key, tensor))
-        children = [
-            (f"{prefix}{n}.", child) for n, child in owner._modules.items() if child is not None
-        ]
-        waiting += reversed(children)
-    return found
-
-
-def _run_with(module: nn.Module, tensors: Params, *args: Any, **kwargs: Any) -> Any:
-    """Run a module with other tensors by name, as `torch.func.functional_call` does, but faster."""
-    replaced = [slot for slot in _slots(module) if slot.name in tensors]
-    try:
-        for slot in replaced:
-            slot.store[slot.key] = tensors[slot.name]
-        return module(*args, **kwargs)
-    finally:
-        for slot in replaced:
-            slot.store[slot.key] = slot.tensor
-
-
-def _like(own: Params, tensors: Params) -> Params:
-    """Bring each tensor to the device and the type of the tensor of the same name in `own`."""
-    return {n: tensor.to(own[n].device, own[n].dtype) for n, tensor in tensors.items()}
-
-
 def _own_logits(output: Any) -> Any:
     """Return a tensor as it is, and the attribute `logits` of another output if it has one."""
     return output if isinstance(output, Tensor) else getattr(output, "logits", output)
@@ -762,13 +626,13 @@ def _checked_logits(output: Any, size: int, any_shape: bool) -> Tensor:
 
 def _products(classifier: Classifier, one: Inputs) -> float:
     """Count the products in the layers of a forward pass; ∞ if some cannot be counted."""
-    layers = {n: m for n, m in classifier.model.named_modules() if isinstance(m, COUNTED)}
-    known = {id(layer.weight) for layer in layers.values()}
-    for module in classifier.model.modules():
-        for parameter in module.parameters(recurse=False):
-            is_matrix = parameter.ndim > 1 and not isinstance(module, nn.Embedding)
-            if is_matrix and id(parameter) not in known:
-                return math.inf
+    modules = dict(classifier.model.named_modules())
+    layers = {name: each for name, each in modules.items() if isinstance(each, COUNTED)}
+    known = {
+        id(each.weight) for each in modules.values() if isinstance(each, (*COUNTED, nn.Embedding))
+    }
+    if any(p.ndim > 1 and id(p) not in known for p in classifier.model.parameters()):
+        return math.inf
     counts: list[int] = []
 
     def counted(layer: nn.Module, _: Any, output: Tensor, inputs: int) -> Tensor:

@@ -198,7 +198,7 @@ class Taps:
         self, classifier: Classifier, places: Sequence[Place], folding: Folding | None = None
     ) -> None:
         self.places, self.folding, self._kept = tuple(places), folding, Kept()
-        self.classifier = classifier.observed(keepers(self.places, self._kept))
+        self.classifier = classifier.hooked(keepers(self.places, self._kept))
 
     def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Return the logits of prepared inputs, and their features (B, d)."""

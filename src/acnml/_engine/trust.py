@@ -256,7 +256,7 @@ def _require_equal_but_for_rounding(
     flips. In double precision, only what truly depends on the batch is left.
     """
     try:
-        wide = Classifier(classifier.copy_module().double(), classifier._get_logits)
+        wide = Classifier(classifier.copy_module().double(), classifier.get_logits)
         wide_x, other = wide.prepare(x), wide.afresh()
         with torch.autocast(classifier.device.type, enabled=False):
             whole = _run(wide, sites, wide_x)

@@ -36,7 +36,7 @@ from torch.nn import functional
 from acnml._util import checks
 from acnml._util.arrays import as_values
 from acnml.atypicality import Atypicality
-from acnml.calibration.heads import Head, Softmax
+from acnml.calibration.heads import Head
 from acnml.calibration.table import COLUMNS, EQUAL_PRICE, CalibrationRow, as_html, as_text
 from acnml.decisions import (
     Abstention,
@@ -129,7 +129,7 @@ class Calibrator:
     notes: tuple[str, ...]
     outcomes: Outcomes
     on_error: Literal["raise", "flag"] = "raise"
-    head: Head = field(default_factory=Softmax)
+    head: Head = field(default_factory=Head)
 
     def __call__(
         self,
@@ -184,16 +184,19 @@ class Calibrator:
         """Return what is known of places with logits (P, K) and scores (P,)."""
         head, size = self.head, flat.shape[1]
         wide = torch.promote_types(flat.dtype, torch.float32)
-        z, m = head.rows(flat).to(wide) / self.temperature, head.per_row(score, size)
-        log_lik = RULES[self.rule](z, spread(self.alpha, m).to(wide))
         # Times 0, a number that is not finite is NaN, and sums hand it on; all others add nothing.
         nothing = score * 0 + (flat * 0).sum(-1)
-        total = torch.logsumexp(log_lik, dim=-1) + head.per_row(nothing, size)
-        log_probs, regret = log_lik - total.unsqueeze(-1), _within_limits(total, log_lik.shape[-1])
+        z, m, nothing_here = head.rows(flat, score, nothing)
+        z = z.to(wide) / self.temperature
+        log_lik = RULES[self.rule](z, spread(self.alpha, m).to(wide))
+        total = torch.logsumexp(log_lik, dim=-1) + nothing_here
+        # Rounding may add to the limits of the regret.
+        log_probs = log_lik - total.unsqueeze(-1)
+        regret = total.clamp(0.0, math.log(log_lik.shape[-1]))
         # No rule changes the order of the classes, but a huge spread makes them all equal.
         label, probs = z.argmax(-1).masked_fill(regret.isnan(), -1), log_probs.exp()
         rows = label, probs.amax(-1), probs, log_probs, regret
-        return (*(head.per_place(each, size) for each in rows), score + nothing)
+        return (*head.per_place(rows, size), score + nothing)
 
     def log_probs(self, logits: Any, features: Any) -> Any:
         """Return the log-probabilities (B, K)."""
@@ -341,13 +344,8 @@ def acnml(logits: Tensor, var: Tensor) -> Tensor:
 
 
 def regret_of(log_lik: Tensor) -> Tensor:
-    """Return log C(x) (B,) from log p_θ̂_y(y|x) (B, K)."""
-    return _within_limits(torch.logsumexp(log_lik, dim=-1), log_lik.shape[-1])
-
-
-def _within_limits(regret: Tensor, classes: int) -> Tensor:
-    """Return the regret (B,) without what rounding adds to its limits."""
-    return regret.clamp(0.0, math.log(classes))
+    """Return log C(x) (B,) from log p_θ̂_y(y|x) (B, K), without what rounding adds to its limits."""
+    return torch.logsumexp(log_lik, dim=-1).clamp(0.0, math.log(log_lik.shape[-1]))
 
 
 def closed_form(logits: Tensor, var: Tensor) -> Tensor:

@@ -126,18 +126,16 @@ def fit_places(
     on_error: Literal["raise", "flag"],
 ) -> Calibrator:
     """Calibrate from what was read at places of the validation data."""
-    size, given = places.logits.shape[1], places.features
     assert places.labels is not None
-    labels = head.row_labels(places.labels)
-    logits = head.rows(places.logits)
+    labels = places.labels.flatten()
+    logits, inputs = head.rows(places.logits, places.inputs)
     require_usable(logits, labels, temperature is not None)
-    score = _atypicality(train, head, places)
+    score, given = _atypicality(train, head, places), places.features
     chosen = least_nll_temperature(logits, labels) if temperature is None else temperature
     checks.require_positive(chosen, "temperature")
     with one_thread():
+        _, scores = head.rows(places.logits, given if given.ndim == 1 else score(given))
         wide = torch.promote_types(logits.dtype, torch.float32)
-        scores = head.per_row(given if given.ndim == 1 else score(given), size)
-        inputs = head.per_row(places.inputs, size)
         data = Validation(logits.to(wide) / chosen, scores, labels, inputs)
         found = _chosen(score, data, chosen, price, rule, on_error)
         return replace(found, head=head)

@@ -16,8 +16,7 @@ padding, do not count.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, final
 
@@ -45,63 +44,72 @@ class Places(NamedTuple):
     inputs: Tensor  # (P,) index of the input that a place belongs to
 
 
+@final
 @dataclass(frozen=True)
-class Head(ABC):
+class Head:
     """A layout of logits and labels.
 
     Args:
         axis: the dimension of the logits that counts classes or labels: 1 or -1.
         positions: the number of dimensions of the logits that count positions.
         is_single: whether one logit z stands for two classes, as [0, z].
+        is_multilabel: whether every logit is one of several labels, each present or absent.
         ignored: the label of places that do not count.
     """
 
     axis: int = 1
     positions: int = 0
     is_single: bool = False
+    is_multilabel: bool = False
     ignored: int = IGNORED
 
     @property
     def is_plain(self) -> bool:
         """Whether there is one class for every input, and a logit for every class."""
-        return self == Softmax(ignored=self.ignored)
+        return not (self.positions or self.is_single or self.is_multilabel)
 
     def require_one_row(self, what: str) -> None:
         """Raise an error unless every input has one row: those of one input are alike."""
-        if self.positions or isinstance(self, Sigmoid):
+        if self.positions or self.is_multilabel:
             raise ValueError(
                 f"{what} needs one class for every input, but this network answers for several "
                 "positions or labels of an input, which depend on each other: reduce them to one "
                 "outcome of your own, and use the functions of acnml.decisions"
             )
 
-    @abstractmethod
-    def rows(self, flat: Tensor) -> Tensor:
-        """Return the rows (R, C) of logits (P, K)."""
+    def rows(self, flat: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        """Return the rows (R, C) of logits (P, K), and values (P,) of places for all their rows."""
+        if not self.is_multilabel:
+            return flat, *values
+        logits = torch.stack([torch.zeros_like(flat), flat], dim=-1).flatten(0, 1)
+        return logits, *(each.repeat_interleave(flat.shape[1]) for each in values)
 
-    @abstractmethod
-    def per_row(self, values: Tensor, size: int) -> Tensor:
-        """Return values (P,) of places for all their rows (R,); the head has `size` logits."""
+    def per_place(self, rows: Sequence[Tensor], size: int) -> Sequence[Tensor]:
+        """Return what rows say of their places: (R,) -> (P, …), and (R, C) -> (P, K).
 
-    @abstractmethod
-    def row_labels(self, labels: Tensor) -> Tensor:
-        """Return the class of every row (R,) from the labels of places."""
+        Of two classes, several labels have that of presence.
+        """
+        if not self.is_multilabel:
+            return rows
+        return [(own if own.ndim == 1 else own[:, 1]).reshape(-1, size) for own in rows]
 
-    @abstractmethod
-    def groups(self, labels: Tensor, count: int) -> Tensor:
-        """Return the groups of `count` places (P,), with whose mean features are compared."""
-
-    @abstractmethod
     def group_count(self, size: int) -> int:
-        """Return the number of these groups for a head with `size` logits."""
+        """Return the number of groups with whose mean features an input is compared.
 
-    @abstractmethod
+        They are the classes. An input with several labels is at the mean of none of them, and is
+        compared with the mean of all data.
+        """
+        return 1 if self.is_multilabel else size
+
+    def groups(self, labels: Tensor, count: int) -> Tensor:
+        """Return the groups (P,) of so many places with labels."""
+        if self.is_multilabel:
+            return torch.zeros(count, dtype=torch.int64, device="cpu")
+        return labels.flatten()
+
     def guessed(self, flat: Tensor) -> Tensor:
         """Return labels of places from their logits (P, K), in place of known ones."""
-
-    @abstractmethod
-    def per_place(self, rows: Tensor, size: int) -> Tensor:
-        """Return what rows say of their places: (R,) -> (P, …), and (R, C) -> (P, K)."""
+        return (flat > 0).long() if self.is_multilabel else flat.argmax(-1)
 
     def flat(self, values: Tensor) -> Tensor:
         """Return logits or features (P, q) of all places."""
@@ -179,102 +187,23 @@ class Head(ABC):
         return Places(flat[chosen], self.flat(features)[at], own, inputs)
 
     def _flat_labels(self, labels: Tensor, shape: torch.Size) -> Tensor:
-        """Return the labels of all places (P,)."""
-        places = self._places(shape)
+        """Return the labels (P,) or (P, K) of all places of logits with this shape."""
         if self.is_single and labels.shape == (shape[0], 1, *shape[2:]):
             labels = labels.squeeze(1)
-        if labels.shape != places:
+        expected = shape if self.is_multilabel else self._places(shape)
+        if labels.shape != expected:
+            remedy = "one class index per input" + (" and position" if self.positions else "")
+            if self.is_multilabel:
+                remedy = "1 for every label that is present and 0 for the others"
             raise ValueError(
-                f"labels have shape {tuple(labels.shape)}, expected {tuple(places)} for logits of "
-                f"shape {tuple(shape)}: pass one class index per input"
-                + (" and position" if self.positions else "")
+                f"labels have shape {tuple(labels.shape)}, expected {tuple(expected)} for logits "
+                f"of shape {tuple(shape)}: pass {remedy}"
             )
-        return labels.flatten()
+        return self.flat(labels) if self.is_multilabel else labels.flatten()
 
     def _places(self, shape: torch.Size) -> torch.Size:
         """Return the shape of the places of logits or features."""
         return torch.Size(n for dim, n in enumerate(shape) if dim != self.axis % len(shape))
-
-
-@final
-@dataclass(frozen=True)
-class Softmax(Head):
-    """One class per place: a place is a row."""
-
-    def rows(self, flat: Tensor) -> Tensor:
-        """Return the logits (P, K) as they are."""
-        return flat
-
-    def per_row(self, values: Tensor, size: int) -> Tensor:
-        """Return the values (P,) as they are."""
-        return values
-
-    def row_labels(self, labels: Tensor) -> Tensor:
-        """Return the labels (P,) as they are."""
-        return labels
-
-    def groups(self, labels: Tensor, count: int) -> Tensor:
-        """Return the classes."""
-        return labels.flatten()
-
-    def group_count(self, size: int) -> int:
-        """Return the number of classes."""
-        return size
-
-    def guessed(self, flat: Tensor) -> Tensor:
-        """Return the likeliest classes (P,)."""
-        return flat.argmax(-1)
-
-    def per_place(self, rows: Tensor, size: int) -> Tensor:
-        """Return what rows say as it is."""
-        return rows
-
-
-@final
-@dataclass(frozen=True)
-class Sigmoid(Head):
-    """Several labels per place, each present or absent: a label of a place is a row.
-
-    Features are compared with one mean of all data: an input with several labels is at the mean of
-    none of them.
-    """
-
-    def rows(self, flat: Tensor) -> Tensor:
-        """Return the logits [0, z] of absence and presence (P · K, 2)."""
-        return torch.stack([torch.zeros_like(flat), flat], dim=-1).flatten(0, 1)
-
-    def per_row(self, values: Tensor, size: int) -> Tensor:
-        """Return the value of a place for each of its labels (P · K,)."""
-        return values.repeat_interleave(size)
-
-    def row_labels(self, labels: Tensor) -> Tensor:
-        """Return whether each label is present (P · K,)."""
-        return labels.flatten()
-
-    def groups(self, labels: Tensor, count: int) -> Tensor:
-        """Return one group of all places."""
-        return torch.zeros(count, dtype=torch.int64, device="cpu")
-
-    def group_count(self, size: int) -> int:
-        """Return 1."""
-        return 1
-
-    def guessed(self, flat: Tensor) -> Tensor:
-        """Return which labels (P, K) are more probable than not."""
-        return (flat > 0).long()
-
-    def per_place(self, rows: Tensor, size: int) -> Tensor:
-        """Return what rows say, of two classes that of presence (P, K)."""
-        present = rows if rows.ndim == 1 else rows[:, 1]
-        return present.reshape(-1, size)
-
-    def _flat_labels(self, labels: Tensor, shape: torch.Size) -> Tensor:
-        if labels.shape != shape:
-            raise ValueError(
-                f"labels have shape {tuple(labels.shape)}, expected {tuple(shape)} as the logits: "
-                "pass 1 for every label that is present and 0 for the others"
-            )
-        return self.flat(labels)
 
 
 def find_head(
@@ -282,16 +211,16 @@ def find_head(
 ) -> Head:
     """Return the head of a network from the shape of its logits and from labels of a batch.
 
-    - labels (B,) of classes: `Softmax`; with a single logit, 0 and 1
-    - labels (B, H, W) for logits (B, K, H, W), and (B, T) for (B, T, K): `Softmax` at positions
-    - labels that are 0 or 1, in the shape of the logits, with several or none in some row:
-      `Sigmoid`
+    - labels (B,): one class per input; with a single logit, 0 and 1
+    - labels (B, H, W) for logits (B, K, H, W), and (B, T) for (B, T, K): one class per position
+    - labels that are 0 or 1, in the shape of the logits, with several or none in some row: several
+      labels
 
     Args:
         shape: of the logits of a batch.
         labels: of the same batch.
-        task: "multilabel" for `Sigmoid`; "dense" if dimension 1 counts classes, and "tokens" if the
-            last one does, where the shape does not tell.
+        task: "multilabel" for several labels; "dense" if dimension 1 counts classes, and "tokens"
+            if the last one does, where the shape does not tell.
         ignored: the label of places that do not count.
     """
     if task is not None and task not in TASKS:
@@ -300,9 +229,9 @@ def find_head(
         shape = torch.Size([*shape, 1])
     positions = len(shape) - 2
     if task == "multilabel" or (task is None and _is_multi_hot(shape, labels)):
-        return Sigmoid(positions=positions, ignored=ignored)
+        return Head(positions=positions, is_multilabel=True, ignored=ignored)
     axis = _axis(shape, labels, task) if positions else 1
-    return Softmax(axis, positions, shape[axis] == 1, ignored)
+    return Head(axis, positions, shape[axis] == 1, ignored=ignored)
 
 
 def as_labels(labels: Tensor) -> Tensor:

@@ -420,7 +420,7 @@ class _Reader:
                 mask = padding(head, chunk, chunk_logits)
                 places = head.read(chunk_logits, features, own, mask, generator)
                 if places.labels is not None:
-                    require_classes(head.row_labels(places.labels), head.rows(places.logits[:1]))
+                    require_classes(places.labels.flatten(), head.rows(places.logits[:1])[0])
                 use(places._replace(inputs=places.inputs + seen))
                 done += len(chunk_logits)
                 seen += len(chunk_logits)

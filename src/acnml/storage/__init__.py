@@ -51,7 +51,7 @@ KINDS: dict[str, Any] = {
         (solve, "Reference Gradient Linearised Influence"),
         (predictors, f"{_PREDICTORS} IfComp Pnml Modes"),
         (calibration, "Calibrated Calibrator CalibrationRow"),
-        (heads, "Softmax Sigmoid"),
+        (heads, "Head"),
         (atypicality, "Atypicality"),
         (features, "Folding Place"),
         (decisions, "Outcomes Abstention Certificate Monitor"),

@@ -73,7 +73,7 @@ class Encoder:
         return {str(key): self.encode(item, f"{prefix}{key}") for key, item in items.items()}
 
     def _index(self, classifier: Classifier) -> int:
-        identity = id(classifier.model), classifier._get_logits
+        identity = id(classifier.model), classifier.get_logits
         self._networks.setdefault(identity, classifier)
         return list(self._networks).index(identity)
 
