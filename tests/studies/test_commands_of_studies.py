@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import typer
-from typer.testing import CliRunner
 
 import studies
+from short import command
 from studies import tabular
 from studies.__main__ import build_app
 from studies.cifar10_c import methods as cifar10_c
@@ -24,8 +24,7 @@ def test_the_command_has_preset_and_settings_but_no_folder(tmp_path, monkeypatch
     given = []
     monkeypatch.setattr(tabular, "run", lambda *arguments: given.append(arguments) or tmp_path)
     options = ["--preset", "full", "--set", "price=0.02", "--set", "tables=wine, digits"]
-    result = CliRunner().invoke(build_app(), ["tabular", "--out", str(tmp_path), *options])
-    assert result.exit_code == 0, result.output
+    command("tabular", "--out", tmp_path, *options)
     (((study, out, _, said)),) = given
     assert (out, study.price) == (tmp_path, 0.02)
     said_again = "--preset full --set price=0.02 --set 'tables=wine, digits'"
@@ -33,11 +32,10 @@ def test_the_command_has_preset_and_settings_but_no_folder(tmp_path, monkeypatch
 
 
 def test_folders_that_studies_write_by_default_are_ignored_by_git():
-    commands = typer.main.get_command(build_app()).commands.values()
     folders = {
         str(option.default)
-        for command in commands
-        for option in command.params
+        for each in typer.main.get_command(build_app()).commands.values()
+        for option in each.params
         if option.name == "out" and option.default is not None
     }
     assert {"toy", "evidence", "paper-mnist"} <= folders

@@ -7,21 +7,15 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
-from typer.testing import CliRunner
 
 import acnml
 from acnml import metrics
-from silent import Silent
-from studies.__main__ import build_app
+from short import Silent, command, no_trace
 from studies.data.digits import rotate
 from studies.demo import study as demo
 from studies.demo.report import report
 from studies.demo.study import ACNML, BEST, BMA, EQUAL, METHODS, NETWORK, PRICE, DemoStudy
-from studies.demo.summary import (
-    closing_text,
-    verdict,
-)
+from studies.demo.summary import closing_text, verdict
 from studies.demo.training import Training, small_network, train
 from well_formed import fixed_colours
 
@@ -42,19 +36,11 @@ def findings():
     return demo.run(tiny_study(), Silent())
 
 
-# Training --------------------------------------------------------------------------------------
-
-
-# Study -----------------------------------------------------------------------------------------
-
-
 def test_the_same_seed_gives_the_same_numbers_and_leaves_no_trace(findings):
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
     progress = Silent()
-    assert demo.run(tiny_study(), progress) == findings
+    with no_trace():
+        assert demo.run(tiny_study(), progress) == findings
     assert progress.done == findings.study.work
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == threads
 
 
 def test_every_method_is_measured_at_every_angle(findings):
@@ -115,72 +101,63 @@ def test_means_are_over_networks_and_shifted_angles(findings):
     assert findings.curve(ACNML, "ece")[1] == pytest.approx(turned)
 
 
-# Words -----------------------------------------------------------------------------------------
-
-
-def with_scores(findings, score, **by_method):
-    """Findings with another score at all angles: a number per network, by method."""
+def with_eces(findings, **by_method):
+    """Findings with another ECE at all angles: a number per network, by method."""
     names = {"network": NETWORK, "equal": EQUAL, "bma": BMA, "acnml": ACNML}
     runs = []
     for i, run in enumerate(findings.runs):
-        scores = dict(run.scores)
-        for short, values in by_method.items():
-            before = scores[names[short]]
-            scores[names[short]] = {a: {**s, score: values[i]} for a, s in before.items()}
-        runs.append(run._replace(scores=scores))
+        eces = {names[short]: values[i] for short, values in by_method.items()}
+        changed = {
+            method: {angle: {**scores, "ece": eces[method]} for angle, scores in by_angle.items()}
+            for method, by_angle in run.scores.items()
+            if method in eces
+        }
+        runs.append(run._replace(scores={**run.scores, **changed}))
     return replace(findings, runs=tuple(runs))
 
 
 @pytest.mark.parametrize(
     ("equal", "bma", "acnml", "expected"),
     [
-        ((0.6, 0.6), (0.5, 0.5), (0.3, 0.3), "ACNML wins here: for 0.01 nats of NLL"),
-        ((0.6, 0.6), (0.5, 0.5), (0.3, 0.3), "0.70 to 0.30, against 0.60 for a plain temperature"),
-        ((0.6, 0.6), (0.2, 0.2), (0.3, 0.3), "ACNML beats a plain temperature but not BMA here"),
-        ((0.2, 0.2), (0.5, 0.5), (0.3, 0.3), "ACNML beats BMA but not a plain temperature here"),
-        ((0.2, 0.2), (0.2, 0.2), (0.3, 0.3), "ACNML does not win here"),
-        ((0.305, 0.305), (0.305, 0.305), (0.3, 0.3), "ACNML does not win here"),  # hardly lower
-        ((0.6, 0.6), (0.6, 0.6), (0.1, 0.61), "ACNML does not win here"),  # networks disagree
+        (0.6, 0.5, 0.3, "ACNML wins here: for 0.01 nats of NLL"),
+        (0.6, 0.5, 0.3, "0.70 to 0.30, against 0.60 for a plain temperature"),
+        (0.6, 0.2, 0.3, "ACNML beats a plain temperature but not BMA here"),
+        (0.2, 0.5, 0.3, "ACNML beats BMA but not a plain temperature here"),
+        (0.305, 0.305, 0.3, "ACNML does not win here"),  # hardly lower
+        (0.6, 0.6, (0.1, 0.61), "ACNML does not win here"),  # networks disagree
     ],
 )
 def test_the_verdict_follows_from_the_numbers(findings, equal, bma, acnml, expected):
-    changed = with_scores(findings, "ece", network=(0.7, 0.7), equal=equal, bma=bma, acnml=acnml)
-    sentence = verdict(changed)
+    own = acnml if isinstance(acnml, tuple) else (acnml, acnml)
+    others = {"network": (0.7, 0.7), "equal": (equal, equal), "bma": (bma, bma)}
+    sentence = verdict(with_eces(findings, **others, acnml=own))
     assert expected in sentence
     assert sentence.endswith(".")
     assert ". " not in sentence
-    assert sentence in report(changed).html()
 
 
-# Figures ---------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def page(findings):
+    return report(findings).html()
 
 
-# Page ------------------------------------------------------------------------------------------
+def test_the_report_is_well_formed_and_self_contained(findings, page):
+    assert fixed_colours(page) == set()  # all follow the page
+    assert verdict(findings) in page
 
 
-def test_the_report_is_well_formed_and_self_contained(findings):
-    assert fixed_colours(report(findings).html()) == set()  # all follow the page
-
-
-# Command ---------------------------------------------------------------------------------------
-
-
-def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, findings):
+def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, findings, page):
     monkeypatch.setattr(demo, "DemoStudy", tiny_study)
     out = tmp_path / "new" / "folder"
-    result = CliRunner().invoke(build_app(), ["demo", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    lines = result.output.splitlines()
+    output = command("demo", "--out", out)
+    lines = output.splitlines()
     for method in METHODS:
         rows = [line for line in lines if re.match(rf"^ +{re.escape(method)} +[+\d.]+.* ± ", line)]
         assert len(rows) == 2, method
-    assert f"Report: {out / 'report.html'}" in result.output
-    assert " ".join(closing_text(findings).split()) in " ".join(result.output.split())
-    assert findings.runs[0].chosen.table in result.output
-    assert (out / "report.html").read_text(encoding="utf-8") == report(findings).html()
-    assert sorted(path.name for path in out.iterdir()) == [
-        "overview-narrow.png",
-        "overview.png",
-        "report.html",
-    ]
-    assert "\x1b" not in result.output  # no terminal, no escape codes
+    assert f"Report: {out / 'report.html'}" in output
+    assert " ".join(closing_text(findings).split()) in " ".join(output.split())
+    assert findings.runs[0].chosen.table in output
+    assert (out / "report.html").read_text(encoding="utf-8") == page
+    files = {path.name for path in out.iterdir()}
+    assert files == {"overview-narrow.png", "overview.png", "report.html"}
+    assert "\x1b" not in output  # no terminal, no escape codes

@@ -13,10 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from described import described
-from studies.__main__ import build_app
+from short import command
 from studies.data import catalogue
 from studies.data.catalogue import DataSet, Download, Study
 from studies.data.download import fetch
@@ -205,13 +204,8 @@ def test_an_archive_writes_nowhere_but_where_it_should(site, folder, tmp_path):
 
 
 def test_the_command_shows_what_there_is_and_downloads(site, folder, monkeypatch):
-    def run(*arguments: str) -> str:
-        result = CliRunner().invoke(build_app(), ["data", *arguments])
-        assert result.exit_code == 0, result.output
-        return result.output
-
     def row(name: str) -> str:
-        (line,) = [line for line in run().splitlines() if line.split()[:1] == [name]]
+        (line,) = [line for line in command("data").splitlines() if line.split()[:1] == [name]]
         return " ".join(line.split())
 
     data_set = one_file(site)
@@ -222,12 +216,12 @@ def test_the_command_shows_what_there_is_and_downloads(site, folder, monkeypatch
     assert row("set") == "set absent 512.0 kB set/ for tests"
     assert row("easy") == "easy nothing no data"
     assert row("hard") == "hard set a remark"
-    assert "python -m studies data download set" in run()
+    assert "python -m studies data download set" in command("data")
     (folder / "set").mkdir(parents=True)
     (folder / "set/file").write_bytes(b"123")
     assert row("set") == "set corrupt 3 bytes set/ for tests"
-    assert "set/file is corrupt, it has 3 bytes, expected 512000" in run().splitlines()
+    assert "set/file is corrupt, it has 3 bytes, expected 512000" in command("data").splitlines()
     complete = f"set is complete in {folder}\n"
-    assert run("download", "set") == f"file (512.0 kB)\n{complete}"
+    assert command("data", "download", "set") == f"file (512.0 kB)\n{complete}"
     assert row("set") == "set present 512.0 kB set/ for tests"
-    assert run("download", "set") == complete
+    assert command("data", "download", "set") == complete

@@ -8,11 +8,9 @@ from functools import partial
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from acnml.exact import cnml, fit
-from silent import Silent
-from studies.__main__ import build_app
+from short import Silent, command, no_trace
 from studies.toy import study as toy
 from studies.toy.report import report
 from studies.toy.study import ACNML, BMA, CNMAP, CNML, MAP, METHODS, ToyStudy
@@ -26,19 +24,15 @@ def findings():
     return toy.run(tiny_study(), Silent())
 
 
-# Study -----------------------------------------------------------------------------------------
-
-
 def test_the_same_seed_gives_the_same_maps_and_leaves_no_trace(findings):
-    state, threads, progress = torch.get_rng_state(), torch.get_num_threads(), Silent()
-    again = toy.run(tiny_study(), progress)
+    progress = Silent()
+    with no_trace():
+        again = toy.run(tiny_study(), progress)
     for method in METHODS:
         for l2 in findings.study.penalties:
             assert torch.equal(again.maps[method][l2], findings.maps[method][l2])
     assert again.rings == findings.rings
     assert progress.done == findings.study.work
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == threads
 
 
 def test_samples_are_the_same_points_moved_apart(findings):
@@ -83,9 +77,6 @@ def test_far_away_cnml_and_acnml_prefer_no_class_and_map_is_sure(findings):
     assert findings.rings[BMA][-1] > 0.6
 
 
-# Words -----------------------------------------------------------------------------------------
-
-
 def test_the_papers_claims_are_judged_by_confidence_and_normaliser(findings):
     """A larger penalty acts as in the paper's figure where a line parts the classes."""
     outcomes = [verdict.holds for verdict in claims(findings)]
@@ -106,21 +97,14 @@ def test_the_papers_claims_are_judged_by_confidence_and_normaliser(findings):
     assert not claims(replace(findings, exact=findings.overlapping))[0].holds
 
 
-# Figures and page ------------------------------------------------------------------------------
-
-
-# Command ---------------------------------------------------------------------------------------
-
-
 def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, findings):
     monkeypatch.setattr(toy, "ToyStudy", tiny_study)
     out = tmp_path / "new" / "folder"
-    result = CliRunner().invoke(build_app(), ["toy", "--out", str(out)])
-    assert result.exit_code == 0, result.output
+    output = command("toy", "--out", out)
     for method in METHODS:
-        assert re.search(rf"^ +{method} +[\d.]+% +[\d.]+% +[\d.]+%", result.output, re.MULTILINE)
-    assert f"Report: {out / 'report.html'}" in result.output
-    assert closing_text(findings) in " ".join(result.output.split())
+        assert re.search(rf"^ +{method} +[\d.]+% +[\d.]+% +[\d.]+%", output, re.MULTILINE)
+    assert f"Report: {out / 'report.html'}" in output
+    assert closing_text(findings) in " ".join(output.split())
     assert (out / "report.html").read_text(encoding="utf-8") == report(findings).html()
     assert "| yes | Figure 1: CNML" in (out / "results.md").read_text(encoding="utf-8")
     table = (out / "results.csv").read_text().splitlines()

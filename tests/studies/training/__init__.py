@@ -1,1 +1,0 @@
-"""Training: against SGD written out, interrupted anywhere, in two processes."""
