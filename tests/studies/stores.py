@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,12 @@ def twice(work: Callable[[Store], T], out: Path, study: object) -> T:
     found = work(store_in(out, study))
     assert made(out) == first != []
     return found
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open() as file:
+        return list(csv.DictReader(file))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from functools import cache
 
@@ -11,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 from torch import nn
 
 import acnml
 from acnml import metrics
 from acnml.calibration.search import least_nll_temperature
 from scalar import solve_diagonal
+from stores import rows, store_in, twice
 from studies.data import Labelled
 from studies.data import pictures as files
 from studies.engine.tables import select
@@ -49,7 +47,7 @@ from studies.evidence.settings import NETWORKS, OWN, PRESETS, PRICE, EvidenceStu
 from studies.evidence.study import Evidence, Known, collect
 from studies.evidence.subjects import CLEAN, UNKNOWN, Subject, with_unknown
 from studies.evidence.views import EARLIER, Views, kth
-from studies.store import Reporter, Store
+from studies.store import Store
 
 STUDY = EvidenceStudy(networks=("letters",), prices=(PRICE, 0.03), resamples=50, seeds=(0, 1))
 
@@ -105,12 +103,9 @@ def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("evidence")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study_module, "subjects", lambda *own: subjects(own[-1]))
-        for _ in range(2):  # the second run finds everything
-            log = io.StringIO()
-            store = Store(out, STUDY, Reporter(Console(file=log), out / "run.log"))
-            evidence = collect(STUDY, out, store)
+        evidence = twice(lambda store: collect(STUDY, out, store), out, STUDY)
         write_pages(STUDY, evidence, out, "command")
-    return evidence, out, log.getvalue(), store
+    return evidence, out, store_in(out, STUDY)
 
 
 def row_of(evidence: Evidence, method: str, shift: str, price: float = PRICE) -> Scored:
@@ -137,7 +132,7 @@ def test_numbers_are_those_of_calibrate(finished):
 
 
 def test_powers_of_the_score_by_the_other_solver(finished):
-    evidence, _, _, store = finished
+    evidence, _, store = finished
     views = Views(subject(0, store))
     view = views.of("4")
     for power, method in ACNML.items():
@@ -169,7 +164,7 @@ def test_the_kronecker_head_solves_its_equation(finished):
 
 
 def test_every_method_keeps_its_price_on_held_out_data(finished):
-    evidence, _, _, store = finished
+    evidence, _, store = finished
     assert {row.method for row in evidence.rows} == {
         *(PLAIN, "temperature", *AT_ALL_PRICES, *PUBLISHED, *ENSEMBLES, *TRIED)
     }
@@ -182,19 +177,12 @@ def test_every_method_keeps_its_price_on_held_out_data(finished):
         assert one.knob == 0 or nll - best <= one.price + 1e-6 or one.price == OWN_CHOICE
 
 
-def test_a_second_run_computes_nothing(finished):
-    _, _, log, _ = finished
-    assert "reused" in log
-    assert "made" not in log
-
-
 def test_pages_state_the_numbers(finished):
-    evidence, out, _, _ = finished
+    evidence, out, _ = finished
     text = (out / "results.md").read_text()
     own = select(evidence.rows, group="scaled", price=PRICE, method=DAC)
     assert f"{sum(row.ece for row in own) / len(own):.3f} / " in text
-    with (out / "metrics.csv").open() as file:
-        lines = list(csv.DictReader(file))
+    lines = rows(out / "metrics.csv")
     (line,) = [
         one
         for one in lines
@@ -246,7 +234,7 @@ def test_a_resample_of_every_image_once_gives_the_metrics():
 
 
 def test_an_ensemble_averages_calibrated_members(finished):
-    evidence, _, _, store = finished
+    evidence, _, store = finished
     views = [Views(subject(seed, store)).of("4") for seed in (0, 1)]
     probs = torch.stack([torch.softmax(view.logits.double(), -1) for view in views]).mean(0)
     row = row_of(evidence, ENSEMBLE, "4")
@@ -255,7 +243,7 @@ def test_an_ensemble_averages_calibrated_members(finished):
 
 
 def test_inputs_of_no_class_are_never_answered_correctly(finished):
-    evidence, _, _, store = finished
+    evidence, _, store = finished
     data = subject(0, store).record("unknown")
     log_probs = torch.log_softmax(data.logits.double(), -1)
     row = row_of(evidence, PLAIN, "unknown")
@@ -276,15 +264,15 @@ def test_inputs_of_no_class_are_never_answered_correctly(finished):
 
 def test_shifts_and_cases_are_counted():
     """Shift a is won for certain, b lost for certain, c won by a difference within its interval."""
-    rows, draws = [], {}
+    scored, draws = [], {}
     for shift, own, rival, spread in (("a", 1.0, 2.0, 0.1), ("b", 2, 1, 0.1), ("c", 1, 1.1, 1.0)):
         for method, value in ((CLOSED[2], own), (EQUAL, rival)):
             place = ("n", 0, "s", shift, "g", PRICE, method, 0.0, 1, 0.0)
-            rows.append(Scored(*place, value, 0.0, value))
+            scored.append(Scored(*place, value, 0.0, value))
             noise = spread * torch.linspace(-1, 1, 101) * (method == CLOSED[2])
             draws["s", 0, shift, method] = (value + noise).expand(2, -1)
-    evidence = Evidence(rows, [], [], draws)
-    found = compared(evidence, select(rows, method=CLOSED[2]), EQUAL, "nll")
+    evidence = Evidence(scored, [], [], draws)
+    found = compared(evidence, select(scored, method=CLOSED[2]), EQUAL, "nll")
     assert found.counts == "2 (1) : 1 (1)"
     assert found.mean == pytest.approx(-0.1 / 3)
     assert str(Interval(-0.1, -0.2, 0.3)) == "-0.1000 [-0.2000, +0.3000]"

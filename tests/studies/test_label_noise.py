@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
 from cases import normal
+from stores import store_in
 from studies import label_noise
 from studies.data import Labelled
 from studies.label_noise import (
@@ -30,7 +30,6 @@ from studies.label_noise import (
     scores,
     with_noise,
 )
-from studies.store import Reporter, Store
 
 
 @pytest.mark.parametrize("data", [MNIST, CIFAR10])
@@ -93,11 +92,9 @@ def test_a_tiny_study_end_to_end(tmp_path, monkeypatch):
     study = LabelNoiseStudy(
         data=(MNIST,), rates=(0.2,), train=150, held_out=100, new=100, epochs=5, seeds=(0, 1)
     )
-    store = Store(tmp_path, study, Reporter(Console(), tmp_path / "run.log"))
-    page = run(study, tmp_path, store, "the command")
+    page = run(study, tmp_path, store_in(tmp_path, study), "the command")
     assert "Written by `the command`, acnml" in (tmp_path / "results.md").read_text()
     assert "the command" in page.read_text()
-    assert page.exists()
     text = (tmp_path / "results.md").read_text()
     assert all(f"| {score} |" in text for score in SCORES)
     lines = (tmp_path / "metrics.csv").read_text().splitlines()

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rich.console import Console
 
 from acnml import metrics
 from cases import normal
+from stores import store_in
 from studies import linearised
 from studies.data import Labelled
 from studies.linearised import (
@@ -31,7 +31,6 @@ from studies.linearised import (
     run,
     verdict,
 )
-from studies.store import Reporter, Store
 
 TINY = LinearisedStudy(
     hidden=(8,), train=200, validation=20, test=20, angles=(0, 90), epochs=5, seeds=(0,)
@@ -86,8 +85,7 @@ def test_the_verdict_is_only_about_other_ways_to_use_the_network():
 
 def test_a_tiny_study_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(linearised, "load_mnist", lambda part: digits())
-    store = Store(tmp_path, TINY, Reporter(Console(), tmp_path / "run.log"))
-    assert run(TINY, tmp_path, store, "the command").exists()
+    assert run(TINY, tmp_path, store_in(tmp_path, TINY), "the command").exists()
     text = (tmp_path / "results.md").read_text()
     assert all(f"| {method} |" in text for method in METHODS)
     lines = (tmp_path / "metrics.csv").read_text().splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import html
 import math
 from dataclasses import replace
@@ -13,7 +12,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 import acnml
 from acnml import metrics
-from stores import Whole, collected, store_in
+from stores import Whole, collected, rows, store_in
 from studies.data import Labelled
 from studies.engine.choose import chosen, most_cautious
 from studies.engine.claims import verdicts
@@ -115,8 +114,8 @@ def test_methods_are_compared_on_the_same_images(finished):
 def test_a_claim_is_about_a_method_that_it_names(finished, best):
     """Whichever method is best on rotated test images: the claim is about the ensemble of ACNML."""
     results = finished.results
-    rows = [row._replace(ece=0.1 if row.method.name == best.name else 0.2) for row in results.rows]
-    judged = verdicts(replace(results, rows=tuple(rows)))
+    told = [row._replace(ece=0.1 if row.method.name == best.name else 0.2) for row in results.rows]
+    judged = verdicts(replace(results, rows=tuple(told)))
     (found,) = [v for v in judged if "is better calibrated than all others" in v.claim]
     assert found.holds is (best == methods.ACNML_HEADS)
 
@@ -125,13 +124,10 @@ def test_the_report_and_its_files_show_the_same(finished):
     page = (finished.out / "report.html").read_text()
     assert "Not finished" not in page
     assert page.count("<svg") >= 12
-    with (finished.out / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    with (finished.out / "timings.csv").open() as file:
-        timed = list(csv.DictReader(file))
-    assert len(rows) == len(finished.results.rows)
-    assert {row["name"] for row in rows} == {method.name for method in finished.study.methods}
-    assert {row["shift"] for row in timed} == {row["shift"] for row in rows}
+    scored, timed = (rows(finished.out / f"{name}.csv") for name in ("metrics", "timings"))
+    assert len(scored) == len(finished.results.rows)
+    assert {row["name"] for row in scored} == {method.name for method in finished.study.methods}
+    assert {row["shift"] for row in timed} == {row["shift"] for row in scored}
     assert all(float(row["seconds_per_input"]) > 0 for row in timed)
     text = (finished.out / "results.md").read_text()
     lines = [line for line in text.splitlines() if line.startswith("| ") and "---" not in line]
@@ -174,8 +170,8 @@ def test_the_mean_field_is_that_of_the_library():
     classifier = acnml.Classifier(network)
     trainer = acnml.fit.BayesByBackprop(classifier, 30, 0.2, 0.01, 0.1, seed=5)
     order = torch.Generator().manual_seed(mixed(5, 0))
-    for rows in torch.randperm(30, generator=order).split(10):
-        trainer.step(x[rows], y[rows])
+    for batch in torch.randperm(30, generator=order).split(10):
+        trainer.step(x[batch], y[batch])
     expected = Content.of_saved(trainer.posterior()).tensors
     assert content.tensors.keys() == expected.keys()
     assert all(torch.equal(content.tensors[name], expected[name]) for name in expected)

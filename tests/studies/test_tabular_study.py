@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from acnml import metrics
+from stores import rows, twice
 from studies import tabular
 from studies.data.folder import DataError
 from studies.data.tabular import TABLES, Tabular
-from studies.store import Reporter, Store
 from studies.tabular import ACNML, CONFORMAL, METHODS, SHIFTED, TEST, TabularStudy, run, split
 
 STUDY = TabularStudy(tables=("noise",), classifiers=("logistic",), seeds=(0,), price=0.1)
@@ -33,40 +30,30 @@ def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("tabular")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tabular, "TABLES", {"noise": noise})
-        for _ in range(2):  # the second run finds everything
-            log = io.StringIO()
-            store = Store(out, STUDY, Reporter(Console(file=log), out / "run.log"))
-            run(STUDY, out, store, "command")
-    return out, log.getvalue()
-
-
-def rows(path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
+        twice(lambda store: run(STUDY, out, store, "command"), out, STUDY)
+    return out
 
 
 def test_every_method_is_measured_on_both_kinds_of_rows(finished):
-    out, log = finished
-    assert "reused" in log
-    assert "made" not in log
-    found = rows(out / "metrics.csv")
+    found = rows(finished / "metrics.csv")
     assert {(row["method"], row["rows"]) for row in found} == {
         (method, part) for method in METHODS for part in (TEST, SHIFTED)
     }
-    sets = rows(out / "conformal.csv")
+    sets = rows(finished / "conformal.csv")
     inside = [float(r["coverage"]) for r in sets if r["rows"] == TEST]
     assert np.mean(inside) == pytest.approx(STUDY.coverage, abs=0.06)
-    page = (out / "results.md").read_text()
+    page = (finished / "results.md").read_text()
     assert "| noise, logistic | shifted |" in page
 
 
 def test_numbers_are_those_of_the_predictions(finished):
-    out, _ = finished
     table = noise()
     found = tabular.predictions(table, "logistic", STUDY, 0)
     labels = table.labels[split(table, STUDY, 0)[SHIFTED]]
     expected = metrics.nll(found[SHIFTED][ACNML].numpy(), labels)
-    (row,) = (r for r in rows(out / "metrics.csv") if (r["method"], r["rows"]) == (ACNML, SHIFTED))
+    (row,) = (
+        r for r in rows(finished / "metrics.csv") if (r["method"], r["rows"]) == (ACNML, SHIFTED)
+    )
     assert float(row["nll"]) == pytest.approx(expected, rel=1e-6)
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from rich.console import Console
 
 from acnml import metrics
 from cases import normal
+from stores import made, rows, store_in, twice
 from studies import text as study_module
-from studies.store import Reporter, Store
 from studies.text import DOMAINS, PRESETS, TWO, Question, TextStudy, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:The price of")  # few validation data
@@ -59,26 +56,15 @@ def finished(tmp_path_factory):
         patch.setattr(study_module, "DOMAINS", FEW)
         patch.setattr(study_module, "questions", questions)
         patch.setattr(study_module, "load_encoder", encoder)
-        for _ in range(2):  # the second run finds everything
-            log = io.StringIO()
-            store = Store(out, STUDY, Reporter(Console(file=log), out / "run.log"))
-            run(STUDY, out, store, "command")
-    return out, log.getvalue()
-
-
-def rows(path) -> list[dict[str, str]]:
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
-def test_a_second_run_makes_nothing(finished):
-    _, log = finished
-    assert log.count("reused") == 4 + 2  # the embeddings of four splits, two tasks
-    assert "made " not in log
+        twice(lambda store: run(STUDY, out, store, "command"), out, STUDY)
+        assert len(made(out)) == 4 + 2  # the embeddings of four splits, two tasks
+        store = store_in(out, STUDY)
+        task = study_module.tasks(STUDY, store)[0]
+        return out, task, *study_module.outcome(STUDY, TWO, task, 0, store)
 
 
 def test_every_score_is_measured(finished):
-    out, _ = finished
+    out = finished[0]
     found = rows(out / "detection.csv")
     per_task = 2 * (3 + 6) + 2 + 1 + 6  # two scores of nine methods, distances, energy, regrets
     assert len(found) == 2 * per_task
@@ -96,14 +82,7 @@ def test_every_score_is_measured(finished):
 
 
 def test_scores_are_those_of_the_stored_predictions(finished):
-    out, _ = finished
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study_module, "DOMAINS", FEW)
-        patch.setattr(study_module, "questions", questions)
-        patch.setattr(study_module, "load_encoder", encoder)
-        store = Store(out, STUDY, Reporter(Console(file=io.StringIO()), out / "run.log"))
-        task = study_module.tasks(STUDY, store)[0]
-        tensors, facts = study_module.outcome(STUDY, TWO, task, 0, store)
+    out, task, tensors, facts = finished
     inside, outside = (tensors[f"logits {kind}"].double() for kind in ("in", "out"))
     expected = metrics.auroc(-inside.softmax(-1).amax(-1), -outside.softmax(-1).amax(-1))
     (found,) = (
