@@ -37,7 +37,7 @@ MAY_KNOW = {
     "torchmetrics": {"_util", "metrics"},
     "transformers": {"_util", "calibration", "classifier", "storage"},
     "tuning": {"problem", "_util", "calibration", "fit", "metrics", "predictors", "solution"},
-    "conformal": {"metrics"},
+    "conformal": {"_util", "metrics"},
     "decisions": {"_util", "decisions"},
     "plots": {"_util", "metrics", "calibration"},
     "sklearn": MODEL | {"atypicality", "calibration", "sklearn"},

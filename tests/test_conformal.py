@@ -132,7 +132,6 @@ def test_arrays_for_arrays():
     ("use", "error", "message"),
     [
         (lambda p, y: conformal.fit(p, y, 1.0), ValueError, "coverage must be between 0 and 1"),
-        (lambda p, y: conformal.fit(p, y, 0.9, "LAC"), TypeError, r"score must be SetScore\.LAC"),
         (lambda p, y: conformal.fit(p.exp(), y), ValueError, "log to probabilities"),
         (lambda p, y: conformal.fit(p, y).sets(p[:, :2]), ValueError, r"shape \(N, 4\), got"),
         (

@@ -21,15 +21,6 @@ often as inputs with their score m(x) of atypicality occur among new, unlabelled
 coverage is c if labels depend on inputs as before and the weights are the likelihood ratio of the
 inputs. Here the ratio is estimated in bins of the score: it corrects what a shift changes about the
 score, and nothing else.
-
->>> import acnml, torch
->>> generator = torch.Generator().manual_seed(0)
->>> log_probs = torch.log_softmax(torch.randn(500, 3, generator=generator), dim=1)
->>> labels = torch.multinomial(log_probs.exp(), 1, generator=generator).squeeze(1)
->>> conformal = acnml.conformal.fit(log_probs[:400], labels[:400], coverage=0.9)
->>> sets = conformal.sets(log_probs[400:])  # (100, 3), True where a label is in the set
->>> bool(0.8 < acnml.conformal.coverage_of(sets, labels[400:]) <= 1)
-True
 """
 
 from __future__ import annotations
@@ -43,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from acnml._util.checks import require_share
 from acnml.metrics import _as_tensor, _checked, _checked_labels, _checked_log_probs
 
 
@@ -52,9 +44,7 @@ class SetScore(enum.Enum):
 
     For RAPS, give the probabilities to MAPIE: docs/howto/conformal.md says how.
 
-    >>> import acnml, torch
-    >>> probs = torch.tensor([[0.7, 0.2, 0.1]])
-    >>> acnml.conformal.SetScore.APS(probs.log())
+    >>> SetScore.APS(torch.tensor([[0.7, 0.2, 0.1]]).log())
     tensor([[0.7000, 0.9000, 1.0000]])
     """
 
@@ -98,11 +88,10 @@ class Conformal:
         effective: how many calibration data without weights say as much as these with weights. If
             it is small, sets are large and the coverage varies.
 
-    >>> import acnml, torch
-    >>> log_probs = torch.log_softmax(torch.randn(500, 3), dim=1)
-    >>> labels = torch.multinomial(log_probs.exp(), 1).squeeze(1)
-    >>> acnml.conformal.fit(log_probs, labels, coverage=0.9).sets(log_probs[:2]).shape
-    torch.Size([2, 3])
+    >>> log_probs = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.5, 0.0]]).log()
+    >>> Conformal(SetScore.LAC, 0.9, thresholds=torch.full((3,), 1.0)).sets(log_probs)
+    tensor([[ True, False, False],
+            [ True,  True, False]])
     """
 
     score: SetScore
@@ -127,9 +116,8 @@ class Conformal:
             bins = torch.bucketize(_as_tensor(atypicality).cpu().double(), self.edges)
             limits = limits[bins].unsqueeze(1)
         elif own.ndim != 2 or own.shape[1] != len(limits):
-            raise ValueError(
-                f"log_probs must have shape (N, {len(limits)}), got {tuple(own.shape)}"
-            )
+            shape = tuple(own.shape)
+            raise ValueError(f"log_probs must have shape (N, {len(limits)}), got {shape}")
         sets = self.score(_checked_log_probs(own)) <= limits
         return sets.numpy() if isinstance(log_probs, np.ndarray) else sets
 
@@ -149,16 +137,14 @@ def fit(
         coverage: the probability, between 0 and 1.
         score: `SetScore.LAC` for small sets, `SetScore.APS` for adaptive ones.
 
-    >>> import acnml, torch
     >>> log_probs = torch.log_softmax(torch.randn(500, 3), dim=1)
     >>> labels = torch.multinomial(log_probs.exp(), 1).squeeze(1)
-    >>> fitted = acnml.conformal.fit(log_probs[:400], labels[:400], coverage=0.9)
+    >>> fitted = fit(log_probs[:400], labels[:400], coverage=0.9)
     >>> fitted.sets(log_probs[400:]).shape  # True where a label is in the set
     torch.Size([100, 3])
     """
     scores = _scores_of_labels(log_probs, labels, coverage, score)
-    thresholds = [_quantile(scores, coverage)] * log_probs.shape[1]
-    return Conformal(score, coverage, _vector(thresholds))
+    return Conformal(score, coverage, _quantile(scores, coverage).repeat(log_probs.shape[1]))
 
 
 def fit_by_class(
@@ -168,16 +154,14 @@ def fit_by_class(
 
     They are larger than those of `fit` where some classes are harder than others.
 
-    >>> import acnml, torch
-    >>> log_probs = torch.log_softmax(torch.randn(500, 3), dim=1)
-    >>> labels = torch.multinomial(log_probs.exp(), 1).squeeze(1)
-    >>> acnml.conformal.fit_by_class(log_probs, labels).thresholds.shape  # one for every class
+    >>> log_probs, labels = torch.zeros(90, 3).log_softmax(1), torch.arange(90) % 3
+    >>> fit_by_class(log_probs, labels).thresholds.shape  # one for every class
     torch.Size([3])
     """
     scores = _scores_of_labels(log_probs, labels, coverage, score)
     own = _as_tensor(labels).cpu()
     thresholds = [_quantile(scores[own == k], coverage) for k in range(log_probs.shape[1])]
-    return Conformal(score, coverage, _vector(thresholds))
+    return Conformal(score, coverage, torch.stack(thresholds))
 
 
 def fit_weighted(
@@ -198,15 +182,14 @@ def fit_weighted(
         coverage: the probability, between 0 and 1.
         score: of labels.
 
-    >>> import acnml, torch
     >>> log_probs, far = torch.zeros(99, 2).log_softmax(1), torch.linspace(0, 1, 99)
-    >>> fitted = acnml.conformal.fit_weighted(log_probs, torch.zeros(99).long(), far, 0.5 + far / 2)
+    >>> fitted = fit_weighted(log_probs, torch.zeros(99).long(), far, 0.5 + far / 2)
     >>> fitted.sets(log_probs[:2], far[:2]).shape
     torch.Size([2, 2])
     >>> round(fitted.effective)  # half of the bins have new inputs
     50
     """
-    own = _scores_of_labels(log_probs, labels, coverage, score).double().cpu()
+    own = _scores_of_labels(log_probs, labels, coverage, score)
     ours, others = (_as_tensor(s).cpu().double() for s in (atypicality, new_atypicality))
     inner = torch.linspace(0, 1, BINS + 1, dtype=torch.float64, device="cpu")[1:-1]
     edges = torch.quantile(ours, inner)
@@ -227,9 +210,7 @@ def fit_weighted(
 def coverage_of(sets: Tensor, labels: Tensor) -> float:
     """Return the share of sets that hold the label.
 
-    >>> import acnml, torch
-    >>> sets = torch.tensor([[True, False], [True, True]])
-    >>> acnml.conformal.coverage_of(sets, torch.tensor([1, 1]))
+    >>> coverage_of(torch.tensor([[True, False], [True, True]]), torch.tensor([1, 1]))
     0.5
     """
     own = _checked_sets(sets)
@@ -240,8 +221,7 @@ def coverage_of(sets: Tensor, labels: Tensor) -> float:
 def mean_size(sets: Tensor) -> float:
     """Return the mean number of labels in a set.
 
-    >>> import acnml, torch
-    >>> acnml.conformal.mean_size(torch.tensor([[True, False], [True, True]]))
+    >>> mean_size(torch.tensor([[True, False], [True, True]]))
     1.5
     """
     return _checked_sets(sets).double().sum(1).mean().item()
@@ -251,32 +231,22 @@ def _checked_sets(sets: Tensor) -> Tensor:
     """Check sets of at least one input and return them on the CPU."""
     own = _as_tensor(sets).cpu()
     if own.dtype != torch.bool or own.ndim != 2 or len(own) == 0:
-        raise ValueError(
-            "sets must be booleans of shape (N, K) with N ≥ 1, as `Conformal.sets` returns them, "
-            f"got {own.dtype} of shape {tuple(own.shape)}"
-        )
+        got = f"{own.dtype} of shape {tuple(own.shape)}"
+        raise ValueError(f"sets must be booleans of shape (N, K) with N ≥ 1, got {got}")
     return own
 
 
 def _scores_of_labels(
     log_probs: Tensor, labels: Tensor, coverage: float, score: SetScore
 ) -> Tensor:
-    if not 0 < coverage < 1:
-        raise ValueError(f"coverage must be between 0 and 1, got {coverage}")
-    if not isinstance(score, SetScore):
-        raise TypeError(f"score must be SetScore.LAC or SetScore.APS, got {score!r}")
+    require_share(coverage, "coverage")
     own, at = _checked(log_probs, labels)
     return score(own).gather(1, at.unsqueeze(1)).squeeze(1)
 
 
-def _quantile(scores: Tensor, coverage: float) -> float:
+def _quantile(scores: Tensor, coverage: float) -> Tensor:
     """Return the ⌈(n + 1)·coverage⌉-th smallest of n scores; ∞ if n is too small."""
     # Rounding must not raise (n + 1)·coverage above an integer that it equals. The rank is at least
     # 1, because the coverage is positive.
     rank = max(1, math.ceil((len(scores) + 1) * coverage - 1e-9))
-    return scores.sort().values[rank - 1].item() if rank <= len(scores) else math.inf
-
-
-def _vector(thresholds: list[float]) -> Tensor:
-    """Return thresholds on the CPU, where all scores are compared with them."""
-    return torch.tensor(thresholds, dtype=torch.float64, device="cpu")
+    return scores.sort().values[rank - 1] if rank <= len(scores) else scores.new_tensor(math.inf)

@@ -19,7 +19,7 @@ Arguments may be NumPy arrays. `reliability` and `risk_coverage` then return arr
 """
 
 import math
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,11 +30,9 @@ from torch.nn import functional
 class Reliability(NamedTuple):
     """The non-empty bins of a reliability diagram, by increasing confidence.
 
-    >>> import acnml, torch
-    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> found = acnml.metrics.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
-    >>> found.confidence - found.accuracy
-    tensor([ 0.1250, -0.2500], dtype=torch.float64)
+    >>> from acnml.metrics import Reliability
+    >>> Reliability._fields
+    ('confidence', 'accuracy', 'count')
     """
 
     confidence: Tensor  # (bins,) mean confidence of the points in the bin
@@ -47,10 +45,9 @@ class RiskCoverage(NamedTuple):
 
     At coverage c, the model predicts only for the fraction c of points with the highest confidence.
 
-    >>> import acnml, torch
-    >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> acnml.metrics.risk_coverage(log_probs, torch.tensor([0, 0, 1])).coverage
-    tensor([0.3333, 0.6667, 1.0000], dtype=torch.float64)
+    >>> from acnml.metrics import RiskCoverage
+    >>> RiskCoverage._fields
+    ('coverage', 'risk')
     """
 
     coverage: Tensor  # (N,) fraction of the points that receive a prediction
@@ -60,9 +57,8 @@ class RiskCoverage(NamedTuple):
 def accuracy(log_probs: Tensor, labels: Tensor) -> float:
     """Return the fraction of points whose most probable class is the label.
 
-    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> acnml.metrics.accuracy(log_probs, torch.tensor([0, 1]))  # of tied classes the first counts
+    >>> accuracy(log_probs, torch.tensor([0, 1]))  # of tied classes the first counts
     0.5
     """
     _, correct = confidences(log_probs, labels)
@@ -74,9 +70,8 @@ def nll(log_probs: Tensor, labels: Tensor) -> float:
 
     It is infinite if a label has probability 0.
 
-    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> round(acnml.metrics.nll(log_probs, torch.tensor([0, 1])), 4)
+    >>> round(nll(log_probs, torch.tensor([0, 1])), 4)
     0.4904
     """
     log_probs, labels = _checked(log_probs, labels)
@@ -86,9 +81,8 @@ def nll(log_probs: Tensor, labels: Tensor) -> float:
 def brier(log_probs: Tensor, labels: Tensor) -> float:
     """Return the Brier score 1/N Σₙ Σₖ (p(k|xₙ) − [k = yₙ])², between 0 and 2.
 
-    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> round(acnml.metrics.brier(log_probs, torch.tensor([0, 1])), 4)
+    >>> round(brier(log_probs, torch.tensor([0, 1])), 4)
     0.3125
     """
     log_probs, labels = _checked(log_probs, labels)
@@ -103,9 +97,8 @@ def ece(log_probs: Tensor, labels: Tensor, bins: int = 20) -> float:
     It is Σ_b (n_b/N) |acc_b − conf_b|, with the number of points, the accuracy and the mean
     confidence of bin b. The ACNML paper uses the same bins; see `reliability`.
 
-    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5], [0.5, 0.5]]).log()
-    >>> round(acnml.metrics.ece(log_probs, torch.tensor([0, 0, 0, 1]), bins=2), 4)
+    >>> round(ece(log_probs, torch.tensor([0, 0, 0, 1]), bins=2), 4)
     0.125
     """
     return ece_of_confidences(*confidences(log_probs, labels), bins)
@@ -117,13 +110,12 @@ def reliability(log_probs: Tensor, labels: Tensor, bins: int = 20) -> Reliabilit
     The points are sorted by confidence and split as in `torch.tensor_split`, so the sizes of bins
     differ by at most one. With fewer points than bins, each point has its own bin.
 
-    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> acnml.metrics.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2).count
+    >>> reliability(log_probs, torch.tensor([0, 0, 1]), bins=2).count
     tensor([2, 1])
     """
     diagram = _equal_mass(*confidences(log_probs, labels), bins)
-    return _arrays_for_arrays(log_probs, diagram)
+    return Reliability(*_like(log_probs, *diagram))
 
 
 def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
@@ -131,21 +123,19 @@ def risk_coverage(log_probs: Tensor, labels: Tensor) -> RiskCoverage:
 
     If confidences tie, this is the expected value over a random order of the tied points.
 
-    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> acnml.metrics.risk_coverage(log_probs, torch.tensor([0, 1])).risk
+    >>> risk_coverage(log_probs, torch.tensor([0, 1])).risk
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
     curve = _risk_coverage(*confidences(log_probs, labels))
-    return _arrays_for_arrays(log_probs, curve)
+    return RiskCoverage(*_like(log_probs, *curve))
 
 
 def aurc(log_probs: Tensor, labels: Tensor) -> float:
     """Return the area under the risk-coverage curve, the mean risk at coverages 1/N, …, 1.
 
-    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> round(acnml.metrics.aurc(log_probs, torch.tensor([0, 0, 1])), 4)
+    >>> round(aurc(log_probs, torch.tensor([0, 0, 1])), 4)
     0.1111
     """
     return aurc_of_confidences(*confidences(log_probs, labels))
@@ -154,9 +144,8 @@ def aurc(log_probs: Tensor, labels: Tensor) -> float:
 def confidences(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the confidence cₙ of every prediction, and 1 where it is correct and 0 elsewhere.
 
-    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log()
-    >>> confidence, correct = acnml.metrics.confidences(log_probs, torch.tensor([0, 1]))
+    >>> confidence, correct = confidences(log_probs, torch.tensor([0, 1]))
     >>> correct
     tensor([1., 0.], dtype=torch.float64)
     """
@@ -169,9 +158,8 @@ def confidences(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def ece_of_confidences(confidence: Tensor, correct: Tensor, bins: int = 20) -> float:
     """Return the ECE over bins of equal mass, as `ece`, from confidences and correctness.
 
-    >>> import acnml, torch
     >>> correct = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    >>> round(acnml.metrics.ece_of_confidences(correct / 4 + 0.5, correct, bins=2), 4)
+    >>> round(ece_of_confidences(correct / 4 + 0.5, correct, bins=2), 4)
     0.375
     """
     diagram = _equal_mass(*_checked_confidences(confidence, correct), bins)
@@ -182,9 +170,8 @@ def ece_of_confidences(confidence: Tensor, correct: Tensor, bins: int = 20) -> f
 def aurc_of_confidences(confidence: Tensor, correct: Tensor) -> float:
     """Return the area under the risk-coverage curve, as `aurc`, from the same.
 
-    >>> import acnml, torch
     >>> correct = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    >>> acnml.metrics.aurc_of_confidences(torch.tensor([0.75, 0.5], dtype=torch.float64), correct)
+    >>> aurc_of_confidences(torch.tensor([0.75, 0.5], dtype=torch.float64), correct)
     0.25
     """
     return _risk_coverage(*_checked_confidences(confidence, correct)).risk.mean().item()
@@ -195,8 +182,7 @@ def auroc(in_scores: Tensor, out_scores: Tensor) -> float:
 
     It equals P(out score > in score) + ½ P(out score = in score).
 
-    >>> import acnml, torch
-    >>> acnml.metrics.auroc(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
+    >>> auroc(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     0.875
     """
     in_flagged, out_flagged = _flagged(in_scores, out_scores)
@@ -211,8 +197,7 @@ def aupr(in_scores: Tensor, out_scores: Tensor) -> float:
     It is Σ_t (R_t − R_{t−1}) P_t over the distinct thresholds t, where R_t and P_t are the recall
     and the precision if every score ≥ t is flagged.
 
-    >>> import acnml, torch
-    >>> acnml.metrics.aupr(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])) == (1 + 2 / 3) / 2
+    >>> aupr(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])) == (1 + 2 / 3) / 2
     True
     """
     in_flagged, out_flagged = _flagged(in_scores, out_scores)
@@ -226,8 +211,7 @@ def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
     This is the fraction of in-distribution points with a score ≥ t, where t is the highest
     threshold that at least 95 % of the out-of-distribution points reach.
 
-    >>> import acnml, torch
-    >>> acnml.metrics.fpr95(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.0, 3.0]))
+    >>> fpr95(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([2.0, 3.0]))
     0.5
     """
     in_flagged, out_flagged = _flagged(in_scores, out_scores)
@@ -239,9 +223,8 @@ def fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
 def summary(log_probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, float]:
     """Return accuracy, NLL, Brier score and equal-mass ECE by name.
 
-    >>> import acnml, torch
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> list(acnml.metrics.summary(log_probs, torch.tensor([0, 0, 1])))
+    >>> list(summary(log_probs, torch.tensor([0, 0, 1])))
     ['accuracy', 'nll', 'brier', 'ece']
     """
     scores = {metric.__name__: metric(log_probs, labels) for metric in (accuracy, nll, brier)}
@@ -261,40 +244,22 @@ def multilabel(probs: Tensor, labels: Tensor, bins: int = 20) -> dict[str, Tenso
         labels: 1 for labels that are present, and 0 for the others (N, K).
         bins: of the ECE.
 
-    >>> import acnml, torch
-    >>> found = acnml.metrics.multilabel(torch.tensor([[0.75], [0.5]]), torch.tensor([[1], [0]]))
+    >>> found = multilabel(torch.tensor([[0.75], [0.5]]), torch.tensor([[1], [0]]))
     >>> float(found["accuracy"].mean()), float(found["auroc"].mean())
     (1.0, 1.0)
     """
     chances, present = _as_tensor(probs).double(), _as_tensor(labels).long()
-    scores = [
-        _of_label(own, is_there, bins) for own, is_there in zip(chances.T, present.T, strict=True)
-    ]
-    return {
-        name: torch.tensor([each[name] for each in scores], dtype=torch.float64)
-        for name in scores[0]
-    }
-
-
-def _of_label(probs: Tensor, labels: Tensor, bins: int) -> dict[str, float]:
-    """Return the scores of one label from probabilities of its presence (N,)."""
-    log_probs = torch.stack([torch.log1p(-probs), probs.log()], dim=1)
-    absent, present = probs[labels == 0], probs[labels == 1]
-    is_known = len(absent) > 0 and len(present) > 0
-    area = auroc(absent, present) if is_known else math.nan
-    return {**summary(log_probs, labels, bins), "auroc": area}
+    scores = list[dict[str, float]]()
+    for own, is_there in zip(chances.T, present.T, strict=True):
+        log_probs = torch.stack([torch.log1p(-own), own.log()], dim=1)
+        both = own[is_there == 0], own[is_there == 1]
+        area = auroc(*both) if all(map(len, both)) else math.nan
+        scores.append({**summary(log_probs, is_there, bins), "auroc": area})
+    columns = {name: [each[name] for each in scores] for name in scores[0]}
+    return {name: torch.tensor(own, dtype=torch.float64) for name, own in columns.items()}
 
 
 # Helpers ---------------------------------------------------------------------------------------
-
-Result = TypeVar("Result", Reliability, RiskCoverage)
-
-
-def _arrays_for_arrays(given: object, result: Result) -> Result:
-    """Return the result as arrays if an array was given."""
-    if not isinstance(given, np.ndarray):
-        return result
-    return result._replace(**{name: t.numpy() for name, t in result._asdict().items()})
 
 
 def _equal_mass(confidence: Tensor, correct: Tensor, bins: int) -> Reliability:
@@ -327,19 +292,26 @@ def _sorted_by_confidence(confidence: Tensor, correct: Tensor) -> tuple[Tensor, 
 
 def _flagged(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor]:
     """Count the in and out scores ≥ t for each distinct score t, descending, after a first 0."""
-    in_scores = _checked_scores(in_scores, "in_scores")
-    out_scores = _checked_scores(out_scores, "out_scores")
-    levels, level = torch.unique(torch.cat([in_scores, out_scores]), return_inverse=True)
-    in_level, out_level = level.split([len(in_scores), len(out_scores)])
-    return _count_from_top(in_level, len(levels)), _count_from_top(out_level, len(levels))
+    both = _checked_vector(in_scores, "in_scores"), _checked_vector(out_scores, "out_scores")
+    levels, level = torch.unique(torch.cat(both), return_inverse=True)
+    at_levels = [
+        torch.bincount(own, minlength=len(levels)) for own in level.split([*map(len, both)])
+    ]
+    in_flagged, out_flagged = (functional.pad(n.flip(0).cumsum(0), (1, 0)) for n in at_levels)
+    return in_flagged, out_flagged
 
 
-def _count_from_top(level: Tensor, levels: int) -> Tensor:
-    at_level = torch.bincount(level, minlength=levels)
-    return functional.pad(at_level.flip(0).cumsum(0), (1, 0))
+def _like(given: object, *results: Tensor) -> tuple[Any, ...]:
+    """Return results as arrays if an array was given."""
+    return tuple(r.numpy() for r in results) if isinstance(given, np.ndarray) else results
 
 
 # Checks ----------------------------------------------------------------------------------------
+
+
+def _as_tensor(value: Tensor) -> Tensor:
+    is_array = isinstance(value, np.ndarray)
+    return torch.tensor(np.ascontiguousarray(value), device="cpu") if is_array else value
 
 
 def _checked(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -354,69 +326,55 @@ def _checked_log_probs(log_probs: Tensor) -> Tensor:
     """Check log-probabilities and return them on the CPU as float64."""
     given = _as_tensor(log_probs)
     if given.ndim != 2 or not given.is_floating_point():
+        shape = tuple(given.shape)
         raise ValueError(
-            f"log_probs must be log-probabilities (N, K), got {given.dtype} of shape "
-            f"{tuple(given.shape)}"
+            f"log_probs must be log-probabilities (N, K), got {given.dtype} of shape {shape}"
         )
     own = given.detach().cpu().double()
-    row = _first(own.isnan().any(dim=1))
-    if row is not None:
+    if (row := _first(own.isnan().any(dim=1))) is not None:
         raise ValueError(f"log_probs[{row}] contains NaN: drop the row or fix the model")
     # With the machine epsilon ε, rounding changes log pₖ by at most ½ε |log pₖ|, and hence the
     # logarithm of a row's sum by about ½ε · entropy ≤ ½ε log K. The tolerance is twice that, and at
     # least 1 % for values that were rounded before they were passed in.
     tolerance = max(1e-2, torch.finfo(given.dtype).eps * math.log(max(1, own.shape[1])))
     log_sums = own.logsumexp(dim=1)
-    row = _first(log_sums.abs() > tolerance)
-    if row is not None:
-        total = log_sums[row].exp().item()
+    if (row := _first(log_sums.abs() > tolerance)) is not None:
+        total = f"{log_sums[row].exp():.4g}, not 1"
         hint = "apply log_softmax to logits, or log to probabilities"
-        raise ValueError(f"the probabilities in log_probs[{row}] sum to {total:.4g}, not 1: {hint}")
+        raise ValueError(f"the probabilities in log_probs[{row}] sum to {total}: {hint}")
     return own
 
 
 def _checked_labels(labels: Tensor, points: int, classes: int) -> Tensor:
     """Check labels of so many points and return them on the CPU as int64."""
-    labels = _as_tensor(labels).cpu()
-    if labels.shape != (points,) or labels.is_floating_point():
-        raise ValueError(
-            f"labels must be class indices of shape ({points},), got {labels.dtype} of shape "
-            f"{tuple(labels.shape)}"
-        )
-    row = _first((labels < 0) | (labels >= classes))
-    if row is not None:
-        label = f"labels[{row}] = {labels[row].item()}"
+    own = _as_tensor(labels).cpu()
+    if own.shape != (points,) or own.is_floating_point():
+        got = f"{own.dtype} of shape {tuple(own.shape)}"
+        raise ValueError(f"labels must be class indices of shape ({points},), got {got}")
+    if (row := _first((own < 0) | (own >= classes))) is not None:
+        label = f"labels[{row}] = {own[row].item()}"
         raise ValueError(f"{label} is outside 0..{classes - 1}: drop or relabel the point")
-    return labels.long()
-
-
-def _as_tensor(value: Tensor) -> Tensor:
-    is_array = isinstance(value, np.ndarray)
-    return torch.tensor(np.ascontiguousarray(value), device="cpu") if is_array else value
+    return own.long()
 
 
 def _checked_confidences(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
     """Check both vectors and return them on the CPU as float64."""
-    confidence, correct = _as_tensor(confidence), _as_tensor(correct)
-    if confidence.ndim != 1 or len(confidence) == 0 or correct.shape != confidence.shape:
-        shapes = f"{tuple(confidence.shape)} and {tuple(correct.shape)}"
-        raise ValueError(
-            f"confidence and correct must be vectors of one length N ≥ 1, got {shapes}"
-        )
-    confidence, correct = confidence.detach().cpu().double(), correct.detach().cpu().double()
-    if not ((confidence >= 0) & (confidence <= 1) & ((correct == 0) | (correct == 1))).all():
+    sure, right = _checked_vector(confidence, "confidence"), _checked_vector(correct, "correct")
+    if len(sure) != len(right):
+        raise ValueError(f"there are {len(sure)} confidences, but {len(right)} values of correct")
+    if not ((sure >= 0) & (sure <= 1) & ((right == 0) | (right == 1))).all():
         raise ValueError("confidence must be probabilities from 0 to 1, and correct 0 or 1")
-    return confidence, correct
+    return sure, right
 
 
-def _checked_scores(scores: Tensor, name: str) -> Tensor:
-    scores = _as_tensor(scores)
-    if scores.ndim != 1 or len(scores) == 0:
-        raise ValueError(f"{name} must be a vector (N,) with N ≥ 1, got {tuple(scores.shape)}")
-    index = _first(scores.isnan())
-    if index is not None:
+def _checked_vector(values: Tensor, name: str) -> Tensor:
+    """Check one number for every point and return them on the CPU as float64."""
+    own = _as_tensor(values)
+    if own.ndim != 1 or len(own) == 0:
+        raise ValueError(f"{name} must be a vector (N,) with N ≥ 1, got {tuple(own.shape)}")
+    if (index := _first(own.isnan())) is not None:
         raise ValueError(f"{name}[{index}] is NaN: drop the point or fix the score")
-    return scores.detach().cpu().double()
+    return own.detach().cpu().double()
 
 
 def _first(wrong: Tensor) -> int | None:

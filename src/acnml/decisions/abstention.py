@@ -64,7 +64,6 @@ class Certificate:
         needed: how many examples would be enough for a certificate, if they are like these; None
             if there is one, or if too many of these are wrong or have no answer.
 
-    >>> from acnml.decisions import Certificate
     >>> Certificate(0.9, examples=1000, accepted=800, errors=6, risk=0.02).is_certified
     True
     """
@@ -93,7 +92,6 @@ class Abstention:
         confidence: with which the certificates hold, each of them by itself.
         certificates: one for all predictions, or one for every predicted class.
 
-    >>> from acnml.decisions import Abstention, Certificate
     >>> certificate = Certificate(0.9, examples=1000, accepted=800, errors=6, risk=0.02)
     >>> print(Abstention("confidence", 0.95, (certificate,)))
     Accept predictions with a confidence of at least 0.9: 80.0 % of 1,000 validation examples, of \
@@ -123,24 +121,21 @@ which 0.8 % are wrong. On data like these at most 2.0 % are wrong, with 95 % con
 
     def _sentence(self, found: Certificate) -> str:
         if not found.is_certified:
-            return f"No threshold can be certified with {found.examples:,} examples. " + (
-                "More of them would not help: too many are wrong, or have no answer."
-                if found.needed is None
-                else f"About {found.needed:,} would be enough, if they are like these."
-            )
-        limit = (
-            f"a confidence of at least {found.threshold:.4g}"
-            if self.by == "confidence"
-            else f"a regret of at most {-found.threshold:.4g}"
-        )
+            more = "More of them would not help: too many are wrong, or have no answer."
+            if found.needed is not None:
+                more = f"About {found.needed:,} would be enough, if they are like these."
+            return f"No threshold can be certified with {found.examples:,} examples. {more}"
+        limit = f"a confidence of at least {found.threshold:.4g}"
+        if self.by == "regret":
+            limit = f"a regret of at most {-found.threshold:.4g}"
         share, wrong = found.accepted / found.examples, found.errors / found.accepted
-        also = f"at least {100 * found.coverage:.1f} % are accepted and " if found.coverage else ""
-        return (
-            f"Accept predictions with {limit}: {100 * share:.1f} % of {found.examples:,} "
-            f"validation examples, of which {100 * wrong:.1f} % are wrong. On data like these "
-            f"{also}at most "
-            f"{100 * found.risk:.1f} % are wrong, with {100 * self.confidence:g} % confidence."
+        also = f"at least {found.coverage:.1%} are accepted and " if found.coverage else ""
+        text = (
+            f"Accept predictions with {limit}: {share:.1%} of {found.examples:,} validation "
+            f"examples, of which {wrong:.1%} are wrong. On data like these {also}at most "
+            f"{found.risk:.1%} are wrong, with {100 * self.confidence:g}% confidence."
         )
+        return text.replace("%", " %")
 
 
 def abstention(
@@ -153,8 +148,6 @@ def abstention(
 ) -> Abstention:
     """Return when to abstain; for the arguments see `acnml.Calibrator.abstention`.
 
-    >>> import torch
-    >>> from acnml.decisions import Outcomes, abstention
     >>> sure, right = torch.linspace(0, 1, 1000), torch.arange(1000) < 300
     >>> validation = Outcomes(torch.zeros(1000), right, sure, 1 - sure, 1 - sure)
     >>> abstention(validation, risk=0.02).certificates[0].accepted
@@ -162,15 +155,15 @@ def abstention(
     """
     if (risk is None) == (coverage is None):
         raise ValueError("give one of risk and coverage: the other follows from it")
-    sure, correct = sureness_of(validation, by), validation.correct
-    classes = range(int(validation.predicted.max()) + 1) if by_class else [None]
+    sure, correct, group = sureness_of(validation, by), validation.correct, validation.predicted
+    group = group if by_class else torch.zeros_like(group)
     found = []
-    for k in classes:
-        own = slice(None) if k is None else validation.predicted == k
+    for k in range(int(group.max()) + 1):
+        own = sure[group == k], correct[group == k]
         if risk is not None:
-            found.append(at_most_risk(sure[own], correct[own], risk, confidence))
+            found.append(at_most_risk(*own, risk, confidence))
         elif coverage is not None:
-            found.append(at_least_coverage(sure[own], correct[own], coverage, confidence))
+            found.append(at_least_coverage(*own, coverage, confidence))
     return Abstention(by, confidence, tuple(found))
 
 
@@ -185,8 +178,6 @@ def at_most_risk(
         risk: largest tolerated error rate among accepted predictions.
         confidence: with which the limit holds, over the draw of the labelled data.
 
-    >>> import torch
-    >>> from acnml.decisions import at_most_risk
     >>> certificate = at_most_risk(torch.rand(50), torch.ones(50, dtype=torch.bool), risk=0.02)
     >>> certificate.is_certified, certificate.needed
     (False, 149)
@@ -199,9 +190,7 @@ def at_most_risk(
         if binomial_cdf(int(ranked.errors[accepted]), accepted, risk) > level:
             break
         best = accepted
-    if best:
-        return ranked.certificate(best, risk)
-    return ranked.no_certificate(_needed(ranked, risk, level))
+    return ranked.certificate(best, risk, needed=None if best else _needed(ranked, risk, level))
 
 
 def at_least_coverage(
@@ -217,8 +206,6 @@ def at_least_coverage(
         coverage: least tolerated share of accepted predictions.
         confidence: with which coverage and risk hold, over the draw of the labelled data.
 
-    >>> import torch
-    >>> from acnml.decisions import at_least_coverage
     >>> correct = torch.arange(1000) >= 100
     >>> found = at_least_coverage(torch.linspace(0, 1, 1000), correct, coverage=0.8)
     >>> found.accepted, found.errors, round(found.risk, 4)
@@ -232,7 +219,7 @@ def at_least_coverage(
     least = _first(count + 1, lambda k: binomial_cdf(k - 1, count, coverage) >= 1 - level)
     if least > answered:
         needed = math.ceil(math.log(level) / math.log(coverage))  # all of them: c^N ≤ level
-        return ranked.no_certificate(needed if answered == count else None)
+        return ranked.certificate(0, 1.0, needed=needed if answered == count else None)
     accepted = ranked.with_ties(least)
     bound = upper_bound(int(ranked.errors[accepted]), accepted, 1 - level)
     return ranked.certificate(accepted, bound, coverage)
@@ -274,11 +261,6 @@ class _Ranked:
     @staticmethod
     def of(sureness: Tensor, correct: Tensor) -> _Ranked:
         own, right = as_values(sureness).cpu().double(), as_values(correct).cpu()
-        if own.ndim != 1 or own.shape != right.shape:
-            raise ValueError(
-                "sureness and correct must have the same shape (N,), got "
-                f"{tuple(own.shape)} and {tuple(right.shape)}"
-            )
         own = own.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)  # no answer
         values, order = own.sort(descending=True, stable=True)
         wrong = (~right.bool()[order]).cumsum(0)
@@ -288,19 +270,19 @@ class _Ranked:
         """Return how many examples are as sure as the last of the `count` surest, or surer."""
         return int(torch.searchsorted(-self.values, -self.values[count - 1], right=True))
 
-    def certificate(self, accepted: int, risk: float, coverage: float = 0.0) -> Certificate:
-        """Return the threshold that accepts so many of the examples.
+    def certificate(
+        self, accepted: int, risk: float, coverage: float = 0.0, needed: int | None = None
+    ) -> Certificate:
+        """Return the threshold that accepts so many of the examples; none for 0.
 
         It lies in the middle between two examples, so that rounding does not decide.
         """
+        if not accepted:
+            return Certificate(math.inf, len(self.values), 0, 0, 1.0, needed=needed)
         ends = self.values[accepted - 1 : accepted + 1]
         threshold = float(ends.mean()) if len(ends) > 1 else -math.inf
         errors = int(self.errors[accepted])
         return Certificate(threshold, len(self.values), accepted, errors, risk, coverage)
-
-    def no_certificate(self, needed: int | None) -> Certificate:
-        """Return that nothing is certified, and how many examples would be enough."""
-        return Certificate(math.inf, len(self.values), 0, 0, 1.0, needed=needed)
 
 
 def _steps(count: int, risk: float, level: float) -> Sequence[int]:

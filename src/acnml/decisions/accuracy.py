@@ -18,6 +18,7 @@ the true accuracy in about half of all shifts, and in a quarter with a plain tem
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, final
@@ -38,7 +39,6 @@ BINS = 10
 class AccuracyEstimate:
     """An accuracy that was estimated without labels, and its interval.
 
-    >>> from acnml.decisions import AccuracyEstimate
     >>> print(AccuracyEstimate(0.9, 0.88, 0.95, 1000))
     0.900 (between 0.880 and 0.950), from 1,000 predictions without labels
     """
@@ -68,8 +68,6 @@ def expected_accuracy(
         groups: a value for every prediction (n,), such as the predicted class or a country. Then
             the result maps each value to its estimate.
 
-    >>> import torch
-    >>> from acnml.decisions import Outcomes, expected_accuracy
     >>> sure = torch.full((1000,), 0.9)
     >>> label = torch.zeros(1000)
     >>> right = label + (torch.arange(1000) % 10 == 0)  # 90 % are right, as they should be
@@ -79,7 +77,12 @@ def expected_accuracy(
     """
     require_share(level, "level")
     if groups is not None:
-        rows = _rows_of(groups, len(confidence))
+        known = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+        rows = defaultdict[Any, list[int]](list)
+        if len(known) != len(confidence):
+            raise ValueError(f"there are {len(confidence)} predictions, but {len(known)} groups")
+        for row, value in enumerate(known):
+            rows[value].append(row)
         return {k: expected_accuracy(confidence[own], validation, level) for k, own in rows.items()}
     own = as_values(confidence).detach().cpu().double().flatten()
     own = own[own.isfinite()]
@@ -91,17 +94,6 @@ def expected_accuracy(
     width = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(chance + spread)
     low, high = accuracy + min(0.0, error) - width, accuracy + max(0.0, error) + width
     return AccuracyEstimate(accuracy, max(0.0, low), min(1.0, high), len(own))
-
-
-def _rows_of(groups: Any, count: int) -> dict[Any, list[int]]:
-    """Return the rows of every group, in the order in which groups first occur."""
-    known = groups.tolist() if hasattr(groups, "tolist") else list(groups)
-    if len(known) != count:
-        raise ValueError(f"there are {count} predictions, but {len(known)} groups")
-    rows: dict[Any, list[int]] = {}
-    for row, value in enumerate(known):
-        rows.setdefault(value, []).append(row)
-    return rows
 
 
 def _calibration_error(own: Tensor, validation: Outcomes) -> tuple[float, float]:

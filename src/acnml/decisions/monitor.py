@@ -44,8 +44,6 @@ CHUNK = 2048
 class Observed(NamedTuple):
     """What a monitor looks at: some columns of an `Answer`, for example from a file.
 
-    >>> import torch
-    >>> from acnml.decisions import Observed
     >>> half = torch.tensor([0.5, 0.5])
     >>> answers = Observed(torch.tensor([0, 1]), half, half, half, abstain=half > 1)
     """
@@ -63,7 +61,6 @@ class Window:
     """What is known of a window of answers, made by `Monitor.update`.
 
     >>> from dataclasses import fields
-    >>> from acnml.decisions import Window
     >>> [field.name for field in fields(Window)][:4]
     ['count', 'unanswered', 'accuracy', 'abstained']
     """
@@ -98,8 +95,6 @@ class Monitor:
         evidence: the largest log10 E so far.
         changed_at: the number of the answer at which the alarm was raised.
 
-    >>> import torch
-    >>> from acnml.decisions import Monitor, Observed, Outcomes
     >>> normal, none = torch.randn(500), torch.zeros(500).long()
     >>> monitor = Monitor.of(Outcomes(none, none, normal.sigmoid(), normal, normal), level=0.01)
     >>> monitor.update(Observed(none, normal.sigmoid(), normal, normal + 1, none)).changed
@@ -142,10 +137,9 @@ class Monitor:
     def update(self, answers: Any) -> Window:
         """Take a window of answers in the order in which they came: an `Answer` or `Observed`."""
         answered = _column(answers.label) >= 0
-        columns = {
-            n: _column(getattr(answers, n))[answered].double() for n in (*STATISTICS, "regret")
-        }
-        label, had_changed = _column(answers.label)[answered].long(), self.changed_at is not None
+        names, had_changed = (*STATISTICS, "regret"), self.changed_at is not None
+        columns = {name: _column(getattr(answers, name))[answered].double() for name in names}
+        label = _column(answers.label)[answered].long()
         for start in range(0, len(label), CHUNK):
             self._bet(torch.stack([columns[n][start : start + CHUNK] for n in STATISTICS]))
         return Window(

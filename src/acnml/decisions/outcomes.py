@@ -28,8 +28,6 @@ class Outcomes:
         regret: log C(x).
         score: the atypicality m(x).
 
-    >>> import torch
-    >>> from acnml.decisions import Outcomes
     >>> half = torch.full((4,), 0.5)
     >>> Outcomes.of(torch.tensor([0, 1, 1, 0]), torch.zeros(4).long(), half, half, half).correct
     tensor([ True, False, False,  True])
@@ -69,8 +67,6 @@ def sureness_of(answers: Any, by: By) -> Tensor:
         answers: an `Answer`, or `Outcomes`.
         by: "confidence" or "regret".
 
-    >>> import torch
-    >>> from acnml.decisions import Outcomes, sureness_of
     >>> half = torch.full((2,), 0.5)
     >>> sureness_of(Outcomes(half, half, half, half, half), by="regret")
     tensor([-0.5000, -0.5000], dtype=torch.float64)
