@@ -96,9 +96,8 @@ def listed_folder(seed: int) -> tuple[str, Outcome]:
             found = score(Job("fuzz.scored:build", predictor_file(), str(data), str(out)))
             wrong = [kind for kind in kinds if kind in REFUSED]
             require(not wrong, f"scored in spite of {wrong}")
-            skipped = len(kinds) - len(expected)
-            counts = {"seen": len(kinds), "read": len(expected), "skipped": skipped}
-            require(found.files == counts, f"{found.files} instead of {counts}")
+            counts = (len(expected), len(kinds) - len(expected))
+            require((found.files, found.skipped) == counts, f"{found} instead of {counts}")
             labels = np.concatenate(expected)[:, :3].argmax(1)
             parts = [pq.read_table(path)["label"] for path in sorted(out.glob("*.parquet"))]
             answers = np.concatenate([part.to_numpy() for part in parts])

@@ -15,8 +15,6 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="needs the extra `predict`")
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.lib import format as npy
 from PIL import Image
 from torch import nn
@@ -63,55 +61,34 @@ def test_every_file_is_scored_rejected_or_skipped_by_its_name(job, tmp_path):
     for hidden in ("_SUCCESS", ".DS_Store", "_hidden/j.png", "_hidden/k.png"):
         picture(data / hidden, 9)
     summary = score(replace(job, reading=Reading(image_mode="L")))
-    expected = [
-        "a.png",
-        "b.jfif",
-        "c.jpe",
-        "d.tga",
-        "e",
-        "f.PNG",
-        "i.png",
-        "linked/h.png",
-        "sub/g.x",
-    ]
-    assert read(job)["file"].to_pylist() == expected
+    scored = "a.png b.jfif c.jpe d.tga e f.PNG i.png linked/h.png sub/g.x"
+    assert " ".join(read(job)["file"].to_pylist()) == scored
     assert [row["file"] for row in rejects(job)] == ["notes.txt"]
-    assert (summary.rows, summary.files) == (10, {"seen": 13, "read": 10, "skipped": 3})
+    assert (summary.rows, summary.files, summary.skipped) == (10, 10, 4)
     manifest = json.loads((Path(job.output) / "_manifest.json").read_text())
-    assert manifest["counts"]["files"] == summary.files
+    assert manifest["counts"]["skipped"] == 4
 
 
-def forbidden(path: Path, monkeypatch) -> None:
-    """A folder that may not be listed; root may list all."""
-    scandir = os.scandir
-
-    def refuse(folder):
-        if Path(folder) == path:
-            raise PermissionError(13, "Permission denied", str(folder))
-        return scandir(folder)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-
-
-def make_unreadable(kind: str, sub: Path, monkeypatch) -> None:
-    odd = sub / "odd.npy"
-    if kind == "pipe":
-        os.mkfifo(odd)
-    elif kind == "forbidden":
-        forbidden(sub, monkeypatch)
-    else:
-        odd.symlink_to({"dangling": "nowhere", "loop": odd.name, "circle": sub}[kind])
-
-
-@pytest.mark.parametrize("input_", ["data", "data/**/*.npy", "d*/s*"])
-@pytest.mark.parametrize("kind", ["dangling", "loop", "circle", "pipe", "forbidden"])
+@pytest.mark.parametrize("input_", ["data", "d*/s*"])
+@pytest.mark.parametrize("kind", ["dangling", "circle", "pipe", "forbidden"])
 def test_what_cannot_be_read_ends_the_run(kind, input_, job, tmp_path, monkeypatch):
-    sub = Path(job.input) / "sub"
+    sub, scandir = Path(job.input) / "sub", os.scandir
     sub.mkdir()
     for folder in (Path(job.input), sub):
         np.save(folder / "x.npy", rows(5))
-    make_unreadable(kind, sub, monkeypatch)
-    with pytest.raises(ScoringError, match=r"sub.*(cannot be read|link to nothing|that it is in)"):
+
+    def refuse(folder):
+        if Path(folder) == sub:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    if kind == "pipe":
+        os.mkfifo(sub / "odd.npy")
+    elif kind == "forbidden":  # root may list all
+        monkeypatch.setattr(os, "scandir", refuse)
+    else:
+        (sub / "odd.npy").symlink_to({"dangling": "nowhere", "circle": sub}[kind])
+    with pytest.raises(ScoringError, match=r"sub.*(cannot be read|link to nothing)"):
         score(replace(job, input=str(tmp_path / input_)))
     assert not Path(job.output).exists()
 
@@ -145,7 +122,7 @@ def write_data(kind: str, folder: Path, seed: int = 0) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "npy", "png"])
-@pytest.mark.parametrize("how", ["replaced", "changed in place", "removed"])
+@pytest.mark.parametrize("how", ["replaced", "removed"])
 @pytest.mark.parametrize("when", ["before the worker reads", "after the first part"])
 def test_inputs_that_change_during_a_run_are_noticed(kind, how, when, job, tmp_path):
     """No part has rows of the new file."""
@@ -159,13 +136,10 @@ def test_inputs_that_change_during_a_run_are_noticed(kind, how, when, job, tmp_p
 
     def change() -> None:
         new = tmp_path / "new" / last.name
-        if how == "replaced":  # with the same time and size
-            os.utime(new, ns=(last.stat().st_atime_ns, last.stat().st_mtime_ns))
+        if how == "replaced":
             new.replace(last)
-        elif how == "removed":
-            last.unlink()
         else:
-            last.write_bytes(new.read_bytes())
+            last.unlink()
 
     def engine(own: Job, units):
         worker = Worker(own)
@@ -293,11 +267,10 @@ def write_claim(path: Path, shape: tuple[int, ...], numbers: int = 0) -> None:
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((10**12, 4), r"x.npy is damaged, or no array of numbers: mmap length is greater"),
-        ((3, 10**12), "mmap length is greater than file size"),
+        ((10**12, 4), r"x.npy is damaged, .*: mmap length is greater than file size"),
         ((-3, 6), "negative dimensions"),
-        ((3, 0), r"has shape \(3, 0\), but its first dimension must count rows"),
-        ((), r"x.npy is damaged, or no array"),
+        ((3, 0), r"first dimension counts rows: an array has shape \(3, 0\)"),
+        ((), r"x.npy is damaged, or has no arrays"),
         ((0, 6), "has no rows: check --input"),
     ],
 )
@@ -306,21 +279,6 @@ def test_headers_are_compared_with_the_file_before_anything_is_allocated(shape, 
     with pytest.raises(ScoringError, match=message):
         score(job)
     assert not Path(job.output).exists()
-
-
-def test_several_columns_of_one_name_are_refused(job):
-    x, y = ([row.tolist() for row in rows(3, seed=seed)] for seed in (0, 1))
-    path = Path(job.input) / "x.parquet"
-    pq.write_table(pa.Table.from_arrays([pa.array(x), pa.array(y)], names=["x", "x"]), path)
-    with pytest.raises(ScoringError, match="the input has several columns 'x': rename all but one"):
-        score(replace(job, reading=Reading(columns=("x",))))
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-def test_an_output_folder_that_cannot_be_made(job):
-    np.save(Path(job.input) / "x.npy", rows(5))
-    with pytest.raises(ScoringError, match="output folder /proc/self/x cannot be made"):
-        score(replace(job, output="/proc/self/x"))
 
 
 def test_tensors_can_be_carried(job):
@@ -358,7 +316,7 @@ def test_scoring_says_what_is_unsolved_and_leaves_warnings_alone():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         before = [*warnings.filters]
-        answers = Scorer(predictor, Answers())(Read({"x": x.numpy()}, np.arange(4), {}))
+        answers = Scorer(predictor, Answers())(Read({"x": x.numpy()}, {}))
     assert not any(answers["solved"].to_pylist())
     assert Listening.seen
     assert all(filters == before for filters in Listening.seen)

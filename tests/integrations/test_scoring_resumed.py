@@ -127,28 +127,28 @@ def test_if_no_row_has_an_answer_all_are_rejected(job):
 def test_arrays_that_are_not_used_may_be_anything(job, tmp_path):
     x, path = rows(40), tmp_path / "data.npz"
     odd = {"objects": np.array([{}, None]), "number": np.array(3.0), "texts": np.array([["a"]])}
-    odd["complex"] = np.ones(40, complex)
+    odd |= {"complex": np.ones(40, complex), "by_columns": np.asfortranarray(x)}
     np.savez(path, x=x, id=np.arange(40), **odd)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("readme.txt", "notes")
-        archive.writestr("__MACOSX/x", "notes")
-    named = Reading(columns=("x",), carry=("id",))
-    assert score(replace(job, input=str(path), reading=named)).scored == 40
-    job = replace(job, input=str(path), output=str(tmp_path / "others"))
-    odd["by_columns"] = np.asfortranarray(x)
-    np.savez(path, x=x, **odd)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("damaged.npy", "nothing")
         archive.writestr("readme.txt", "notes")
+    job = replace(job, input=str(path))
+    for name in ("x", "by_columns"):
+        named = Reading(columns=(name,), carry=("id",))
+        output = str(tmp_path / name)
+        assert score(replace(job, reading=named, output=output)).scored == 40
+    by_rows, by_columns = (
+        read(replace(job, output=str(tmp_path / n))) for n in ("x", "by_columns")
+    )
+    assert by_rows.equals(by_columns)
     for name, message in (
-        ("objects", f"{path} is damaged, or no array of numbers: .*pickle"),
-        ("number", f"array 'number' of {path} has shape .., but its first dimension must count"),
-        ("by_columns", f"array 'by_columns' of {path} is stored by columns"),
-        ("damaged", f"array 'damaged' of {path} has shape"),
-        ("readme.txt", f"array 'readme.txt' of {path} has shape"),
-        ("complex", f"array 'complex' of {path} has type complex128: save numbers"),
+        ("objects", f"{path} is damaged, or has no arrays of numbers.*pickle"),
+        ("number", f"{path} is damaged, or has no arrays.* an array has shape"),
+        ("damaged", f"{path} is damaged"),
+        ("readme.txt", f"{path} is damaged"),
+        ("complex", f"{path} is damaged, .*Unsupported numpy type"),
         ("texts", "column 'texts' has type"),
-        ("nothing", "the input has no column 'nothing'; there are: x, objects,"),
+        ("nothing", "nothing is not a file in the archive"),
     ):
         with pytest.raises(ScoringError, match=message):
             score(replace(job, reading=Reading(columns=(name,))))

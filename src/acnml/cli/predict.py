@@ -82,8 +82,8 @@ def _text(summary: Summary) -> str:
     if summary.unsolved:
         lines.append(f"{summary.unsolved:,} rows are not solved: their answers are inaccurate.")
     lines += [f"{count:,} rows rejected: {reason}." for reason, count in summary.rejected.items()]
-    if skipped := summary.files["skipped"]:
-        lines.append(f"{skipped:,} files and folders skipped: their names begin with . or _.")
+    if summary.skipped:
+        lines.append(f"{summary.skipped:,} files skipped: their names begin with . or _.")
     return "\n".join(lines)
 
 

@@ -30,18 +30,10 @@ SHOWN = 256
 
 
 class Read(NamedTuple):
-    """The inputs of those rows of a table that could be read, and why the others could not."""
+    """The rows of a table as inputs of the model."""
 
-    inputs: dict[str, Array]  # (m, *shape) by name
-    kept: Array  # (m,) which rows they are
-    reasons: dict[int, str]  # row -> reason, for all other rows
-
-    @staticmethod
-    def of(inputs: dict[str, Array], reasons: dict[int, str]) -> Read:
-        """Leave out the rows of inputs for which there is a reason."""
-        kept = np.setdiff1d(np.arange(len(next(iter(inputs.values())))), [*reasons])
-        some = {name: values[kept] for name, values in inputs.items()} if reasons else inputs
-        return Read(some, kept, reasons)
+    inputs: dict[str, Array]  # (n, *shape) by name, with anything in rows that do not fit
+    reasons: dict[int, str]  # row -> why it does not fit
 
 
 @final
@@ -155,16 +147,15 @@ class InputColumns:
         return InputColumns(columns, arguments, reading.stack)
 
     def read(self, table: pa.Table) -> Read:
-        """Return inputs by name for the rows that fit in all columns."""
+        """Return inputs by name, and the rows that do not fit in one of the columns."""
         reads = [column.read(_whole(table, column.name)) for column in self.columns]
-        reasons = dict[int, str]()
+        values, reasons = [array for array, _ in reads], dict[int, str]()
         for _, bad in reads:
             reasons = bad | reasons
-        values = [array for array, _ in reads]
         if self.stack:
-            return Read.of({ONLY: np.stack(values, axis=1)}, reasons)
+            return Read({ONLY: np.stack(values, axis=1)}, reasons)
         names = self.arguments if len(values) > 1 else (ONLY,)
-        return Read.of(dict(zip(names, values, strict=True)), reasons)
+        return Read(dict(zip(names, values, strict=True)), reasons)
 
 
 def input_names(reading: Reading, schema: pa.Schema) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -176,22 +167,18 @@ def input_names(reading: Reading, schema: pa.Schema) -> tuple[tuple[str, ...], t
 
 
 def require_columns(names: Sequence[str], available: Sequence[str], where: str) -> None:
-    """Raise an error if there is none or more than one of a column, or if it is named twice."""
+    """Raise an error if a column is missing."""
     for name in names:
         if name not in available:
             there = ", ".join(available)
             raise ScoringError(f"{where} has no column {name!r}; there are: {there}")
-        if [*available].count(name) > 1:
-            raise ScoringError(f"{where} has several columns {name!r}: rename all but one")
-        if [*names].count(name) > 1:
-            raise ScoringError(f"column {name!r} is named twice: name it once")
 
 
 def require_free_names(carried: Sequence[str], taken: Sequence[str]) -> None:
     """Raise an error if a column that is carried over has the name of another one."""
     for name in set(carried) & set(taken):
         raise ScoringError(
-            f"column {name!r} cannot be carried over, because the output may have a column of this "
+            f"column {name!r} cannot be carried over, because the output may have one of this "
             "name: rename it, or name the columns to carry by `carry` (--carry)"
         )
 

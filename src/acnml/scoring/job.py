@@ -34,7 +34,7 @@ class ScoringError(ValueError):
     >>> from acnml.scoring import Job, score
     >>> score(Job("network.py:build", "calibrated.safetensors", "nowhere.parquet", "scored"))
     Traceback (most recent call last):
-    acnml.scoring.job.ScoringError: there is no file or folder nowhere.parquet: check --input
+    acnml.scoring.job.ScoringError: there are no files of nowhere.parquet: check --input
     """
 
 

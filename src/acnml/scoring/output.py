@@ -56,8 +56,8 @@ class Summary:
         unsolved: scored rows for which the solver did not reach an optimum.
         abstained: scored rows that the predictor should not answer.
         parts: of the output.
-        files: of the input: how many were seen, read (all their rows are scored or rejected) and
-            skipped, because their names begin with a dot or an underscore.
+        files: of the input.
+        skipped: files whose names, or whose folders' names, begin with a dot or an underscore.
         found: parts that were complete before this run.
 
     >>> Summary(rows=9, scored=8, rejected={"": 1}, unsolved=0, abstained=2, parts=1).n_rejected
@@ -70,7 +70,8 @@ class Summary:
     unsolved: int
     abstained: int
     parts: int
-    files: dict[str, int] = field(default_factory=dict)
+    files: int = 0
+    skipped: int = 0
     found: int = field(default=0, compare=False)
 
     @property
@@ -92,12 +93,7 @@ class Folder:
 
         A folder without results is not tied to its job.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ScoringError(
-                f"the output folder {self.path} cannot be made ({error.strerror}): choose another"
-            ) from error
+        self.path.mkdir(parents=True, exist_ok=True)
         with _held(self.path):
             before = self._manifest()
             # A run that ended before it wrote a manifest may have left a draft of it.
@@ -142,12 +138,11 @@ class Folder:
 
     def counts(self, part: Part) -> dict[str, Any]:
         """Return the counts of a part, and check that the part is undamaged and has its rows."""
-        path, rejects = self.path / part.name, f"{REJECTS}/{part.name}"
+        path, sums = self.path / part.name, self.path / SUMS / f"{part.name}.sha256"
         if not path.exists():
             raise ScoringError(f"{path} is missing: run the same command again, without --verify")
-        names = [part.name, rejects] if (self.path / rejects).exists() else [part.name]
-        sums = self.path / SUMS / f"{part.name}.sha256"
-        found = _lines({name: sha256(self.path / name) for name in names})
+        names = [part.name, f"{REJECTS}/{part.name}"]
+        found = _lines({n: sha256(self.path / n) for n in names if (self.path / n).exists()})
         if not sums.exists() or sums.read_bytes() != found:
             raise ScoringError(
                 f"{path} or its rejects are damaged, because their hashes differ from those in "
@@ -160,11 +155,10 @@ class Folder:
 
     def require_complete(self, identity: dict[str, Any], summary: Summary) -> None:
         """Raise an error unless the folder is that of a complete run of a job with these counts."""
-        path, expected = self.path / MANIFEST, _complete(identity, summary)
-        if different := _differences(self._manifest(), expected):
+        path, expected = self.path / MANIFEST, _manifest_of(identity, summary)
+        if not path.exists() or path.read_bytes() != _text(expected):
+            different = _differences(self._manifest(), expected) or "bytes"
             raise ScoringError(f"{path} has other {different}: {AGAIN}")
-        if path.read_bytes() != _manifest_text(expected):  # all values may be there, and more
-            raise ScoringError(f"{path} is damaged: {AGAIN}")
         if len([*self.path.glob("*.parquet")]) != summary.parts:
             raise ScoringError(f"{self.path} has more Parquet files than its parts: remove them")
 
@@ -182,32 +176,27 @@ class Folder:
 
     def write_manifest(self, identity: dict[str, Any], summary: Summary | None = None) -> None:
         """Write the manifest of a run that has begun, or that is complete with these counts."""
-        begun = {**identity, "status": "running"}
-        content = begun if summary is None else _complete(identity, summary)
-        files.write_file(self.path / MANIFEST, _manifest_text(content))
+        files.write_file(self.path / MANIFEST, _text(_manifest_of(identity, summary)))
 
 
 def summary_of(counts: Sequence[dict[str, Any]], inputs: Files) -> Summary:
     """Return the sums of the counts of parts."""
     total = {n: sum(one[n] for one in counts) for n in ("scored", "unsolved", "abstained")}
     reasons = sorted(sum((Counter(one["rejected"]) for one in counts), Counter[str]()).items())
-    read, skipped = len(inputs.paths), inputs.skipped
-    files = {"seen": read + skipped, "read": read, "skipped": skipped}
-    rows = total["scored"] + sum(count for _, count in reasons)
-    return Summary(rows, rejected=dict(reasons), parts=len(counts), files=files, **total)
+    rows, seen = total["scored"] + sum(count for _, count in reasons), len(inputs.paths)
+    return Summary(
+        rows,
+        rejected=dict(reasons),
+        parts=len(counts),
+        files=seen,
+        skipped=inputs.skipped,
+        **total,
+    )
 
 
 def sha256(path: str | Path | None) -> str | None:
-    """Return the hash of a file, or raise an error if it is not there; None for None."""
-    if path is None:
-        return None
-    if not Path(path).is_file():
-        raise ScoringError(f"there is no file {path}: check the path")
-    total = hashlib.sha256()
-    with Path(path).open("rb") as file:
-        while piece := file.read(2**20):
-            total.update(piece)
-    return total.hexdigest()
+    """Return the hash of a file; None for None."""
+    return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _counts(answers: pa.Table, rejects: pa.Table) -> dict[str, Any]:
@@ -232,14 +221,16 @@ def _parquet(table: pa.Table) -> bytes:
     return content.getvalue()
 
 
-def _complete(identity: dict[str, Any], summary: Summary) -> dict[str, Any]:
-    """Return the manifest of a complete run."""
+def _manifest_of(identity: dict[str, Any], summary: Summary | None) -> dict[str, Any]:
+    """Return the manifest of a run that has begun, or that is complete with these counts."""
+    if summary is None:
+        return {**identity, "status": "running"}
     counts = {name: value for name, value in vars(summary).items() if name != "found"}
     return {**identity, "status": "complete", "counts": counts}
 
 
-def _manifest_text(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+def _text(manifest: dict[str, Any]) -> bytes:
+    return (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _differences(before: dict[str, Any], identity: dict[str, Any]) -> str:

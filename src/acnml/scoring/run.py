@@ -63,7 +63,7 @@ def score(job: Job, engine: Engine = locally, progress: bool | None = None) -> S
     100
     """
     source, folder, identity = _opened(job)
-    require_free_names(source.carried.names, ["file", "row", *COLUMNS, REJECT])
+    require_free_names(source.carried, ["file", "row", *COLUMNS, REJECT])
     with folder.begun(identity):
         parts = [*source.parts(job.part_rows)]
         missing = [part for part in parts if not folder.has(part)]
@@ -82,9 +82,9 @@ def score(job: Job, engine: Engine = locally, progress: bool | None = None) -> S
 def verify(job: Job) -> Summary:
     """Check that a job is complete and none of its results is damaged; compute and write nothing.
 
-    >>> verify(Job("network.py:build", "calibrated.safetensors", "nowhere.parquet", "scored"))
-    Traceback (most recent call last):
-    acnml.scoring.job.ScoringError: there is no file or folder nowhere.parquet: check --input
+    >>> verify(Job("network.py:build", "calibrated.safetensors", "x.parquet", "scored")).scored
+    ... # doctest: +SKIP
+    1000
     """
     source, folder, identity = _opened(job)
     counts = [folder.counts(part) for part in source.parts(job.part_rows)]
@@ -113,21 +113,17 @@ def _opened(job: Job) -> tuple[Source, Folder, dict[str, Any]]:
 def load_predictor(job: Job) -> Predictor:
     """Return the predictor of a job on its device."""
     built = load_function(job.model, "--model")()
-    classifier = built if isinstance(built, Classifier) else None
-    model = built if classifier is None else classifier.model
+    model = built.model if isinstance(built, Classifier) else built
     if not isinstance(model, nn.Module):
         kind = type(built).__name__
         raise ScoringError(f"{job.model} must return an nn.Module or a Classifier, got a {kind}")
     try:
         if job.weights is not None:
             safetensors.torch.load_model(model, job.weights)
-    except (SafetensorError, RuntimeError) as error:
-        raise ScoringError(f"{job.weights} does not fit the model: {error}") from error
-    try:
         model.to(job.device)
-    except (RuntimeError, AssertionError) as error:
-        raise ScoringError(f"the device {job.device!r} cannot be used: {error}") from error
-    return load(job.predictor, classifier or Classifier(model))
+    except (SafetensorError, RuntimeError, AssertionError) as error:
+        raise ScoringError(f"check --weights and --device: {error}") from error
+    return load(job.predictor, built if isinstance(built, Classifier) else Classifier(model))
 
 
 @final

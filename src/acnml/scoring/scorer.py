@@ -38,7 +38,9 @@ class Scorer:
 
     def __call__(self, read: Read) -> pa.Table:
         """Return a row of answers for every row of a table, with the reason if there are none."""
-        why, left, answers = read.reasons, np.arange(len(read.kept)), self.schema.empty_table()
+        why, answers = read.reasons, self.schema.empty_table()
+        places = np.full(len(next(iter(read.inputs.values()))), -1)
+        left = np.setdiff1d(np.arange(len(places)), [*why])
         while len(left):
             try:
                 answers = self._answers({name: array[left] for name, array in read.inputs.items()})
@@ -46,11 +48,9 @@ class Scorer:
             except RowsError as error:  # score the other rows
                 if not error.rows:
                     raise
-                bad = list(error.rows)
-                why = why | dict.fromkeys(read.kept[left[bad]].tolist(), error.what)
-                left = np.delete(left, bad)
-        places = np.full(len(read.kept) + len(read.reasons), -1)
-        places[read.kept[left]] = np.arange(len(left))
+                bad = left[list(error.rows)]
+                why, left = why | dict.fromkeys(bad.tolist(), error.what), np.setdiff1d(left, bad)
+        places[left] = np.arange(len(left))
         texts = pa.array([why.get(row) for row in range(len(places))], pa.string())
         answers = answers.take(pa.array(places, mask=places < 0)) if why else answers
         return answers.append_column(REJECT, texts)

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeAlias, final
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +56,7 @@ class Source(ABC):
 
     files: Files
     lengths: Sequence[int]  # rows of every file
-    carried: pa.Schema  # of the columns that are carried over
+    carried: Sequence[str] = ()  # the columns that are carried over
 
     @final
     def parts(self, rows: int) -> Iterator[Part]:
@@ -107,42 +106,44 @@ class Source(ABC):
 
 
 class TableSource(Source):
-    """Files of columns; names of folders such as "day=3" are columns as well."""
+    """Files of columns."""
 
     def __init__(
         self, files: Files, reading: Reading, schemas: Sequence[pa.Schema], lengths: Sequence[int]
     ) -> None:
-        self.files, self.lengths, self._schemas = files, lengths, schemas
+        self.files, self.lengths, self.carried = files, lengths, reading.carry
         some = next((file for file, length in enumerate(lengths) if length), None)
         if some is None:
             raise ScoringError(f"{files.root} has no rows: check --input")
-        self._keys = [_keys_of_folders(files.name(file)) for file in range(len(lengths))]
-        self._wanted = [*dict.fromkeys([*input_names(reading, schemas[0])[1], *reading.carry])]
-        for file in range(len(lengths)):
-            self._require_same_columns(file)
-        self.carried = pa.schema([(name, self._type(0, name)) for name in reading.carry])
+        self.wanted = [*dict.fromkeys([*input_names(reading, schemas[0])[1], *reading.carry])]
+        for path, schema in zip(files.paths, schemas, strict=True):
+            require_columns(self.wanted, schema.names, str(path))
+            for name in self.wanted:
+                kind, expected = (each.field(name).type for each in (schema, schemas[0]))
+                if kind != expected:
+                    raise ScoringError(
+                        f"column {name!r} has type {kind} in {path}, but {expected} in "
+                        f"{files.paths[0]}: convert one of them"
+                    )
         first = next(self._cut(some, [(0, min(SHOWN, lengths[some]))]))
         self._inputs = InputColumns.found(reading, first)
 
     @abstractmethod
-    def _tables(self, file: int, start: int, size: int, names: list[str]) -> Iterator[pa.Table]:
-        """Yield the rows of a file from `start` on, in tables of about `size` rows."""
+    def _tables(self, file: int, start: int, size: int) -> Iterator[pa.Table]:
+        """Yield the `wanted` columns of a file from a row on, in tables of about `size` rows."""
 
     @final
     def _read(self, file: int, spans: Sequence[Span]) -> Iterator[Block]:
         for (start, stop), table in zip(spans, self._cut(file, spans), strict=True):
-            count = stop - start
-            keys = {"file": pa.repeat(self.files.name(file), count), "row": np.arange(start, stop)}
-            for name in self.carried.names:
-                is_column = name in table.column_names
-                keys[name] = table[name] if is_column else pa.repeat(self._keys[file][name], count)
+            names = pa.repeat(self.files.name(file), stop - start)
+            keys = {"file": names, "row": np.arange(start, stop)}
+            keys |= {name: table[name] for name in self.carried}
             yield Block(pa.table(keys), self._inputs.read(table))
 
     def _cut(self, file: int, spans: Sequence[Span]) -> Iterator[pa.Table]:
         """Yield a table for every span."""
         start, stop = spans[0]
-        names = [name for name in self._wanted if name in self._schemas[file].names]
-        tables, rest = self._tables(file, start, stop - start, names), list[pa.Table]()
+        tables, rest = self._tables(file, start, stop - start), list[pa.Table]()
         for start, stop in spans:
             while sum(map(len, rest)) < stop - start:
                 table = next(tables, None)
@@ -153,24 +154,3 @@ class TableSource(Source):
             joined = pa.concat_tables(rest)
             rest = [joined.slice(stop - start)]
             yield joined.slice(0, stop - start)
-
-    def _type(self, file: int, name: str) -> pa.DataType:
-        schema = self._schemas[file]
-        return schema.field(name).type if name in schema.names else pa.string()
-
-    def _require_same_columns(self, file: int) -> None:
-        """Raise an error if a file lacks a column, or has it with another type."""
-        path, own = self.files.paths[file], self._schemas[file].names
-        require_columns(self._wanted, [*own, *(self._keys[file].keys() - own)], str(path))
-        for name in self._wanted:
-            if self._type(file, name) != self._type(0, name):
-                raise ScoringError(
-                    f"column {name!r} has type {self._type(file, name)} in {path}, but "
-                    f"{self._type(0, name)} in {self.files.paths[0]}: convert one of them"
-                )
-
-
-def _keys_of_folders(name: str) -> dict[str, str]:
-    """Return the columns in the names of folders such as "day=3"."""
-    pairs = [folder.split("=", 1) for folder in name.split("/")[:-1] if "=" in folder]
-    return {unquote(key): unquote(value) for key, value in pairs}
