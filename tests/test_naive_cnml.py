@@ -71,9 +71,9 @@ def learning_only(model: nn.Module, names: list[str]) -> nn.Module:
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 @pytest.mark.parametrize("layers", ["all", "last"])
-@pytest.mark.parametrize("memory", [1, None], ids=["one by one", "together"])
-def test_is_the_literal_training_loop(case, layers, memory):
-    model, refit = case.model(), Refit(2, 0.3, momentum=0.8, weight_decay=0.05, memory=memory)
+@pytest.mark.parametrize("rows", [1, 32], ids=["one by one", "together"])
+def test_is_the_literal_training_loop(case, layers, rows):
+    model, refit = case.model(), Refit(2, 0.3, momentum=0.8, weight_decay=0.05, rows=rows)
     head = last_linear(model)
     names = [n for n, p in model.named_parameters() if layers == "all" or p in {*head.parameters()}]
     loader, x = Batches(case.x(7), torch.arange(7) % 3, 3, 3, 1), case.x(9)
@@ -86,18 +86,14 @@ def test_is_the_literal_training_loop(case, layers, memory):
     torch.testing.assert_close(best, expected.amax(-1), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("memory", "passes"),
-    [(None, 1 + 2), (9000, 1 + 2 * 2), (6500, 1 + 2 * 4), (1, 1 + 2 * 6)],
-    ids=["all rows", "a query's labels", "some labels", "one row"],
-)
-def test_memory_decides_which_rows_train_together_and_not_what_they_learn(memory, passes):
+@pytest.mark.parametrize(("rows", "blocks"), [(32, 1), (4, 2), (2, 3), (1, 6)])
+def test_rows_that_train_together_learn_the_same(rows, blocks):
     """2 queries of 3 labels each, 2 epochs, and one pass to count the data."""
     case = MODELS[1]
     loader, queries = Batches(case.x(4), torch.arange(4) % 3, 4), case.x(2)
-    refit = Refit(2, 0.3, memory=memory)
+    refit = Refit(2, 0.3, rows=rows)
     actual = NaiveCnml(Classifier(case.model()), loader, refit).log_lik(queries)
-    assert loader.passes == passes
+    assert loader.passes == 1 + 2 * blocks
     expected = literal_rows(case.model(), loader, queries, refit)[..., -1]
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
@@ -150,7 +146,7 @@ def test_only_models_that_vmap_does_not_support_train_row_by_row(build, blocks):
 
 
 def test_layers_before_the_trained_ones_run_once_for_all_rows():
-    """In an epoch, the frozen layer processes every input once, not once per row."""
+    """In an epoch, the frozen layer processes the data once, and not once per row."""
     ins, hidden, classes, data, queries = 7, 16, 3, 5, 2
     model = nn.Sequential(nn.Linear(ins, hidden), nn.Tanh(), nn.Linear(hidden, classes)).double()
     loader = [(normal(data, ins), torch.arange(data) % classes)]
@@ -161,6 +157,6 @@ def test_layers_before_the_trained_ones_run_once_for_all_rows():
             predict.log_lik(normal(queries, ins))
         return counter.get_total_flops()
 
-    frozen = 2 * ins * hidden * (data + queries)
+    frozen = 2 * ins * hidden * (data + queries * classes)
     trained = 4 * hidden * classes * (data + 1) * queries * classes  # forward, and by the weights
     assert flops(epochs=2) - flops(epochs=1) == frozen + trained

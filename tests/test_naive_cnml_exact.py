@@ -57,18 +57,3 @@ def test_the_steps_of_a_pass_average_to_a_step_down_the_whole_objective(sizes):
     slope = -sum((a * b).sum() for a, b in zip(*gradients, strict=True))
     moved = (after - log_lik.detach()) / (epsilon * len(sizes))
     torch.testing.assert_close(moved, slope, rtol=1e-5, atol=0)
-
-
-def fitted(model: nn.Module, x: Tensor, y: Tensor) -> nn.Module:
-    """Train to the maximum of the likelihood."""
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=200, tolerance_change=1e-14)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    model.zero_grad()
-    return model

@@ -9,15 +9,15 @@ A few epochs of SGD, starting at the model's weights, approximate θ̂_y. Withou
 is CNML, and with it CNMAP (Zhou & Levine 2021, section 2). ACNML is a fast approximation of both.
 
 A row is one label of one query. Every row has its own weights, but all rows use the same batches,
-so many rows can be trained together. Layers before the first trained layer run only once per batch
-for all of these rows.
+so many rows can be trained together, by `torch.func.vmap`. Layers before the first trained layer
+run only once per batch for all of these rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -27,22 +27,12 @@ from torch.nn import functional
 from acnml._engine.trust import check
 from acnml._util import batches, checks
 from acnml._util.batches import NO_LABELS, Inputs, in_chunks
-from acnml._util.memory import budget, require_memory
 from acnml._util.messages import track
 from acnml._util.params import Params, map_tensors, zip_with
 from acnml._util.structure import Layers, parameter_names
 from acnml._util.torch_state import seeded
 from acnml.classifier import Classifier
 from acnml.fit.batches import batch_sizes, over_batches, require_classes, require_loader
-
-# Memory of a row. Weight-sized tensors: the weights, the velocity, the gradients of the data loss
-# and of the query loss, and their sum. Activation-sized tensors: those saved by autograd, their
-# gradients, and temporary results.
-COPIES_OF_WEIGHTS = 5
-COPIES_OF_ACTIVATIONS = 3
-
-# A function of a row's (θ, query, label) that returns tensors.
-RowFunction: TypeAlias = Callable[[Params, Inputs, Tensor], Any]
 
 
 @final
@@ -62,8 +52,9 @@ class Refit:
             training.
         seed: random seed of the loader's order, if the loader uses torch's global random state. All
             rows then use the same batches.
-        memory: maximum memory in bytes for rows that are trained together; by default a fraction of
-            the free memory. Use 1 to train rows one by one, without `torch.func.vmap`.
+        rows: number of pairs of query and label that are trained together, if `torch.func.vmap`
+            supports the model. More are faster and take more memory: about five times the trained
+            weights each, and the activations of a batch.
 
     >>> import acnml
     >>> acnml.fit.Refit(epochs=1, learning_rate=0.1).momentum  # see `NaiveCnml`
@@ -75,12 +66,11 @@ class Refit:
     momentum: float = 0.9
     weight_decay: float = 0.0
     seed: int = 0
-    memory: int | None = None
+    rows: int = 32
 
     def __post_init__(self) -> None:
-        checks.settle_integers(self, epochs=1, seed=None)
+        checks.settle_integers(self, epochs=1, seed=None, rows=1)
         checks.require_positive(self.learning_rate, "learning_rate")
-        require_memory(self.memory)
 
 
 class Refitted(NamedTuple):
@@ -101,8 +91,8 @@ def refit_each(
 ) -> Iterator[Refitted]:
     """Yield the fine-tuned log-likelihoods (K,) of each input in turn.
 
-    Inputs are processed in chunks that fit into memory. A chunk is trained when its first result is
-    requested. Up to rounding, the result of an input does not depend on the other inputs.
+    Rows are trained when the first result that needs them is requested. Up to rounding, the result
+    of an input does not depend on the other inputs.
 
     Args:
         classifier: the trained model, e.g. `classifier.at(posterior.mean)`.
@@ -121,13 +111,15 @@ def refit_each(
     remedy = "check the model and these inputs"
     checks.require_finite(log_probs, "the model's log-probabilities are", remedy)
     names = parameter_names(classifier.model, layers)
+    if not classifier.gradient(queries, classifier.copy_parameters(names)):
+        raise ValueError(
+            f"the model's logits use none of the parameters {names}; "
+            "name layers that the forward pass uses"
+        )
     with seeded(refit.seed):
         training = _Training(classifier, loader, names, refit, batch_sizes(loader), progress)
-    labels = torch.arange(log_probs.shape[1], device=log_probs.device)
-    rows = training.rows_at_once(batches.take(queries, slice(0, 1)), labels)
-    blocks = list(batches.chunks(queries, max(1, rows // len(labels))))
-    each = (training.run(block, labels, rows) for block in track(blocks, "queries", progress))
-    return (Refitted(*one) for block in each for one in zip(*block, strict=True))
+    n, classes = log_probs.shape
+    return training.each(queries, n, classes)
 
 
 @final
@@ -142,37 +134,43 @@ class _Training:
     batch_sizes: list[int]
     progress: bool | None
 
-    @torch.inference_mode(False)
-    def rows_at_once(self, one: Inputs, labels: Tensor) -> int:
-        """Return how many rows fit into memory, or 1 if `vmap` does not support the model."""
-        start = self.classifier.copy_parameters(self.names)
-        if not self.classifier.gradient(one, start):
-            raise ValueError(
-                f"the model's logits use none of the parameters {self.names}; "
-                "name layers that the forward pass uses"
-            )
-        weights = sum(tensor.nbytes for tensor in start.values())
-        activations = max(self.batch_sizes) * _activation_bytes(self.classifier, start, one)
-        row = COPIES_OF_WEIGHTS * weights + COPIES_OF_ACTIVATIONS * activations
-        rows = budget(labels.device, self.refit.memory) // row
-        return rows if rows > 1 and self._can_vectorise(one, labels[:2]) else 1
+    def each(self, queries: Inputs, n: int, classes: int) -> Iterator[Refitted]:
+        """Yield the result of each of n queries, once all its rows are trained."""
+        query, label = torch.cartesian_prod(torch.arange(n), torch.arange(classes)).T
+        rows = self._rows_at_once(queries)
+        parts = list(zip(query.split(rows), label.split(rows), strict=True))
+        done: list[tuple[Tensor, Tensor]] = []  # of rows whose query is not yet complete
+        for some, labels in track(parts, "rows", self.progress):
+            done += zip(*self._trained(batches.take(queries, some), labels), strict=True)
+            while len(done) >= classes:
+                yield Refitted(*map(torch.stack, zip(*done[:classes], strict=True)))
+                del done[:classes]
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def run(self, queries: Inputs, labels: Tensor, rows: int) -> Refitted:
-        """Train all labels of the queries, at most `rows` rows together; return (Q, K) tensors."""
-        parts = [self._train(self._rows(queries, some, rows > 1)) for some in labels.split(rows)]
-        return Refitted(*(torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True)))
+    def _rows_at_once(self, queries: Inputs) -> int:
+        """Return how many rows to train together: 1 if `vmap` does not support the model."""
+        labels = torch.zeros(2, dtype=torch.int64)
+        rows = self._rows(batches.take(queries, labels), labels)
+        try:
+            rows.evaluate(self._gradient(batches.take(queries, labels[:1]), labels[:1]))
+            rows.evaluate(self._log_lik)  # some models run different code without gradients
+        except (RuntimeError, ValueError):
+            return 1
+        return self.refit.rows
 
-    def _rows(self, queries: Inputs, labels: Tensor, together: bool) -> _Rows:
-        lead = (batches.size(queries), len(labels))
+    def _rows(self, queries: Inputs, labels: Tensor) -> _Rows:
         start = self.classifier.copy_parameters(self.names)
-        theta = {name: t.expand(*lead, *t.shape).clone() for name, t in start.items()}
-        return _Rows(theta, zip_with(torch.zeros_like, theta), queries, labels, together)
+        theta = {name: t.expand(len(labels), *t.shape).clone() for name, t in start.items()}
+        device = next(iter(start.values())).device
+        return _Rows(theta, zip_with(torch.zeros_like, theta), queries, labels.to(device))
 
-    def _train(self, rows: _Rows) -> Refitted:
-        """Train (Q, L) rows and return their log-likelihoods."""
-        before_steps: list[Tensor] = []  # (Q, L) of the current epoch
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _trained(self, queries: Inputs, labels: Tensor) -> Refitted:
+        """Train R rows and return their log-likelihoods."""
+        rows = self._rows(queries, labels)
+        before_steps: list[Tensor] = []  # (R,) of the current epoch
 
         def step(x: Inputs, y: Tensor | None) -> None:
             gradient, (loss, log_lik) = rows.evaluate(self._gradient(x, y))
@@ -191,8 +189,8 @@ class _Training:
         checks.require_finite(last, "log-likelihoods are", "lower the learning rate")
         return Refitted(last, torch.stack([*before_steps[1:], last]).amax(0))
 
-    def _gradient(self, x: Inputs, y: Tensor | None) -> RowFunction:
-        """Return a function that gives (gradient, (loss, log p_θ(label|query))) on this batch.
+    def _gradient(self, x: Inputs, y: Tensor | None) -> Callable[..., Any]:
+        """Return a function of a row's (θ, query, label) that gives (∇loss, (loss, log_lik)).
 
         The average of the losses over an epoch is F_y without the weight decay. This holds also if
         batches differ in size.
@@ -216,36 +214,22 @@ class _Training:
         one = batches.map_inputs(query, lambda tensor: tensor.unsqueeze(0))
         return self.classifier.log_probs(one, theta)[0].gather(0, label.unsqueeze(0)).squeeze(0)
 
-    @torch.no_grad()
-    def _can_vectorise(self, one: Inputs, labels: Tensor) -> bool:
-        """Return whether `vmap` works for this model, by a trial with the query as the data."""
-        rows = self._rows(one, labels, together=True)
-        try:
-            rows.evaluate(self._gradient(one, labels[:1]))
-            rows.evaluate(self._log_lik)  # some models run different code without gradients
-        except (RuntimeError, ValueError):
-            return False
-        return True
-
 
 class _Rows(NamedTuple):
-    """Rows in training: labels (L,) of queries (Q, ...), each pair with its own weights."""
+    """Rows in training, each with weights of its own."""
 
-    theta: Params  # (Q, L, *shape)
+    theta: Params  # (R, *shape)
     velocity: Params
-    queries: Inputs
-    labels: Tensor
-    together: bool  # whether rows are evaluated by `vmap`; otherwise there is a single one
+    queries: Inputs  # (R, ...)
+    labels: Tensor  # (R,)
 
-    def evaluate(self, function: RowFunction) -> Any:
-        """Evaluate the function for all rows; each result tensor gets the leading shape (Q, L)."""
-        if self.together:
-            over_labels = vmap(function, in_dims=(0, None, 0))
-            over_queries = vmap(over_labels, in_dims=(0, 0, None))
-            return over_queries(self.theta, self.queries, self.labels)
-        theta = {name: tensor[0, 0] for name, tensor in self.theta.items()}
+    def evaluate(self, function: Callable[..., Any]) -> Any:
+        """Evaluate a function of (θ, query, label) for all rows, by `vmap` unless there is one."""
+        if len(self.labels) > 1:
+            return vmap(function)(self.theta, self.queries, self.labels)
+        theta = {name: tensor[0] for name, tensor in self.theta.items()}
         result = function(theta, batches.take(self.queries, 0), self.labels[0])
-        return map_tensors(result, lambda tensor: tensor[None, None])
+        return map_tensors(result, lambda tensor: tensor[None])
 
     def descend(self, gradient: Params, refit: Refit) -> None:
         """Take a step of SGD in place, with the update rule of `torch.optim.SGD`."""
@@ -253,23 +237,3 @@ class _Rows(NamedTuple):
             velocity = self.velocity[name].mul_(refit.momentum).add_(gradient[name])
             velocity.add_(point, alpha=refit.weight_decay)
             point.sub_(velocity, alpha=refit.learning_rate)
-
-
-def _activation_bytes(classifier: Classifier, params: Params, one: Inputs) -> int:
-    """Return the number of bytes that autograd saves for one input.
-
-    Only tensors that depend on the parameters count, because rows share the others.
-    """
-    kept: dict[int, int] = {}  # by address, because several operations may save the same tensor
-
-    def keep(tensor: Tensor) -> Tensor:
-        if tensor.requires_grad:
-            kept[tensor.data_ptr()] = tensor.nbytes
-        return tensor
-
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with torch.enable_grad(), hooks:
-        classifier.log_probs(one, leaves)
-    own = {tensor.data_ptr() for tensor in leaves.values()}
-    return sum(size for address, size in kept.items() if address not in own)

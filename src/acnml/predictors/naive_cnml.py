@@ -47,8 +47,7 @@ class _Refitting(NmlPredictor):
 
         The result of an input does not depend on the others. A long run that was interrupted can
         therefore be continued with the remaining inputs. Inputs that are trained together become
-        available together. To lose less in an interruption, reduce `Refit.memory` or pass fewer
-        inputs per call.
+        available together. To lose less in an interruption, reduce `Refit.rows`.
         """
         own = as_inputs(x)
         refits = refit_each(
