@@ -15,7 +15,7 @@ from acnml.posteriors import Posterior
 from acnml.problem import Problem
 from acnml.solve import Reference
 from acnml.solve.base import label_chunks
-from acnml.solve.logits import Precision, coefficients
+from acnml.solve.logits import solve
 from benchmarks.subjects import Subject
 from benchmarks.timing import fastest, peak
 
@@ -85,7 +85,7 @@ def gaps(subject: Subject, posterior: str, inputs: int = 8) -> dict[str, Any]:
 
 def _points(rows: Rows, labels: Tensor, steps: int, size: float) -> dict[str, Dual]:
     problem = Problem.of(rows.start.logits[:, 0].detach(), rows.kernel())
-    found = coefficients(problem.logits, problem.kernel, labels, Precision(1e-5))
+    found = solve(problem.logits, problem.kernel, labels, 1e-5).u
     linearised = rows.pulled(found)
     first = rows.pulled(size * rows.logit_gradient(rows.start.logits, labels))
     return {

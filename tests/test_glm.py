@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Bma, Classifier, Glm, Map
-from acnml._algebra.kernels import DenseKernel
 from acnml.predictors import LogitSampling, Probit
 from acnml.problem import Problem
 from cases import LINEAR, diagonal, normal, spd
@@ -30,7 +29,7 @@ def test_small_covariance_makes_glm_map(case, build):
 def test_probit_is_its_formula(case, build):
     model = case.model()
     moments = moments_of(Classifier(model), build(model), case.x())
-    var = torch.stack([kernel.diag() for kernel in moments.kernel.dense()])
+    var = torch.stack([kernel.diag() for kernel in moments.kernel])
     expected = (moments.logits / torch.sqrt(1 + math.pi / 8 * var)).log_softmax(-1)
     torch.testing.assert_close(Glm(Classifier(model), build(model))(case.x()), expected, **FINE)
 
@@ -39,7 +38,7 @@ def two_class_moments(n: int = 6) -> Problem:
     """Means and kernels of two classes, the last kernels singular."""
     kernel = 3 * spd(n, 2, seed=5)
     kernel[-1] = torch.tensor([[4.0, -2.0], [-2.0, 1.0]])
-    return Problem(2 * normal(n, 2, seed=6), DenseKernel(kernel))
+    return Problem(2 * normal(n, 2, seed=6), kernel)
 
 
 def sigmoid_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,7 +52,7 @@ def sigmoid_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_logit_sampling_converges_to_the_integral():
     moments, n = two_class_moments(), 20_000
-    kernel = moments.kernel.dense()
+    kernel = moments.kernel
     var = kernel[:, 0, 0] + kernel[:, 1, 1] - 2 * kernel[:, 0, 1]
     expected, spread = sigmoid_moments(moments.logits[:, 0] - moments.logits[:, 1], var)
     actual = LogitSampling(samples=n)(moments).exp()
@@ -63,7 +62,7 @@ def test_logit_sampling_converges_to_the_integral():
 def test_logit_sampling_draws_have_the_kernel_as_covariance():
     """The log-ratios of a sample are its logit differences, whose moments are known."""
     mean, kernel, n = normal(1, 3), 2 * spd(1, 3, seed=1), 4000
-    problem = Problem(mean, DenseKernel(kernel))
+    problem = Problem(mean, kernel)
     draws = [LogitSampling(1, seed)(problem)[0] for seed in range(n)]
     gaps = torch.stack(draws)[:, :2] - torch.stack(draws)[:, 2:]
     contrast = torch.tensor([[1.0, 0, -1], [0, 1, -1]]).double()
@@ -77,7 +76,7 @@ def test_logit_sampling_draws_have_the_kernel_as_covariance():
 def test_logits_that_only_move_together_are_certain(kernel):
     """Such kernels are singular, and softmax is invariant to the common shift."""
     logits = normal(2, 3)
-    actual = LogitSampling(samples=7)(Problem(logits, DenseKernel(kernel.double().expand(2, 3, 3))))
+    actual = LogitSampling(samples=7)(Problem(logits, kernel.double().expand(2, 3, 3)))
     torch.testing.assert_close(actual, logits.log_softmax(-1), rtol=1e-6, atol=1e-6)
 
 

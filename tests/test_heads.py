@@ -468,7 +468,7 @@ def test_two_averaged_heads_are_calibrated_and_linearised(layers):
     found = calibrate(model, (x[:60], labels[:60]), (x[60:], labels[60:]), price=0.05)
     assert [place.module for place in found.places[-2:]] == ["head", "head_dist"]
     posterior = acnml.fit_laplace(model, (x, labels), layers=layers, progress=False)
-    kernel = Acnml(Classifier(model), posterior).problem(x[:2]).kernel.dense()
+    kernel = Acnml(Classifier(model), posterior).problem(x[:2]).kernel
     centred = torch.eye(3).double() - 1 / 3  # the kernel may be that of differences of logits
     mean, cov = posterior.mean, covariance(posterior)
     for own, each in zip(kernel, x, strict=False):

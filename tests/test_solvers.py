@@ -8,10 +8,9 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, Diagonal, Gradient, Linearised
-from acnml._algebra.kernels import DenseKernel
 from acnml._engine.rows import Rows
 from acnml.solve import Reference, UnsolvedError
-from acnml.solve.logits import Precision, coefficients
+from acnml.solve.logits import solve
 from cases import MODELS, POSTERIORS, Case, affine_layers, diagonal, normal
 from predicting import Idle
 
@@ -173,8 +172,7 @@ def test_the_network_is_evaluated_at_the_linearised_solution(case, build):
     moved = posterior.cov_mv(jacobian)
     kernel = sum(j.flatten(1) @ moved[n].flatten(1).T for n, j in jacobian.items())
     labels = torch.arange(3)
-    precise = Precision(1e-12, 100)
-    u = coefficients(classifier.logits(x), DenseKernel(kernel[None]), labels, precise)[0]
+    u = solve(classifier.logits(x), kernel[None], labels, 1e-12, 100).u[0]
     solution = Linearised("network", tolerance=1e-12)(classifier, posterior, x)
     for y in range(3):
         theta = {n: t + torch.tensordot(u[y], moved[n], dims=1) for n, t in posterior.mean.items()}

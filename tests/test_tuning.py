@@ -51,7 +51,7 @@ class FakeSolver:
             raise UnsolvedError("too cautious")
         logits = x / (1 + alpha) if alpha <= 1 else x.flip(-1)
         zeros = torch.zeros_like(logits)
-        return Solution(logits.log_softmax(-1), zeros, zeros, zeros == 0)
+        return Solution(logits.log_softmax(-1), zeros, zeros == 0)
 
     def log_lik(self, classifier: Classifier, posterior: Diagonal, x: Tensor) -> Tensor:
         return self(classifier, posterior, x).log_lik
@@ -255,7 +255,7 @@ class TestPasses:
             1.0: predictor,
             2.0: replace(predictor, classifier=predictor.classifier.tempered(1.5)),
             3.0: replace(predictor, classifier=predictor.classifier.at(moved)),
-            4.0: replace(predictor, solver=Linearised(negligible=0.0)),
+            4.0: replace(predictor, solver=Linearised(tolerance=1e-7)),
         }
         for row in sweep(others.__getitem__, list(others), loader):
             expected = row_of(others[row.value], row.value, loader)

@@ -19,7 +19,6 @@ from torch.func import jacrev, vmap
 from torch.nn import functional
 
 from acnml._algebra.dual import Affine
-from acnml._algebra.kernels import DenseKernel, Kernel
 from acnml._engine.recorder import AFFINE, Site, Tape, find_sites, unsupported
 from acnml._engine.rows import row_chunks
 from acnml._engine.trust import Passed, check, probed, require_apart_from, require_understood
@@ -62,7 +61,7 @@ class Problem:
 
     Args:
         logits: z (B, K).
-        kernel: V.
+        kernel: V (B, K, K).
         dtype: the precision of answers.
 
     >>> import acnml, torch
@@ -75,16 +74,14 @@ class Problem:
     """
 
     logits: Tensor
-    kernel: Kernel
+    kernel: Tensor
     dtype: torch.dtype = torch.float64
 
     @staticmethod
-    def of(logits: Tensor, kernel: Kernel) -> Problem:
+    def of(logits: Tensor, kernel: Tensor) -> Problem:
         """Convert to double precision; answers have the precision of the logits, or single."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        checks.require_finite(
-            kernel.diagonal(), "the covariances of the logits are", REMEDY, UnsolvedError
-        )
+        checks.require_finite(kernel, "the covariances of the logits are", REMEDY, UnsolvedError)
         return Problem(logits.double(), kernel.double(), dtype)
 
     def __len__(self) -> int:
@@ -93,17 +90,17 @@ class Problem:
     def scaled(self, alpha: float) -> Problem:
         """Return the problem with αV."""
         checks.require_positive(alpha, "alpha")
-        return replace(self, kernel=self.kernel.scaled(alpha))
+        return replace(self, kernel=alpha * self.kernel)
 
     def take(self, rows: slice | Tensor) -> Problem:
         """Return the problem of some inputs."""
-        return replace(self, logits=self.logits[rows], kernel=self.kernel.take(rows))
+        return replace(self, logits=self.logits[rows], kernel=self.kernel[rows])
 
     @staticmethod
     def joined(parts: Sequence[Problem]) -> Problem:
         """Return the problems of several batches, made in the same way, as one."""
         logits = torch.cat([part.logits for part in parts])
-        return Problem(logits, Kernel.joined([part.kernel for part in parts]), parts[0].dtype)
+        return Problem(logits, torch.cat([part.kernel for part in parts]), parts[0].dtype)
 
 
 def each_solved(parts: Iterable[Problem], solve: Callable[[Problem], T], total: int) -> list[T]:
@@ -212,10 +209,8 @@ def of_features(
     total, classes = found.logits.shape
     size, largest = total, (VECTORS + MATRICES * classes) * classes * torch.float64.itemsize
     if total * largest > (memory or UNCUT):
-        kernel = part(slice(0, 1)).kernel
-        matrices = MATRICES * classes if isinstance(kernel, DenseKernel) else 0
         limit = memory or default_budget(found.logits.device)
-        size = max(1, limit // ((VECTORS + matrices) * classes * torch.float64.itemsize))
+        size = max(1, limit // largest)
     for start in range(0, total, size):
         with checks.counting_from(start, total):
             yield part(slice(start, start + size))
@@ -239,12 +234,12 @@ class Features(NamedTuple):
         posterior: Posterior,
         layer: Affine,
         temperature: float,
-    ) -> Kernel:
+    ) -> Tensor:
         """Return the covariance of the logits, divided by the temperature, under a posterior."""
         with without_autocast(self.inputs):  # half precision has too few digits for a solver
             like = posterior.mean[layer.weight]
             kernel = posterior.output_kernel(layer, self.inputs.to(like.dtype))
-        return kernel.scaled(temperature**-2)
+        return kernel / temperature**2
 
     @staticmethod
     def joined(parts: Sequence[Features]) -> Features:
@@ -406,7 +401,7 @@ def _by_jacobians(classifier: Classifier, posterior: Posterior, x: Inputs) -> It
     for index, (own, its) in enumerate(parts):
         jacobian = _jacobians(classifier, posterior.mean, own)
         with checks.counting_from(index * at_once, len(logits)), without_autocast(its):
-            yield Problem.of(its, DenseKernel(_kernel(jacobian, posterior)))
+            yield Problem.of(its, _kernel(jacobian, posterior))
 
 
 def _jacobians(classifier: Classifier, mean: Params, x: Inputs) -> Params:

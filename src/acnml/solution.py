@@ -36,12 +36,8 @@ class Solution(NamedTuple):
     about a tenth of a posterior standard deviation. At a kink, as ReLU networks have them, no
     gradient vanishes, so such a label does not count as solved.
 
-    `omitted` is zero for every label that was solved for. With many classes, labels with a
-    negligible probability are not solved for. Their `log_lik` is the value at the posterior mean,
-    and p_θ̂_y(y|x) exceeds exp(`log_lik`) by at most `omitted`.
-
-    `solved` is True where the residual is at most 0.1 (`UNSOLVED`), and where `omitted` bounds what
-    was left out. Elsewhere the answer is a rough one. Rows of `failed` inputs are NaN.
+    `solved` is True where the residual is at most 0.1 (`UNSOLVED`). Elsewhere the answer is a rough
+    one. Rows of `failed` inputs are NaN.
 
     >>> import acnml, torch
     >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
@@ -53,7 +49,6 @@ class Solution(NamedTuple):
 
     log_lik: Tensor  # (B, K)
     residual: Tensor  # (B, K)
-    omitted: Tensor  # (B, K)
     solved: Tensor  # (B, K), bool
 
     @property

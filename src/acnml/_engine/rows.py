@@ -31,7 +31,6 @@ from acnml._algebra.dual import (
     inner_product_pairs,
     matrix_action,
 )
-from acnml._algebra.kernels import DenseKernel
 from acnml._engine.layers import (
     convolution_gradients,
     forward_per_row,
@@ -267,7 +266,7 @@ class Rows:
         return squared.clamp(min=0).sqrt().to(torch.promote_types(squared.dtype, torch.float32))
 
     @exactly
-    def kernel(self, differences: bool = True) -> DenseKernel:
+    def kernel(self, differences: bool = True) -> Tensor:
         """Return the covariance V = JΣJᵀ of the logits at the mean, or of z - z_K.
 
         The latter has zeros in its last row and column. It can replace the covariance of z wherever
@@ -278,7 +277,7 @@ class Rows:
         deltas = self._deltas(self._differences() if differences else each)
         whole = torch.stack([*map(self.posterior.covariance, self._parts(deltas))]).sum(0)
         whole = (whole + whole.mT) / 2  # rounding errors make the product slightly asymmetric
-        return DenseKernel(functional.pad(whole, (0, 1, 0, 1)) if differences else whole)
+        return functional.pad(whole, (0, 1, 0, 1)) if differences else whole
 
     def _parts(self, deltas: dict[Site, list[Tensor]]) -> Iterator[Dual]:
         """Yield J for parts of the weights that Σ does not couple.

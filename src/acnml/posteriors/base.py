@@ -18,7 +18,6 @@ from acnml._algebra.dual import (
     covariance,
     matrix_action,
 )
-from acnml._algebra.kernels import DenseKernel, Kernel
 from acnml._util import checks
 from acnml._util.params import Params, count, map_tensors
 
@@ -93,8 +92,8 @@ class Posterior(ABC):
         """Return JΣJᵀ (B, C, C) for C gradients of each of B inputs."""
         return covariance(jacobian, self.displacement(jacobian))
 
-    def output_kernel(self, layer: Affine, inputs: Tensor) -> Kernel:
-        """Return the covariance of a layer's outputs at inputs (B, in [+ 1]).
+    def output_kernel(self, layer: Affine, inputs: Tensor) -> Tensor:
+        """Return the covariance (B, out, out) of a layer's outputs at inputs (B, in [+ 1]).
 
         The layer must be the only one that the posterior covers. With a bias, the last entry of an
         input a is 1. The gradient of output c is e_c aᵀ, so the default computes the covariance of
@@ -104,7 +103,7 @@ class Posterior(ABC):
         classes = torch.eye(out_size, dtype=inputs.dtype, device=inputs.device)[None, :, None]
         own = LayerInputs.new(inputs[:, None, None])
         action = self.displacement(Dual({}, {layer: Outers(classes, own)})).actions[layer]
-        return DenseKernel(action(own.vectors).squeeze(-2))
+        return action(own.vectors).squeeze(-2)
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Return whether applying Σv to inputs is faster with v in factors.

@@ -16,7 +16,6 @@ from acnml._algebra.dual import (
     diagonal_action,
     diagonal_prefers_factors,
 )
-from acnml._algebra.kernels import DiagonalKernel
 from acnml._util import checks
 from acnml._util.params import Params, flatten, scale, standard_normal, subtract, zip_with
 from acnml.posteriors.base import (
@@ -67,9 +66,9 @@ class Diagonal(Posterior):
         checks.require_positive(alpha, "alpha")
         return Diagonal(self.mean, scale(self.var, alpha))
 
-    def output_kernel(self, layer: Affine, inputs: Tensor) -> DiagonalKernel:
-        """Return the variances S a² of the independent outputs."""
-        return DiagonalKernel(inputs**2 @ layer.join(self.var, self.mean).T)
+    def output_kernel(self, layer: Affine, inputs: Tensor) -> Tensor:
+        """Return diag(S a²): the outputs are independent."""
+        return torch.diag_embed(inputs**2 @ layer.join(self.var, self.mean).T)
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Compare the cost of the product in `displacement` with that of expanding v."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from acnml._algebra.dual import Affine
-from acnml._algebra.kernels import DenseKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, count, flatten, normal_like, subtract, unflatten
 from acnml.posteriors.base import Posterior, gaussian_log_density, require_mean
@@ -74,7 +73,7 @@ class Full(Posterior):
         checks.require_positive(alpha, "alpha")
         return Full(self.mean, self.cov * alpha)
 
-    def output_kernel(self, layer: Affine, inputs: Tensor) -> DenseKernel:
+    def output_kernel(self, layer: Affine, inputs: Tensor) -> Tensor:
         """Return V_cc' = Σ_ii' a_i Cov(W_ci, W_c'i') a_i'."""
         covariances = self.by_output(layer)  # (out, in, out, in)
         out_size, in_size = covariances.shape[:2]
@@ -83,7 +82,7 @@ class Full(Posterior):
             half = torch.einsum("bi,cidj->bcdj", a, covariances)
             parts.append(torch.einsum("bcdj,bj->bcd", half, a))
         kernel = torch.cat(parts)
-        return DenseKernel((kernel + kernel.mT) / 2)
+        return (kernel + kernel.mT) / 2
 
     def by_output(self, layer: Affine) -> Tensor:
         """Return the covariances of the only layer's matrix [W b] as (out, in, out, in)."""

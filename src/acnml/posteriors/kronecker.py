@@ -26,7 +26,6 @@ from acnml._algebra.dual import (
     diagonal_products,
     variance_products,
 )
-from acnml._algebra.kernels import SpectralKernel
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
 from acnml._util.torch_state import threads_for
@@ -174,10 +173,12 @@ class Kronecker(Posterior):
         checks.require_positive(alpha, "alpha")
         return Kronecker(self.mean, tuple(replace(b, var=b.var * alpha) for b in self.blocks))
 
-    def output_kernel(self, layer: Affine, inputs: Tensor) -> SpectralKernel:
+    def output_kernel(self, layer: Affine, inputs: Tensor) -> Tensor:
         """Return U_G diag(S (U_Aᵀa)²) U_Gᵀ."""
         block = self._block(layer)
-        return SpectralKernel(block.output_basis, (inputs @ block.input_basis) ** 2 @ block.var.T)
+        var = (inputs @ block.input_basis) ** 2 @ block.var.T
+        kernel = (block.output_basis * var.unsqueeze(1)) @ block.output_basis.T
+        return (kernel + kernel.mT) / 2
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Compare the diagonal rule with four rotations of a matrix for every row."""

@@ -18,7 +18,6 @@ from acnml._algebra.dual import (
     diagonal_action,
     diagonal_prefers_factors,
 )
-from acnml._algebra.kernels import DenseKernel
 from acnml._util import checks
 from acnml._util.params import (
     Params,
@@ -109,11 +108,11 @@ class LowRank(Posterior):
         directions = scale(self.directions, math.sqrt(alpha))
         return LowRank(self.mean, scale(self.var, alpha), directions)
 
-    def output_kernel(self, layer: Affine, inputs: Tensor) -> DenseKernel:
+    def output_kernel(self, layer: Affine, inputs: Tensor) -> Tensor:
         """Return diag(S a²) + Σ_k (F_k a)(F_k a)ᵀ."""
         variances = inputs**2 @ layer.join(self.var, self.mean).T
         shared = torch.einsum("bi,koi->bko", inputs, layer.join(self.directions, self.mean))
-        return DenseKernel(torch.diag_embed(variances) + shared.mT @ shared)
+        return torch.diag_embed(variances) + shared.mT @ shared
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Decide as for the diagonal part, which dominates the cost."""

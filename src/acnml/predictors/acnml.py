@@ -216,7 +216,7 @@ class Acnml(NmlPredictor):
             return self._solved(x)
         log_lik = self.solver.log_lik(self.classifier, self.posterior.scaled(self.alpha), x)
         unknown = torch.full_like(log_lik, torch.nan)
-        return Solution(log_lik, unknown, unknown, torch.zeros_like(log_lik, dtype=torch.bool))
+        return Solution(log_lik, unknown, torch.zeros_like(log_lik, dtype=torch.bool))
 
     def _solved(self, x: Inputs) -> Solution:
         """Solve for a prepared batch."""
@@ -261,5 +261,5 @@ def _nowhere(classifier: Classifier, x: Inputs) -> Solution:
     logits = classifier.logits(classifier.prepare(harmless))
     unknown = torch.full_like(logits, torch.nan).to(torch.promote_types(logits.dtype, torch.float))
     solved = torch.zeros_like(unknown, dtype=torch.bool)
-    none = Solution(unknown, unknown, unknown, solved)
+    none = Solution(unknown, unknown, solved)
     return Solution(*(tensor.expand(batches.size(x), -1) for tensor in none))

@@ -43,7 +43,7 @@ class Probit:
 
     def __call__(self, problem: Problem) -> Tensor:
         """Return log-probabilities (B, K)."""
-        var = problem.kernel.diagonal()
+        var = problem.kernel.diagonal(dim1=1, dim2=2)
         return torch.log_softmax(problem.logits / (1 + math.pi / 8 * var).sqrt(), dim=-1)
 
 
@@ -77,7 +77,7 @@ class LogitSampling:
         """Return log-probabilities (B, K)."""
         generator = torch.Generator().manual_seed(self.seed)
         noise = normal_like(problem.logits[0], self.samples, generator)  # (n, K)
-        root = _symmetric_root(problem.kernel.dense())
+        root = _symmetric_root(problem.kernel)
         return log_mean([torch.log_softmax(problem.logits + root @ e, dim=-1) for e in noise])
 
 

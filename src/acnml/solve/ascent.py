@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml._algebra.dual import Dual, combination
-from acnml._algebra.kernels import Kernel
 from acnml._engine.recorder import Tape
 from acnml._engine.rows import Rows, inner_product
 
@@ -48,7 +47,7 @@ class Ascent(NamedTuple):
     tolerance: float
 
     def run(
-        self, rows: Rows, labels: Tensor, u: Tensor, kernel: Kernel, with_residuals: bool
+        self, rows: Rows, labels: Tensor, u: Tensor, kernel: Tensor, with_residuals: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Run the network at μ + ΣJᵀu for the u (B, L, K) of some labels, and take steps.
 
@@ -98,13 +97,13 @@ def _start(
     rows: Rows,
     labels: Tensor,
     coefficients: Tensor,
-    kernel: Kernel,
+    kernel: Tensor,
     at_mean: Tensor,
     recorded: bool,
 ) -> _Start:
     """Run the network at θ = μ + ΣJᵀu, with u halved where the objective is below the mean's."""
     u = torch.where(coefficients.isfinite().all(-1, keepdim=True), coefficients, 0.0)
-    squared = (kernel.mv(u) * u).sum(-1)
+    squared = ((u @ kernel) * u).sum(-1)
 
     def at(share: Tensor) -> _Start:
         v = rows.pulled(share.unsqueeze(-1) * u)

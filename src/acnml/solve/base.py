@@ -71,7 +71,7 @@ class RowSolver(ABC):
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input, with residuals."""
         log_lik, residual = self._in_chunks(classifier, posterior, x, with_residuals=True)
-        return Solution(log_lik, residual, torch.zeros_like(log_lik), residual <= UNSOLVED)
+        return Solution(log_lik, residual, residual <= UNSOLVED)
 
     @final
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:

@@ -8,7 +8,6 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import Kernel, gap_variances
 from acnml.problem import LogitSolver, Problem
 from acnml.solution import UNSOLVED, Solution
 
@@ -61,21 +60,24 @@ class Influence(LogitSolver):
         """Estimate the log-likelihood of every label of every input."""
         log_lik = torch.stack(self_influence(problem)).sum(0).to(problem.dtype)
         residual = _residual(problem.logits, problem.kernel).to(problem.dtype)
-        return Solution(log_lik, residual, torch.zeros_like(log_lik), residual <= UNSOLVED)
+        return Solution(log_lik, residual, residual <= UNSOLVED)
 
 
 def self_influence(problem: Problem) -> SelfInfluence:
     """Return log p_y and (e_y - p)ᵀV(e_y - p) of every label."""
     log_probs = torch.log_softmax(problem.logits, dim=-1)
-    return SelfInfluence(log_probs, gap_variances(problem.kernel, log_probs.exp()).clamp(min=0))
+    p, var = log_probs.exp(), problem.kernel.diagonal(dim1=1, dim2=2)
+    moved = (p.unsqueeze(1) @ problem.kernel).squeeze(1)
+    gain = var - 2 * moved + (p * moved).sum(-1, keepdim=True)
+    return SelfInfluence(log_probs, gain.clamp(min=0))
 
 
-def _residual(logits: Tensor, kernel: Kernel) -> Tensor:
+def _residual(logits: Tensor, kernel: Tensor) -> Tensor:
     """Return √(FᵀVF) (B, K) with F = p - softmax(z + V(e_y - p)), some labels at a time."""
     z = logits.unsqueeze(1)
     p, classes = z.softmax(-1), logits.shape[1]
     eye, parts = torch.eye(classes, dtype=z.dtype, device=z.device), []
     for targets in eye.split(max(1, BLOCK // logits.numel())):
-        gap = p - (z + kernel.mv(targets - p)).softmax(-1)
-        parts.append((kernel.mv(gap) * gap).sum(-1).clamp(min=0).sqrt())
+        gap = p - (z + (targets - p) @ kernel).softmax(-1)
+        parts.append(((gap @ kernel) * gap).sum(-1).clamp(min=0).sqrt())
     return torch.cat(parts, dim=1)

@@ -44,7 +44,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acnml._algebra.kernels import lambert
+from acnml.solve.lambert import lambert
 
 # Nodes at which T is evaluated: as many as keep nodes times classes below the first number, within
 # the others.

@@ -18,7 +18,7 @@ from acnml.problem import LogitSolver, Problem, each_solved, exact_problems, joi
 from acnml.solution import REMEDY, UNSOLVED, Solution, UnsolvedError
 from acnml.solve.ascent import Ascent
 from acnml.solve.base import RowSolver, Solved, label_chunks
-from acnml.solve.logits import Precision, coefficients, solve
+from acnml.solve.logits import solve
 
 
 @final
@@ -44,8 +44,6 @@ class Linearised(LogitSolver):
         polish_tolerance: rows with this residual, see `Solution`, are not polished any further.
         tolerance: largest residual of the linearised problem.
         newton_steps: maximum number of Newton steps.
-        negligible: with more than 64 classes, labels are left out if together they add at most this
-            much to C(x). `Solution.omitted` bounds each of them.
         memory: bytes that the inputs solved at once may take; a share of what is free by default.
             It changes answers by rounding errors only.
 
@@ -63,7 +61,6 @@ class Linearised(LogitSolver):
     polish_tolerance: float = UNSOLVED / 2
     tolerance: float = 1e-6
     newton_steps: int = 50
-    negligible: float = 1e-3
     memory: int | None = None
 
     def __post_init__(self) -> None:
@@ -80,8 +77,6 @@ class Linearised(LogitSolver):
         checks.require_positive(self.polish_tolerance, "polish_tolerance")
         checks.require_positive(self.tolerance, "tolerance")
         require_memory(self.memory)
-        if not self.negligible >= 0:
-            raise ValueError(f"negligible must be ≥ 0, got {self.negligible}")
 
     @property
     def takes_problem(self) -> bool:
@@ -90,18 +85,11 @@ class Linearised(LogitSolver):
 
     def of(self, problem: Problem) -> Solution:
         """Solve for every label of every input of a problem."""
-        # A row needs some twenty vectors of K numbers in double precision.
-        row_bytes = 160 * problem.logits.shape[1]
-        at_once = None if self.memory is None else max(1, self.memory // row_bytes)
-        found = solve(problem.logits, problem.kernel, self._precision, at_once)
-        solved = (found.residual <= UNSOLVED) | (found.omitted > 0)
+        found = solve(problem.logits, problem.kernel, None, self.tolerance, self.newton_steps)
+        solved = found.residual <= UNSOLVED
         self._require_solved(found.residual, solved)
-        log_lik, residual, omitted = (tensor.to(problem.dtype) for tensor in found)
-        return Solution(log_lik, residual, omitted, solved)
-
-    @property
-    def _precision(self) -> Precision:
-        return Precision(self.tolerance, self.newton_steps, self.negligible)
+        log_lik, residual = (each.to(problem.dtype) for each in (found.log_lik, found.residual))
+        return Solution(log_lik, residual, solved)
 
     def _require_solved(self, residual: Tensor, solved: Tensor) -> None:
         """Refuse rows that Newton left far from the optimum of a problem that has one."""
@@ -145,7 +133,7 @@ class _Network(RowSolver):
 
     def __init__(self, settings: Linearised) -> None:
         self.memory, self.n_gradients = settings.memory, 1 + settings.polish
-        self._precision = settings._precision
+        self._precision = settings.tolerance, settings.newton_steps
         self._ascent = Ascent(settings.polish, settings.step_size, settings.polish_tolerance)
 
     def records(self, with_residuals: bool) -> bool:
@@ -156,5 +144,5 @@ class _Network(RowSolver):
         """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
         problem = Problem.of(rows.start.logits[:, 0].detach(), rows.kernel())
         for labels in label_chunks(rows, n_labels):
-            u = coefficients(problem.logits, problem.kernel, labels, self._precision)
+            u = solve(problem.logits, problem.kernel, labels, *self._precision).u
             yield Solved(*self._ascent.run(rows, labels, u, problem.kernel, with_residuals))

@@ -76,7 +76,7 @@ class Reference:
         )
         remedy = f"the iteration diverged: lower step_size ({self.step_size}) or alpha"
         checks.require_finite(log_lik, "log-likelihoods are", remedy, UnsolvedError)
-        return Solution(log_lik, residual, torch.zeros_like(log_lik), residual <= UNSOLVED)
+        return Solution(log_lik, residual, residual <= UNSOLVED)
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution."""
