@@ -28,33 +28,18 @@ def test_links_out_of_the_documentation_lead_to_the_repository():
     assert rewritten("[a](../../studies/engine)") == f"[a]({REPOSITORY}studies/engine)"
     assert rewritten("[a](../results/toy)") == f"[a]({REPOSITORY}docs/results/toy)"  # a folder
     assert rewritten("[a](../../README.md#x)") == f"[a]({REPOSITORY}README.md#x)"
-
-
-@pytest.mark.parametrize(
-    "link", ["[a](sklearn.md#part)", "[a](https://x.org/y)", "![a](../images/demo.png)", "[a](#b)"]
-)
-def test_other_links_stay(link):
-    assert rewritten(link) == link
-
-
-def test_a_dead_link_is_refused():
+    for other in ("[a](sklearn.md#part)", "[a](https://x.org/y)", "![a](../images/demo.png)"):
+        assert rewritten(other) == other
     with pytest.raises(ExtensionError, match=r"nowhere\.md does not exist"):
         rewritten("[a](nowhere.md)")
 
 
 def test_mathematics_in_docstrings_is_literal():
-    text = [
-        "It solves",
-        "",
-        "    θ = argmax",
-        "",
-        "for |x| and `a|b`.",
-        "",
-        "Args:",
-        "    x: (*, n).",
-    ]
-    expected = ["It solves", "", "::", "", "    θ = argmax", "", r"for \|x\| and `a|b`.", ""]
-    assert as_rst(text) == [*expected, "Args:", r"    x: (\*, n)."]
+    text = "It solves\n\n    θ = argmax\n\nfor |x| and `a|b`.\n\nArgs:\n    x: (*, n)."
+    expected = (
+        "It solves\n\n::\n\n    θ = argmax\n\nfor \\|x\\| and `a|b`.\n\nArgs:\n    x: (\\*, n)."
+    )
+    assert as_rst(text.splitlines()) == expected.splitlines()
 
 
 def test_wide_pictures():

@@ -17,7 +17,6 @@ from studies.demo.report import report
 from studies.demo.study import ACNML, BEST, BMA, EQUAL, METHODS, NETWORK, PRICE, DemoStudy
 from studies.demo.summary import closing_text, verdict
 from studies.demo.training import Training, small_network, train
-from well_formed import fixed_colours
 
 tiny_study = partial(
     DemoStudy,
@@ -141,9 +140,17 @@ def page(findings):
     return report(findings).html()
 
 
-def test_the_report_is_well_formed_and_self_contained(findings, page):
-    assert fixed_colours(page) == set()  # all follow the page
+def test_the_report_is_complete_in_itself_and_follows_the_scheme_of_the_page(findings, page):
     assert verdict(findings) in page
+    assert not re.search(r"https?:|file:|<script|@import|<link", page)
+    references = re.findall(r"""(?:href|src)="([^"]*)"|url\(([^)]*)\)""", page)
+    ids = re.findall(r' id="([^"]*)"', page)
+    assert len(set(ids)) == len(ids)
+    targets = {one or other for one, other in references}
+    assert {each for each in targets if not each.startswith("data:")} <= {
+        f"#{each}" for each in ids
+    }
+    assert not re.search(r"#[0-9a-f]{6}\b", page[page.index("<body>") :])  # a fixed colour
 
 
 def test_the_command_shows_a_table_and_writes_the_report(monkeypatch, tmp_path, findings, page):
