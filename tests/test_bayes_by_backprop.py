@@ -1,18 +1,20 @@
-"""Bayes by Backprop: its gradients, its noise, and posteriors known in closed form."""
+"""Bayes by Backprop: gradients, noise, posteriors known in closed form, and resumed runs."""
 
 from __future__ import annotations
 
 import pytest
+import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
 from acnml import Classifier, fit_bayes_by_backprop
 from acnml._engine.recorder import AFFINE, SCALING, find_sites
 from acnml._util.batches import take
 from acnml.fit import BayesByBackprop
-from acnml.fit.bayes_by_backprop import local_reparameterised, reparameterised
+from acnml.fit.bayes_by_backprop import local_reparameterised
 from cases import MODELS, Case, diagonal, normal
+from fits import assert_identical
 
 X, Y = normal(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
 PRIOR = Normal(*torch.tensor([0.0, 0.3], dtype=torch.float64))
@@ -61,8 +63,9 @@ def test_local_and_plain_reparameterisation_have_the_same_moments(case):
     posterior, classifier, generator = diagonal(model), Classifier(model), torch.Generator()
     mean, var = posterior.mean, posterior.var
     local = local_reparameterised(classifier, sites_of(model), mean, var, many, generator)
-    draws = [reparameterised(mean, var, generator) for _ in range(n)]
-    plain = torch.cat([classifier.logits(one, draw) for draw in draws])
+    draws = posterior.sample(n, generator)
+    each = ({name: draw[i] for name, draw in draws.items()} for i in range(n))
+    plain = torch.cat([classifier.logits(one, draw) for draw in each])
     mean_error = ((local.var(0) + plain.var(0)) / n).sqrt()
     assert ((local.mean(0) - plain.mean(0)).abs() < 6 * mean_error).all()
     fourth = ((plain - plain.mean(0)) ** 4).mean(0)
@@ -123,3 +126,86 @@ def test_seeded_and_without_global_random_state():
 def test_refuses_what_cannot_be_fitted(data, arguments, message):
     with pytest.raises(ValueError, match=message):
         fit_bayes_by_backprop(Classifier(MODELS[1].model()), data, **{"epochs": 1, **arguments})
+
+
+# Resuming -----------------------------------------------------------------------------------------
+
+STEPS = 6
+MLP = MODELS[1]
+
+
+def batches(case, n: int = STEPS) -> list[tuple[object, Tensor]]:
+    """Different batches of six inputs."""
+    return [(case.x(6), Y.roll(shift)) for shift in range(n)]
+
+
+def trainer(case, dtype=torch.float64, **settings) -> BayesByBackprop:
+    settings = {"data": 18, "learning_rate": 3e-3, "variance_learning_rate": 0.05, **settings}
+    return BayesByBackprop(Classifier(case.model().to(dtype)), **settings)
+
+
+def run(trainer: BayesByBackprop, data: list) -> BayesByBackprop:
+    for x, labels in data:
+        trainer.step(x, labels)
+    return trainer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("done", [0, 1, 4])
+@pytest.mark.parametrize("case", MODELS[1:4], ids=lambda case: case.name)
+def test_a_resumed_run_equals_an_unbroken_one(case, done, dtype, tmp_path):
+    data = batches(case)
+    unbroken = run(trainer(case, dtype), data)
+    interrupted = run(trainer(case, dtype), data[:done])
+    safetensors.torch.save_file(interrupted.state_dict(), tmp_path / "state.safetensors")
+    resumed = trainer(case, dtype, seed=99)  # the generator's state is loaded, too
+    resumed.load_state_dict(safetensors.torch.load_file(tmp_path / "state.safetensors"))
+    assert resumed.steps == done
+    run(resumed, data[done:])
+    assert resumed.steps == STEPS
+    assert_identical(resumed.posterior(), unbroken.posterior())
+    for name, tensor in unbroken.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], tensor), name
+
+
+def test_fitting_is_a_loop_of_steps():
+    data = batches(MLP, 3)
+    fitted = fit_bayes_by_backprop(
+        Classifier(MLP.model()), data, epochs=2, learning_rate=3e-3, variance_learning_rate=0.05
+    )
+    assert_identical(fitted, run(trainer(MLP), 2 * data).posterior())
+
+
+def test_a_state_and_a_posterior_are_snapshots():
+    own = run(trainer(MLP), batches(MLP, 2))
+    state, posterior = own.state_dict(), own.posterior()
+    copies = {name: tensor.clone() for name, tensor in state.items()}
+    mean = {name: tensor.clone() for name, tensor in posterior.mean.items()}
+    run(own, batches(MLP, 2))
+    assert all(torch.equal(copies[name], tensor) for name, tensor in state.items())
+    assert all(torch.equal(mean[name], tensor) for name, tensor in posterior.mean.items())
+    own.load_state_dict(state)
+    expected = run(own, batches(MLP, 1)).posterior()
+    assert all(torch.equal(copies[name], tensor) for name, tensor in state.items())
+    own.load_state_dict(
+        state
+    )  # what was loaded is a copy: the first continuation did not change it
+    assert_identical(run(own, batches(MLP, 1)).posterior(), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("generator"), r"missing \['generator'\]"),
+        (lambda state: state.pop("exp_avg/mean/0.bias"), r"missing \['exp_avg/mean/0.bias'\]"),
+        (lambda state: state.update(extra=torch.ones(1)), r"unexpected \['extra'\]"),
+        (lambda state: state.update({"mean/0.bias": torch.ones(2)}), r"shape \(2,\)"),
+    ],
+)
+def test_refuses_states_of_other_trainers_without_changing(change, message):
+    own, other = run(trainer(MLP), batches(MLP, 2)), run(trainer(MLP), batches(MLP, 4))
+    before, state = own.state_dict(), other.state_dict()
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        own.load_state_dict(state)
+    assert all(torch.equal(before[name], t) for name, t in own.state_dict().items())

@@ -1,4 +1,4 @@
-"""SWAG: moments compared with those computed from all visited weights; merged, and stored."""
+"""SWAG: moments compared with those computed from all visited weights; and stored."""
 
 from __future__ import annotations
 
@@ -159,36 +159,6 @@ def test_the_way_that_the_warning_names_fits_the_weights():
     torch.testing.assert_close(acnml.Map(names["classifier"])(X), expected, rtol=1e-10, atol=1e-12)
     stale = acnml.Map(classifier.at(posterior.mean))(X)
     assert (stale - expected).abs().max() > 0.01
-
-
-# Merging -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("first", "second"), [(2, 9), (5, 5), (9, 1)])
-def test_moments_of_two_runs_add_up(first, second):
-    model = MLP.model()
-    weights = 3 * visited(model, first + second) + 1
-    whole = collected(model, weights, Swag())
-    merged = collected(model, weights[:first], Swag()) + collected(model, weights[first:], Swag())
-    assert merged.updates == whole.updates
-    for name, expected in whole.diagonal().var.items():
-        torch.testing.assert_close(merged.mean[name], whole.mean[name], rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(merged.diagonal().var[name], expected, rtol=1e-11, atol=1e-12)
-
-
-def test_a_merged_swag_has_the_latest_deviations_of_both_about_the_common_mean():
-    model = MLP.model()
-    runs = [collected(model, visited(model, 7) + 10 * run, Swag(rank=4)) for run in (0, 1)]
-    merged = runs[0] + runs[1]
-    kept = [d["2.bias"] + merged.mean["2.bias"] for d in merged._deviations]
-    expected = [
-        run._deviations[index]["2.bias"] + run.mean["2.bias"] for index in (-2, -1) for run in runs
-    ]
-    torch.testing.assert_close(torch.stack(kept), torch.stack(expected), rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="the ranks are 4 and 5"):
-        runs[0] + collected(model, visited(model, 3), Swag(rank=5))
-    with pytest.raises(ValueError, match="names of the second Swag and the first differ"):
-        runs[0] + Swag(4)
 
 
 # Storage -----------------------------------------------------------------------------------------

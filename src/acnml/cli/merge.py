@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
         parts: Annotated[list[Path], typer.Argument(help="Files of acnml.save, at least two.")],
         output: Annotated[Path, typer.Option(help="File for the sum.")],
     ) -> None:
-        """Add up curvatures, or SWAG states, that were fitted on parts of the data.
+        """Add up curvatures that were fitted on parts of the data.
 
         Save the curvature of every part with acnml.save. The sum is the curvature
         of all data, as if one process had fitted it. The parts must not overlap,
@@ -40,7 +40,6 @@ def register(app: typer.Typer) -> None:
 
 def _loaded(path: Path) -> Any:
     value = acnml.load(path)
-    if not isinstance(value, (acnml.fit.Curvature, acnml.Swag)):
-        kind = type(value).__name__
-        raise TypeError(f"{path} holds a {kind}; only curvatures and SWAG states add up")
+    if not isinstance(value, acnml.fit.Curvature):
+        raise TypeError(f"{path} holds a {type(value).__name__}; only curvatures add up")
     return value

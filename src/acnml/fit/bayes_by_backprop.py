@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from acnml._engine.recorder import (
@@ -30,7 +30,7 @@ from acnml._engine.trust import require_understood
 from acnml._util import checks
 from acnml._util.arrays import as_tensor
 from acnml._util.batches import Inputs, as_inputs, take
-from acnml._util.params import Params, normal_like, widened, zip_with
+from acnml._util.params import Params, normal_like, widened
 from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, Hook, as_classifier
 from acnml.fit.batches import (
@@ -92,15 +92,8 @@ def fit_bayes_by_backprop(
     require_loader(loader, "Bayes by Backprop")
     epochs = checks.require_integer(epochs, "epochs", least=1)
     classifier = as_classifier(model)
-    trainer = BayesByBackprop(
-        classifier,
-        sum(batch_sizes(loader)),
-        prior_std,
-        learning_rate,
-        variance_learning_rate,
-        seed,
-        layers,
-    )
+    settings = prior_std, learning_rate, variance_learning_rate, seed, layers
+    trainer = BayesByBackprop(classifier, sum(batch_sizes(loader)), *settings)
     with torch.inference_mode(False):
         for epoch in range(epochs):
             description = f"epoch {epoch + 1}/{epochs}"
@@ -169,12 +162,10 @@ class BayesByBackprop:
             for name, tensor in mean.items()
         }
         variance_rate = learning_rate if variance_learning_rate is None else variance_learning_rate
-        groups = [
-            {"params": list(self._mean.values()), "lr": learning_rate},
-            {"params": list(self._log_var.values()), "lr": variance_rate},
-        ]
+        rates = ((self._mean, learning_rate), (self._log_var, variance_rate))
+        groups = [{"params": list(leaves.values()), "lr": rate} for leaves, rate in rates]
         self._optimizer = torch.optim.Adam(groups, fused=True)
-        self._generator = torch.Generator().manual_seed(checks.require_integer(seed, "seed"))
+        self._generator = Generator().manual_seed(checks.require_integer(seed, "seed"))
         self.steps = 0  # taken so far, including those before resuming
 
     @torch.inference_mode(False)
@@ -256,12 +247,7 @@ class BayesByBackprop:
 
 
 def local_reparameterised(
-    classifier: Classifier,
-    sites: list[Site],
-    mean: Params,
-    var: Params,
-    x: Inputs,
-    generator: torch.Generator,
+    classifier: Classifier, sites: list[Site], mean: Params, var: Params, x: Inputs, rng: Generator
 ) -> Tensor:
     """Return logits with noise added at the outputs of affine layers (Kingma et al. 2015).
 
@@ -271,21 +257,14 @@ def local_reparameterised(
     has the correct distribution, but the correlation between positions is ignored. The weights of
     scaling layers, such as batch norm, are sampled directly.
     """
-    scaling = [name for site in sites if not site.is_affine for name in site.layer.names]
-    sampled = reparameterised(
-        {n: mean[n] for n in scaling}, {n: var[n] for n in scaling}, generator
-    )
-    hooks = {site.name: _noisy(site, var, generator) for site in sites if site.is_affine}
-    return classifier.hooked(hooks).logits(x, {**mean, **sampled})
+    sampled = dict(mean)
+    for name in (name for site in sites if not site.is_affine for name in site.layer.names):
+        sampled[name] = mean[name] + var[name].sqrt() * normal_like(mean[name], 1, rng)[0]
+    hooks = {site.name: _noisy(site, var, rng) for site in sites if site.is_affine}
+    return classifier.hooked(hooks).logits(x, sampled)
 
 
-def reparameterised(mean: Params, var: Params, generator: torch.Generator) -> Params:
-    """Draw one sample μ + √s ⊙ ε of the weights, for all examples of a batch."""
-    noise = {name: normal_like(tensor, 1, generator)[0] for name, tensor in mean.items()}
-    return zip_with(lambda m, s, e: m + s.sqrt() * e, mean, var, noise)
-
-
-def _noisy(site: Site, var: Params, generator: torch.Generator) -> Hook:
+def _noisy(site: Site, var: Params, rng: Generator) -> Hook:
     weight_var = var[site.layer.weight]
     bias_var = None if site.layer.bias is None else var[site.layer.bias]
 
@@ -297,6 +276,6 @@ def _noisy(site: Site, var: Params, generator: torch.Generator) -> Hook:
             output_var = functional.linear(squares, weight_var, bias_var)
         # The square root has no derivative at 0, which occurs if all inputs are zero.
         std = (output_var + torch.finfo(output_var.dtype).tiny).sqrt().to(output.dtype)
-        return torch.addcmul(output, std, normal_like(output.detach(), 1, generator)[0])
+        return torch.addcmul(output, std, normal_like(output.detach(), 1, rng)[0])
 
     return hook

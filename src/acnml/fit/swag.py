@@ -6,7 +6,6 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping
-from operator import itemgetter
 from typing import Any, final
 
 import torch
@@ -180,13 +179,6 @@ class Swag:
         self._squares: Params = {}  # Σ (θ - mean)², by Welford's algorithm for numerical stability
         self._deviations: deque[Params] = deque(maxlen=rank)
 
-    @staticmethod
-    def from_state_dict(state: Mapping[str, Tensor]) -> Swag:
-        """Construct a `Swag` from a state dict; it covers the same parameters, by name."""
-        swag = Swag(int(state[RANK]))
-        swag.load_state_dict(state)
-        return swag
-
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
         """Add the model's current weights."""
@@ -222,30 +214,6 @@ class Swag:
         size = sum(float(tensor.double().square().sum()) for tensor in self.mean.values())
         return math.sqrt(var / size) if size else math.inf
 
-    def __add__(self, other: Swag) -> Swag:
-        """Return the `Swag` of two runs of SGD together, for example from several machines.
-
-        Mean and variance are those of all weights of both runs (Chan et al. 1979). The deviations
-        are the latest of both in equal numbers, as far as there are so many, about the common mean.
-        """
-        if self.rank != other.rank:
-            raise ValueError(f"the ranks are {self.rank} and {other.rank}: collect with the same")
-        checks.require_same_names(other.mean, self.mean, "the second Swag", "the first")
-        both = Swag(self.rank)
-        both.updates = self.updates + other.updates
-        share = other.updates / both.updates
-        gap = subtract(other.mean, self.mean)
-        both.mean = add(self.mean, scale(gap, share))
-        between = scale(zip_with(torch.mul, gap, gap), share * self.updates)
-        both._squares = add(add(self._squares, other._squares), between)
-        aged: list[tuple[int, Params]] = []
-        for swag in (self, other):
-            move = subtract(swag.mean, both.mean)
-            aged += [(age, add(d, move)) for age, d in enumerate(reversed(swag._deviations))]
-        # The oldest first: a full deque forgets them.
-        both._deviations.extend(d for _, d in sorted(aged, key=itemgetter(0), reverse=True))
-        return both
-
     def state_dict(self) -> Params:
         """Return a copy of the running state as a flat dict of tensors.
 
@@ -263,6 +231,13 @@ class Swag:
             **{f"{SQUARES}{name}": tensor.clone() for name, tensor in self._squares.items()},
             **{f"{DEVIATIONS}{n}": torch.stack([d[n] for d in deviations]) for n in self.mean},
         }
+
+    @staticmethod
+    def from_state_dict(state: Mapping[str, Tensor]) -> Swag:
+        """Construct a `Swag` from a state dict; it covers the same parameters, by name."""
+        swag = Swag(int(state[RANK]))
+        swag.load_state_dict(state)
+        return swag
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a state that `state_dict` returned for a `Swag` of the same rank."""
