@@ -73,9 +73,12 @@ def compare(classifier: Classifier, posterior: Posterior, data: Data, queries: i
     """Choose alpha, then print the scores of MAP, BMA and ACNML on upright and rotated images."""
     # Posteriors over all layers leave some labels roughly solved. That is good enough here.
     rough = Acnml(classifier, posterior, on_unsolved="ignore")
-    choice = tuning.largest_harmless_alpha(rough, data.validation)
+    mean = Map(classifier.at(posterior.mean))
+    choice = tuning.within_price(
+        lambda alpha: replace(rough, alpha=alpha), data.validation, price=0.05, reference=mean
+    )
     print(f"alpha = {choice}\n")
-    mean, rescaled = Map(classifier.at(posterior.mean)), posterior.scaled(choice.value)
+    rescaled = posterior.scaled(choice.value)
     accuracy = metrics.accuracy(mean(data.images), data.labels)
     print(f"accuracy of the mean on all {len(data.labels)} test images: {accuracy:.2%}\n")
     predictors = {

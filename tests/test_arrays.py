@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -102,9 +103,12 @@ def test_fits_take_data_sets(fit, form):
 def test_tuning_takes_data_sets():
     model = MLP.model()
     predictor, x = Acnml(Classifier(model), diagonal(model)), MLP.x(6)
-    expected = tuning.largest_harmless_alpha(predictor, [(x, LABELS)], [0.1, 1.0], 1.0, 9.0)
-    data = x.numpy(), LABELS.numpy()
-    assert tuning.largest_harmless_alpha(predictor, data, [0.1, 1.0], 1.0, 9.0) == expected
+
+    def make(alpha):
+        return replace(predictor, alpha=alpha)
+
+    expected = tuning.sweep(make, [0.1, 1.0], [(x, LABELS)])
+    assert tuning.sweep(make, [0.1, 1.0], (x.numpy(), LABELS.numpy())) == expected
 
 
 class TestDataOrLoader:

@@ -70,43 +70,6 @@ def test_weights_are_handicaps_relative_to_the_heaviest():
     assert torch.equal(Modes(parts, (0.0, -1e6))(x), parts[0](x))
 
 
-def test_alpha_is_tuned_with_one_pass_per_network():
-    models, calls = [network(seed) for seed in range(2)], [0, 0]
-    for index, model in enumerate(models):
-
-        def count(*_, index=index):
-            calls[index] += 1
-
-        model[0].register_forward_hook(count)
-    parts = [Acnml(Classifier(model), last_layer(model)) for model in models]
-    x, modes = normal(200, 4, seed=8), Modes(parts)
-    labels = modes(x).argmax(-1)
-    data = [(x[:100], labels[:100]), (x[100:], labels[100:])]
-
-    def choose(price):
-        return tuning.within_price(modes.with_alpha, data, price, modes.with_alpha(1e-9))
-
-    choose(0.01)  # the first batches are also checked
-    before = list(calls)
-    choice = choose(0.05)
-    assert [after - b for after, b in zip(calls, before, strict=True)] == [2, 2]
-    chosen = modes.with_alpha(choice.value)
-    nlls = [acnml.metrics.nll(m(x), labels) for m in (modes.with_alpha(1e-9), chosen)]
-    assert nlls[1] <= nlls[0] + 0.05 + 1e-6
-    assert all(part.alpha == choice.value for part in chosen.predictors)
-
-
-def test_ensembles_are_tuned_from_the_same_features():
-    parts, x = members(2), normal(60, 4, seed=8)
-    data = [(x, x.argmax(-1) % 3)]
-    table = tuning.sweep(
-        lambda alpha: Ensemble(Modes(parts).with_alpha(alpha).predictors), [0.1, 1.0], data
-    )
-    for row in table:
-        ensemble = Ensemble(Modes(parts).with_alpha(row.value).predictors)
-        assert row.nll == pytest.approx(acnml.metrics.nll(ensemble(x), x.argmax(-1) % 3))
-
-
 class Shuffled:
     """Gives the same data in another order every time, as a loader with shuffle=True."""
 

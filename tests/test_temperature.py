@@ -101,11 +101,9 @@ def test_tuning_scores_a_tempered_model_as_it_predicts():
     model, x = LINEAR.model(), LINEAR.x()
     labels = torch.arange(len(x)) % 3
     tempered, posterior = Classifier(model).tempered(2.0), diagonal(model)
-    choice = tuning.largest_harmless_alpha(
-        Acnml(tempered, posterior), [(x, labels)], (0.1, 1.0), accuracy=1.0, nll=9.0
-    )
-    predictors = [Map(tempered), *(Acnml(tempered, posterior, alpha=a) for a in (0.1, 1.0))]
-    for row, predict in zip(choice.table, predictors, strict=True):
+    predictors = [Acnml(tempered, posterior, alpha=0.1), Map(tempered)]
+    rows = tuning.sweep(lambda i: predictors[int(i)], (0, 1), [(x, labels)])
+    for row, predict in zip(rows, predictors, strict=True):
         assert row.nll == pytest.approx(metrics.nll(predict(x), labels), rel=1e-9)
 
 

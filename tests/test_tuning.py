@@ -15,7 +15,7 @@ from acnml.fit import DiagonalCurvature, fit_curvature
 from acnml.predictors import Predictor
 from acnml.solve import Solution, UnsolvedError
 from acnml.tuning import Choice, Scores, sweep, within_price
-from cases import MODELS, POSTERIORS, normal
+from cases import MODELS, normal
 from dense import vector
 
 GRID = (0.25, 0.5, 1.0, 1.5, 2.0)
@@ -137,53 +137,6 @@ class TestSweep:
             tuning.temperature_by_nll(Scaled(), data)
 
 
-class TestHarmlessAlpha:
-    def test_a_hand_computed_table(self):
-        allowed = nll_at(2 / 1.5) - nll_at(2)
-        choice = tuning.largest_harmless_alpha(fake_acnml(), FOUR, GRID, accuracy=0.1, nll=allowed)
-        assert choice.value == 0.5
-        assert [row.value for row in choice.table] == [0, 0.25, 0.5, 1, 1.5, 2]
-        assert [row.accuracy for row in choice.table] == [0.75, 0.75, 0.75, 0.75, 0.5, 0.5]
-        # Above 1 only the second point is right, and the last, whose logit moves to 0.
-        flipped = math.log(math.exp(2) + 2) - 0.5 * 2
-        nlls = [*(nll_at(2 / (1 + alpha)) for alpha in (0, 0.25, 0.5, 1)), flipped, flipped]
-        assert [row.nll for row in choice.table] == pytest.approx(nlls, rel=1e-12)
-
-    @pytest.mark.parametrize(
-        ("accuracy", "nll", "expected"),
-        [
-            (0.25, 10.0, 2.0),  # met exactly
-            (0.24, 10.0, 1.0),
-            (1.0, nll_at(1) - nll_at(2), 1.0),  # met exactly
-        ],
-    )
-    def test_both_limits_count(self, accuracy, nll, expected):
-        choice = tuning.largest_harmless_alpha(fake_acnml(), FOUR, GRID, accuracy, nll)
-        assert choice.value == expected
-
-    def test_alphas_without_a_solution_are_not_harmless(self):
-        choice = tuning.largest_harmless_alpha(fake_acnml(limit=1.0), FOUR, GRID, 1.0, 10.0)
-        assert choice.value == 0.5
-        assert [row.value for row in choice.table] == [0, 0.25, 0.5]
-        with pytest.raises(UnsolvedError, match="too cautious"):
-            tuning.largest_harmless_alpha(fake_acnml(limit=1.0), FOUR, [1.0, 2.0])
-
-    def test_says_so_if_no_alpha_is_harmless(self):
-        with pytest.raises(ValueError, match=r"^no alpha in the grid loses at most") as refused:
-            tuning.largest_harmless_alpha(fake_acnml(), FOUR, [1.5, 2.0])
-        message = str(refused.value)
-        assert "0.005 of MAP's accuracy 0.7500 and adds at most 0.05 nats to MAP's NLL" in message
-        assert "accuracy" in message.splitlines()[1]  # the table is there
-
-    def test_alphas_are_tried_on_the_predictor_that_was_given(self):
-        case = MODELS[1]
-        solver = Linearised("network", polish=60)
-        given = Acnml(Classifier(case.model()), POSTERIORS["low_rank"](case.model()), solver)
-        data = [(case.x(6), torch.arange(6) % 3)]
-        for row in tuning.largest_harmless_alpha(given, data, GRID, nll=9.0).table[1:]:
-            assert row == row_of(replace(given, alpha=row.value), row.value, data)
-
-
 class Counting(nn.Module):
     """Counts the batches that pass through it, whichever copy they pass."""
 
@@ -222,10 +175,9 @@ class TestPasses:
 
     def test_of_alpha(self, setting):
         model, loader, predictor, _ = setting
-        table = tuning.largest_harmless_alpha(predictor, loader, self.ALPHAS, nll=9.0).table
+        table = sweep(lambda a: replace(predictor, alpha=a), self.ALPHAS, loader)
         assert sum(model.calls) == 60
-        assert table[0] == pytest.approx(row_of(Map(predictor.at_mean), 0.0, loader), abs=1e-9)
-        for row in table[1:]:
+        for row in table:
             expected = row_of(replace(predictor, alpha=row.value), row.value, loader)
             assert row == pytest.approx(expected, abs=1e-9)
 
@@ -235,16 +187,12 @@ class TestPasses:
         within_price(lambda a: replace(predictor, alpha=a), loader, price=0.05, reference=plain)
         assert sum(model.calls) == 60
 
-    def test_of_prior_precision(self, setting):
-        model, loader, predictor, curvature = setting
-
-        def make(tau: float) -> Acnml:
-            return Acnml(predictor.classifier, curvature.posterior(tau))
-
-        table = tuning.least_nll(make, [0.1, 1.0, 10.0], loader).table
-        assert sum(model.calls) == 60
-        for row in table:
-            assert row == pytest.approx(row_of(make(row.value), row.value, loader), abs=1e-9)
+    def test_too_many_covariances_are_not_kept(self, setting, monkeypatch):
+        _, loader, predictor, _ = setting
+        monkeypatch.setattr(tuning, "MOST_KEPT", 100)
+        for row in sweep(lambda a: replace(predictor, alpha=a), self.ALPHAS, loader):
+            expected = row_of(replace(predictor, alpha=row.value), row.value, loader)
+            assert row == pytest.approx(expected, abs=1e-9)
 
     def test_other_views_do_not_share_features(self, setting):
         """A different temperature, weights or solver give different predictions."""

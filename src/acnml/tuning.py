@@ -3,46 +3,49 @@
 Every search returns a `Choice`: the value, the table of all values that were tried, and the rule.
 Print it to see all three. There are two ways to choose any knob of a predictor: `least_nll` takes
 the best value of a grid, and `within_price` the largest value that increases the NLL by at most a
-given price. Validation data are read once, if the network's logits and their covariance are enough
-for all values.
+given price. Predictors that differ only in α share one pass over the data.
 
 The paper names three rules for α, the weight of the query (appendix A): match the likelihoods of
 CNML (`studies/paper_mnist` does); select by validation like a temperature (`least_nll`); take the
-largest α that does not degrade accuracy and NLL (`largest_harmless_alpha`), which it uses for its
-SWAG-D results. α → 0 is the network itself, called MAP here.
+largest α that does not degrade accuracy and NLL, which it uses for its SWAG-D results. For NLL,
+that is `within_price`. α → 0 is the network itself, called MAP here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final
+from typing import Any, NamedTuple, TypeAlias, TypeVar, final
 
 import torch
+from torch import Tensor
 
 from acnml import metrics
 from acnml._util import checks
+from acnml._util.batches import NO_LABELS, Inputs, as_loader, each_batch, split_labels
 from acnml._util.params import flatten
 from acnml.calibration.search import LARGEST, largest_at_price, least_nll_temperature, zero_of
 from acnml.calibration.table import as_html, as_text
+from acnml.classifier import log_softmax
 from acnml.fit import Curvature
+from acnml.fit.batches import checked_labels, require_classes
 from acnml.predictors import Acnml, Map, Predictor
 from acnml.predictors.base import require_predictor
-from acnml.predictors.held_out import HeldOut
+from acnml.problem import Problem
 from acnml.solution import UnsolvedError
 
 # A function from the value of a hyperparameter to the predictor with this value.
 MakePredictor: TypeAlias = Callable[[float], Predictor]
 
 PAPERS_ALPHAS = (0.25, 0.5, 1.0, 1.5, 2.0)
-# A wider grid than the paper's. With Laplace posteriors of overconfident networks, α = 1 is often
-# far too cautious.
-ALPHAS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 ROUNDING = 1e-9  # so that a score that is equal to its limit is accepted
 PRIOR_PRECISIONS = (1e-8, 1e8)  # beyond these, the evidence has no maximum
+
+# Numbers in the covariances of the logits that are kept from one α to the next.
+MOST_KEPT = 2**25
 
 
 class Scores(NamedTuple):
@@ -72,12 +75,12 @@ class Evidence(NamedTuple):
     log_evidence: float
 
 
-Row = TypeVar("Row", bound="Scores | Evidence")
+T = TypeVar("T")
 
 
 @final
 @dataclass(frozen=True)
-class Choice(Generic[Row]):
+class Choice:
     """A chosen value, with the table of all values that were tried.
 
     >>> from acnml.tuning import Choice, Evidence
@@ -89,7 +92,7 @@ class Choice(Generic[Row]):
     """
 
     value: float
-    table: tuple[Row, ...]
+    table: tuple[Any, ...]  # of `Scores` or `Evidence`
     rule: str  # a description of how the value was chosen
 
     def __str__(self) -> str:
@@ -102,13 +105,13 @@ class Choice(Generic[Row]):
         return as_html(self.table[0]._fields, rows, chosen, [f"{self.value:.6g}: {self.rule}"])
 
 
-def _text(table: Sequence[Row], chosen: float | None = None) -> str:
+def _text(table: Sequence[Any], chosen: float | None = None) -> str:
     """Format a table, with an arrow before the chosen row if there is one."""
     rows = [["→" if row.value == chosen else "", *_cells(row)] for row in table]
     return as_text([["", *table[0]._fields], *rows])
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Scores | Evidence) -> list[str]:
     return [f"{row.value:.6g}", *(f"{number:.4f}" for number in row[1:])]
 
 
@@ -123,8 +126,8 @@ def sweep(
 ) -> tuple[Scores, ...]:
     """Return the scores for every value in the grid.
 
-    `Acnml` predictors that differ only in α, or in the posterior of the last layer, share one pass
-    over the loader. All others take one pass for each value.
+    `Acnml` predictors that differ only in α share one pass over the loader. All others take one
+    pass for each value.
 
     Args:
         make_predictor: e.g. `lambda samples: Bma(classifier, posterior, int(samples))`.
@@ -139,8 +142,8 @@ def sweep(
     >>> [row.value for row in table]
     [1.0, 2.0]
     """
-    scores = _scores(make_predictor, HeldOut(loader, progress))
-    return tuple(map(scores, grid))
+    validation = _Validation(loader, progress)
+    return tuple(validation.scores(value, make_predictor(value)) for value in grid)
 
 
 def least_nll(
@@ -148,22 +151,17 @@ def least_nll(
     grid: Sequence[float],
     loader: Iterable[Any],
     progress: bool | None = None,
-) -> Choice[Scores]:
+) -> Choice:
     """Return the value in the grid with the lowest validation NLL.
 
     It applies to any hyperparameter. On in-distribution data, the best α is often the smallest of
     the grid: see `within_price`. For the arguments see `sweep`.
 
     >>> import acnml, torch
-    >>> classifier, x = acnml.Classifier(torch.nn.Linear(4, 3)), torch.randn(100, 4)
-    >>> curvature = acnml.fit.fit_curvature(classifier, x)
-    >>> choice = acnml.tuning.least_nll(
-    ...     lambda tau: acnml.Glm(classifier, curvature.posterior(tau)),
-    ...     grid=(0.1, 1.0, 10.0),
-    ...     loader=(x, torch.arange(100) % 3),
-    ... )
-    >>> choice.value in (0.1, 1.0, 10.0)
-    True
+    >>> plain, x = acnml.Map(acnml.Classifier(torch.nn.Linear(3, 3))), torch.randn(50, 3)
+    >>> data = x, plain(x).argmax(1)
+    >>> acnml.tuning.least_nll(lambda T: acnml.Tempered(plain, T), (0.1, 1.0), data).value
+    0.1
     """
     table = sweep(make_predictor, grid, loader, progress)
     best = min(table, key=lambda row: row.nll)
@@ -177,7 +175,7 @@ def within_price(
     reference: Predictor,
     start: float = 1.0,
     progress: bool | None = None,
-) -> Choice[Scores]:
+) -> Choice:
     """Return the largest value whose validation NLL is at most `price` above a reference.
 
     A larger value lowers the confidence on all inputs. The price, in nats, limits the resulting
@@ -208,16 +206,15 @@ def within_price(
     if not 0 <= price < math.inf:
         raise ValueError(f"price must be finite and not negative, got {price}")
     checks.require_positive(start, "start")
-    validation, rows = HeldOut(loader, progress), list[Scores]()
-    scores = _scores(make_predictor, validation)
+    validation, rows = _Validation(loader, progress), list[Scores]()
 
-    @cache  # and after the first value, whose pass over the data may serve the reference, too
+    @cache  # after the first value, whose pass over the data may serve the reference, too
     def plain() -> float:
         return metrics.nll(*validation.predictions(reference, "reference"))
 
     def cost(value: float) -> float:
         try:
-            rows.append(scores(value))
+            rows.append(validation.scores(value, make_predictor(value)))
         except UnsolvedError:  # more cautious values make the problems of ACNML harder
             return math.inf
         return rows[-1].nll - plain()
@@ -236,14 +233,84 @@ def within_price(
     return Choice(chosen, table, f"the largest value {meaning}")
 
 
-def _scores(make_predictor: MakePredictor, validation: HeldOut) -> Callable[[float], Scores]:
-    """Return a function from a value to its scores."""
+class _Known(NamedTuple):
+    """The problem of all data for a predictor, whatever its α; None if it has too many numbers."""
 
-    def scores(value: float) -> Scores:
-        found = validation.predictions(make_predictor(value), f"{value:g}")
-        return Scores(value, **metrics.summary(*found))
+    predictor: Acnml
+    problem: Problem | None
+    labels: Tensor
 
-    return scores
+    def serves(self, other: Acnml) -> bool:
+        """Whether another predictor has the same problem."""
+        mine = self.predictor
+        same = other.posterior is mine.posterior
+        return same and other.classifier.agrees_with(mine.classifier)
+
+    def is_of(self, plain: Map) -> bool:
+        """Whether the logits are those of a network."""
+        known = self.problem is not None
+        return known and self.predictor.at_mean.agrees_with(plain.classifier)
+
+
+@final
+class _Validation:
+    """Labelled data, which are read once for all α of a predictor."""
+
+    def __init__(self, loader: Iterable[Any], progress: bool | None) -> None:
+        self._loader, self._progress = as_loader(loader), progress
+        self._known: _Known | None = None
+
+    def scores(self, value: float, predictor: Predictor) -> Scores:
+        """Return a row of a table."""
+        return Scores(value, **metrics.summary(*self.predictions(predictor, f"{value:g}")))
+
+    def predictions(self, predictor: Predictor, description: str) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities (N, K) and labels (N,) of all data, on the CPU."""
+        known = self._known
+        if isinstance(predictor, Acnml) and predictor.logit_solver is not None:
+            if known is None or not known.serves(predictor):
+                known = self._known = self._problem(predictor)
+            if known.problem is not None:
+                return predictor.solve_problem(known.problem).log_probs.cpu(), known.labels
+        elif isinstance(predictor, Map) and known is not None and known.is_of(predictor):
+            assert known.problem is not None
+            return log_softmax(known.problem.logits).cpu(), known.labels
+        parts, labels = self._over_data(lambda x: predictor(x).cpu(), description)
+        return torch.cat(parts), labels
+
+    def _problem(self, predictor: Acnml) -> _Known:
+        """Return the logits of all data and their covariance."""
+        left = MOST_KEPT
+
+        def look(x: Inputs) -> Problem | None:
+            nonlocal left
+            found = predictor.problem(x) if left >= 0 else None
+            left -= 0 if found is None else found.logits.shape[1] * found.logits.numel()
+            return found
+
+        parts, labels = self._over_data(look, "logits")
+        found = [part for part in parts if part is not None]
+        return _Known(predictor, Problem.joined(found) if left >= 0 else None, labels)
+
+    def _over_data(
+        self, compute: Callable[[Inputs], T], description: str
+    ) -> tuple[list[T], Tensor]:
+        """Return the results of all batches, and their labels. Errors name the batch."""
+        results, labels = list[T](), list[Tensor]()
+
+        def use(batch: Any) -> None:
+            x, given = split_labels(batch)
+            if given is None:
+                raise ValueError(NO_LABELS)
+            own, result = checked_labels(given, x), compute(x)
+            if result is not None:
+                logits: Any = getattr(result, "logits", result)
+                require_classes(own, logits)
+            labels.append(own.cpu())
+            results.append(result)
+
+        each_batch(self._loader, use, description, self._progress)
+        return results, torch.cat(labels)
 
 
 # Temperature -------------------------------------------------------------------------------------
@@ -252,7 +319,7 @@ def _scores(make_predictor: MakePredictor, validation: HeldOut) -> Callable[[flo
 @torch.inference_mode(False)
 def temperature_by_nll(
     predictor: Predictor, loader: Iterable[Any], progress: bool | None = None
-) -> Choice[Scores]:
+) -> Choice:
     """Return the temperature with the lowest validation NLL (Guo et al. 2017).
 
     It minimises -1/N Σ log softmax(log p(·|x) / T)_y, which is convex in 1/T, so there is only one
@@ -273,7 +340,7 @@ def temperature_by_nll(
     4.328
     """
     require_predictor(predictor)
-    log_probs, labels = HeldOut(loader, progress).predictions(predictor, "temperature")
+    log_probs, labels = _Validation(loader, progress).predictions(predictor, "temperature")
     checks.require_finite(
         log_probs, "log-probabilities are", "use a predictor whose probabilities are not zero"
     )
@@ -289,7 +356,7 @@ def temperature_by_nll(
 # Prior precision ---------------------------------------------------------------------------------
 
 
-def prior_precision_by_evidence(curvature: Curvature) -> Choice[Evidence]:
+def prior_precision_by_evidence(curvature: Curvature) -> Choice:
     """Return the τ that maximises the Laplace approximation of the marginal likelihood.
 
     This needs no data. With the eigenvalues h_i of the curvature, the derivative of the log
@@ -325,65 +392,3 @@ def prior_precision_by_evidence(curvature: Curvature) -> Choice[Evidence]:
     table = tuple(Evidence(*pair) for pair in sorted(found.items()))
     best = max(table, key=lambda row: row.log_evidence)
     return Choice(best.value, table, "the prior precision of largest evidence")
-
-
-# α -----------------------------------------------------------------------------------------------
-
-
-def largest_harmless_alpha(
-    predictor: Acnml,
-    loader: Iterable[Any],
-    alphas: Sequence[float] = ALPHAS,
-    accuracy: float = 0.005,
-    nll: float = 0.05,
-    progress: bool | None = None,
-) -> Choice[Scores]:
-    """Return the largest α that loses little accuracy and NLL on in-distribution data.
-
-    This is the rule behind the paper's results with SWAG-D. Lower confidence is useful on
-    out-of-distribution data, and the limits are on its cost on in-distribution data. The table
-    begins with α = 0, which is MAP, the network at the posterior mean. It ends before the first α
-    for which the solver finds no solution. For values between those of the grid and for other
-    hyperparameters, see `within_price`.
-
-    Args:
-        predictor: an `Acnml` predictor. Its α is ignored.
-        loader: validation data, with labels; see `sweep` for the number of passes.
-        alphas: the values to try; the paper's are `PAPERS_ALPHAS`.
-        accuracy: the largest acceptable loss of accuracy against MAP.
-        nll: the largest acceptable increase of the NLL over MAP's, in nats.
-        progress: whether to show progress bars; by default only in a terminal.
-
-    >>> import acnml, torch
-    >>> classifier, x = acnml.Classifier(torch.nn.Linear(4, 3)), torch.randn(100, 4)
-    >>> predict = acnml.Acnml(classifier, acnml.fit_laplace(classifier, x))
-    >>> data = (x, torch.arange(100) % 3)
-    >>> acnml.tuning.largest_harmless_alpha(predict, data, (0.001, 0.01), accuracy=0.1).value > 0
-    True
-    """
-    validation, rows = HeldOut(loader, progress), list[Scores]()
-    scores = _scores(lambda alpha: replace(predictor, alpha=alpha), validation)
-    for alpha in sorted(alphas):
-        try:
-            rows.append(scores(alpha))
-        except UnsolvedError:
-            if not rows:
-                raise
-            break  # more cautious values make the problems harder
-    # Last, because the pass over the data for the first α serves MAP, too.
-    plain = _scores(lambda _: Map(predictor.at_mean), validation)(0.0)
-    table = plain, *rows
-    harmless = [
-        row.value
-        for row in rows
-        if plain.accuracy - row.accuracy <= accuracy + ROUNDING
-        and row.nll - plain.nll <= nll + ROUNDING
-    ]
-    limits = (
-        f"loses at most {accuracy:g} of MAP's accuracy {plain.accuracy:.4f} and adds at most "
-        f"{nll:g} nats to MAP's NLL {plain.nll:.4f}"
-    )
-    if not harmless:
-        remedy = "use smaller alphas, larger limits or a higher prior precision"
-        raise ValueError(f"no alpha in the grid {limits}; {remedy}\n{_text(table)}")
-    return Choice(harmless[-1], table, f"the largest alpha that {limits}")

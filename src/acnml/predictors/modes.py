@@ -70,16 +70,12 @@ class Modes(NmlPredictor):
     @arrays_for_arrays
     def log_lik(self, x: Inputs) -> Tensor:
         """Return max_m log w_m + log p_θ̂_m,y(y|x) (B, K), on the first member's device."""
-        return self.combined(self._members(x))
+        return self._weighted(self._members(x)).amax(0)
 
     @arrays_for_arrays
     def explained_by(self, x: Inputs) -> Tensor:
         """Return the index of the member that explains each label best (B, K)."""
         return self._weighted(self._members(x)).argmax(0)
-
-    def combined(self, log_liks: Sequence[Tensor]) -> Tensor:
-        """Return the maximum over members, given log p_θ̂_m,y(y|x) (B, K) of each."""
-        return self._weighted(log_liks).amax(0)
 
     def with_alpha(self, alpha: float) -> Modes:
         """Return the same modes with another weight α of the query, the same for all."""
