@@ -28,7 +28,6 @@ from acnml._util.batches import NO_LABELS, Inputs, as_loader, each_batch, split_
 from acnml._util.params import flatten
 from acnml.calibration.search import LARGEST, largest_at_price, least_nll_temperature, zero_of
 from acnml.calibration.table import as_html, as_text
-from acnml.classifier import log_softmax
 from acnml.fit import Curvature
 from acnml.fit.batches import checked_labels, require_classes
 from acnml.predictors import Acnml, Map, Predictor
@@ -274,7 +273,7 @@ class _Validation:
                 return predictor.solve_problem(known.problem).log_probs.cpu(), known.labels
         elif isinstance(predictor, Map) and known is not None and known.is_of(predictor):
             assert known.problem is not None
-            return log_softmax(known.problem.logits).cpu(), known.labels
+            return torch.log_softmax(known.problem.logits, dim=-1).cpu(), known.labels
         parts, labels = self._over_data(lambda x: predictor(x).cpu(), description)
         return torch.cat(parts), labels
 
