@@ -41,12 +41,6 @@ def write_file(path: Path, content: bytes) -> Path:
         return files.write_file(path, content)
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove the drafts of killed writers; no process may be writing in the folder."""
-    for draft in folder.glob(".*.tmp"):
-        draft.unlink(missing_ok=True)
-
-
 def require_writable(folder: Path) -> None:
     """Make the folder, or exit with one line that says why it cannot be written to."""
     probe = folder / ".acnml-write-test"

@@ -154,76 +154,9 @@ def test_a_file_system_that_takes_no_files():
 
 # Drafts ------------------------------------------------------------------------------------------
 
-# Writes until it is killed in the middle: the draft exists, and the file is not yet replaced.
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from acnml._util import files
-os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-files.write_file(Path(sys.argv[1]), b"half")
-"""
-
-# Writes slowly: says when its draft is there, and goes on when it is told to.
-SLOW = """
-import os, sys
-from pathlib import Path
-from acnml._util import files
-def wait(_):
-    print("written", flush=True)
-    sys.stdin.readline()
-os.fsync = wait
-files.write_file(Path(sys.argv[1]), b"slow")
-"""
-
-
-def start(code: str, path: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_drafts_of_killed_writers_are_removed_and_those_of_living_ones_not(tmp_path):
-    path, other = tmp_path / "file", tmp_path / "file.2"
-    with start(SLOW, path) as slow:
-        assert slow.stdout.readline() == "written\n"  # its draft is there
-        with start(KILLED, path) as killed, start(KILLED, other) as elsewhere:
-            pass
-        assert killed.returncode == elsewhere.returncode == -signal.SIGKILL
-        assert len(list(tmp_path.glob(".*.tmp"))) == 3
-        acnml.save(posterior(), path)
-        assert mean(path) == 1
-        # That of the living writer, and that of another file.
-        left = sorted(draft.name.startswith(".file.2.") for draft in tmp_path.glob(".*.tmp"))
-        assert left == [False, True]
-        slow.stdin.write("\n")
-        slow.stdin.flush()
-        assert slow.wait(60) == 0
-        assert path.read_bytes() == b"slow"
-    files.write_file(other, b"other")
-    assert sorted(tmp_path.iterdir()) == [path, other]
-
-
-def test_a_draft_that_was_taken_for_abandoned_is_written_again(tmp_path, monkeypatch):
-    """Another writer removes the draft between its creation and its lock."""
-    removed, lock = [], files._lock
-
-    def remove_first(file, *, wait):
-        if wait and not removed:
-            removed.append(Path(file.name))
-            removed[0].unlink()
-        return lock(file, wait=wait)
-
-    monkeypatch.setattr(files, "_lock", remove_first)
-    files.write_file(tmp_path / "file", b"content")
-    assert removed
-    assert (tmp_path / "file").read_bytes() == b"content"
-
 
 def test_two_writers_at_once_both_finish(tmp_path):
-    """Neither removes the other's draft; the file is one of theirs, complete."""
+    """The file is one of theirs, complete."""
     path = tmp_path / "file"
     code = "\n".join(
         [
@@ -231,10 +164,26 @@ def test_two_writers_at_once_both_finish(tmp_path):
             "for _ in range(200): files.write_file(Path(sys.argv[1]), sys.argv[1].encode() * 100)",
         ]
     )
-    writers = [start(code, path) for _ in range(2)]
+    command = [sys.executable, "-c", code, str(path)]
+    writers = [subprocess.Popen(command) for _ in range(2)]
     assert [writer.wait(120) for writer in writers] == [0, 0]
-    for writer in writers:
-        writer.stdin.close()
-        writer.stdout.close()
     assert path.read_bytes() == str(path).encode() * 100
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_writer_leaves_the_old_file_and_a_draft(tmp_path):
+    path = tmp_path / "file"
+    acnml.save(posterior(), path)
+    code = """
+import os, signal, sys
+from pathlib import Path
+from acnml._util import files
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+files.write_file(Path(sys.argv[1]), b"half")
+"""
+    killed = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert mean(path) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+    files.remove_drafts(tmp_path)
     assert list(tmp_path.iterdir()) == [path]

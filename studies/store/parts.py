@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, final
 
-from studies.files import remove_drafts, write_file, writing
+from acnml._util.files import remove_drafts
+from studies.files import write_file, writing
 from studies.store.record import (
     Content,
     DamagedError,

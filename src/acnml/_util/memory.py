@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import numbers
-import os
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import torch
 
@@ -13,8 +13,7 @@ SHARE = 0.25  # fraction of the free memory to use by default
 MOST = 2**30  # default maximum in bytes: larger chunks are not faster
 
 MEMINFO = Path("/proc/meminfo")  # where Linux shows the memory of the machine
-CGROUPS = Path("/sys/fs/cgroup")  # where Linux shows the limits of containers
-OWN_CGROUPS = Path("/proc/self/cgroup")  # which of them this process is in
+CONTAINER = Path("/sys/fs/cgroup")  # and where the limit of the container, if there is one
 
 
 def require_memory(memory: int | None) -> None:
@@ -41,57 +40,34 @@ def default_budget(device: torch.device, most: int = MOST) -> int:
     return budget(device, None, most)
 
 
-def free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> float:
     """Return the free memory in bytes: that of a CUDA device, or else the main memory.
 
     Memory that holds cached files is free. In a container, free is what its limit leaves.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return max(0, min([_available(), *_left_in_cgroups()]))
+    return max(0, min(_available(), _left_in_container()))
 
 
-def _available() -> int:
+def _available() -> float:
     """Return the main memory that a new process could use."""
     try:
-        lines = MEMINFO.read_text().splitlines()
-        fields = next(line.split() for line in lines if line.startswith("MemAvailable:"))
-        return int(fields[1]) * 1024
-    except (OSError, ValueError, IndexError, StopIteration):  # not on Linux
-        pass
-    try:
-        # Without the cached files, which are often most of the memory.
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not available on every system
+        fields = dict(line.split()[:2] for line in MEMINFO.read_text().splitlines())
+        return int(fields["MemAvailable:"]) * 1024
+    except (OSError, ValueError, LookupError):  # not on Linux
         return MOST
 
 
-def _left_in_cgroups() -> list[int]:
-    """Return what the limits of this process's control group and of those around it leave.
-
-    Inside a container the group's path often does not exist: the root is then the container's own.
-    """
+def _left_in_container() -> float:
+    """Return what the limit of the container leaves."""
     try:
-        lines = OWN_CGROUPS.read_text().splitlines()
-    except (OSError, ValueError):  # not on Linux
-        return []
-    left = []
-    for line in lines:
-        if line.startswith("0::"):
-            path = PurePosixPath(line.removeprefix("0::").lstrip("/"))
-            left += [_left(CGROUPS / part) for part in (path, *path.parents)]
-    return [free for free in left if free is not None]
-
-
-def _left(group: Path) -> int | None:
-    """Return what the limit of a group leaves, with cached files; None if there is no limit."""
-    try:
-        most, used = (int((group / f"memory.{what}").read_text()) for what in ("max", "current"))
-    except (OSError, ValueError):  # no such group, or "max", which is no limit
-        return None
-    try:
-        numbers = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        cached = int(numbers.get("inactive_file", 0))
-    except (OSError, ValueError):
-        cached = 0
-    return max(0, most - used + cached)
+        most, used = (
+            int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current")
+        )
+        numbers = dict(
+            line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines()
+        )
+        return most - used + int(numbers["inactive_file"])
+    except (OSError, ValueError, LookupError):  # no container, or "max", which is no limit
+        return math.inf

@@ -112,7 +112,7 @@ class Folder:
                 self.write_manifest(identity)
             for folder in (self.path, self.path / REJECTS, self.path / SUMS):
                 folder.mkdir(exist_ok=True)
-                files.remove_abandoned(folder)
+                files.remove_drafts(folder)
             yield
 
     def has(self, part: Part) -> bool:
