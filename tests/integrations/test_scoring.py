@@ -24,15 +24,7 @@ from acnml.scoring.job import is_uri
 from acnml.scoring.run import locally
 from acnml.scoring.scorer import Scorer
 from acnml.scoring.sources import Part
-from scored import (
-    FEATURES,
-    contents,
-    predictor_of,
-    read,
-    rejects,
-    rows,
-    write_parquet,
-)
+from scored import FEATURES, contents, predictor_of, read, rejects, rows, write_parquet
 
 
 def assert_answers(table: pa.Table, files: dict[str, str], x: np.ndarray) -> None:
@@ -121,17 +113,15 @@ def test_what_a_uri_cannot_be(job, tmp_path):
     ):
         with pytest.raises(ScoringError, match=message):
             score(replace(job, input=path))
-    for name in ("output", "predictor", "weights"):
-        for path in ("s3://bucket/x", "s3:/bucket/x"):  # as `Path` writes it
-            with pytest.raises(ValueError, match=f"{name} must be a local path"):
-                replace(job, **{name: path})
+    with pytest.raises(ValueError, match="output must be a local path"):
+        replace(job, output="s3://bucket/x")
     assert not is_uri("C:/data/x.parquet")
 
 
 @pytest.mark.parametrize("kind", ["fixed", "nested", "list", "large_list", "tensor"])
 def test_ways_to_store_tensors(kind, job, files):
     x = rows(40)
-    flat, shape = pa.array(x.reshape(-1)), None
+    flat = pa.array(x.reshape(-1))
     if kind == "fixed":
         column = pa.FixedSizeListArray.from_arrays(flat, FEATURES)
     elif kind == "nested":
@@ -143,7 +133,7 @@ def test_ways_to_store_tensors(kind, job, files):
         types = {"list": pa.list_, "large_list": pa.large_list}
         column = pa.array(x.reshape(40, 2, 3).tolist(), types[kind](types[kind](pa.float32())))
     pq.write_table(pa.table({"other": range(40), "x": column}), job.input, row_group_size=7)
-    score(replace(job, reading=Reading(shape=shape)))
+    score(job)
     assert_answers(read(job), files, x)
 
 
@@ -158,20 +148,18 @@ def test_columns_of_numbers_are_stacked(job, files):
 
 @pytest.mark.parametrize("suffix", ["npy", "npz", "compressed.npz"])
 def test_arrays(suffix, job, files, tmp_path):
-    x, path = rows(130), tmp_path / f"data.{suffix}"
+    x, path, reading = rows(130), tmp_path / f"data.{suffix}", Reading(carry=("id",))
     if suffix == "npy":
-        np.save(path, x.astype(">f4"))
         reading = Reading()
+        np.save(path, x.astype(">f4"))
     else:
         write = np.savez_compressed if "compressed" in suffix else np.savez
         write(path, x=x, id=np.arange(130) * 2)
-        reading = Reading(carry=("id",))
     job = replace(job, input=str(path), reading=reading)
     score(job)
-    table = read(job)
-    assert_answers(table, files, x)
+    assert_answers(read(job), files, x)
     if suffix != "npy":
-        assert table["id"].to_pylist() == list(range(0, 260, 2))
+        assert read(job)["id"].to_pylist() == list(range(0, 260, 2))
 
 
 def test_folders_of_images(job, files, tmp_path):
@@ -366,13 +354,14 @@ def test_refusals_come_before_anything_is_scored(message, job):
     assert not list(Path(job.output).glob("part-*"))
 
 
-def _ensemble(member):
-    return acnml.Ensemble((member, member))
-
-
 @pytest.mark.parametrize(
     "wrap",
-    [lambda p: p, lambda p: acnml.Tempered(p, 2.0), _ensemble, lambda p: acnml.Modes((p, p))],
+    [
+        lambda p: p,
+        lambda p: acnml.Tempered(p, 2.0),
+        lambda p: acnml.Ensemble((p, p)),
+        lambda p: acnml.Modes((p, p)),
+    ],
     ids=["acnml", "tempered", "ensemble", "modes"],
 )
 def test_rows_that_a_member_flags_are_rejected(wrap):

@@ -17,7 +17,6 @@ pytest.importorskip("pyarrow", reason="needs the extra `predict`")
 
 from numpy.lib import format as npy
 from PIL import Image
-from torch import nn
 from typer.testing import CliRunner
 
 import acnml
@@ -133,27 +132,14 @@ def test_inputs_that_change_during_a_run_are_noticed(kind, how, when, job, tmp_p
     (tmp_path / "new").mkdir()
     write_data(kind, tmp_path / "new", seed=1)
     last = max(Path(job.input).iterdir())
-
-    def change() -> None:
-        new = tmp_path / "new" / last.name
-        if how == "replaced":
-            new.replace(last)
-        else:
-            last.unlink()
+    new = tmp_path / "new" / last.name
 
     def engine(own: Job, units):
         worker = Worker(own)
-        if when.startswith("before"):
-            change()
-        for unit in units:
-            yield from worker.run([unit[:1]])
-            if (
-                when.startswith("after")
-                and last.exists()
-                and (tmp_path / "new" / last.name).exists()
-            ):
-                change()
-            yield from worker.run([unit[1:]])
+        for number, part in enumerate(part for unit in units for part in unit):
+            if number == (when == "after the first part"):
+                new.replace(last) if how == "replaced" else last.unlink()
+            yield from worker.run([[part]])
 
     with pytest.raises((ScoringError, FileNotFoundError)):
         score(job, engine)
@@ -170,7 +156,10 @@ def test_every_damaged_byte_of_the_output_is_noticed(job):
     x = rows(12)
     x[5] = np.nan
     np.save(Path(job.input) / "x.npy", x)
-    assert verify_or_score(job) == verify(job)
+    with pytest.raises(ScoringError, match="is missing: run the same command"):
+        verify(job)
+    assert not Path(job.output).exists()
+    assert score(job) == verify(job)
     folder = Folder(Path(job.output))
     parts = [*open_source(job.input, job.reading).parts(job.part_rows)]
     for name in ("part-00000001.parquet", "_rejects/part-00000001.parquet"):
@@ -187,13 +176,6 @@ def test_every_damaged_byte_of_the_output_is_noticed(job):
         sums.write_bytes(flipped(content, position))
         with pytest.raises(ScoringError):
             folder.counts(parts[1])
-
-
-def verify_or_score(job: Job):
-    with pytest.raises(ScoringError, match="is missing: run the same command"):
-        verify(job)
-    assert not Path(job.output).exists()
-    return score(job)
 
 
 def flipped(content: bytes, position: int) -> bytes:
@@ -241,16 +223,18 @@ def test_the_command_verifies(job):
     names = ("model", "predictor", "weights", "input", "output")
     options = [text for name in names for text in (f"--{name}", getattr(job, name))]
     command = ["predict", *options, "--part-rows", "4", "--batch-rows", "3"]
-    run = CliRunner().invoke(build_app(), [*command, "--verify"])
-    assert run.exit_code == 1
-    assert CliRunner().invoke(build_app(), command).exit_code == 0
-    before = contents(job.output)
-    run = CliRunner().invoke(build_app(), [*command, "--verify"])
-    assert (run.exit_code, contents(job.output)) == (0, before)
-    assert "complete and undamaged" in run.stdout
+
+    def run(*more: str) -> tuple[int, str]:
+        found = CliRunner().invoke(build_app(), [*command, *more])
+        return found.exit_code, found.stdout
+
+    assert run("--verify")[0] == 1
+    assert run()[0] == 0
+    code, output = run("--verify")
+    assert (code, "complete and undamaged" in output) == (0, True)
     part = Path(job.output) / "part-00000002.parquet"
-    part.write_bytes(flipped(before[part.name], 99))
-    assert CliRunner().invoke(build_app(), [*command, "--verify"]).exit_code == 1
+    part.write_bytes(flipped(part.read_bytes(), 99))
+    assert run("--verify")[0] == 1
 
 
 # Claims of headers ---------------------------------------------------------------------------
@@ -268,7 +252,6 @@ def write_claim(path: Path, shape: tuple[int, ...], numbers: int = 0) -> None:
     ("shape", "message"),
     [
         ((10**12, 4), r"x.npy is damaged, .*: mmap length is greater than file size"),
-        ((-3, 6), "negative dimensions"),
         ((3, 0), r"first dimension counts rows: an array has shape \(3, 0\)"),
         ((), r"x.npy is damaged, or has no arrays"),
         ((0, 6), "has no rows: check --input"),
@@ -291,35 +274,14 @@ def test_tensors_can_be_carried(job):
 # Warnings ------------------------------------------------------------------------------------
 
 
-class Listening(nn.Module):
-    """Notes how warnings are handled while it runs; other threads would see the same."""
-
-    seen: list = []  # noqa: RUF012
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = MLP.model()
-
-    def forward(self, x):
-        self.seen.append([*warnings.filters])
-        return self.inner(x)
-
-
-def test_scoring_says_what_is_unsolved_and_leaves_warnings_alone():
-    model = Listening()
-    solver = acnml.Gradient(1, 1e-6)  # far from an optimum
+def test_scoring_says_what_is_unsolved_without_a_warning():
+    model, solver = MLP.model(), acnml.Gradient(1, 1e-6)  # far from an optimum
     predictor = acnml.Acnml(acnml.Classifier(model), diagonal(model), solver, alpha=5.0)
     x = MLP.x(4)
-    with pytest.warns(acnml.UnsolvedWarning):
-        predictor(x)
-    Listening.seen.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        before = [*warnings.filters]
         answers = Scorer(predictor, Answers())(Read({"x": x.numpy()}, {}))
     assert not any(answers["solved"].to_pylist())
-    assert Listening.seen
-    assert all(filters == before for filters in Listening.seen)
     with pytest.warns(acnml.UnsolvedWarning):
         regret = predictor.solve(x).regret
     np.testing.assert_allclose(answers["regret"].to_numpy(), regret.numpy(), rtol=1e-6)
