@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
+from torch.utils.data import DataLoader, TensorDataset
 
 from acnml._util.batches import as_arguments, size, take
 from acnml.fit import Curvature
@@ -33,6 +34,14 @@ def labelled(case: Case, *sizes: int) -> list[tuple[Any, Tensor]]:
     x, y, ends = case.x(sum(sizes)), torch.arange(sum(sizes)) % 3, torch.tensor(sizes).cumsum(0)
     parts = [slice(int(end) - n, int(end)) for n, end in zip(sizes, ends, strict=True)]
     return [(take(x, part), y[part]) for part in parts]
+
+
+def loaders() -> tuple[DataLoader, DataLoader]:
+    """Noisy data of three classes, in single precision, to train and to validate with."""
+    x, noise = normal(600, 4, seed=0).float(), normal(600, 3, seed=1).float()
+    labels = (2 * x[:, :3] + noise).argmax(-1)
+    train, validation = (TensorDataset(x[s], labels[s]) for s in (slice(0, 200), slice(200, None)))
+    return DataLoader(train, batch_size=50), DataLoader(validation, batch_size=100)
 
 
 def gauss_newton(model: nn.Module, x: Any, names: Any) -> Tensor:

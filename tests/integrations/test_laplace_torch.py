@@ -67,30 +67,18 @@ def require_same_prediction(la, model: nn.Module, posterior: acnml.posteriors.Po
 )
 def test_the_linearised_prediction_is_the_same(build, weights, structure):
     model = build()
-    la = fitted(
-        model,
-        subset_of_weights=weights,
-        hessian_structure=structure,
-        prior_precision=0.3,
-        temperature=0.7,
-        prior_mean=0.1,
-    )
+    options = {"prior_precision": 0.3, "temperature": 0.7, "prior_mean": 0.1}
+    la = fitted(model, subset_of_weights=weights, hessian_structure=structure, **options)
     posterior = from_laplace(la)
-    assert isinstance(
-        posterior, {"diag": acnml.Diagonal, "kron": Kronecker, "full": Full}[structure]
-    )
+    kinds = {"diag": acnml.Diagonal, "kron": Kronecker, "full": Full}
+    assert isinstance(posterior, kinds[structure])
     require_same_prediction(la, model, posterior)
 
 
 @pytest.mark.parametrize("backend", ["BackPackGGN", "CurvlinopsEF", "AsdlGGN"])
 def test_kronecker_factors_of_other_backends(backend):
-    model = mlp()
-    la = fitted(
-        model,
-        hessian_structure="kron",
-        backend=getattr(laplace.curvature, backend),
-        subset_of_weights="all",
-    )
+    model, kind = mlp(), getattr(laplace.curvature, backend)
+    la = fitted(model, hessian_structure="kron", backend=kind, subset_of_weights="all")
     require_same_prediction(la, model, from_laplace(la))
 
 
@@ -119,12 +107,8 @@ def test_damping_is_what_the_precision_says():
 @pytest.mark.parametrize("places", [[0, 3, 7, 30, 41], [20, 21], [42]])
 def test_a_subnetwork(structure, places):
     model = mlp()
-    la = fitted(
-        model,
-        subset_of_weights="subnetwork",
-        hessian_structure=structure,
-        subnetwork_indices=torch.tensor(places),
-    )
+    options = {"subset_of_weights": "subnetwork", "subnetwork_indices": torch.tensor(places)}
+    la = fitted(model, hessian_structure=structure, **options)
     posterior = from_laplace(la)
     assert isinstance(posterior, acnml.Diagonal if structure == "diag" else LowRank)
     layers = {name.partition(".")[0] for name in posterior.mean}

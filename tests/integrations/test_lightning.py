@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import acnml
 from cases import normal
+from fits import loaders
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
@@ -59,15 +59,8 @@ class Measured(Network):
         self.scores.reset()
 
 
-def loaders() -> tuple[DataLoader, DataLoader]:
-    x, noise = normal(600, 4, seed=0).float(), normal(600, 3, seed=1).float()
-    labels = (2 * x[:, :3] + noise).argmax(-1)
-    train, validation = (TensorDataset(x[s], labels[s]) for s in (slice(0, 200), slice(200, None)))
-    return DataLoader(train, batch_size=50, shuffle=True), DataLoader(validation, batch_size=100)
-
-
-def trainer(*callbacks, folder=None, epochs: int = 4, **options):
-    return lightning.Trainer(
+def trainer(*callbacks, folder=None, epochs: int = 4, package=lightning):
+    return package.Trainer(
         max_epochs=epochs,
         callbacks=list(callbacks),
         accelerator="cpu",
@@ -76,7 +69,6 @@ def trainer(*callbacks, folder=None, epochs: int = 4, **options):
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
-        **options,
     )
 
 
@@ -98,16 +90,8 @@ def test_swag_is_what_the_loop_would_have_collected(package, tmp_path):
                 by_hand.update(pl_module)
 
     network = Network() if package == "lightning.pytorch" else _in(module)
-    module.Trainer(
-        max_epochs=5,
-        callbacks=[ours, ByHand()],
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    ).fit(network, *loaders())
+    running = trainer(ours, ByHand(), folder=tmp_path, epochs=5, package=module)
+    running.fit(network, *loaders())
     assert ours.swag.updates == 3
     expected, got = by_hand.state_dict(), ours.swag.state_dict()
     assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
@@ -128,13 +112,12 @@ def _in(module) -> nn.Module:
 def test_swag_resumes_from_a_checkpoint(tmp_path):
     whole, first, second = (CollectSwag(start_epoch=1, rank=3) for _ in range(3))
     start = Network().state_dict()
-    plain = [DataLoader(each.dataset, batch_size=50) for each in loaders()]
 
     def fit(callback, epochs, **options):
         network = Network()
         network.load_state_dict(start)
         running = trainer(callback, folder=tmp_path, epochs=epochs)
-        running.fit(network, *plain, **options)
+        running.fit(network, *loaders(), **options)
         return running
 
     fit(whole, 4)
@@ -171,19 +154,6 @@ def test_loaders_and_the_network_can_be_given(tmp_path):
     assert callback.calibrated.classifier.model is network.layers
 
 
-def test_mistakes(tmp_path):
-    with pytest.raises(ValueError, match="start_epoch must be at least 0"):
-        CollectSwag(start_epoch=-1)
-    with pytest.raises(ValueError, match="price must be a positive"):
-        Calibrate(price=0)
-    train, validation = loaders()
-    with pytest.raises(ValueError, match=r"pass Calibrate\(validation_loader=\.\.\.\)"):
-        trainer(Calibrate(), folder=tmp_path, epochs=1).fit(Network(), train, [validation] * 2)
-    running = SimpleNamespace(world_size=2)
-    with pytest.raises(ValueError, match="all data in one process, but there are 2"):
-        Calibrate().on_train_start(running, Network())
-
-
 class Counted(Network):
     """Counts the batches that it was trained on."""
 
@@ -195,26 +165,30 @@ class Counted(Network):
 
 
 @pytest.mark.parametrize(
-    ("options", "loaders_given", "message"),
+    ("path", "loaders_given", "message"),
     [
-        ({}, 0, r"no validation data .* pass Calibrate\(validation_loader=\.\.\.\)"),
-        ({}, 2, r"exactly one loader for validation_loader"),
-        ({"path": "nowhere/calibrated.safetensors"}, 1, "nowhere/calibrated.safetensors"),
+        (None, 0, r"no validation data .* pass Calibrate\(validation_loader=\.\.\.\)"),
+        (None, 2, r"exactly one loader for validation_loader"),
+        ("nowhere/calibrated.safetensors", 1, "nowhere/calibrated.safetensors"),
     ],
 )
 def test_what_would_fail_after_training_is_refused_before_it(
-    options, loaders_given, message, tmp_path
+    path, loaders_given, message, tmp_path
 ):
     network, (train, validation) = Counted(), loaders()
-    if "path" in options:
-        options = {"path": tmp_path / options["path"]}
-    run = trainer(Calibrate(**options), folder=tmp_path, epochs=1)
+    callback = Calibrate(**({} if path is None else {"path": tmp_path / path}))
+    run = trainer(callback, folder=tmp_path, epochs=1)
     with pytest.raises((ValueError, OSError), match=message):
         run.fit(network, train, [validation] * loaders_given or None)
     assert network.batches == 0
 
 
-@pytest.mark.parametrize("option", ["prize", "model", "val_loader"])
-def test_options_that_calibrate_does_not_have_are_refused_before_training(option):
-    with pytest.raises(TypeError, match=f"no option '{option}'; .*: rule, places, "):
-        Calibrate(temperature=1.0, **{option: 0.02})
+def test_mistakes():
+    with pytest.raises(ValueError, match="start_epoch must be at least 0"):
+        CollectSwag(start_epoch=-1)
+    with pytest.raises(ValueError, match="price must be a positive"):
+        Calibrate(price=0)
+    with pytest.raises(ValueError, match="all data in one process, but there are 2"):
+        Calibrate().on_train_start(SimpleNamespace(world_size=2), Network())
+    with pytest.raises(TypeError, match=r"no option 'prize'; .*: rule, places, "):
+        Calibrate(temperature=1.0, prize=0.02)

@@ -35,7 +35,7 @@ def data(n: int = 101, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sizes", [[101], [1] * 101, [40, 1, 60], [100, 1]])
+@pytest.mark.parametrize("sizes", [[1] * 101, [40, 1, 60]])
 def test_batches_are_as_good_as_all_data(kind, sizes):
     build, function = KINDS[kind]
     log_probs, labels = data()
@@ -56,10 +56,9 @@ def test_single_precision_is_widened_first(kind):
     build, function = KINDS[kind]
     log_probs, labels = data(dtype=torch.float32)
     metric = build().half()  # as a module in half precision does to its metrics
-    batchwise = [
-        metric(*batch) for batch in zip(log_probs.split(30), labels.split(30), strict=True)
-    ]
-    assert batchwise[0].item() == pytest.approx(function(log_probs[:30], labels[:30]), rel=1e-12)
+    first = metric(log_probs[:30], labels[:30])
+    metric(log_probs[30:], labels[30:])
+    assert first.item() == pytest.approx(function(log_probs[:30], labels[:30]), rel=1e-12)
     assert metric.compute().dtype == torch.float64
     assert metric.compute().item() == pytest.approx(function(log_probs, labels), rel=1e-12)
 
@@ -87,21 +86,15 @@ def test_a_collection_keeps_scores_apart_that_begin_alike():
         assert value.item() == pytest.approx(KINDS[name][1](*whole), rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")  # of torchmetrics, on what is tested
 def test_mistakes():
-    with pytest.raises(ValueError, match="has seen no data"):
-        _compute_quietly(Nll())
-    with pytest.raises(ValueError, match="has seen no data"):
-        _compute_quietly(Aurc())
+    for kind in (Nll, Aurc):
+        with pytest.raises(ValueError, match="has seen no data"):
+            kind().compute()
     with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
         Ece(bins=0)
     with pytest.raises(ValueError, match="apply log_softmax to logits"):
         Brier().update(torch.ones(2, 3), torch.tensor([0, 1]))
-
-
-def _compute_quietly(metric) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchmetrics warns too
-        metric.compute()
 
 
 # Real processes ----------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from torch import nn
 import acnml
 from acnml.features import Place
 from acnml.problem import features, only_linear
-from test_calibrate import problem
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -130,6 +129,11 @@ def _quiet():
     transformers.utils.logging.set_verbosity_error()
 
 
+@pytest.fixture(scope="module")
+def calibrated(tokenizer) -> acnml.Calibrated:
+    return calibrated_of(bert().double(), tokenizer)
+
+
 def calibrated_of(model: nn.Module, tokenizer) -> acnml.Calibrated:
     inner = model.model if isinstance(model, LastToken) else model
     parts = [loader(dataset(inner, tokenizer, 80, seed), inner, tokenizer) for seed in (0, 1)]
@@ -156,8 +160,7 @@ def test_a_batch_of_the_collator_is_predicted_without_its_labels(tokenizer):
     torch.testing.assert_close(log_probs, torch.log_softmax(model(**inputs).logits, -1))
 
 
-def test_a_text_is_as_typical_alone_as_in_a_padded_batch(tokenizer):
-    calibrated = calibrated_of(bert().double(), tokenizer)
+def test_a_text_is_as_typical_alone_as_in_a_padded_batch(calibrated, tokenizer):
     rows = texts(6, 5)
     together = calibrated(tokenizer(rows, padding=True, return_tensors="pt"))
     for row, text in enumerate(rows):
@@ -165,12 +168,14 @@ def test_a_text_is_as_typical_alone_as_in_a_padded_batch(tokenizer):
         torch.testing.assert_close(alone.regret[0], together.regret[row], rtol=0, atol=1e-5)
 
 
-def test_a_dataset_that_is_not_tokenised_is_refused(tokenizer):
+def test_only_tokenised_datasets_are_loaded(tokenizer):
     raw = datasets.Dataset.from_dict({"text": ["good"], "label": [1]})
     with pytest.raises(
         ValueError, match=r"\['text', 'label'\] and no 'input_ids'; tokenise it first"
     ):
         loader(raw, bert(), tokenizer)
+    with pytest.raises(TypeError, match=r"expected a datasets.Dataset, got a list: make one"):
+        loader([{"input_ids": [1]}], bert(), tokenizer)
 
 
 # Last layers -------------------------------------------------------------------------------------
@@ -303,9 +308,8 @@ def test_every_token_has_a_class(tokenizer):
     torch.testing.assert_close(answer.probs[:1, :4], alone.probs, rtol=1e-4, atol=1e-5)
 
 
-def test_a_pipeline_answers_like_those_of_transformers(tokenizer):
-    model = bert().double()
-    calibrated = calibrated_of(model, tokenizer)
+def test_a_pipeline_answers_like_those_of_transformers(calibrated, tokenizer):
+    model = calibrated.classifier.model
     ask, asked = pipeline(calibrated, tokenizer, batch_size=3), texts(7, 5)
     theirs = transformers.pipeline("text-classification", model=model, tokenizer=tokenizer)
     for given in (asked, asked[0]):
@@ -321,29 +325,18 @@ def test_a_pipeline_answers_like_those_of_transformers(tokenizer):
     assert sum(each["score"] for each in ask(asked[0], top_k=None)) == pytest.approx(1, abs=1e-5)
 
 
-def test_a_text_without_an_answer_has_no_label(tokenizer):
-    calibrated = calibrated_of(bert(), tokenizer)
-    flagging = replace(calibrated, calibrator=replace(calibrated.calibrator, on_error="flag"))
-    nowhere = torch.tensor([float("nan")])
-    broken = replace(
-        flagging.calibrator.atypicality, mean=nowhere * flagging.calibrator.atypicality.mean
-    )
-    unknown = replace(flagging, calibrator=replace(flagging.calibrator, atypicality=broken))
-    for answers in (
-        pipeline(unknown, tokenizer)("good"),
-        pipeline(unknown, tokenizer)("good", top_k=2),
-    ):
+def test_a_text_without_an_answer_has_no_label(calibrated, tokenizer):
+    fitted = calibrated.calibrator
+    nowhere = replace(fitted.atypicality, mean=math.nan * fitted.atypicality.mean)
+    flagging = replace(calibrated, calibrator=replace(fitted, on_error="flag"))
+    broken = replace(fitted, on_error="flag", atypicality=nowhere)
+    ask = pipeline(replace(calibrated, calibrator=broken), tokenizer)
+    for answers in (ask("good"), ask("good", top_k=2)):
         assert all(each["label"] is None and math.isnan(each["score"]) for each in answers)
     assert pipeline(flagging, tokenizer)("good")[0]["label"] in NAMES.values()
 
 
-def test_a_list_is_no_dataset(tokenizer):
-    with pytest.raises(TypeError, match=r"expected a datasets.Dataset, got a list: make one"):
-        loader([{"input_ids": [1]}], bert(), tokenizer)
-
-
-def test_pairs_of_texts_and_long_texts(tokenizer):
-    calibrated = calibrated_of(bert().double(), tokenizer)
+def test_pairs_of_texts_and_long_texts(calibrated, tokenizer):
     (pair,) = pipeline(calibrated, tokenizer)([("a good film", "so bad")])
     encoded = tokenizer("a good film", "so bad", return_tensors="pt")
     assert encoded["token_type_ids"].sum() > 0
@@ -353,8 +346,8 @@ def test_pairs_of_texts_and_long_texts(tokenizer):
     assert cut["regret"] == pytest.approx(float(calibrated.regret(kept)), abs=1e-5)
 
 
-def test_texts_in_dicts(tokenizer):
-    ask = pipeline(calibrated_of(bert().double(), tokenizer), tokenizer)
+def test_texts_in_dicts(calibrated, tokenizer):
+    ask = pipeline(calibrated, tokenizer)
     pair = {"text": "a good film", "text_pair": "so bad"}
     assert ask({"text": "good"}) == ask("good")
     assert ask({"text": "good", "text_pair": None}, top_k=2) == ask("good", top_k=2)
@@ -365,19 +358,16 @@ def test_texts_in_dicts(tokenizer):
             ask(wrong)
 
 
-def test_batches_without_texts_are_refused(tokenizer):
-    with pytest.raises(ValueError, match="batch_size must be"):
-        pipeline(calibrated_of(bert(), tokenizer), tokenizer, batch_size=-1)
-
-
-def test_several_labels_at_once_are_refused(tokenizer):
+def test_what_no_pipeline_can_be_made_of(tokenizer):
     model = bert()
     calibrated = calibrated_of(model, tokenizer)
+    with pytest.raises(ValueError, match="batch_size must be"):
+        pipeline(calibrated, tokenizer, batch_size=-1)
+    with pytest.raises(ValueError, match="pass the tokenizer"):
+        pipeline(calibrated)
     model.config.problem_type = "multi_label_classification"
     with pytest.raises(ValueError, match="ACNML needs exactly one label"):
         pipeline(calibrated, tokenizer)
-    with pytest.raises(ValueError, match="pass the tokenizer"):
-        pipeline(calibrated)
 
 
 # One folder --------------------------------------------------------------------------------------
@@ -427,22 +417,16 @@ def test_a_model_that_was_trained_since_leaves_the_folder_alone(tokenizer, tmp_p
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
-def test_what_cannot_be_saved_or_loaded(tokenizer, tmp_path):
+def test_what_cannot_be_saved_or_loaded(calibrated, tokenizer, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"acnml\.safetensors is missing: write it with"):
         from_pretrained(tmp_path)
-    calibrated = calibrated_of(bert(), tokenizer)
     save_pretrained(calibrated, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["MyModel"]}))
-    with pytest.raises(
-        ValueError, match="a model of MyModel, which is not in transformers: load it"
-    ):
+    with pytest.raises(ValueError, match="a model of MyModel, which is not in transformers: load"):
         from_pretrained(tmp_path)
     assert from_pretrained(tmp_path, calibrated.classifier.model).alpha == calibrated.alpha
-    model, train, validation, _ = problem()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plain = acnml.calibrate(model, train, validation, price=0.05)
+    plain = replace(calibrated, classifier=acnml.Classifier(nn.Linear(4, 3)))
     with pytest.raises(TypeError, match="is not a model of transformers; use"):
         save_pretrained(plain, tmp_path)
 

@@ -8,22 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from cases import normal
+from fits import loaders as noisy_loaders
 from pages import Names, fixture
 from test_calibrate import problem
 
 
 def loaders() -> Names:
-    x, noise = normal(600, 4, seed=0).float(), normal(600, 3, seed=1).float()
-    labels = (2 * x[:, :3] + noise).argmax(-1)
-    train, validation = (TensorDataset(x[s], labels[s]) for s in (slice(0, 200), slice(200, None)))
-    return {
-        "train_loader": DataLoader(train, batch_size=50),
-        "validation_loader": DataLoader(validation, batch_size=100),
-        "x": x[:5],
-    }
+    train, validation = noisy_loaders()
+    x = train.dataset.tensors[0][:5]
+    return {"train_loader": train, "validation_loader": validation, "x": x}
 
 
 def small_model() -> Names:
