@@ -157,16 +157,14 @@ class TestLabelsOfADataSet:
     """In (X, y), y holds labels. Anything else is refused, never taken for a batch of inputs."""
 
     X, Y = normal(6, 3, seed=0), torch.arange(6) % 3
-    FORMS = (
-        (Y[0], r"got shape \(\): pass one class index per input"),
-        (Y.tolist(), r"got list: pass torch\.tensor\(y\)"),
-        (None, r"got None: without labels, pass X in place of \(X, None\)"),
-    )
 
-    @pytest.mark.parametrize(("y", "message"), FORMS)
-    @pytest.mark.parametrize("x", [X, X.numpy(), (X, X), {"a": X}])
-    def test_a_vector_is_asked_for(self, x, y, message):
-        with pytest.raises((TypeError, ValueError), match=f"y must be a vector .*, {message}"):
+    @pytest.mark.parametrize("y", [Y[0], Y.tolist(), None])
+    @pytest.mark.parametrize("x", [X, (X, X), {"a": X}])
+    def test_a_vector_is_asked_for(self, x, y):
+        message = (
+            rf"y must be a vector .* got a {type(y).__name__}: .* pass X in place of \(X, None"
+        )
+        with pytest.raises(TypeError, match=message):
             as_loader((x, y))
 
     def test_one_hot_labels_are_not_taken_for_inputs(self):

@@ -60,9 +60,9 @@ def test_a_net_of_skorch():
 
 def test_predictors_ask_for_arrays():
     x, y = pandas.DataFrame(MLP.x(4).numpy()), pandas.Series([0, 1, 2, 0])
-    with pytest.raises(TypeError, match=r"got DataFrame: pass x.to_numpy\(\)"):
+    with pytest.raises(TypeError, match=r"got a DataFrame: pass its to_numpy\(\)"):
         Map(Classifier(MLP.model()))(x)
-    with pytest.raises(TypeError, match=r"got DataFrame: pass x\.to_numpy\(\)"):
+    with pytest.raises(TypeError, match=r"got a DataFrame: pass its to_numpy\(\)"):
         as_loader((x, y))
-    with pytest.raises(TypeError, match=r"got Series: pass y\.to_numpy\(\)"):
+    with pytest.raises(TypeError, match=r"got a Series: pass its to_numpy\(\)"):
         as_loader((MLP.x(4), y))

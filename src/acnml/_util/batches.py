@@ -4,8 +4,8 @@ A tensor is passed to the model as `model(x)`, a tuple or list as `model(*x)` an
 `model(**x)`. In every form, the first dimension of each tensor is the batch dimension.
 
 Predictors, fits and most other public functions take NumPy arrays in place of tensors. They turn
-them into tensors first: by `split_labels`, `as_loader`, `arrays_for_arrays` and
-`tensors_for_arrays`, or directly by `as_inputs` and `as_tensor`. Inside, there are only tensors.
+them into tensors first: by `split_labels`, `as_loader` and `arrays_for_arrays`, or directly by
+`as_inputs` and `as_tensor`. Inside, there are only tensors.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ def named_tensors(x: Inputs) -> dict[str, Tensor]:
     if isinstance(x, Tensor):
         return {"x": x}
     if not isinstance(x, (tuple, list, Mapping)):
-        raise TypeError(
-            f"inputs must be a tensor, a tuple or a mapping of tensors, got {type(x).__name__}: "
-            f"{_conversion(x)}"
-        )
+        raise TypeError(f"inputs must be a tensor, a tuple or a mapping of tensors, got {_kind(x)}")
     items = x.items() if isinstance(x, Mapping) else ((f"x[{i}]", t) for i, t in enumerate(x))
     tensors = dict(items)
     for name, tensor in tensors.items():
@@ -214,14 +211,18 @@ def _is_batch(value: Any) -> bool:
 
 def _require_labels(labels: Any) -> None:
     """Raise an error if the labels of a data set are no array."""
-    what = "y must be a vector of class indices"
-    if labels is None:
-        raise TypeError(f"{what}, got None: without labels, pass X in place of (X, None)")
-    if not isinstance(labels, (Tensor, np.ndarray)):
-        remedy = "y.to_numpy()" if hasattr(labels, "to_numpy") else "torch.tensor(y)"
-        raise TypeError(f"{what}, got {type(labels).__name__}: pass {remedy}")
-    if labels.ndim == 0:
-        raise ValueError(f"{what}, got shape (): pass one class index per input")
+    if isinstance(labels, (Tensor, np.ndarray)) and labels.ndim > 0:
+        return
+    raise TypeError(
+        f"y must be a vector of class indices, got {_kind(labels)}; "
+        "without labels, pass X in place of (X, None)"
+    )
+
+
+def _kind(value: Any) -> str:
+    """Name what was given in place of a tensor, and say how to convert it."""
+    how = "its to_numpy()" if hasattr(value, "to_numpy") else "torch.as_tensor of it"
+    return f"a {type(value).__name__}: pass {how}"
 
 
 # Passes over data; errors say where they come from ----------------------------------------------
@@ -285,11 +286,8 @@ def in_chunks(
     total = size(x)
     for start in range(0, max(1, total), length):
         chunk = x if total <= length else take(x, slice(start, start + length))
-        try:
-            with within(chunk):
-                found = use(chunk)
-        except checks.RowsError as error:
-            raise error.moved(start, total) from error
+        with within(chunk), checks.counting_from(start, total):
+            found = use(chunk)
         yield found
 
 
@@ -297,26 +295,17 @@ def in_chunks(
 
 
 def arrays_for_arrays(method: F) -> F:
-    """Decorate a method of inputs so that it also takes arrays and then returns an array.
+    """Decorate a method of inputs so that it also takes arrays, and then returns arrays.
 
-    The inputs are the first argument of the method. It returns a tensor for tensors.
+    The inputs are the first argument of the method. What it returns beside tensors is kept.
     """
 
     @functools.wraps(method)
     def wrapper(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         if not has_arrays_only(x):
             return method(self, x, *args, **kwargs)
-        return method(self, as_inputs(x), *args, **kwargs).cpu().numpy()
-
-    return cast(F, wrapper)
-
-
-def tensors_for_arrays(method: F) -> F:
-    """Decorate a method of inputs so that it also takes arrays; its result does not change."""
-
-    @functools.wraps(method)
-    def wrapper(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(self, as_inputs(x) if has_arrays_only(x) else x, *args, **kwargs)
+        found = method(self, as_inputs(x), *args, **kwargs)
+        return found.cpu().numpy() if isinstance(found, Tensor) else found
 
     return cast(F, wrapper)
 
@@ -336,9 +325,3 @@ def as_inputs(x: Any) -> Inputs:
     if isinstance(x, (tuple, list)):
         return tuple(as_tensor(part, f"input x[{i}]") for i, part in enumerate(x))
     return cast(Inputs, as_tensor(x, "input x"))
-
-
-def _conversion(value: Any) -> str:
-    if hasattr(value, "to_numpy"):  # a DataFrame
-        return "pass x.to_numpy()"
-    return "pass torch.as_tensor(x)"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from acnml._engine.recorder import Site
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks, tensors_for_arrays
+from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml._util.checks import RowsError
 from acnml._util.messages import callers_level
 from acnml._util.params import Params
@@ -106,7 +106,7 @@ class Acnml(NmlPredictor):
         takes_problem = getattr(self.solver, "takes_problem", False)
         return cast(LogitSolver, self.solver) if takes_problem else None
 
-    @tensors_for_arrays
+    @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def problem(self, x: Inputs) -> Problem:
@@ -132,7 +132,7 @@ class Acnml(NmlPredictor):
         solves = self.logit_solver is not None
         return only_linear(self.classifier, self.posterior.mean) if solves else None
 
-    @tensors_for_arrays
+    @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def features(self, x: Inputs) -> Features | None:
@@ -152,7 +152,7 @@ class Acnml(NmlPredictor):
         parts = of_features(features, self.posterior, layer, temperature)
         return joined(each_solved(parts, self.solve_problem, len(features.logits)))
 
-    @tensors_for_arrays
+    @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def solve(self, x: Inputs) -> Solution:
