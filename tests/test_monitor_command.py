@@ -102,9 +102,9 @@ def test_a_window_without_answers_has_no_numbers(files, tmp_path):
 
 def test_mistakes(files, tmp_path):
     reference = files.folder / "reference.safetensors"
-    with pytest.raises((TypeError, ValueError), match="no Parquet files: give the output folder"):
+    with pytest.raises((TypeError, ValueError), match="has no Parquet files with a column"):
         run_monitor(tmp_path, reference, tmp_path)
-    with pytest.raises((TypeError, ValueError), match="has no column 'week'"):
+    with pytest.raises((TypeError, ValueError), match="a column 'week'"):
         run_monitor(files.folder / "scored", reference, tmp_path, by="week")
     acnml.save(files.fitted.abstention(0.2), tmp_path / "other.safetensors")
     with pytest.raises((TypeError, ValueError), match="holds a Abstention, no monitor"):

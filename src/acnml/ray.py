@@ -43,15 +43,14 @@ T = TypeVar("T")
 class Cluster:
     """An engine that scores parts of a job by a pool of Ray actors.
 
-    Every actor loads the predictor once, and reserves a CPU for each of the job's threads. The
-    input, the predictor's files and the output folder must be at the same paths on all machines. A
-    task is a stretch of the input that is best read at once, such as a row group of a Parquet file.
+    Every actor loads the predictor once, and reserves a CPU for each of the job's threads, and a
+    GPU with the device "cuda". All files must be at the same paths on all machines. A task is a
+    stretch of the input that is best read at once, such as a row group of a Parquet file.
 
     Args:
         address: of a running cluster; by default Ray's usual choice, see `ray.init`. A cluster that
             this process is connected to is used as it is.
-        actors: how many; by default as many as there are CPUs for. With the device "cuda", every
-            actor reserves a GPU, and there are no more actors than GPUs.
+        actors: how many; by default as many as there are CPUs and GPUs for.
 
     >>> from acnml.ray import Cluster
     >>> engine = Cluster(actors=4)  # for `acnml.scoring.score(job, engine)`
@@ -127,9 +126,9 @@ def score(
     """Add answers to the rows of a Ray Dataset, lazily, as all its transformations are.
 
     The result has the columns of the dataset (or those of `reading.carry`), those that `acnml
-    predict` writes, and `reject`. Every row occurs once. A row without an answer has nulls, and the
-    reason in `reject`, which is null for all others. This call reads the first 256 rows to see the
-    shape of an input; rows of another shape are rejected. A dataset without rows stays as it is.
+    predict` writes, and `reject`. A row without an answer has nulls, and the reason in `reject`,
+    which is null for all others. This call reads the first 256 rows to see the shape of an input;
+    rows of another shape are rejected. A dataset without rows stays as it is.
 
     Args:
         dataset: the rows.
@@ -219,18 +218,14 @@ def fit(
         raise ValueError("there are no shards: pass at least one part of the data")
     _connect(address)
     task = ray.remote(num_cpus=threads, max_retries=-1)  # again whenever a worker is lost
-    run, add = task(_fit_one), task(_add)
-    sums = [run.remote(fit_one, shard, threads) for shard in shards]
+
+    def fitted(shard: T) -> Any:
+        torch.set_num_threads(threads)
+        return fit_one(shard)
+
+    run, add = task(fitted), task(lambda first, second: first + second)
+    sums = [run.remote(shard) for shard in shards]
     while len(sums) > 1:
         pairs = [add.remote(*pair) for pair in zip(sums[::2], sums[1::2], strict=False)]
         sums = [*pairs, *sums[2 * len(pairs) :]]
     return ray.get(sums[0])
-
-
-def _fit_one(fit_one: Callable[[T], Any], shard: T, threads: int) -> Any:
-    torch.set_num_threads(threads)
-    return fit_one(shard)
-
-
-def _add(first: Any, second: Any) -> Any:
-    return first + second

@@ -4,15 +4,13 @@ The packages of the extra are imported only when a command runs, so that a missi
 clear line instead of a traceback.
 """
 
-import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
+from acnml._util.messages import needed_by
+
 if TYPE_CHECKING:
     from typer import Typer
-
-# The packages of the extra `predict`, by the names they are imported under.
-PACKAGES = ("PIL", "pyarrow", "typer")
 
 
 def main() -> None:
@@ -22,17 +20,19 @@ def main() -> None:
 
         sys.stdout.write(f"acnml {__version__}\n")
         return
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        sys.exit(f"The command acnml needs {', '.join(missing)}: pip install 'acnml[predict]'")
-    build_app()()
+    try:
+        app = build_app()
+    except ModuleNotFoundError as error:
+        sys.exit(str(error))
+    app()
 
 
 def build_app() -> "Typer":
     """Return all commands."""
-    import typer
+    with needed_by("the command acnml", "acnml[predict]"):
+        import typer
 
-    from acnml.cli import merge, monitor, predict
+        from acnml.cli import merge, monitor, predict
 
     about = "Calibrated classifiers, from data to answers. acnml --version shows the version."
     app = typer.Typer(add_completion=False, no_args_is_help=True, help=about)

@@ -29,17 +29,12 @@ def register(app: typer.Typer) -> None:
         of all data, as if one process had fitted it. The parts must not overlap,
         and all must be of the same trained network.
         """
-        if len(parts) < 2:
-            raise ValueError("name at least two files to merge")
         if len({part.resolve() for part in parts}) < len(parts):
             raise ValueError("a file is named twice: its data would count twice")
-        total = reduce(add, map(_loaded, parts))
+        values: list[Any] = [acnml.load(part) for part in parts]
+        for part, value in zip(parts, values, strict=True):
+            if not isinstance(value, acnml.fit.Curvature):
+                raise TypeError(f"{part} holds a {type(value).__name__}; only curvatures add up")
+        total = reduce(add, values)
         acnml.save(total, output)
         sys.stdout.write(f"{output}: a {type(total).__name__} of {len(parts)} parts\n")
-
-
-def _loaded(path: Path) -> Any:
-    value = acnml.load(path)
-    if not isinstance(value, acnml.fit.Curvature):
-        raise TypeError(f"{path} holds a {type(value).__name__}; only curvatures add up")
-    return value

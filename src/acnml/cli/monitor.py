@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import typer
+from pyarrow.dataset import dataset
 
 import acnml
 from acnml._util.files import write_file
@@ -61,47 +60,36 @@ def run_monitor(
     scored: Path, reference: Path, output: Path, window: int = 1000, by: str | None = None
 ) -> int:
     """Watch scored rows, write the report, and return the exit status."""
-    own = _monitor(reference)
+    own = acnml.load(reference)
+    own = own.monitor() if isinstance(own, acnml.Calibrator) else own
+    if not isinstance(own, Monitor):
+        kind = type(own).__name__
+        raise TypeError(f"{reference} holds a {kind}, no monitor: save calibrated.monitor()")
     found = [(name, own.update(_observed(rows))) for name, rows in _windows(scored, window, by)]
     finding = _finding(own, found)
     windows = [{"name": name, **dataclasses.asdict(each)} for name, each in found]
     state = {"level": own.level, "seen": own.seen, "changed_at": own.changed_at}
-    content = _without_nan({"finding": finding, **state, "windows": windows})
+    text = json.dumps({"finding": finding, **state, "windows": windows})
+    # Windows without answers have NaN, which JSON does not have: null.
+    plain = json.loads(text, parse_constant=lambda _: None)
     output.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=1, allow_nan=False)
-    path = write_file(output / "monitor.json", f"{text}\n".encode())
+    path = write_file(output / "monitor.json", f"{json.dumps(plain, indent=1)}\n".encode())
     acnml.save(own, output / "monitor.safetensors")
     sys.stdout.write(f"{_table(found)}{finding}\nNumbers: {path}\n")
     return CHANGED if own.changed_at is not None else 0
 
 
-def _monitor(path: Path) -> Monitor:
-    """Return the stored monitor, or one of a stored calibrator."""
-    try:
-        value = acnml.load(path)
-    except acnml.storage.StorageError as error:
-        hint = "save the monitor: acnml.save(calibrated.monitor(), path)"
-        raise ValueError(f"{error}. For --reference, {hint}") from error
-    if isinstance(value, acnml.Calibrator):
-        return value.monitor()
-    if not isinstance(value, Monitor):
-        raise TypeError(f"{path} holds a {type(value).__name__}, no monitor")
-    return value
-
-
 def _windows(folder: Path, count: int, by: str | None) -> Iterator[tuple[str, pa.Table]]:
     """Yield the windows of a folder with their names."""
-    paths = sorted(folder.glob("*.parquet"))
-    if not paths:
-        raise ValueError(f"{folder} has no Parquet files: give the output folder of acnml predict")
+    rows = dataset(folder, format="parquet")  # without names that begin with an underscore
     columns = [*COLUMNS, *([by] if by else [])]
-    missing = sorted(set(columns) - set(pq.read_schema(paths[0]).names))
-    if missing:
-        raise ValueError(
-            f"{folder} has no column {missing[0]!r}: score with a calibrated network, and carry "
-            "the column that windows are made of (--carry)"
-        )
-    table = pa.concat_tables(pq.ParquetFile(path).read(columns) for path in paths)
+    for name in columns:
+        if name not in rows.schema.names:
+            raise ValueError(
+                f"{folder} has no Parquet files with a column {name!r}: score with a calibrated "
+                "network, and carry the column that windows are made of (--carry)"
+            )
+    table = rows.to_table(columns)
     if by is None:
         starts = np.arange(0, len(table), count)
     else:
@@ -135,12 +123,3 @@ def _table(found: Sequence[tuple[str, Window]]) -> str:
         f"{each.score:5.2f}  {each.evidence:8.2f}{'  ALARM' if each.alarm else ''}\n"
         for name, each in found
     )
-
-
-def _without_nan(value: Any) -> Any:
-    """Return plain data with None for NaN, which JSON does not have: a window without answers."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -15,10 +15,10 @@ import typer
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Turn errors about files and settings into one line and exit status 1."""
+    """Turn errors about files, packages and settings into one line and exit status 1."""
     try:
         yield
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ImportError, ValueError, TypeError) as error:
         sys.exit(f"{error}")
     except KeyboardInterrupt:
         sys.exit("Interrupted. Run the same command again to go on.")

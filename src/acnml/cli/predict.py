@@ -53,23 +53,17 @@ def register(app: typer.Typer) -> None:
         """
         if engine == "local" and (address or actors):
             raise ValueError("--address and --actors are for --engine ray")
+        compute: Engine = locally
+        if engine == "ray":
+            from acnml.ray import Cluster
+
+            compute = Cluster(address, actors)
         start = time.perf_counter()
         with _log_to_stderr():
-            if only_verify:
-                summary = verify(job)
-            else:
-                summary = score(job, _cluster(address, actors) if engine == "ray" else locally)
+            summary = verify(job) if only_verify else score(job, compute)
         end = "complete and undamaged" if only_verify else f"{time.perf_counter() - start:.1f} s"
         sys.stdout.write(f"{_text(summary)}\nOutput: {job.output}, {end}\n")
         raise typer.Exit(SOME_REJECTED if summary.n_rejected else 0)
-
-
-def _cluster(address: str | None, actors: int | None) -> Engine:
-    try:
-        from acnml.ray import Cluster
-    except ModuleNotFoundError as error:
-        raise ValueError(f"--engine ray: {error}") from error
-    return Cluster(address, actors)
 
 
 def _text(summary: Summary) -> str:
