@@ -1,13 +1,5 @@
 """ACNML for scikit-learn: `AcnmlClassifier` wraps any classifier as `CalibratedClassifierCV` does.
 
->>> from sklearn.datasets import load_digits
->>> from sklearn.linear_model import LogisticRegression
->>> from acnml.sklearn import AcnmlClassifier
->>> X, y = load_digits(return_X_y=True)
->>> classifier = AcnmlClassifier(LogisticRegression(C=0.01), cv=2, price=0.05)
->>> classifier.fit(X[:1000] / 16, y[:1000]).predict_proba(X[1000:] / 16).shape
-(797, 10)
-
 Needs the extra `sklearn`. docs/howto/sklearn.md is the how-to.
 """
 
@@ -18,6 +10,7 @@ import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean, median
 from typing import Any, Literal, NamedTuple, final
 
@@ -164,7 +157,6 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             y_train: their labels; by default the classifier's predictions.
             groups: the group of every input, for splitters such as `GroupKFold`.
         """
-        self._forget()
         checks.require_positive(self.price, "price")  # before classifiers are fitted
         if self.temperature is not None:
             checks.require_positive(self.temperature, "temperature")
@@ -186,12 +178,6 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             raise ValueError('X_train is for cv="prefit" only: leave it out')
         return self._fit_by_splits(base, X, y, weights, groups)
 
-    def _forget(self) -> None:
-        """Remove what a fit before this one has left, so that no failed fit is half of each."""
-        fitted = "classes_", "calibrator_", "estimator_", "_fitted"
-        for name in (*fitted, "n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
-
     def _fit_by_splits(
         self, base: Any, X: Any, y: Any, weights: Any, groups: Any
     ) -> AcnmlClassifier:
@@ -203,12 +189,13 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         fits = Parallel(n_jobs=self.n_jobs)(
             delayed(_fit)(clone(base), self.features, X, y, weights, rows) for rows in parts
         )
-        for each in fits:
-            each.require_classes(classes)
-        folds = [
-            _Fold.of(own, X, labels, train, test)
-            for own, (train, test) in zip(fits, splits, strict=False)
-        ]
+        for own in (fitted.estimator.classes_.tolist() for fitted in fits):
+            if own != classes.tolist():  # a frozen last step has its own
+                raise ValueError(
+                    f"{type(base).__name__} has the classes {own}, but y has {classes.tolist()}: "
+                    "use fewer folds or stratified ones, or a classifier with the classes of y"
+                )
+        folds = [_Fold.of(own, X, labels, *split) for own, split in zip(fits, splits, strict=False)]
         return self._choose(fits[-1], classes, folds, X, labels)
 
     def _fit_around(
@@ -234,12 +221,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         return self._choose(fitted, classes, [fold], X_train, given)
 
     def _choose(
-        self,
-        fitted: _Fitted,
-        classes: NDArray[Any],
-        folds: Sequence[_Fold],
-        X: Any,
-        labels: NDArray[Any],
+        self, fitted: _Fitted, classes: Any, folds: Sequence[_Fold], X: Any, labels: Any
     ) -> AcnmlClassifier:
         """Choose temperature and α on the folds, for a classifier with the score of X."""
         logits = np.concatenate([fold.logits for fold in folds])
@@ -263,34 +245,16 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def _base(self) -> Any:
         """Return the estimator to fit."""
-        given = LogisticRegression() if self.estimator is None else self.estimator
-        if not hasattr(given, "fit"):
-            raise TypeError(
-                f"estimator must be a classifier of scikit-learn, got {type(given).__name__}: an "
-                "nn.Module is for acnml.calibrate"
-            )
-        return given
+        return LogisticRegression() if self.estimator is None else self.estimator
 
     def _splits(self, X: Any, y: Any, groups: Any) -> list[Any]:
         """Return the training and the held-out indices of every split."""
         cv = None if self.cv == "prefit" else self.cv
         if isinstance(cv, numbers.Real) and not isinstance(cv, numbers.Integral):
             cv = StratifiedShuffleSplit(1, test_size=float(cv), random_state=self.random_state)
-        names, counts = np.unique(y, return_counts=True)
-        rarest = int(counts.argmin())
-        folds = cv if isinstance(cv, numbers.Integral) else max(2, min(FOLDS, counts[rarest]))
-        if (cv is None or folds is cv) and counts[rarest] < folds:
-            raise ValueError(
-                f"{folds} folds need {folds} rows of every class, but class {names[rarest]!r} has "
-                f"{counts[rarest]}: use fewer folds, give more data, or drop the class"
-            )
-        splitter = check_cv(folds if cv is None else cv, y, classifier=True)
-        splits = list(splitter.split(X, y, groups))
-        if not splits:
-            raise ValueError(
-                "cv has no splits: give at least one pair (training indices, held-out indices)"
-            )
-        return splits
+        elif cv is None:
+            cv = max(2, min(FOLDS, np.unique(y, return_counts=True)[1].min()))
+        return list(check_cv(cv, y, classifier=True).split(X, y, groups))
 
     def answer(
         self, X: Any, share: float = 0.05, by: Literal["confidence", "regret"] = "confidence"
@@ -352,17 +316,18 @@ class _Fitted:
     @staticmethod
     def of(estimator: Any, features: Any, X: Any, y: Any) -> _Fitted:
         """Fit features to the classifier's training data."""
-        if isinstance(features, str):
-            return _Fitted(estimator, _leaves_of(estimator, features, X).transform)
+        if features == "leaves":
+            return _Fitted(estimator, _leaves_of(estimator, X).transform)
         if hasattr(features, "transform"):
             return _Fitted(estimator, clone(features).fit(X, y).transform)
-        return _Fitted(estimator, _before_last(estimator) if features is None else features)
+        return _Fitted(estimator, _split_up(estimator)[0] if features is None else features)
 
     def logits(self, X: Any) -> NDArray[np.float64]:
         """Return decision values (n, K), or the logarithms of probabilities."""
         classes, kind = len(self.estimator.classes_), type(self.estimator).__name__
         # An SVM with "ovo" has a value for each pair of classes: as many as classes if these are 3.
-        has_pairs = getattr(_last(self.estimator), "decision_function_shape", "ovr") == "ovo"
+        last = _split_up(self.estimator)[1]
+        has_pairs = getattr(last, "decision_function_shape", "ovr") == "ovo"
         if hasattr(self.estimator, "decision_function") and not (has_pairs and classes > 2):
             values = np.asarray(self.estimator.decision_function(X), dtype=np.float64)
             if values.ndim == 1:
@@ -396,67 +361,35 @@ class _Fitted:
             )
         return np.require(checked, requirements=["C", "WRITEABLE"])  # as torch needs it
 
-    def require_classes(self, classes: NDArray[Any]) -> None:
-        """Raise an error unless the classifier has these: a frozen one has its own."""
-        own, given = np.asarray(self.estimator.classes_).tolist(), classes.tolist()
-        if own != given:
-            raise ValueError(
-                f"this {type(self.estimator).__name__} has the classes {own}, but y has {given}: "
-                "use fewer folds or stratified ones, or a classifier with the classes of y"
-            )
+
+def _split_up(estimator: Any) -> tuple[Callable[[Any], Any], Any]:
+    """Return what a pipeline does before its last step, and this step."""
+    inner = estimator.best_estimator_ if isinstance(estimator, BaseSearchCV) else estimator
+    if not isinstance(inner, Pipeline):
+        return _as_it_is, inner
+    return inner[:-1].transform if len(inner.steps) > 1 else _as_it_is, inner.steps[-1][1]
 
 
 def _as_it_is(X: Any) -> Any:
     return X
 
 
-def _found(estimator: Any) -> Any:
-    """Return what a search has found, or the estimator itself."""
-    return estimator.best_estimator_ if isinstance(estimator, BaseSearchCV) else estimator
+def _leaves(trees: Any, before: Callable[[Any], Any], X: Any) -> NDArray[Any]:
+    """Return the leaves that inputs reach, a column for every tree."""
+    found = np.asarray(trees.apply(before(X)))
+    return found.reshape(len(found), -1)
 
 
-def _last(estimator: Any) -> Any:
-    """Return the classifier at the end of a pipeline, or the estimator itself."""
-    inner = _found(estimator)
-    return inner.steps[-1][1] if isinstance(inner, Pipeline) else inner
-
-
-def _before_last(estimator: Any) -> Callable[[Any], Any]:
-    """Return what a pipeline does before its last step."""
-    inner = _found(estimator)
-    has_steps = isinstance(inner, Pipeline) and len(inner.steps) > 1
-    return inner[:-1].transform if has_steps else _as_it_is
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Leaves:
-    """The leaves that inputs reach, a column for every tree."""
-
-    trees: Any
-    before: Callable[[Any], Any]
-
-    def __call__(self, X: Any) -> NDArray[Any]:
-        found = np.asarray(self.trees.apply(self.before(X)))
-        return found.reshape(len(found), -1)
-
-
-def _leaves_of(estimator: Any, features: str, X: Any) -> Pipeline:
+def _leaves_of(estimator: Any, X: Any) -> Pipeline:
     """Return a transformer of inputs to the leaves that they reach, one-hot and projected."""
-    if features != "leaves":
-        raise ValueError(
-            f'features must be "leaves", a transformer or a function, got {features!r}'
-        )
-    trees = _last(estimator)
+    before, trees = _split_up(estimator)
     if not hasattr(trees, "apply"):
         raise TypeError(
             f"{type(trees).__name__} has no method `apply` that tells the leaves of an input: use "
             "features=None, the inputs as they are"
         )
     one_hot = OneHotEncoder(handle_unknown="ignore")
-    leaves = make_pipeline(
-        FunctionTransformer(_Leaves(trees, _before_last(estimator))), one_hot
-    ).fit(X)
+    leaves = make_pipeline(FunctionTransformer(partial(_leaves, trees, before)), one_hot).fit(X)
     if len(one_hot.get_feature_names_out()) <= LEAF_FEATURES:
         return leaves
     projection = SparseRandomProjection(LEAF_FEATURES, random_state=0, dense_output=True)
@@ -486,10 +419,8 @@ class _Fold(NamedTuple):
 
     def atypicality(self, classes: int) -> Atypicality:
         """Return the score of the training part, in the unit of the held-out part."""
-        moments = _moments(self.train, self.train_labels, classes)
-        return Atypicality.fit(
-            moments, torch.from_numpy(self.test), torch.from_numpy(self.test_labels)
-        )
+        held_out = torch.from_numpy(self.test), torch.from_numpy(self.test_labels)
+        return Atypicality.fit(_moments(self.train, self.train_labels, classes), *held_out)
 
 
 def _cross_fitted(
