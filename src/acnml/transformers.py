@@ -12,24 +12,7 @@ what belongs to that library's habits:
 
 It needs `pip install 'acnml[transformers]'`.
 
->>> import acnml.transformers, datasets, torch, transformers, warnings
->>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film"]
->>> tokenizer = transformers.BertTokenizer(vocab={w: i for i, w in enumerate(words)})
->>> size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
->>> config = transformers.BertConfig(**size, intermediate_size=16, vocab_size=8)
->>> model = transformers.BertForSequenceClassification(config).eval()
->>> rows = {**tokenizer(["good film", "bad film", "good", "bad"] * 20), "label": [1, 0] * 40}
->>> data = datasets.Dataset.from_dict(rows)
->>> batches = acnml.transformers.loader(data, model, tokenizer)
->>> held_out = list(batches)  # stands for other data
->>> warnings.simplefilter("ignore")  # the model is not trained, and calibrate says so
->>> calibrated = acnml.calibrate(model, batches, held_out, price=0.5, temperature=1)
->>> import tempfile
->>> with tempfile.TemporaryDirectory() as folder:
-...     acnml.transformers.save_pretrained(calibrated, folder, tokenizer)
-...     ask = acnml.transformers.pipeline(folder)
->>> sorted(ask("a good film")[0])
-['label', 'regret', 'score']
+The how-to is docs/howto/transformers.md.
 """
 
 from __future__ import annotations
@@ -83,18 +66,13 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
     with needed_by("acnml.transformers", "acnml[transformers]"):
         from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
 
-    if not hasattr(dataset, "column_names"):
-        raise TypeError(
-            f"expected a datasets.Dataset, got a {type(dataset).__name__}: make one with "
-            "datasets.Dataset.from_list(rows), or pass batches to acnml.calibrate yourself"
-        )
     if "input_ids" not in dataset.column_names:
         raise ValueError(
             f"the dataset has the columns {dataset.column_names} and no 'input_ids'; tokenise it "
             'first: dataset.map(lambda rows: tokenizer(rows["text"], truncation=True), '
             "batched=True)"
         )
-    inner = _without_adapter(model.model if isinstance(model, LastToken | LabelTokens) else model)
+    inner = _without_adapter(model.model if isinstance(model, _OneToken) else model)
     taken = {*inspect.signature(inner.forward).parameters, *LABEL_COLUMNS}
     unused = [name for name in dataset.column_names if name not in taken]
     label = next((name for name in dataset.column_names if name in LABEL_COLUMNS), None)
@@ -107,8 +85,34 @@ def loader(dataset: Any, model: nn.Module, tokenizer: Any, batch_size: int = 64)
 # Decoders ---------------------------------------------------------------------------------------
 
 
+class _OneToken(nn.Module):
+    """A decoder of which one position counts: that of the last token that is not padding."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the model."""
+        return self.model.config
+
+    def _hidden(self, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the hidden state (B, d) of the last token."""
+        inner = _without_adapter(self.model)
+        hidden: Tensor = inner.base_model(input_ids, **inputs).last_hidden_state
+        padding = inner.config.get_text_config().pad_token_id
+        mask = inputs.get("attention_mask")
+        if padding is None and mask is None and len(input_ids) > 1:
+            raise ValueError("the model has no padding token: set model.config.pad_token_id")
+        is_text = torch.ones_like(input_ids) if padding is None else input_ids != padding
+        is_text = mask if mask is not None and padding is None else is_text
+        last = (torch.arange(input_ids.shape[1], device=hidden.device) * is_text).argmax(-1)
+        return hidden[torch.arange(len(last), device=last.device), last]
+
+
 @final
-class LastToken(nn.Module):
+class LastToken(_OneToken):
     """A decoder for sequence classification whose head sees only the last token of a text.
 
     Models such as `LlamaForSequenceClassification` apply their last layer to every position and
@@ -130,14 +134,13 @@ class LastToken(nn.Module):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__(model)
         kind = type(_without_adapter(model)).__name__
         if not kind.endswith("ForSequenceClassification") or not self._has_score(model):
             raise TypeError(
                 "LastToken takes a decoder for sequence classification with a Linear layer "
                 f"`score`, not a {kind}: pass that to acnml.calibrate as it is"
             )
-        self.model = model
 
     @staticmethod
     def _has_score(model: nn.Module) -> bool:
@@ -145,20 +148,14 @@ class LastToken(nn.Module):
         wrapped = getattr(score, "original_module", getattr(score, "base_layer", None))  # by PEFT
         return isinstance(score, nn.Linear) or isinstance(wrapped, nn.Linear)
 
-    @property
-    def config(self) -> Any:
-        """The configuration of the model."""
-        return self.model.config
-
     def forward(self, input_ids: Tensor, **inputs: Tensor) -> Tensor:
         """Return the logits (B, K) of the last token that is not padding."""
-        inner: Any = _without_adapter(self.model)
-        logits: Tensor = inner.score(_last_hidden(inner, input_ids, inputs))
+        logits: Tensor = _without_adapter(self.model).score(self._hidden(input_ids, inputs))
         return logits
 
 
 @final
-class LabelTokens(nn.Module):
+class LabelTokens(_OneToken):
     """A language model as a classifier: the logits of a few tokens after the prompt.
 
     Each class has one token, with which the model would answer, such as " yes" and " no". The other
@@ -179,7 +176,7 @@ class LabelTokens(nn.Module):
     """
 
     def __init__(self, model: nn.Module, tokens: Sequence[int]) -> None:
-        super().__init__()
+        super().__init__(model)
         head = getattr(_without_adapter(model), "lm_head", None)
         if not isinstance(head, nn.Linear):
             raise TypeError(
@@ -188,37 +185,18 @@ class LabelTokens(nn.Module):
             )
         if len({*tokens}) != len(tokens) or len(tokens) < 2:
             raise ValueError(f"classes need different tokens, at least two, got {list(tokens)}")
-        self.model = model
         rows = torch.as_tensor(tokens, device=head.weight.device)
         self.head = nn.Linear(head.in_features, len(tokens), head.bias is not None)
         self.head.weight = nn.Parameter(head.weight.detach()[rows].clone())
         if head.bias is not None:
             self.head.bias = nn.Parameter(head.bias.detach()[rows].clone())
 
-    @property
-    def config(self) -> Any:
-        """The configuration of the model."""
-        return self.model.config
-
     def forward(self, input_ids: Tensor, **inputs: Tensor) -> Tensor:
         """Return the logits (B, K) of the classes' tokens after the last token of each prompt."""
-        inner: Any = _without_adapter(self.model)
-        logits: Tensor = self.head(_last_hidden(inner, input_ids, inputs))
-        cap = getattr(inner.config.get_text_config(), "final_logit_softcapping", None)
+        logits: Tensor = self.head(self._hidden(input_ids, inputs))
+        config = _without_adapter(self.model).config.get_text_config()
+        cap = getattr(config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-def _last_hidden(inner: Any, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the hidden state (B, d) of the last token that is not padding."""
-    hidden: Tensor = inner.base_model(input_ids, **inputs).last_hidden_state
-    padding = inner.config.get_text_config().pad_token_id
-    mask = inputs.get("attention_mask")
-    if padding is None and mask is None and len(input_ids) > 1:
-        raise ValueError("the model has no padding token: set model.config.pad_token_id")
-    is_text = torch.ones_like(input_ids) if padding is None else input_ids != padding
-    is_text = mask if mask is not None and padding is None else is_text
-    last = (torch.arange(input_ids.shape[1], device=hidden.device) * is_text).argmax(-1)
-    return hidden[torch.arange(len(last), device=last.device), last]
 
 
 def _without_adapter(model: nn.Module) -> Any:
@@ -281,25 +259,17 @@ class TextClassifier:
         return [answers[0] for answers in found] if top_k == 1 else found
 
     def _batch(self, texts: Sequence[Any], top_k: int | None) -> list[list[Answer]]:
-        encoded = self.tokenizer(
-            list(texts),
-            padding=True,
-            truncation=True,
-            max_length=self.max_length,
-            return_tensors="pt",
-        )
-        found = self.calibrated(encoded)
+        shape = {"padding": True, "truncation": True, "max_length": self.max_length}
+        found = self.calibrated(self.tokenizer(list(texts), **shape, return_tensors="pt"))
         classes = found.probs.shape[-1]
         scores, order = found.probs.topk(min(top_k or classes, classes))
         order = order.where(~scores.isnan(), -1)
-        rows = zip(scores.tolist(), order.tolist(), found.regret.tolist(), strict=True)
-        return [
-            [
-                {"label": self._label(index), "score": score, "regret": regret}
-                for score, index in zip(own, indices, strict=True)
-            ]
-            for own, indices, regret in rows
-        ]
+        answers = list[list[Answer]]()
+        for own, labels, regret in zip(scores.tolist(), order, found.regret.tolist(), strict=True):
+            names = map(self._label, labels.tolist())
+            pairs = zip(names, own, strict=True)
+            answers.append([{"label": n, "score": s, "regret": regret} for n, s in pairs])
+        return answers
 
     @property
     def _config(self) -> Any:
@@ -316,11 +286,6 @@ def _text(given: Any) -> Any:
     """Return a text, or a pair of texts, in the form that tokenizers take."""
     if not isinstance(given, Mapping):
         return given
-    if "text" not in given or not given.keys() <= {"text", "text_pair"}:
-        raise ValueError(
-            f"a text is a string or a dict with 'text' and perhaps 'text_pair', got a dict with "
-            f"{', '.join(map(repr, given)) or 'nothing'}"
-        )
     pair = given.get("text_pair")
     return given["text"] if pair is None else (given["text"], pair)
 

@@ -174,21 +174,13 @@ def test_only_tokenised_datasets_are_loaded(tokenizer):
         ValueError, match=r"\['text', 'label'\] and no 'input_ids'; tokenise it first"
     ):
         loader(raw, bert(), tokenizer)
-    with pytest.raises(TypeError, match=r"expected a datasets.Dataset, got a list: make one"):
-        loader([{"input_ids": [1]}], bert(), tokenizer)
 
 
 # Last layers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("kind", "layer"),
-    [
-        ("Bert", "classifier"),
-        ("Roberta", "classifier.out_proj"),
-        ("MPNet", "classifier.out_proj"),
-        ("Electra", "classifier.out_proj"),
-    ],
+    ("kind", "layer"), [("Bert", "classifier"), ("Roberta", "classifier.out_proj")]
 )
 def test_the_last_layer_of_encoders_is_found(kind, layer):
     config = getattr(transformers, f"{kind}Config")(**SIZE)
@@ -353,9 +345,6 @@ def test_texts_in_dicts(calibrated, tokenizer):
     assert ask({"text": "good", "text_pair": None}, top_k=2) == ask("good", top_k=2)
     assert ask(pair) == ask([pair]) == ask([("a good film", "so bad")])
     assert ask([{"text": each} for each in texts(4, 1)]) == ask(texts(4, 1))
-    for wrong, named in (({"sentence": "good"}, "'sentence'"), ({}, "nothing")):
-        with pytest.raises(ValueError, match=f"a dict with 'text' and .* got a dict with {named}"):
-            ask(wrong)
 
 
 def test_what_no_pipeline_can_be_made_of(tokenizer):
@@ -385,10 +374,8 @@ def test_model_and_calibration_share_a_folder(build, tokenizer, tmp_path):
     assert type(restored.classifier.model).__name__ == kind
     after = restored(tokenizer(texts(5, 7), padding=True, return_tensors="pt"))
     assert torch.equal(before.log_probs, after.log_probs)
-    answers = pipeline(tmp_path)(texts(5, 7))
-    assert [each["label"] for each in answers] == [
-        NAMES[i] for i in before.log_probs.argmax(-1).tolist()
-    ]
+    labels = [answer["label"] for answer in pipeline(tmp_path)(texts(5, 7))]
+    assert labels == [NAMES[i] for i in before.label.tolist()]
 
 
 def test_a_model_in_another_precision_is_loaded_on_request(tokenizer, tmp_path):
