@@ -196,7 +196,7 @@ def fit(
 ) -> Any:
     """Fit every shard of the data in a task of its own, and add up the results pairwise.
 
-    What is fitted must add up: a curvature, a `Swag`. The order of additions depends only on the
+    What is fitted must add up, as curvatures do. The order of additions depends only on the
     number of shards, so the result is the same in every run.
 
     Args:
