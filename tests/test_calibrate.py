@@ -235,7 +235,7 @@ def test_arrays_for_arrays(fitted):
 def test_abstaining_rejects_the_share_in_validation(fitted, by, share):
     found, _, _, validation, _ = fitted
     x, _ = joined(validation)
-    rejected = float(found.abstains(x, share, by).double().mean())
+    rejected = float(found.abstains(x, share=share, by=by).double().mean())
     assert rejected == pytest.approx(share, abs=1.5 / 500 + 0.001)
 
 
@@ -252,10 +252,10 @@ def test_equal_inputs_are_treated_alike(by):
             labels = torch.multinomial((2 * model(x)).softmax(-1), 1).squeeze(1)
     found = calibrate(model, x[:400], (x[400:], labels[400:]), price=0.02)
     for share in (0.05, 0.3, 0.9):
-        assert found.abstains(x[400:], share, by).double().mean() <= share
-        alone = torch.cat([found.abstains(row[None], share, by) for row in kinds])
-        assert torch.equal(found.abstains(kinds, share, by), alone)
-        assert torch.equal(found.abstains(x[400:], share, by), alone[which[400:]])
+        assert found.abstains(x[400:], share=share, by=by).double().mean() <= share
+        alone = torch.cat([found.abstains(row[None], share=share, by=by) for row in kinds])
+        assert torch.equal(found.abstains(kinds, share=share, by=by), alone)
+        assert torch.equal(found.abstains(x[400:], share=share, by=by), alone[which[400:]])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

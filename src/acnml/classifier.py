@@ -121,7 +121,7 @@ class Copies:
             copied = self._idle.pop()
         except IndexError:
             copied = None
-        if copied is None or not copied.is_current():
+        if copied is None or any(store.get(key) is not it for store, key, it in copied.held):
             with torch.inference_mode(False), torch.no_grad():
                 copied = _Copy(self._model, self.template)
         with ExitStack() as undo:
@@ -154,14 +154,15 @@ class _Copy:
         self.module = eval_structure(template)
         places = {path: (store, key) for path, store, key, _ in _tensors(self.module)}
         names, self._slots = dict[int, str](), list[_Slot]()
-        # What the model held when this copy was made, and where.
-        self._held: list[tuple[dict[str, Any], str, Any]] = [
+        # The modules and tensors of the model, and where it holds them. If it holds others, this
+        # copy is out of date.
+        self.held: list[tuple[dict[str, Any], str, Any]] = [
             (owner._modules, name, child)
             for owner in model.modules()
             for name, child in owner._modules.items()
         ]
         for path, store, key, tensor in _tensors(model):
-            self._held.append((store, key, tensor))
+            self.held.append((store, key, tensor))
             name = names.setdefault(id(tensor), path)
             if path in places:
                 is_buffer = not isinstance(tensor, nn.Parameter)
@@ -170,10 +171,6 @@ class _Copy:
         self._buffers = [slot for slot in self._slots if slot.is_buffer]
         self._filled: list[Tensor] | None = None
         self.restore()
-
-    def is_current(self) -> bool:
-        """Whether the model still holds the same modules and tensors."""
-        return all(store.get(key) is held for store, key, held in self._held)
 
     def fill(self, tensors: Params) -> None:
         """Put tensors in place of the model's own.

@@ -248,10 +248,13 @@ def find_places(classifier: Classifier, x: Inputs) -> tuple[Place, ...]:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def require_apart(classifier: Classifier, x: Inputs, places: Sequence[Place]) -> tuple[Place, ...]:
+def require_apart(
+    classifier: Classifier, x: Inputs, places: Sequence[Place], all_of_them: bool
+) -> tuple[Place, ...]:
     """Return the places where an input's features do not depend on the rest of its batch.
 
-    If there are none, an error is raised. Two inputs of a prepared batch are run by themselves.
+    If there are none, or they must be all, an error is raised. Two inputs of a prepared batch are
+    run by themselves.
     """
     size = batches.size(x)
     if size < 3:
@@ -263,9 +266,10 @@ def require_apart(classifier: Classifier, x: Inputs, places: Sequence[Place]) ->
         for place in places
         if place not in whole or len(whole[place]) != size or _agree(whole[place][rows], own[place])
     ]
-    if not apart:
+    lost = [place for place in places if place not in apart]
+    if lost and (all_of_them or not apart):
         raise ValueError(
-            f"the features of an input, the {places[-1]}, depend on the rest of its batch: take "
+            f"the features of an input, the {lost[-1]}, depend on the rest of its batch: take "
             "features at other places"
         )
     return tuple(apart)

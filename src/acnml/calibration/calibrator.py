@@ -23,6 +23,7 @@ log softmax(z). A larger spread is never surer, and no rule changes the order of
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -90,9 +91,110 @@ class Answer(NamedTuple):
         return largest.numpy() if isinstance(self.probs, np.ndarray) else largest
 
 
+class Answering(ABC):
+    """What follows from an `Answer`, for all that give one.
+
+    A `Calibrator` answers for logits and features, a `Calibrated` network for its inputs. Each
+    method takes the same *inputs* as a call.
+    """
+
+    calibrator: Calibrator
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Answer:
+        """Return everything about a batch of inputs."""
+
+    def log_probs(self, *inputs: Any) -> Any:
+        """Return the log-probabilities (B, K)."""
+        return self(*inputs).log_probs
+
+    def probs(self, *inputs: Any) -> Any:
+        """Return the probabilities (B, K)."""
+        return self(*inputs).probs
+
+    def predict(self, *inputs: Any) -> Any:
+        """Return the likeliest class of every input (B,), or -1 for one without an answer."""
+        return self(*inputs).label
+
+    def regret(self, *inputs: Any) -> Any:
+        """Return log C(x) (B,), from 0 to log K: high where many labels could be explained."""
+        return self(*inputs).regret
+
+    def score(self, *inputs: Any) -> Any:
+        """Return the atypicality m(x) (B,): about 1 for data like the training data."""
+        return self(*inputs).score
+
+    def abstains(self, *inputs: Any, share: float = 0.05, by: By = "confidence") -> Any:
+        """Return which inputs (B,) are less certain than this share of the validation data."""
+        return self(*inputs, share=share, by=by).abstain
+
+    def threshold(self, share: float, by: By = "confidence") -> float:
+        """Return the value beyond which the least certain `share` of the validation data lies.
+
+        Inputs with a confidence below it, or a regret above it, are rejected. On data like the
+        validation data that is a share of `share`; on other data usually a larger one.
+        """
+        ordered = self.calibrator.ordered.get(by)
+        if ordered is None:
+            raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must be between 0 and 1, got {share}")
+        place = share * (len(ordered) - 1)
+        low, *high = ordered[int(place) : int(place) + 2]
+        limit = low + (place - int(place)) * (high[0] - low) if high else low
+        return limit if by == "confidence" else -limit
+
+    def abstention(
+        self,
+        risk: float | None = None,
+        *,
+        coverage: float | None = None,
+        confidence: float = 0.95,
+        by: By = "confidence",
+        by_class: bool = False,
+    ) -> Abstention:
+        """Return when to abstain, with a guarantee for data like the validation data.
+
+        Either `risk`: at most this share of the accepted predictions is wrong. Or `coverage`: at
+        least this share of the predictions is accepted, and the result says how many of them are
+        wrong at most. `abstention(risk=0.02).accepts(answer)` says which predictions may go out.
+        Assumptions, and what happens if they are broken: `acnml.decisions`.
+
+        Args:
+            risk: largest tolerated error rate among accepted predictions.
+            coverage: least tolerated share of accepted predictions.
+            confidence: with which the guarantee holds.
+            by: what a threshold is put on, "confidence" or "regret".
+            by_class: whether every predicted class has a threshold of its own.
+        """
+        self.calibrator.head.require_one_row("a guarantee")
+        return abstention(self.calibrator.outcomes, risk, coverage, confidence, by, by_class)
+
+    def expected_accuracy(self, *inputs: Any, groups: Any = None, level: float = 0.95) -> Any:
+        """Return the accuracy that predictions without labels probably have, with an interval.
+
+        Args:
+            inputs: that have no labels.
+            groups: a value for every input (B,). Then the result maps each value to an estimate.
+                The predicted classes give the precision of every class.
+            level: of the interval; what it assumes is in `acnml.decisions.accuracy`.
+        """
+        self.calibrator.head.require_one_row("an interval")
+        return expected_accuracy(self(*inputs).confidence, self.calibrator.outcomes, level, groups)
+
+    def monitor(self, level: float = 0.01) -> Monitor:
+        """Return a monitor of answers, see `acnml.decisions.monitor`.
+
+        Args:
+            level: largest probability of a false alarm, over the whole life of the monitor.
+        """
+        self.calibrator.head.require_one_row("a bound on false alarms")
+        return Monitor.of(self.calibrator.outcomes, level)
+
+
 @final
 @dataclass(frozen=True, eq=False)
-class Calibrator:
+class Calibrator(Answering):
     """Calibrated probabilities for logits and features, made by `fit_calibrator`.
 
     Attributes:
@@ -198,93 +300,16 @@ class Calibrator:
         rows = label, probs.amax(-1), probs, log_probs, regret
         return (*head.per_place(rows, size), score + nothing)
 
-    def log_probs(self, logits: Any, features: Any) -> Any:
-        """Return the log-probabilities (B, K)."""
-        return self(logits, features).log_probs
-
-    def probs(self, logits: Any, features: Any) -> Any:
-        """Return the probabilities (B, K)."""
-        return self(logits, features).probs
-
-    def regret(self, logits: Any, features: Any) -> Any:
-        """Return log C(x) (B,)."""
-        return self(logits, features).regret
-
-    def predict(self, logits: Any, features: Any) -> Any:
-        """Return the likeliest class of every input (B,), or -1 for one without an answer."""
-        return self(logits, features).label
-
-    def threshold(self, share: float, by: By = "confidence") -> float:
-        """Return the value beyond which the least certain `share` of the validation data lies.
-
-        Inputs with a confidence below it, or a regret above it, are rejected. On data like the
-        validation data that is a share of `share`; on other data usually a larger one.
-        """
-        if by not in self._ordered:
-            raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
-        if not 0 <= share <= 1:
-            raise ValueError(f"share must be between 0 and 1, got {share}")
-        ordered = self._ordered[by]
-        place = share * (len(ordered) - 1)
-        low, *high = ordered[int(place) : int(place) + 2]
-        limit = low + (place - int(place)) * (high[0] - low) if high else low
-        return limit if by == "confidence" else -limit
-
     @cached_property
-    def _ordered(self) -> dict[str, list[float]]:
+    def ordered(self) -> dict[str, list[float]]:
         """How sure the validation answers are, the least sure first."""
         both: tuple[By, ...] = ("confidence", "regret")
         return {by: sureness_of(self.outcomes, by).sort().values.tolist() for by in both}
 
-    def abstention(
-        self,
-        risk: float | None = None,
-        *,
-        coverage: float | None = None,
-        confidence: float = 0.95,
-        by: By = "confidence",
-        by_class: bool = False,
-    ) -> Abstention:
-        """Return when to abstain, with a guarantee for data like the validation data.
-
-        Either `risk`: at most this share of the accepted predictions is wrong. Or `coverage`: at
-        least this share of the predictions is accepted, and the result says how many of them are
-        wrong at most. Assumptions, and what happens if they are broken: `acnml.decisions`.
-
-        Args:
-            risk: largest tolerated error rate among accepted predictions.
-            coverage: least tolerated share of accepted predictions.
-            confidence: with which the guarantee holds.
-            by: what a threshold is put on, "confidence" or "regret".
-            by_class: whether every predicted class has a threshold of its own.
-        """
-        self.head.require_one_row("a guarantee")
-        return abstention(self.outcomes, risk, coverage, confidence, by, by_class)
-
-    def expected_accuracy(
-        self, logits: Any, features: Any, groups: Any = None, level: float = 0.95
-    ) -> Any:
-        """Return the accuracy that predictions without labels probably have, with an interval.
-
-        Args:
-            logits: as the network returns them (B, K).
-            features: of the same inputs.
-            groups: a value for every input (B,). Then the result maps each value to an estimate.
-                The predicted classes give the precision of every class.
-            level: of the interval; what it assumes is in `acnml.decisions.accuracy`.
-        """
-        self.head.require_one_row("an interval")
-        confidence = self(logits, features).confidence
-        return expected_accuracy(confidence, self.outcomes, level, groups)
-
-    def monitor(self, level: float = 0.01) -> Monitor:
-        """Return a monitor of answers, see `acnml.decisions.monitor`.
-
-        Args:
-            level: largest probability of a false alarm, over the whole life of the monitor.
-        """
-        self.head.require_one_row("a bound on false alarms")
-        return Monitor.of(self.outcomes, level)
+    @property
+    def calibrator(self) -> Calibrator:  # type: ignore[override]
+        """Itself."""
+        return self
 
     @property
     def temperature_of_equal_price(self) -> float:
@@ -352,16 +377,12 @@ def closed_form(logits: Tensor, var: Tensor) -> Tensor:
     """Return log p_y / (p_y + p_y^h (1 - p_y)) (B, K) with h = v / (1 + v)."""
     log_probs = torch.log_softmax(logits, dim=-1)
     h = (var / (1 + var)).unsqueeze(-1)
-    # -log(1 + p_y^(h - 1) (1 - p_y)), a form in which nothing cancels.
-    exponent = (h - 1) * log_probs + _log_others(log_probs)
-    return functional.logsigmoid(-exponent)
-
-
-def _log_others(log_probs: Tensor) -> Tensor:
-    """Return log (1 - p_y) (B, K); for the likeliest label as a sum, because 1 - p_y cancels."""
+    # log (1 - p_y); for the likeliest label as a sum, because 1 - p_y cancels.
     top = log_probs.argmax(-1, keepdim=True)
     others = log_probs.exp().scatter(1, top, 0.0)
-    return torch.log1p(-others).scatter(1, top, others.sum(-1, keepdim=True).log())
+    log_others = torch.log1p(-others).scatter(1, top, others.sum(-1, keepdim=True).log())
+    # -log(1 + p_y^(h - 1) (1 - p_y)), a form in which nothing cancels.
+    return functional.logsigmoid((1 - h) * log_probs - log_others)
 
 
 def density_temperature(logits: Tensor, var: Tensor) -> Tensor:

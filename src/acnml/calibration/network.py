@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
@@ -25,13 +26,20 @@ from acnml._util.params import Params, is_same_or_rounded
 from acnml._util.processes import Group
 from acnml._util.structure import tracking_batch_norms
 from acnml.atypicality import Moments
-from acnml.calibration.calibrator import Answer, Calibrator, RuleName, as_arrays, without_answers
+from acnml.calibration.calibrator import (
+    Answer,
+    Answering,
+    Calibrator,
+    RuleName,
+    as_arrays,
+    without_answers,
+)
 from acnml.calibration.fitting import fit_places, require_settings
 from acnml.calibration.heads import IGNORED, Head, Places, Task, as_labels, find_head, padding
 from acnml.calibration.module import CalibratedModule
 from acnml.calibration.table import CalibrationRow
 from acnml.classifier import Classifier
-from acnml.decisions import Abstention, By, Monitor, expected_accuracy
+from acnml.decisions import By
 from acnml.features import PROBED, Folding, Place, Taps, find_last_layer, find_places, require_apart
 from acnml.fit.batches import checked_labels, require_classes
 
@@ -44,7 +52,7 @@ MOST_NUMBERS = 2**20
 
 @final
 @dataclass(frozen=True, eq=False)
-class Calibrated:
+class Calibrated(Answering):
     """A network with calibrated probabilities, made by `calibrate`.
 
     `print` it to see the table that it was chosen from. It can be saved with `acnml.save`. It
@@ -78,9 +86,8 @@ class Calibrated:
     _reading: Reading = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        own = {name: _sample(self.classifier, name) for name in _telltales(self.classifier)}
-        kept = {name: numbers.clone() for name, numbers in own.items() if numbers is not None}
-        object.__setattr__(self, "_original", kept)
+        own = {name: _sample(self.classifier, name).clone() for name in _telltales(self.classifier)}
+        object.__setattr__(self, "_original", own)
         reading = Reading(self.classifier, self.places, self.folding, self.calibrator.head)
         object.__setattr__(self, "_reading", reading)
 
@@ -110,33 +117,8 @@ class Calibrated:
                 return self.calibrator(logits, features, share, by, mask)
 
         with torch.inference_mode(False), torch.no_grad():
-            length = chunk_length(x) if head.positions else CHUNK
-            parts = [*in_chunks(x, answer, length)]
+            parts = [*in_chunks(x, answer, self._reading.length(x))]
         return parts[0] if len(parts) == 1 else Answer(*map(torch.cat, zip(*parts, strict=True)))
-
-    def log_probs(self, x: Any) -> Any:
-        """Return the log-probabilities (B, K)."""
-        return self(x).log_probs
-
-    def probs(self, x: Any) -> Any:
-        """Return the probabilities (B, K)."""
-        return self(x).probs
-
-    def predict(self, x: Any) -> Any:
-        """Return the likeliest class of every input (B,), or -1 for one without an answer."""
-        return self(x).label
-
-    def regret(self, x: Any) -> Any:
-        """Return log C(x) (B,), from 0 to log K: high where many labels could be explained."""
-        return self(x).regret
-
-    def score(self, x: Any) -> Any:
-        """Return the atypicality m(x) (B,): about 1 for data like the training data."""
-        return self(x).score
-
-    def abstains(self, x: Any, share: float = 0.05, by: By = "confidence") -> Any:
-        """Return which inputs (B,) are less certain than this share of the validation data."""
-        return self(x, share, by).abstain
 
     @arrays_for_arrays
     def features(self, x: Inputs) -> Tensor:
@@ -146,39 +128,7 @@ class Calibrated:
             return self._reading(self.classifier.prepare(chunk))[1]
 
         with torch.inference_mode(False), torch.no_grad():
-            length = chunk_length(x) if self.calibrator.head.positions else CHUNK
-            return torch.cat([*in_chunks(x, of, length)])
-
-    def threshold(self, share: float, by: By = "confidence") -> float:
-        """Return the confidence or regret at which inputs are rejected, see `Calibrator`."""
-        return self.calibrator.threshold(share, by)
-
-    def abstention(
-        self,
-        risk: float | None = None,
-        *,
-        coverage: float | None = None,
-        confidence: float = 0.95,
-        by: By = "confidence",
-        by_class: bool = False,
-    ) -> Abstention:
-        """Return when to abstain, with a guarantee, see `Calibrator.abstention`.
-
-        `calibrated.abstention(risk=0.02).accepts(answer)` says which predictions may go out.
-        """
-        return self.calibrator.abstention(
-            risk, coverage=coverage, confidence=confidence, by=by, by_class=by_class
-        )
-
-    def expected_accuracy(self, x: Any, groups: Any = None, level: float = 0.95) -> Any:
-        """Return the expected accuracy on inputs without labels, see `Calibrator`."""
-        self.calibrator.head.require_one_row("an interval")
-        confidence = self(x).confidence
-        return expected_accuracy(confidence, self.calibrator.outcomes, level, groups)
-
-    def monitor(self, level: float = 0.01) -> Monitor:
-        """Return a monitor of answers, see `Calibrator.monitor`."""
-        return self.calibrator.monitor(level)
+            return torch.cat([*in_chunks(x, of, self._reading.length(x))])
 
     @property
     def temperature(self) -> float:
@@ -208,12 +158,11 @@ class Calibrated:
         other layers alone is not noticed.
         """
         for name, before in self._original.items():
-            current = _sample(self.classifier, name)
-            now = before[:0] if current is None else current
+            now = _sample(self.classifier, name)
             is_comparable = now.dtype == before.dtype and now.device == before.device
-            if is_comparable and torch.equal(now, before):
-                continue
-            if not is_same_or_rounded(now, before):
+            if not (
+                (is_comparable and torch.equal(now, before)) or is_same_or_rounded(now, before)
+            ):
                 raise ValueError(
                     f"{name!r} of the network differs from when it was calibrated. If the network "
                     "was trained since, or ran in train mode, calibrate it again; to train on and "
@@ -252,7 +201,14 @@ class Reading:
         head: Head,
     ) -> None:
         self.classifier = classifier if head.is_plain else classifier.of_any_shape()
-        self.taps = Taps(self.classifier, places, folding)
+        self.taps, self.head = Taps(self.classifier, places, folding), head
+
+    def length(self, x: Inputs) -> int:
+        """Return how many inputs to run at a time: few if there are logits for many positions."""
+        if not self.head.positions:
+            return CHUNK
+        size = max(tensor[0].numel() for tensor in batches.named_tensors(x).values())
+        return max(1, min(CHUNK, MOST_NUMBERS // size))
 
     def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Run a prepared chunk, and check the model if that is due."""
@@ -330,9 +286,9 @@ def calibrate(
     reader = _Reader(classifier, places, progress, task, ignore_index)
     held_out = reader.validation(validation_loader, processes)
     moments = reader.moments(train_loader, held_out.logits.shape[1]).over_processes(processes)
-    assert reader.head is not None  # the first batch decided
-    assert reader.reading is not None
-    calibrator = fit_places(reader.head, moments, held_out, price, rule, temperature, on_error)
+    calibrator = fit_places(
+        reader.reading.head, moments, held_out, price, rule, temperature, on_error
+    )
     taps = reader.reading.taps
     return Calibrated(classifier, taps.places, taps.folding, calibrator.to(classifier.device))
 
@@ -348,7 +304,15 @@ def _require_same_weights(classifier: Classifier, processes: Group) -> None:
 
 @final
 class _Reader:
-    """Goes over data sets; the first batch decides where features are taken."""
+    """Goes over data sets; the first batch decides what logits stand for, and where features are.
+
+    Args:
+        classifier: the model.
+        places: where features are taken, or None.
+        progress: whether to show progress bars.
+        task: what the logits stand for, or None.
+        ignored: the label of places that do not count.
+    """
 
     def __init__(
         self,
@@ -360,8 +324,13 @@ class _Reader:
     ) -> None:
         self._classifier, self._places, self._progress = classifier, places, progress
         self._task, self._ignored = task, ignored
-        self.head: Head | None = None
-        self.reading: Reading | None = None
+        self._decided: Reading | None = None
+
+    @property
+    def reading(self) -> Reading:
+        """What the first batch decided."""
+        assert self._decided is not None
+        return self._decided
 
     def validation(self, loader: Iterable[Any], processes: Group) -> Places:
         """Return what was read of all validation data, the same in all processes."""
@@ -383,8 +352,7 @@ class _Reader:
 
     def moments(self, loader: Iterable[Any], size: int) -> Moments:
         """Return the moments of the training features, by label or by prediction."""
-        head = self.head
-        assert head is not None  # of the validation data
+        head = self.reading.head
         moments = Moments(head.group_count(size))
 
         def add(places: Places) -> None:
@@ -403,68 +371,44 @@ class _Reader:
         def use_batch(batch: Any) -> None:
             x, given = split_labels(batch)
             with self._classifier.threads_for(x):
-                use_inputs(x, given)
+                use_inputs(self._classifier.prepare(x), given)
 
-        def use_inputs(x: Inputs, given: Tensor | None) -> None:
+        def use_inputs(x: Inputs, labels: Tensor | None) -> None:
             nonlocal seen
-            x = self._classifier.prepare(x)
-            head, reading = self._decided(x, given)
-            labels = given
-            if given is not None:
-                labels = checked_labels(given, x) if head.is_plain else as_labels(given)
-            done = 0
-            for chunk_logits, features, chunk in in_chunks(
-                x, lambda part: (*reading(part), part), chunk_length(x) if head.positions else CHUNK
+            if self._decided is None:
+                self._decided = self._first_look(x, labels)
+            reading, done = self._decided, 0
+            head = reading.head
+            if labels is not None:
+                labels = checked_labels(labels, x) if head.is_plain else as_labels(labels)
+            for logits, features, chunk in in_chunks(
+                x, lambda part: (*reading(part), part), reading.length(x)
             ):
-                own = None if labels is None else labels[done : done + len(chunk_logits)]
-                mask = padding(head, chunk, chunk_logits)
-                places = head.read(chunk_logits, features, own, mask, generator)
+                own = None if labels is None else labels[done : done + len(logits)]
+                places = head.read(logits, features, own, padding(head, chunk, logits), generator)
                 if places.labels is not None:
                     require_classes(places.labels.flatten(), head.rows(places.logits[:1])[0])
                 use(places._replace(inputs=places.inputs + seen))
-                done += len(chunk_logits)
-                seen += len(chunk_logits)
+                done += len(logits)
+                seen += len(logits)
 
         each_batch(loader, use_batch, description, self._progress)
 
-    def _decided(self, x: Inputs, labels: Tensor | None) -> tuple[Head, Reading]:
-        """Return the head and where features are taken, as the first batch decides."""
-        if self.head is None or self.reading is None:
-            if labels is None:
-                raise ValueError(NO_LABELS)
-            some = batches.take(x, slice(0, PROBED))
-            shape = self._classifier.of_any_shape().logits(some).shape
-            whole = torch.Size([len(labels), *shape[1:]])
-            self.head = find_head(whole, labels, self._task, self._ignored)
-            self.reading = self._first(some, self.head)
-        return self.head, self.reading
-
-    def _first(self, some: Inputs, head: Head) -> Reading:
-        """Decide where features are taken, from the first inputs of a prepared batch."""
-        view = self._classifier if head.is_plain else self._classifier.of_any_shape()
-        if self._places is not None:
-            places = tuple(self._places)
-        elif head.positions:
-            places = (find_last_layer(view, some, head.axis),)
-        else:
-            places = find_places(view, some)
+    def _first_look(self, x: Inputs, labels: Tensor | None) -> Reading:
+        """Decide on a prepared batch."""
+        if labels is None:
+            raise ValueError(NO_LABELS)
+        view, some = self._classifier.of_any_shape(), batches.take(x, slice(0, PROBED))
+        shape = torch.Size([len(labels), *view.logits(some).shape[1:]])
+        head = find_head(shape, labels, self._task, self._ignored)
+        view = self._classifier if head.is_plain else view
         if head.positions:
-            return Reading(self._classifier, places, None, head)
-        places = require_apart(view, some, places)
-        if self._places is not None and len(places) < len(self._places):
-            lost = next(place for place in self._places if place not in places)
-            raise ValueError(
-                f"the features of an input, the {lost}, depend on the rest of its batch: take "
-                "features at other places"
-            )
+            found = self._places or [find_last_layer(view, some, head.axis)]
+            return Reading(self._classifier, found, None, head)
+        found = self._places or find_places(view, some)
+        places = require_apart(view, some, found, all_of_them=self._places is not None)
         folding = Folding.of(Taps(view, places)(some)[1])
         return Reading(self._classifier, places, folding, head)
-
-
-def chunk_length(x: Inputs) -> int:
-    """Return how many inputs with many positions to run at a time."""
-    size = max(tensor[0].numel() for tensor in batches.named_tensors(x).values())
-    return max(1, min(CHUNK, MOST_NUMBERS // size))
 
 
 def _telltales(classifier: Classifier) -> list[str]:
@@ -474,20 +418,18 @@ def _telltales(classifier: Classifier) -> list[str]:
     return [*names, *(f"{norm}.running_mean".lstrip(".") for norm in norms)]
 
 
-def _sample(classifier: Classifier, name: str) -> Tensor | None:
-    """Return some numbers of a tensor as predictions see it now, or None if it is gone.
+def _sample(classifier: Classifier, name: str) -> Tensor:
+    """Return some numbers of a tensor as predictions see it now; none if it is gone.
 
     Training changes all of them. `Classifier.tensors` would walk through the whole network.
     """
     owner, _, key = name.rpartition(".")
     tensor = classifier.overrides.get(name)
     if tensor is None:
-        try:
+        with suppress(AttributeError):
             tensor = getattr(classifier.model.get_submodule(owner), key)
-        except AttributeError:
-            return None
-    if not isinstance(tensor, Tensor):
-        return None
+    if tensor is None:
+        return torch.empty(0, device="cpu")
     return tensor.detach().reshape(-1)[:: max(1, tensor.numel() // SAMPLED)]
 
 
