@@ -1,6 +1,6 @@
 """The corruptions of CIFAR-10-C, made from clean images with the published parameters.
 
-`CORRUPTIONS` has them by name: the fifteen of the `BENCHMARK` and its four extra ones. `Cifar10C`
+`CORRUPTIONS` has them by name: the fifteen of the `BENCHMARK`, and `gaussian_blur`. `Cifar10C`
 gives the corrupted test set, from the official files where they are.
 """
 

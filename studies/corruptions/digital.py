@@ -1,4 +1,4 @@
-"""Digital: brightness, contrast, saturation, elastic transform, pixelate and JPEG compression."""
+"""Digital: brightness, contrast, elastic transform, pixelate and JPEG compression."""
 
 from __future__ import annotations
 
@@ -23,25 +23,6 @@ def _brightness(images: Images, added: float, _: Generators) -> Images:
     value = images.max(axis=-1, keepdims=True)
     raised = np.minimum(value + added, 1)
     return np.where(value > 0, images * raised / np.where(value > 0, value, 1), raised)
-
-
-# How far the channels of pure red lie below the value V.
-RED = np.array([0.0, 1.0, 1.0])
-
-
-def _saturate(images: Images, parameter: tuple[float, float], _: Generators) -> Images:
-    """Change the saturation S = 1 - min(R, G, B) / V to factor · S + added, in [0, 1].
-
-    At the same hue and value V, the distances of R, G and B to V are proportional to S. Grey has no
-    hue; it becomes red.
-    """
-    factor, added = parameter
-    value = images.max(axis=-1, keepdims=True)
-    below = value - images
-    most = below.max(axis=-1, keepdims=True)
-    saturation = most / np.where(value > 0, value, 1)
-    hue = np.where(most > 0, below / np.where(most > 0, most, 1), RED)
-    return value * (1 - np.clip(factor * saturation + added, 0, 1) * hue)
 
 
 def _contrast(images: Images, kept: float, _: Generators) -> Images:
@@ -161,4 +142,3 @@ DIGITAL = (
     Corruption("pixelate", _pixelate, (0.95, 0.9, 0.85, 0.75, 0.65)),
     Corruption("jpeg_compression", _jpeg, (80, 65, 58, 50, 40)),
 )
-SATURATE = Corruption("saturate", _saturate, ((0.3, 0), (0.1, 0), (1.5, 0), (2, 0.1), (2.5, 0.2)))

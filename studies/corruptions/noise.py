@@ -1,4 +1,4 @@
-"""Noise: Gaussian, shot, impulse and speckle."""
+"""Noise: Gaussian, shot and impulse."""
 
 from __future__ import annotations
 
@@ -23,14 +23,8 @@ def _impulse(images: Images, share: float, generators: Generators) -> Images:
     return np.where(hit < share, (white < 0.5).astype(images.dtype), images)
 
 
-def _speckle(images: Images, std: float, generators: Generators) -> Images:
-    """Add noise that is proportional to the value."""
-    return images * (1 + std * draw(generators, lambda g: g.normal(size=images.shape[1:])))
-
-
 NOISE = (
     Corruption("gaussian_noise", _gaussian, (0.04, 0.06, 0.08, 0.09, 0.10)),
     Corruption("shot_noise", _shot, (500, 250, 100, 75, 50)),
     Corruption("impulse_noise", _impulse, (0.01, 0.02, 0.03, 0.05, 0.07)),
 )
-SPECKLE_NOISE = Corruption("speckle_noise", _speckle, (0.06, 0.1, 0.12, 0.16, 0.2))

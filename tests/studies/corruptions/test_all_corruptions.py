@@ -11,15 +11,14 @@ from .pictures import PICTURES
 
 RANDOM = (
     *("gaussian_noise", "shot_noise", "impulse_noise", "glass_blur", "motion_blur"),
-    *("snow", "frost", "fog", "elastic_transform", "speckle_noise", "spatter"),
+    *("snow", "frost", "fog", "elastic_transform"),
 )
 each_name = pytest.mark.parametrize("name", CORRUPTIONS)
 
 
 def test_the_benchmark_has_fifteen_corruptions():
     assert len(BENCHMARK) == 15
-    extra = {"speckle_noise", "gaussian_blur", "spatter", "saturate"}
-    assert {*BENCHMARK, *extra} == set(CORRUPTIONS)
+    assert {*BENCHMARK, "gaussian_blur"} == set(CORRUPTIONS)
     assert all(corruption.name == name for name, corruption in CORRUPTIONS.items())
 
 

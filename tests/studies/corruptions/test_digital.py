@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import io
 
 import numpy as np
@@ -25,21 +24,6 @@ def test_contrast_shrinks_differences_to_the_mean(severity):
     expected = torch.lerp(mean, images, kept) * 255
     actual = CORRUPTIONS["contrast"](PICTURES[:20], severity, range(20))
     assert np.abs(actual - (expected.numpy() - 0.5)).max() <= 0.5 + 1e-5
-
-
-@pytest.mark.parametrize("parameter", CORRUPTIONS["saturate"].parameters)
-def test_saturation_changes_as_in_the_standard_library(parameter):
-    factor, added = parameter
-    images = PICTURES[:3] / 255
-    images[0, 0] = np.linspace(0, 1, 32)[:, None]  # grey, and black among it
-
-    def changed(pixel):
-        hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
-        return colorsys.hsv_to_rgb(hue, min(max(factor * saturation + added, 0), 1), value)
-
-    expected = np.apply_along_axis(changed, -1, images)
-    actual = CORRUPTIONS["saturate"].apply(images, parameter, [None] * 3)
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
 
 
 class Given:
