@@ -55,6 +55,17 @@ class TwoInputs(nn.Module):
         return self.head(torch.sigmoid(self.left(left)) * torch.tanh(self.right(right)))
 
 
+class TwoLayers(nn.Module):
+    """The logits are head(tanh(body(x))). Tests of odd models change what is between."""
+
+    def __init__(self, hidden: int = 5) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, hidden), nn.Linear(hidden, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x)))
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and a batch of inputs for it, the same for the same seed."""
@@ -64,18 +75,26 @@ class Case:
     inputs: Callable[[int], Any]
 
     def model(self) -> nn.Module:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            model = self.build().double()
-            for name, buffer in model.named_buffers():
-                if name.endswith("running_mean"):
-                    buffer.normal_()
-                elif name.endswith("running_var"):
-                    buffer.uniform_(0.5, 2)
-        return model
+        return seeded(self._with_statistics)
 
     def x(self, n: int = 3) -> Any:
         return self.inputs(n)
+
+    def _with_statistics(self) -> nn.Module:
+        model = self.build().double()
+        for name, buffer in model.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.normal_()
+            elif name.endswith("running_var"):
+                buffer.uniform_(0.5, 2)
+        return model
+
+
+def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """Build a model in float64 with the same weights for the same seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build().double()
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -14,7 +14,7 @@ from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised, Map
 from acnml._util.checks import RowsError
 from acnml.fit import Refit
 from acnml.solve import Reference
-from cases import diagonal, normal
+from cases import TwoLayers, diagonal, normal, seeded
 
 Y = torch.tensor([0, 1, 2, 0])
 
@@ -49,9 +49,7 @@ def test_a_mask_of_minus_infinity_is_the_boolean_mask(predict):
     x, allowed = normal(4, 5, 4), torch.ones(4, 1, 5, dtype=torch.bool)
     allowed[1, :, 3:] = allowed[2, :, 0] = False
     added = torch.zeros(4, 1, 5).double().masked_fill(~allowed, -math.inf)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        classifier = Classifier(Attending().double())
+    classifier = Classifier(seeded(Attending))
     expected = predict(classifier, {"x": x, "mask": allowed})
     actual = predict(classifier, {"x": x, "mask": added})
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
@@ -100,12 +98,12 @@ def test_errors_name_the_logits_that_are_not_finite(use, factor):
         use(classifier, x)
 
 
-class Exploding(nn.Module):
+class Exploding(TwoLayers):
     """Has infinite features and logits for inputs with a large first entry."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.drop, self.head = nn.Linear(4, 5), nn.Dropout(0.1), nn.Linear(5, 3)
+        self.drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.drop(torch.tanh(self.body(x)) + x[:, :1].exp()))

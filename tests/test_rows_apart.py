@@ -9,16 +9,15 @@ from torch import nn
 import acnml
 from acnml import Acnml, Bma, Classifier, Glm, Gradient, Linearised, Map
 from acnml.solve import Reference
-from cases import MODELS, diagonal, normal
+from cases import MODELS, TwoLayers, diagonal, normal, seeded
 
 X, Y = normal(12, 4, seed=3), torch.arange(12) % 3
 DATA = [(X, Y)]
 
 
-class Base(nn.Module):
+class Base(TwoLayers):
     def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        super().__init__(hidden=4)
 
 
 class Reordered(Base):
@@ -39,7 +38,7 @@ class ReorderedFeatures(Base):
 
 class Centred(Base):
     def forward(self, x):
-        y = self.head(torch.tanh(self.body(x)))
+        y = super().forward(x)
         return y - y.mean(0)
 
 
@@ -71,12 +70,12 @@ class FirstMean(Base):
     def forward(self, x):
         if self.mean is None:
             self.mean = x.mean(0)
-        return self.head(torch.tanh(self.body(x - self.mean)))
+        return super().forward(x - self.mean)
 
 
 class Branching(Base):
     def forward(self, x):
-        return self.head(torch.tanh(self.body(x)) if x.sum() > 0 else self.body(x))
+        return super().forward(x) if x.sum() > 0 else self.head(self.body(x))
 
 
 TOUCHING = {
@@ -88,12 +87,6 @@ TOUCHING = {
     Largest: "before module 'head'",
     FirstMean: "in the forward of FirstMean itself",
 }
-
-
-def built(kind: type[nn.Module]) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return kind().double()
 
 
 def posterior_of(model: nn.Module, names=("head.weight", "head.bias")):
@@ -129,7 +122,7 @@ USES_OF_LOGITS = {
 def test_models_whose_rows_touch_are_refused_by_name(kind, use):
     message = f"depend on the rest of its batch, beginning {TOUCHING[kind]}"
     with pytest.raises(ValueError, match=message):
-        USES[use](Classifier(built(kind)))
+        USES[use](Classifier(seeded(kind)))
 
 
 @pytest.mark.parametrize("use", USES_OF_LOGITS)
@@ -137,13 +130,13 @@ def test_models_whose_rows_touch_are_refused_by_name(kind, use):
 def test_logits_that_depend_on_the_batch_are_refused_by_name(kind, use):
     message = f"depend on the rest of its batch, beginning {TOUCHING[kind]}"
     with pytest.raises(ValueError, match=message):
-        USES_OF_LOGITS[use](Classifier(built(kind)))
+        USES_OF_LOGITS[use](Classifier(seeded(kind)))
 
 
 def test_calibrate_refuses_them_too():
     x, labels = normal(400, 4, seed=5), torch.arange(400) % 3
     with pytest.raises(ValueError, match="the input of 'head', depend on the rest of its batch"):
-        acnml.calibrate(built(ReorderedFeatures), [x], [(x + 1, labels)])
+        acnml.calibrate(seeded(ReorderedFeatures), [x], [(x + 1, labels)])
 
 
 @pytest.mark.parametrize("threshold", [-0.5, 0.5])
@@ -151,16 +144,16 @@ def test_a_check_looks_at_both_ends(threshold):
 
     class Branch(Base):
         def forward(self, x):
-            return self.head(torch.tanh(self.body(x)) if x.mean() > threshold else self.body(x))
+            return super().forward(x) if x.mean() > threshold else self.head(self.body(x))
 
     x = X - X.mean() + threshold / 5  # the two rows at the end beyond the threshold are far from it
     with pytest.raises(ValueError, match="depend on the rest of its batch"):
-        Map(Classifier(built(Branch)))(x)
+        Map(Classifier(seeded(Branch)))(x)
 
 
 @pytest.mark.parametrize("first", [X[:1], torch.zeros(5, 4).double()], ids=["one", "blank"])
 def test_the_check_waits_for_a_batch_that_can_tell(first):
-    classifier = Classifier(built(Centred))
+    classifier = Classifier(seeded(Centred))
     Map(classifier)(first)
     Map(classifier)(first)
     with pytest.raises(ValueError, match="depend on the rest of its batch"):
@@ -169,7 +162,7 @@ def test_the_check_waits_for_a_batch_that_can_tell(first):
 
 def test_later_batches_are_checked_again():
     """Up to batch 15 all inputs take one branch."""
-    model, low = built(Branching), -X.abs() - 1
+    model, low = seeded(Branching), -X.abs() - 1
     classifier = Classifier(model)
     for _ in range(15):
         Map(classifier)(low)
@@ -296,10 +289,7 @@ ORDINARY = {
 def test_ordinary_models_are_accepted(name, dtype):
     build, inputs = ORDINARY[name]
     for seed in range(2):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            model = build().to(dtype)
-        classifier, x = Classifier(model), inputs(40)
+        classifier, x = Classifier(seeded(build, seed).to(dtype)), inputs(40)
         if name == "cancelling" and dtype not in (torch.float32, torch.float64):
             pytest.skip("overflows")
         Map(classifier)(x)
@@ -314,13 +304,11 @@ def test_a_model_is_checked_once():
     class Counting(Base):
         def forward(self, x):
             calls.append(len(x))
-            return self.head(torch.tanh(self.body(x)))
+            return super().forward(x)
 
-    model = built(Counting)
-    for predict in (
-        Acnml(Classifier(model), posterior_of(model), alpha=0.1),
-        Map(Classifier(model)),
-    ):
+    model = seeded(Counting)
+    careful = Acnml(Classifier(model), posterior_of(model), alpha=0.1)
+    for predict in (careful, Map(Classifier(model))):
         calls.clear()
         predict(X)
         assert sorted(calls) == [2, 2, 3, len(X)]  # two inputs are run by the check

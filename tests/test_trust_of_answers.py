@@ -10,23 +10,14 @@ import torch
 from torch import nn
 
 import acnml
-from cases import normal
+from cases import TwoLayers, normal
 
 
-class Two(nn.Module):
-    """Two layers, and a part that subclasses add."""
-
+class Two(TwoLayers):
     def __init__(self) -> None:
-        super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            self.body, self.head = nn.Linear(4, 16), nn.Linear(16, 3)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.body(self.changed(x))))
-
-    def changed(self, x):
-        return x
+            super().__init__(hidden=16)
 
 
 class FirstBatch(Two):
@@ -34,10 +25,10 @@ class FirstBatch(Two):
 
     mu = None
 
-    def changed(self, x):
+    def forward(self, x):
         if self.mu is None:
             self.mu = x.mean(0)
-        return x - self.mu
+        return super().forward(x - self.mu)
 
 
 class Recurrent(Two):
@@ -45,10 +36,10 @@ class Recurrent(Two):
 
     state = None
 
-    def changed(self, x):
+    def forward(self, x):
         before = 0.0 if self.state is None else self.state
         self.state = x.sum()
-        return x + before
+        return super().forward(x + before)
 
 
 class Level(Two):
@@ -61,7 +52,7 @@ class Level(Two):
 def data(model: nn.Module, n: int = 400):
     x = normal(n, 4, seed=3).float()
     with torch.no_grad():
-        labels = Two.forward(Two(), x).argmax(-1)
+        labels = Two()(x).argmax(-1)
     labels[::4] = (labels[::4] + 1) % 3
     return (x[: n // 2], labels[: n // 2]), (x[n // 2 :], labels[n // 2 :])
 
@@ -127,9 +118,6 @@ def test_features_that_depend_on_the_batch_are_left_out():
     model = Beside()
     found = acnml.calibrate(model, *data(model), price=0.1)
     assert [place.module for place in found.places] == ["head"]
+    places = [acnml.features.Place("other", is_input=True), *found.places]
     with pytest.raises(ValueError, match="the input of 'other', depend on the rest of its batch"):
-        acnml.calibrate(
-            model,
-            *data(model),
-            places=[acnml.features.Place("other", is_input=True), *found.places],
-        )
+        acnml.calibrate(model, *data(model), places=places)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import acnml
 from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised
-from cases import MLP, diagonal, normal
+from cases import MLP, TwoLayers, diagonal, normal, seeded
 
 X, Y = normal(6, 4), torch.arange(6) % 3
 
@@ -86,12 +86,11 @@ def test_every_gradient_is_compared_at_its_own_scale(factor):
         acnml.fit_laplace(model, [(X.float(), Y)], structure="diag")
 
 
-class Cancelling(nn.Module):
+class Cancelling(TwoLayers):
     """Gradients that are sums of large terms of opposite sign: rounding is all that is left."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(4, 64), nn.Linear(64, 3)
+        super().__init__(hidden=64)
 
     def forward(self, x):
         once, again = self.body(x), self.body(x.clone())
@@ -100,18 +99,16 @@ class Cancelling(nn.Module):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_rounding_at_the_scale_of_the_terms_is_no_difference(seed):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = Cancelling()
+    model = seeded(Cancelling, seed).float()
     acnml.fit_laplace(model, [(X.float(), Y)], structure="diag")
 
 
-class LaterBranch(nn.Module):
+class LaterBranch(TwoLayers):
     """Inputs beyond a threshold use the weight without calling the layer, or once more."""
 
     def __init__(self, also: bool) -> None:
-        super().__init__()
-        self.body, self.head, self.also = nn.Linear(4, 4), nn.Linear(4, 3), also
+        super().__init__(hidden=4)
+        self.also = also
 
     def forward(self, x):
         hidden = torch.tanh(self.body(x))
@@ -231,26 +228,19 @@ def _pre_hook(model):
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
 def test_functions_that_run_the_original_are_refused(change):
-    model = TwoLayers()
+    model = TwoLayers().double()
     change(model)
     with pytest.raises(TypeError, match="refers to the model, so a copy would run the original"):
         Classifier(model)
 
 
-class TwoLayers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(4, 4).double(), nn.Linear(4, 3).double()
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.body(x)))
-
+class Keeping(TwoLayers):
     def keep(self, module, args, output):
         self.kept = output
 
 
 def test_hooks_that_are_methods_belong_to_the_copy():
-    model = TwoLayers()
+    model = Keeping().double()
     model.body.register_forward_hook(model.keep)
     lengths = []
     model.head.register_forward_hook(lambda module, args, output: lengths.append(len(output)))
@@ -264,13 +254,13 @@ def test_plain_tensors_with_gradients_are_constants():
     class Scaled(TwoLayers):
         def __init__(self) -> None:
             super().__init__()
-            self.scale = torch.full((4,), 2.0, dtype=torch.float64, requires_grad=True)
-            self.double = 2 * self.scale
+            self.scale = torch.full((5,), 2.0, dtype=torch.float64, requires_grad=True)
+            self.twice = 2 * self.scale
 
         def forward(self, x):
-            return self.head(torch.tanh(self.body(x)) * self.scale * self.double)
+            return self.head(torch.tanh(self.body(x)) * self.scale * self.twice)
 
-    model = Scaled()
+    model = Scaled().double()
     classifier = Classifier(model)
     expected = model(X).log_softmax(-1).detach()
     torch.testing.assert_close(acnml.Map(classifier)(X), expected)
