@@ -9,7 +9,7 @@ import pytest
 
 import acnml
 from acnml._util.messages import needed_by
-from acnml.laplace_torch import from_laplace, to_laplace
+from acnml.laplace_torch import from_laplace
 
 PARTS = {
     "lightning": (("lightning", "pytorch_lightning"), "lightning"),
@@ -53,7 +53,6 @@ def test_a_missing_package_is_named_with_its_extra(part, monkeypatch):
     ("use", "package", "message"),
     [
         (lambda: from_laplace(None), "laplace", "from_laplace .* 'laplace-torch'"),
-        (lambda: to_laplace(None, None), "laplace", "to_laplace .* 'laplace-torch'"),
         (lambda: acnml.export_onnx(None, None, ""), "onnx", r"ONNX export .* 'acnml\[onnx\]'"),
         (
             lambda: importlib.import_module("acnml.transformers").loader(None, None, None),

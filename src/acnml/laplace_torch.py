@@ -1,4 +1,4 @@
-"""Posteriors from laplace-torch and back: `from_laplace` and `to_laplace`.
+"""Posteriors from laplace-torch: `from_laplace`.
 
 Both libraries describe a Gaussian over weights, in different conventions:
 
@@ -11,14 +11,12 @@ Both libraries describe a Gaussian over weights, in different conventions:
 - Its Kronecker factors G ⊗ A (outputs first) of a weight come with a block of their own for the
   bias, G. In the eigenbasis of G both are diagonal, so one `EigenBlock` for [W b] is exactly the
   same covariance.
-- A subnetwork is a list of positions in the vector. The rest has variance 0 here.
 
-Nothing of laplace-torch is imported before one of the functions is called.
+Nothing of laplace-torch is imported before the function is called.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +25,8 @@ from torch import Tensor, nn
 
 from acnml._algebra.dual import Affine
 from acnml._util.messages import needed_by
-from acnml._util.params import Params, count, flatten, unflatten
-from acnml.posteriors import Diagonal, EigenBlock, Full, Kronecker, LowRank, Posterior
+from acnml._util.params import Params, unflatten
+from acnml.posteriors import Diagonal, EigenBlock, Full, Kronecker, Posterior
 
 if TYPE_CHECKING:
     from laplace.baselaplace import ParametricLaplace
@@ -37,14 +35,9 @@ if TYPE_CHECKING:
 def from_laplace(la: ParametricLaplace) -> Posterior:
     """Return the posterior of a fitted Laplace approximation of laplace-torch.
 
-    | hessian_structure | all weights, last layer | subnetwork |
-    |---|---|---|
-    | "diag" | `Diagonal` | `Diagonal` |
-    | "kron" | `Kronecker` | - |
-    | "full" | `Full` | `LowRank`, with one direction for each weight of the subnetwork |
-
-    Its parameters have the names that they have in the model that `la` was made from:
-    `acnml.Glm(acnml.Classifier(model), from_laplace(la))` is the prediction
+    It is `Diagonal` for the structure "diag", `Kronecker` for "kron" and `Full` for "full", of all
+    weights or of the last layer. Its parameters have the names that they have in the model that
+    `la` was made from: `acnml.Glm(acnml.Classifier(model), from_laplace(la))` is the prediction
     `la(x, link_approx="probit")`.
 
     >>> import acnml, torch, warnings
@@ -61,10 +54,13 @@ def from_laplace(la: ParametricLaplace) -> Posterior:
     with needed_by("from_laplace", "laplace-torch"):
         import laplace
 
-    _require_fitted(la)
+    if not isinstance(la, laplace.ParametricLaplace) or isinstance(la, laplace.SubnetLaplace):
+        raise _unknown(la)
+    if str(getattr(la.likelihood, "value", la.likelihood)) != "classification":
+        raise ValueError(f"acnml is for classification, but the likelihood is {la.likelihood!r}")
+    if not la.n_data:
+        raise ValueError("the Laplace approximation is not fitted: call la.fit(train_loader) first")
     mean = unflatten(la.mean.detach().clone(), _parameters(la))
-    if isinstance(la, laplace.SubnetLaplace):
-        return _subnetwork(la, mean)
     if isinstance(la, laplace.DiagLaplace):
         return Diagonal(mean, unflatten(la.posterior_variance.detach(), mean))
     if isinstance(la, laplace.FullLaplace):
@@ -73,44 +69,6 @@ def from_laplace(la: ParametricLaplace) -> Posterior:
     if isinstance(la, laplace.KronLaplace):
         return Kronecker(mean, tuple(_blocks(la, mean)))
     raise _unknown(la)
-
-
-def to_laplace(posterior: Posterior, la: ParametricLaplace) -> Any:
-    """Return a copy of a fitted full Laplace approximation with this posterior in place of its own.
-
-    For scripts that compare the predictions of both libraries. The full structure can hold any
-    posterior. Prior precision and temperature stay as they are; the curvature is what remains.
-
-    Args:
-        posterior: covers the same parameters, with the model's weights as its mean.
-        la: fitted with `hessian_structure="full"` to these parameters. It is not changed.
-
-    >>> import acnml, torch, warnings
-    >>> loader = torch.utils.data.DataLoader(list(zip(torch.randn(30, 4), [0, 1, 2] * 10)), 10)
-    >>> model = torch.nn.Linear(4, 3)
-    >>> with warnings.catch_warnings():
-    ...     warnings.simplefilter("ignore")
-    ...     from laplace import Laplace
-    ...     la = Laplace(model, "classification", "all", hessian_structure="full")
-    ...     la.fit(loader)
-    >>> posterior = acnml.fit_laplace(model, torch.randn(30, 4))
-    >>> to_laplace(posterior, la)(torch.randn(5, 4)).shape
-    torch.Size([5, 3])
-    """
-    with needed_by("to_laplace", "laplace-torch"):
-        import laplace
-
-    _require_fitted(la)
-    if not isinstance(la, laplace.FullLaplace) or isinstance(la, laplace.SubnetLaplace):
-        raise TypeError(f"a {type(la).__name__} cannot hold it: use hessian_structure='full'")
-    like = _parameters(la)
-    _require_at_the_mean(posterior, like)
-    cov = flatten(posterior.cov_mv(unflatten(torch.eye(count(like)).to(la.mean), like)), like)
-    precision = torch.cholesky_inverse(torch.linalg.cholesky(cov))
-    other = copy.copy(la)
-    other._posterior_scale = None
-    other.H = (precision - torch.diag(la.prior_precision_diag)) / la._H_factor
-    return other
 
 
 # Parameters -------------------------------------------------------------------------------------
@@ -128,37 +86,12 @@ def _parameters(la: Any) -> Params:
     return {name: parameter.detach() for name, parameter in named if parameter.requires_grad}
 
 
-def _require_fitted(la: Any) -> None:
-    from laplace.baselaplace import ParametricLaplace
-
-    if not isinstance(la, ParametricLaplace):
-        raise _unknown(la)
-    if str(getattr(la.likelihood, "value", la.likelihood)) != "classification":
-        raise ValueError(f"acnml is for classification, but the likelihood is {la.likelihood!r}")
-    if not la.n_data:
-        raise ValueError("the Laplace approximation is not fitted: call la.fit(train_loader) first")
-
-
 def _unknown(la: Any) -> TypeError:
     return TypeError(
         f"a {type(la).__name__} has no counterpart in acnml: use laplace.Laplace(model, "
-        "'classification', ...) with a hessian_structure of 'diag', 'kron' or 'full'"
+        "'classification', ...) of all weights or the last layer, with a hessian_structure of "
+        "'diag', 'kron' or 'full'"
     )
-
-
-def _require_at_the_mean(posterior: Posterior, like: Params) -> None:
-    """Raise an error unless the posterior stands on the weights that laplace-torch runs."""
-    if different := sorted(posterior.mean.keys() ^ like.keys()):
-        raise ValueError(
-            "the posterior and the Laplace approximation cover different parameters: only one of "
-            f"them has {different}"
-        )
-    for name, mean in posterior.mean.items():
-        if not torch.equal(mean.to(like[name]), like[name]):
-            raise ValueError(
-                f"the mean of {name!r} is not the weight of the model inside the Laplace "
-                "approximation: load the mean into the model first"
-            )
 
 
 # Kronecker factors ------------------------------------------------------------------------------
@@ -220,31 +153,3 @@ def _in_basis(basis: Tensor, var: Tensor, other: Tensor, name: str | None) -> Te
             "have no common block: use hessian_structure='full'"
         )
     return variances
-
-
-# Subnetworks -------------------------------------------------------------------------------------
-
-
-def _subnetwork(la: Any, mean: Params) -> Diagonal | LowRank:
-    """Return a posterior in which only some weights of some layers vary."""
-    import laplace
-
-    places = la.backend.subnetwork_indices
-    varies = torch.zeros(count(mean), dtype=torch.bool)
-    varies[places] = True
-    touched = {
-        name.rpartition(".")[0] for name, each in unflatten(varies, mean).items() if each.any()
-    }
-    covered = {n: tensor for n, tensor in mean.items() if n.rpartition(".")[0] in touched}
-
-    def spread(values: Tensor) -> Params:
-        """Write values (*batch, S) of the subnetwork into zeros of all parameters."""
-        whole = torch.zeros(*values.shape[:-1], count(mean)).to(values)
-        whole[..., places] = values
-        named = unflatten(whole, mean)
-        return {name: named[name] for name in covered}
-
-    if isinstance(la, laplace.DiagLaplace):
-        return Diagonal(covered, spread(la.posterior_variance.detach()))
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in covered.items()}
-    return LowRank(covered, zeros, spread(la.posterior_scale.detach().T))
