@@ -27,14 +27,8 @@ from acnml.storage import save
 with needed_by("acnml.lightning", "acnml[lightning]"):
     try:
         from lightning.pytorch import Callback, LightningModule, Trainer
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").partition(".")[0] != "lightning":
-            raise
-        from pytorch_lightning import (  # type: ignore[no-redef]
-            Callback,
-            LightningModule,
-            Trainer,
-        )
+    except ModuleNotFoundError:
+        from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[no-redef]
 
 
 @final
@@ -107,7 +101,7 @@ class Calibrate(Callback):
         **options: Any,
     ) -> None:
         checks.require_positive(price, "price")
-        _require_options(options)
+        inspect.signature(calibrate).bind(None, None, None, **options)  # unknown ones, in time
         self.price, self.path, self.options = price, path, options
         self._network = network
         self._train_loader, self._validation_loader = train_loader, validation_loader
@@ -129,46 +123,34 @@ class Calibrate(Callback):
             )
         if self.path is not None:
             require_target(Path(self.path))
-        if self._train_loader is None:
-            _single(trainer.train_dataloader, "train_loader")
-        if self._validation_loader is None:
-            if not trainer.enable_validation:
-                raise ValueError(
-                    "the trainer has no validation data to choose alpha on: give it a validation "
-                    "loader and a validation_step, or pass Calibrate(validation_loader=...)"
-                )
-            if trainer.val_dataloaders is not None:
-                _single(trainer.val_dataloaders, "validation_loader")
+        if not trainer.enable_validation and self._validation_loader is None:
+            raise ValueError(
+                "the trainer has no validation data to choose alpha on: give it a validation "
+                "loader and a validation_step, or pass Calibrate(validation_loader=...)"
+            )
+        self._loaders(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Calibrate, on the CPU, to which Lightning has then moved the module."""
         model = pl_module if self._network is None else self._network(pl_module)
+        train, validation = self._loaders(trainer)
+        self._calibrated = calibrate(model, train, validation, price=self.price, **self.options)
+        if self.path is not None:
+            save(self._calibrated, self.path)
+
+    def _loaders(self, trainer: Trainer) -> tuple[Any, Any]:
+        """Return the loaders that were given, or those of the trainer if it has one of each."""
         train, validation = self._train_loader, self._validation_loader
         if train is None:
             train = _single(trainer.train_dataloader, "train_loader")
         if validation is None:
             validation = _single(trainer.val_dataloaders, "validation_loader")
-        self._calibrated = calibrate(model, train, validation, price=self.price, **self.options)
-        if self.path is not None:
-            save(self._calibrated, self.path)
-
-
-def _require_options(options: Iterable[str]) -> None:
-    """Refuse what `calibrate` would refuse after training: arguments that it does not have."""
-    taken = inspect.signature(calibrate).parameters.values()
-    known = [each.name for each in taken if each.kind is each.KEYWORD_ONLY and each.name != "price"]
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise TypeError(
-            f"Calibrate has no option {unknown[0]!r}; besides its own arguments it takes those of "
-            f"acnml.calibrate: {', '.join(known)}"
-        )
+        return train, validation
 
 
 def _single(loaders: Any, argument: str) -> Any:
-    """Return the trainer's loader if it has exactly one."""
     found = list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
-    if len(found) != 1 or found[0] is None or isinstance(found[0], dict):
+    if len(found) != 1 or isinstance(found[0], dict):
         raise ValueError(
             f"the trainer does not have exactly one loader for {argument}: pass "
             f"Calibrate({argument}=...)"

@@ -6,14 +6,14 @@
     plots.regret(calibrated.regret(x), calibrated.regret(x_shifted))
 
 Without an `ax`, a function makes a figure of its own with pyplot, which notebooks show. To draw
-several methods into one plot, pass the returned `ax` to the next call with another `label`.
-Arguments may be tensors or NumPy arrays.
+several methods into one plot, pass the returned `ax` to the next call with another `label`, the
+name of the method. Arguments may be tensors or NumPy arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ INK, FAINT, PAPER = "#22262b", "#8a9099", "#fefefe"
 BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 CYCLE = (BLUE, ORANGE, GREEN, PINK, "#56b4e9", "#e69f00", "#7b5cc4")
 DASHES = (0, (4, 2))
+
+Place: TypeAlias = Literal["best", "upper left", "upper right"]  # of a legend
 
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures look alike everywhere
@@ -74,19 +76,11 @@ def reliability(
 ) -> Axes:
     """Draw accuracy against confidence in bins of equal mass, over a histogram of the confidence.
 
-    Below the diagonal, predictions are overconfident. The legend states the ECE.
+    Below the diagonal, predictions are overconfident. The legend states the ECE. `log_probs` are
+    (N, K) and `labels` (N,).
 
-    Args:
-        log_probs: log-probabilities (N, K).
-        labels: class indices (N,).
-        bins: of the diagram and of the ECE.
-        label: name of the method.
-        ax: axes to draw on.
-
-    >>> import torch
-    >>> from acnml import plots
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> axes = plots.reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
+    >>> axes = reliability(log_probs, torch.tensor([0, 0, 1]), bins=2)
     """
     diagram = metrics.reliability(log_probs, labels, bins)
     confidence, correct = metrics.confidences(log_probs, labels)
@@ -100,18 +94,15 @@ def reliability(
     name = f"ECE {error:.3f}" if label is None else f"{label}, ECE {error:.3f}"
     ax.plot(diagram.confidence, diagram.accuracy, "o-", color=colour, label=name, clip_on=False)
     frame_of_reliability(ax)
-    _title(ax, "Reliability")
-    _legend(ax, "upper left")
-    return ax
+    return _finish(ax, "Reliability", "upper left")
 
 
 def frame_of_reliability(ax: Axes) -> None:
     """Draw the diagonal of perfect calibration, and set limits and labels.
 
-    >>> from acnml import plots
     >>> from matplotlib.figure import Figure
     >>> axes = Figure().add_subplot()
-    >>> plots.frame_of_reliability(axes)
+    >>> frame_of_reliability(axes)
     >>> axes.get_xlabel()
     'confidence'
     """
@@ -123,18 +114,12 @@ def frame_of_reliability(ax: Axes) -> None:
 def risk_coverage(
     log_probs: Tensor, labels: Tensor, *, label: str | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draw the error rate among the most confident predictions, against their share.
+    """Draw the error rate among the most confident predictions, against their share, with the AURC.
 
-    Args:
-        log_probs: log-probabilities (N, K).
-        labels: class indices (N,).
-        label: name of the method. The legend states the area under the curve (AURC).
-        ax: axes to draw on.
+    `log_probs` are (N, K) and `labels` (N,).
 
-    >>> import torch
-    >>> from acnml import plots
     >>> log_probs = torch.tensor([[0.75, 0.25], [0.75, 0.25], [0.5, 0.5]]).log()
-    >>> axes = plots.risk_coverage(log_probs, torch.tensor([0, 0, 1]))
+    >>> axes = risk_coverage(log_probs, torch.tensor([0, 0, 1]))
     """
     curve = metrics.risk_coverage(log_probs, labels)
     area = curve.risk.mean().item()
@@ -145,9 +130,7 @@ def risk_coverage(
     ax.set_ylim(bottom=0)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(PercentFormatter(1))
-    _title(ax, "Risk and coverage")
-    _legend(ax, "best")
-    return ax
+    return _finish(ax, "Risk and coverage", "best")
 
 
 def regret(
@@ -167,9 +150,7 @@ def regret(
         bins: of the histograms.
         ax: axes to draw on.
 
-    >>> import torch
-    >>> from acnml import plots
-    >>> axes = plots.regret(torch.rand(100), 1 + torch.rand(100))
+    >>> axes = regret(torch.rand(100), 1 + torch.rand(100))
     """
     area = metrics.auroc(in_regret, out_regret)
     ax = _axes(ax)
@@ -182,9 +163,7 @@ def regret(
         ax.stairs(shares, edges, color=colour, linewidth=1.4, label=name)
     ax.set(xlabel="regret (nats)", ylabel="share of inputs", xlim=(0, edges[-1]))
     ax.yaxis.set_major_formatter(PercentFormatter(1))
-    _title(ax, f"Regret, AUROC {area:.3f}")
-    _legend(ax, "upper right")
-    return ax
+    return _finish(ax, f"Regret, AUROC {area:.3f}", "upper right")
 
 
 def price_frontier(calibrated: Calibrated | Calibrator, *, ax: Axes | None = None) -> Axes:
@@ -196,13 +175,12 @@ def price_frontier(calibrated: Calibrated | Calibrator, *, ax: Axes | None = Non
         calibrated: the result of `acnml.calibrate` or `acnml.fit_calibrator`.
         ax: axes to draw on.
 
-    >>> import acnml, torch
-    >>> from acnml import plots
+    >>> import acnml
     >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
     >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
     >>> logits = 3 * x[:, :1] * torch.tensor([-1.0, 1.0])  # of a classifier that is too sure
     >>> train, validation = (x[:1000], labels[:1000]), (logits[1000:], x[1000:], labels[1000:])
-    >>> axes = plots.price_frontier(acnml.fit_calibrator(train, validation, price=0.05))
+    >>> axes = price_frontier(acnml.fit_calibrator(train, validation, price=0.05))
     """
     own = calibrated.calibrator if isinstance(calibrated, Calibrated) else calibrated
     ax = _axes(ax)
@@ -215,9 +193,7 @@ def price_frontier(calibrated: Calibrated | Calibrator, *, ax: Axes | None = Non
     place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "va": "top", "color": FAINT}
     ax.annotate(f" price {own.price:g}", (own.price, 1), **place)
     ax.set(xlabel="NLL over the best temperature (nats)", ylabel="mean confidence")
-    _title(ax, "Caution and its price")
-    _legend(ax, "best")
-    return ax
+    return _finish(ax, "Caution and its price", "best")
 
 
 def class_probabilities(
@@ -237,16 +213,11 @@ def class_probabilities(
         most: classes to show. The true class is shown below them if it is not one of them.
         ax: axes to draw on.
 
-    >>> import torch
-    >>> from acnml import plots
-    >>> axes = plots.class_probabilities(torch.tensor([0.7, 0.2, 0.1]).log(), names=["a", "b", "c"])
+    >>> axes = class_probabilities(torch.tensor([0.7, 0.2, 0.1]).log(), names=["a", "b", "c"])
     """
-    probs = np.exp(_array(log_probs))
-    probs = probs[0] if probs.shape[:-1] == (1,) else probs
+    probs = np.exp(_array(log_probs)).squeeze()
     if probs.ndim != 1:
         raise ValueError(f"log_probs must be those of one input, (K,), got {probs.shape}")
-    if label is not None and not 0 <= label < len(probs):
-        raise ValueError(f"label must be a class from 0 to {len(probs) - 1}, got {label}")
     order = np.argsort(-probs, kind="stable")[:most].tolist()
     if label is not None and label not in order:
         order.append(int(label))
@@ -261,8 +232,7 @@ def class_probabilities(
     ax.set(xlim=(0, 1.14), xlabel="probability")
     ax.set_xticks([0, 0.5, 1])
     ax.grid(visible=False)
-    _title(ax, "Classes" if label is None else "Classes; the true one is green")
-    return ax
+    return _finish(ax, "Classes" if label is None else "Classes; the true one is green")
 
 
 # Helpers -----------------------------------------------------------------------------------------
@@ -290,9 +260,9 @@ def _next_colour(ax: Axes) -> str:
     return CYCLE[len(drawn) % len(CYCLE)]
 
 
-def _title(ax: Axes, text: str) -> None:
-    ax.set_title(text, loc="left", weight="bold", size=10.5, color=INK)
-
-
-def _legend(ax: Axes, place: Literal["best", "upper left", "upper right"]) -> None:
-    ax.legend(loc=place, frameon=False, fontsize=8.5, labelcolor=INK)
+def _finish(ax: Axes, title: str, legend: Place | None = None) -> Axes:
+    """Add the title and the legend."""
+    ax.set_title(title, loc="left", weight="bold", size=10.5, color=INK)
+    if legend is not None:
+        ax.legend(loc=legend, frameon=False, fontsize=8.5, labelcolor=INK)
+    return ax

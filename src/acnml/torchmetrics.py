@@ -23,8 +23,6 @@ with needed_by("acnml.torchmetrics", "acnml[lightning]"):
     from torchmetrics import Metric
     from torchmetrics.utilities import dim_zero_cat
 
-NO_DATA = "the metric has seen no data: call update(log_probs, labels) first"
-
 
 class _Loss(Metric):
     """What all have in common: lower is better, and states are in double precision."""
@@ -59,9 +57,7 @@ class _Mean(_Loss):
         self.count += len(labels)
 
     def compute(self) -> Tensor:
-        """Return the mean over all data so far."""
-        if not self.count:
-            raise ValueError(NO_DATA)
+        """Return the mean over all data so far; NaN for none."""
         return torch.div(getattr(self, self._total), self.count)
 
 
@@ -85,8 +81,6 @@ class _Confidences(_Loss):
 
     def compute(self) -> Tensor:
         """Return the score of all data so far."""
-        if not len(self.confidence):
-            raise ValueError(NO_DATA)
         score = self._score(dim_zero_cat(self.confidence), dim_zero_cat(self.correct))
         return torch.tensor(score, dtype=torch.float64, device=self.device)
 

@@ -190,5 +190,5 @@ def test_mistakes():
         Calibrate(price=0)
     with pytest.raises(ValueError, match="all data in one process, but there are 2"):
         Calibrate().on_train_start(SimpleNamespace(world_size=2), Network())
-    with pytest.raises(TypeError, match=r"no option 'prize'; .*: rule, places, "):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'prize'"):
         Calibrate(temperature=1.0, prize=0.02)

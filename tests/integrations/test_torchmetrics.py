@@ -88,9 +88,9 @@ def test_a_collection_keeps_scores_apart_that_begin_alike():
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")  # of torchmetrics, on what is tested
 def test_mistakes():
-    for kind in (Nll, Aurc):
-        with pytest.raises(ValueError, match="has seen no data"):
-            kind().compute()
+    assert Nll().compute().isnan()
+    with pytest.raises(ValueError, match="No samples"):
+        Aurc().compute()
     with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
         Ece(bins=0)
     with pytest.raises(ValueError, match="apply log_softmax to logits"):
