@@ -101,10 +101,10 @@ def load(
     """Load a value stored by `save`; to load a predictor or a density, also pass its network.
 
     A damaged file raises a `StorageError`, and so does a network that differs from the one that the
-    value was stored with: in its modules, their settings or its weights, except for weights
-    that are in the file. Settings are all attributes of modules that are plain data (numbers,
-    strings, tensors, functions by their names, and lists and mappings of them). The result is on
-    the CPU. A file may be loaded while it is saved again: the result is one of the two.
+    value was stored with: in its modules, their settings or its weights, except for weights that
+    are in the file. Settings are attributes of modules that are plain data (numbers, strings,
+    functions by their names, and lists and mappings of them). The result is on the CPU. A file may
+    be loaded while it is saved again: the result is one of the two.
 
     Args:
         path: of the file.

@@ -5,21 +5,18 @@ zero. A tensor has a hash for its own type and for every type that networks are 
 half-precision copy of a network can be told from a network with other weights, although the file
 does not contain the weights.
 
-Settings are all attributes of modules that are plain data: numbers, strings, tensors, arrays,
-functions by their names, and lists and mappings of them. What cannot be seen here: the code of the
-modules, attributes that are other objects, and hooks.
+Settings are attributes of modules that are plain data: numbers, strings, functions by their names,
+and lists and mappings of them. What cannot be seen here: the code of the modules, attributes that
+are other objects, and hooks.
 """
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import json
-import numbers
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,10 +28,11 @@ from acnml.storage.disk import as_bytes
 Weights: TypeAlias = Literal["exact", "rounded"]
 ROUNDED = "rounded"
 
-# Attributes of modules that do not matter in eval mode. Lightning draws graphs from an example
-# input; the last two say where a model of transformers has its weights from.
-WITHOUT_EFFECT = {*vars(nn.Module()), "inplace", "gradient_checkpointing", "example_input_array"}
+# Attributes that do not matter in eval mode. The last two say where a model of transformers is from.
+WITHOUT_EFFECT = {*vars(nn.Module()), "inplace", "gradient_checkpointing"}
 WITHOUT_EFFECT |= {"name_or_path", "_is_hf_initialized"}
+# Libraries whose modules count what they do in private attributes.
+COUNTING = {"lightning", "pytorch_lightning", "torchmetrics"}
 LONGEST_SETTING = 200  # characters of JSON; longer ones, such as vocabularies, are hashed
 
 
@@ -120,40 +118,20 @@ def _modules(model: nn.Module) -> list[list[Any]]:
 
 
 def _settings(module: nn.Module) -> dict[str, str]:
-    """Return the attributes of a module that are plain data, as JSON.
-
-    Those of metrics count inputs, and private ones of Lightning's modules follow its trainer.
-    """
+    """Return the settings of a module as JSON."""
     settings: dict[str, str] = {}
-    origins = {base.__module__.partition(".")[0] for base in type(module).__mro__}
-    names = sorted(vars(module).keys() - WITHOUT_EFFECT)
-    if origins & {"lightning", "pytorch_lightning"}:
-        names = [name for name in names if not name.startswith("_")]
-    for name in () if "torchmetrics" in origins else names:
+    libraries = {base.__module__.partition(".")[0] for base in type(module).__mro__}
+    for name, value in vars(module).items():
+        is_counter = name.startswith("_") and libraries & COUNTING
+        if is_counter or name in WITHOUT_EFFECT:
+            continue
         try:
-            text = json.dumps(vars(module)[name], default=_plain)
-        except (TypeError, ValueError, AttributeError, RuntimeError):
+            text = json.dumps(value, default=lambda other: other.__name__)
+        except (TypeError, ValueError, AttributeError):
             continue
         is_long = len(text) > LONGEST_SETTING
         settings[name] = hashlib.sha256(text.encode()).hexdigest() if is_long else text
     return settings
-
-
-def _plain(value: Any) -> Any:
-    """Return something simpler for what JSON does not have: functions and enums by their names."""
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
-    if isinstance(value, Tensor):
-        # Parameters are compared by themselves; the file may have others, and what follows from
-        # them, such as a pruned weight.
-        if isinstance(value, nn.Parameter) or value.grad_fn is not None:
-            raise TypeError("no setting")
-        return f"{value.dtype} {tuple(value.shape)} {digest(value)}"
-    if isinstance(value, numbers.Real):  # of NumPy
-        return int(value) if isinstance(value, numbers.Integral) else float(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value.name if isinstance(value, enum.Enum) else value.__name__
 
 
 def _require_same_modules(given: list[list[Any]], expected: list[list[Any]]) -> None:
@@ -172,6 +150,5 @@ def _require_same_modules(given: list[list[Any]], expected: list[list[Any]]) -> 
                 raise ValueError(
                     f"{key} of {name or 'the model'!r} ({kind}) is {settings[key]} in the given "
                     f"network, but was {before[key]} when the file was saved; build the network "
-                    "as it was then. If the attribute is not a setting but changes while the "
-                    f"network runs, such as a counter, set it to {before[key]} before loading"
+                    "as it was then, or set the attribute to this value before loading"
                 )
