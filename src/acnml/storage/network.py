@@ -28,7 +28,7 @@ from acnml.storage.disk import as_bytes
 Weights: TypeAlias = Literal["exact", "rounded"]
 ROUNDED = "rounded"
 
-# Attributes that do not matter in eval mode. The last two say where a model of transformers is from.
+# Attributes that do not matter in eval mode. The last two are of models of transformers.
 WITHOUT_EFFECT = {*vars(nn.Module()), "inplace", "gradient_checkpointing"}
 WITHOUT_EFFECT |= {"name_or_path", "_is_hf_initialized"}
 # Libraries whose modules count what they do in private attributes.
