@@ -24,8 +24,8 @@ import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -184,10 +184,8 @@ class Keeper:
 
 def keepers(places: Sequence[Place], kept: Kept) -> dict[str, Keeper]:
     """Return a hook for every module that has places."""
-    by_module: dict[str, tuple[Place, ...]] = {}
-    for place in places:
-        by_module[place.module] = (*by_module.get(place.module, ()), place)
-    return {name: Keeper(own, kept) for name, own in by_module.items()}
+    names = dict.fromkeys(place.module for place in places)
+    return {n: Keeper(tuple(place for place in places if place.module == n), kept) for n in names}
 
 
 @final
@@ -198,13 +196,13 @@ class Taps:
         self, classifier: Classifier, places: Sequence[Place], folding: Folding | None = None
     ) -> None:
         self.places, self.folding, self._kept = tuple(places), folding, Kept()
-        self.classifier = classifier.hooked(keepers(self.places, self._kept))
+        self._classifier = classifier.hooked(keepers(self.places, self._kept))
 
     def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Return the logits of prepared inputs, and their features (B, d)."""
         # A run may take another way through the model than the one before it.
         self._kept.features = {}
-        logits = self.classifier.logits(x).detach()
+        logits = self._classifier.logits(x).detach()
         kept, self._kept.features = self._kept.features, {}
         return logits, joined(self.places, kept, len(logits), self.folding)
 
@@ -230,6 +228,15 @@ def joined(
     return features if folding is None else folding(features)
 
 
+class _Passed(NamedTuple):
+    """What a module received and returned: the shapes of features, None for anything else."""
+
+    name: str
+    module: nn.Module
+    received: torch.Size | None
+    returned: torch.Size | None
+
+
 @torch.inference_mode(False)
 @torch.no_grad()
 def find_places(classifier: Classifier, x: Inputs) -> tuple[Place, ...]:
@@ -239,11 +246,57 @@ def find_places(classifier: Classifier, x: Inputs) -> tuple[Place, ...]:
         classifier: the model.
         x: a prepared batch, which is run once.
     """
-    search = _Search(batches.size(x))
-    hooks = {name: search.hook(name) for name, _ in classifier.model.named_modules()}
+    passed: list[_Passed] = []  # in the order in which modules finish
+    size = batches.size(x)
+
+    def shape(value: Any) -> torch.Size | None:
+        return value.shape if _is_feature(value) and len(value) == size else None
+
+    def noting(name: str) -> Hook:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            passed.append(_Passed(name, module, shape(args[0] if args else None), shape(output)))
+            return output
+
+        return hook
+
+    hooks = {name: noting(name) for name, _ in classifier.model.named_modules()}
     classifier.hooked(hooks).logits(x)
     reads_positions = isinstance(x, Tensor) and x.is_floating_point()
-    return search.places(reads_positions)
+    return _default_places(passed, reads_positions)
+
+
+def _default_places(passed: Sequence[_Passed], with_positions: bool) -> tuple[Place, ...]:
+    """Return the last tensor for every number of positions, and vectors that are no inputs."""
+    stages, vectors = dict[int, tuple[int, Place]](), dict[str, tuple[int, Place]]()
+    channels: int | None = None  # of the last layer that shows it
+    first_linear: Place | None = None
+    seen_parameters = False
+    for order, (name, module, received, returned) in enumerate(passed):
+        if isinstance(module, CHANNELS_SECOND + CHANNELS_LAST):
+            channels = -1 if isinstance(module, CHANNELS_LAST) else 1
+        if isinstance(module, nn.Linear) and received is not None and len(received) == 2:
+            if seen_parameters:
+                vectors[name] = order, Place(name, is_input=True)
+            else:
+                first_linear = Place(name, is_input=True, is_scaled=False)
+        seen_parameters |= next(module.parameters(recurse=False), None) is not None
+        if returned is None or len(returned) == 2 or not (with_positions and seen_parameters):
+            continue
+        axis = channels or (-1 if len(returned) == 3 else 1)
+        positions = returned[1:].numel() // returned[axis]
+        is_stage = not (isinstance(module, PADDING) or INSIDE_ATTENTION.search(name))
+        if is_stage and positions > 1:
+            stages[positions] = order, Place(name, channels=axis)
+    found = [*stages.values(), *vectors.values()]
+    if found:
+        return tuple(place for _, place in sorted(found, key=lambda item: item[0]))
+    if first_linear is not None:
+        return (first_linear,)
+    raise ValueError(
+        "no features were found: no Linear layer receives one vector per input"
+        + ("" if with_positions else ", and positions of texts are not pooled")
+        + '; name places, such as places=[acnml.features.Place("encoder")]'
+    )
 
 
 @torch.inference_mode(False)
@@ -327,63 +380,6 @@ def find_last_layer(classifier: Classifier, x: Inputs, channels: int) -> Place:
             'taken, such as places=[acnml.features.Place("decoder", is_pooled=False)]'
         )
     return Place((exact or fitting)[-1], is_input=True, channels=channels, is_pooled=False)
-
-
-@final
-class _Search:
-    """What all modules receive and return in one run, in the order in which they finish."""
-
-    def __init__(self, batch: int) -> None:
-        self._batch = batch
-        self._channels: int | None = None  # of the last layer that shows it
-        self._seen_parameters = False
-        self._by_positions: dict[int, tuple[int, Place]] = {}
-        self._vectors: dict[str, tuple[int, Place]] = {}
-        self._first_linear: tuple[int, Place] | None = None
-        self._finished = 0
-
-    def hook(self, name: str) -> Hook:
-        def run(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            self._finished += 1
-            if isinstance(module, CHANNELS_SECOND + CHANNELS_LAST):
-                self._channels = -1 if isinstance(module, CHANNELS_LAST) else 1
-            if isinstance(module, nn.Linear) and self._is_vector(args[0]):
-                found = (self._finished, Place(name, is_input=True))
-                if self._seen_parameters:
-                    self._vectors[name] = found
-                else:
-                    self._first_linear = (self._finished, replace(found[1], is_scaled=False))
-            self._seen_parameters |= next(module.parameters(recurse=False), None) is not None
-            is_batch = _is_feature(output) and output.ndim > 2 and len(output) == self._batch
-            adds_features = not isinstance(module, PADDING)
-            if is_batch and adds_features and not INSIDE_ATTENTION.search(name):
-                self._keep_positions(name, output)
-            return output
-
-        return run
-
-    def _keep_positions(self, name: str, output: Tensor) -> None:
-        default = -1 if output.ndim == 3 else 1
-        channels = default if self._channels is None else self._channels
-        positions = math.prod(output.shape[1:]) // output.shape[channels]
-        if positions > 1 and self._seen_parameters:
-            self._by_positions[positions] = (self._finished, Place(name, channels=channels))
-
-    def _is_vector(self, tensor: Any) -> bool:
-        return _is_feature(tensor) and tensor.ndim == 2 and len(tensor) == self._batch
-
-    def places(self, with_positions: bool) -> tuple[Place, ...]:
-        stages = self._by_positions.values() if with_positions else ()
-        found = [*stages, *self._vectors.values()]
-        if not found and self._first_linear is not None:
-            found = [self._first_linear]
-        if not found:
-            raise ValueError(
-                "no features were found: no Linear layer receives one vector per input"
-                + ("" if with_positions else ", and positions of texts are not pooled")
-                + '; name places, such as places=[acnml.features.Place("encoder")]'
-            )
-        return tuple(place for _, place in sorted(found, key=lambda item: item[0]))
 
 
 def _is_feature(value: Any) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from acnml import metrics
+from acnml._engine.trust import are_probabilities
 from acnml._util import checks
 from acnml._util.arrays import as_values
 from acnml._util.messages import callers_level
@@ -296,11 +297,7 @@ class Validation:
 
     def added_nll(self, rule: str, alpha: float) -> float:
         """Return by how much the NLL of a rule is above that of T."""
-
-        def nll(_: Tensor, log_probs: Tensor, labels: Tensor) -> Tensor:
-            return -log_probs.gather(1, labels.unsqueeze(1)).sum()
-
-        return self._mean(nll, rule, alpha) - self.nll
+        return self._mean(rule, alpha, lambda _, log_probs, y: -log_probs.gather(1, y)) - self.nll
 
     def divergence(self, rule: str, alpha: float) -> float:
         """Return the mean Kullback-Leibler divergence of a rule from softmax(z / T).
@@ -310,24 +307,22 @@ class Validation:
 
         def added(logits: Tensor, log_probs: Tensor, _: Tensor) -> Tensor:
             plain = torch.log_softmax(logits.double(), -1)
-            return (plain.exp() * (plain - log_probs)).sum()
+            return plain.exp() * (plain - log_probs)
 
-        return self._mean(added, rule, alpha)
+        return self._mean(rule, alpha, added)
 
-    def _mean(self, total: Callable[..., Tensor], rule: str, alpha: float) -> float:
-        """Return the mean of a function of logits, a rule's log-probabilities, and labels."""
-        rows, found = rows_in_cache(self.logits), 0.0
-        parts = (each.split(rows) for each in (self.logits, self.score, self.labels))
+    def _mean(self, rule: str, alpha: float, cost: Callable[..., Tensor]) -> float:
+        """Return the mean cost of logits, a rule's log-probabilities and labels."""
+        total, rows = 0.0, rows_in_cache(self.logits)
+        parts = (each.split(rows) for each in (self.logits, self.score, self.labels.unsqueeze(1)))
         for logits, score, labels in zip(*parts, strict=True):
-            log_lik = RULES[rule](logits, spread(alpha, score)).double()
-            found += float(total(logits, torch.log_softmax(log_lik, -1), labels))
-        return found / len(self.labels)
+            log_probs = torch.log_softmax(RULES[rule](logits, spread(alpha, score)).double(), -1)
+            total += float(cost(logits, log_probs, labels).sum())
+        return total / len(self.labels)
 
-    def alpha_at(self, rule: str, price: float, start: float = 1.0) -> float:
+    def alpha_at(self, rule: str, price: float) -> float:
         """Return the largest α, nearly, whose NLL is at most `price` above that of T."""
-        some, factor = self._some, FACTOR
-        if some is not None:
-            start, factor = some.alpha_at(rule, price, start), CLOSE
+        start, factor = (self._some.alpha_at(rule, price), CLOSE) if self._some else (1.0, FACTOR)
         return largest_at_price(partial(self.added_nll, rule), price, start, factor)
 
     def alpha_of_rival(self, rival: str, rule: str, alpha: float, price: float) -> float:
@@ -344,12 +339,8 @@ class Validation:
 
     def temperature_at(self, price: float) -> float:
         """Return the largest temperature, as a multiple of T, that costs at most the price."""
-        if price <= 0:
-            return 1.0
-        some, rule = self._some, "density-temperature"
         plain = replace(self, score=torch.ones_like(self.score))
-        start, factor = (1.0, FACTOR) if some is None else (some.temperature_at(price) - 1, CLOSE)
-        return 1 + largest_at_price(partial(plain.added_nll, rule), price, start, factor)
+        return 1 + plain.alpha_at("density-temperature", price) if price > 0 else 1.0
 
     @cached_property
     def _some(self) -> Validation | None:
@@ -405,7 +396,7 @@ def require_usable(logits: Tensor, labels: Tensor, has_temperature: bool) -> Non
             f"validation labels go from {int(labels.min())} to {int(labels.max())}, but there are "
             f"{classes} logits: labels must be class indices from 0 to {classes - 1}"
         )
-    if _are_probabilities(logits):
+    if are_probabilities(logits):
         raise ValueError(
             "the logits are probabilities: pass their logarithms, or remove the softmax"
         )
@@ -420,13 +411,6 @@ def require_usable(logits: Tensor, labels: Tensor, has_temperature: bool) -> Non
             f"{len(rows)} validation examples have logits more than {EXTREME} times as large as "
             f"usual (first at index {rows[0]}) and can decide the temperature alone: check them"
         )
-
-
-def _are_probabilities(outputs: Tensor) -> bool:
-    """Whether all rows (N, K) are non-negative and sum to one, up to rounding."""
-    tolerance = torch.finfo(outputs.dtype).eps * max(16, outputs.shape[1])
-    sums = outputs.double().sum(-1)
-    return bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= tolerance).all())
 
 
 def _warn(text: str) -> None:

@@ -117,7 +117,8 @@ class Calibrated(Answering):
                 return self.calibrator(logits, features, share, by, mask)
 
         with torch.inference_mode(False), torch.no_grad():
-            parts = [*in_chunks(x, answer, self._reading.length(x))]
+            length = self._reading.length(x) if head.positions else CHUNK
+            parts = [*in_chunks(x, answer, length)]
         return parts[0] if len(parts) == 1 else Answer(*map(torch.cat, zip(*parts, strict=True)))
 
     @arrays_for_arrays
