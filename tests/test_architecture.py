@@ -30,7 +30,7 @@ MAY_KNOW = {
     "solve": MODEL | {"_algebra", "_engine", "posteriors", "problem", "solution", "solve"},
     "fit": MODEL | {"_algebra", "_engine", "posteriors", "problem", "fit"},
     "predictors": MODEL
-    | {"_engine", "fit", "metrics", "posteriors", "problem", "solution", "solve", "predictors"},
+    | {"_engine", "calibration", "fit", "posteriors", "problem", "solution", "solve", "predictors"},
     "exact": {"_util", "classifier", "posteriors", "exact"},
     "laplace_torch": {"_util", "_algebra", "posteriors"},
     "lightning": {"_util", "calibration", "fit", "storage"},

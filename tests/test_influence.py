@@ -129,14 +129,12 @@ def test_the_estimate_has_no_upper_limit_and_says_so():
 
 
 @pytest.mark.parametrize("classes", [3, 200])
-def test_a_last_layer_needs_only_its_features(classes):
+def test_a_last_layer_needs_no_jacobian(classes):
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, classes)).double()
     x, classifier = normal(5, 4), Classifier(model).tempered(1.5)
     posterior = acnml.fit_laplace(classifier, [x], layers=[model[2]], structure="ekfac")
     predict = Acnml(classifier, posterior, Influence(), alpha=0.1)
-    features = predict.features(x)
-    assert features is not None
-    found = predict.solve_features(features)
+    found = predict.solve_problem(predict.problem(x))
     expected = Map(classifier)(x) + 0.1 * expected_gain(classifier, posterior, x)
     torch.testing.assert_close(found.log_lik, expected, rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(predict.solve(x).log_lik, found.log_lik, rtol=0, atol=1e-11)

@@ -13,10 +13,10 @@ from torch import nn
 import acnml
 from acnml import Acnml, Classifier, Linearised, LowRank
 from acnml import problem as making
-from acnml.problem import Features, Problem, of_features
+from acnml.problem import Problem, problems
 from acnml.solve import logits as solving
 from acnml.solve.logits import solve
-from cases import POSTERIORS, affine_layers, normal
+from cases import POSTERIORS, normal
 from heads import KINDS, by_scipy, kernel
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -78,7 +78,7 @@ def test_the_residual_says_how_far_a_row_is():
 
 
 # Any problem: the seed, the number of classes, and orders of magnitude.
-problems = given(
+any_problem = given(
     seed=st.integers(0, 10**6),
     classes=st.sampled_from([2, 3, 5, 10, 17, 70]),
     kind=st.sampled_from([*KINDS, "low rank", "ties"]),
@@ -98,7 +98,7 @@ def problem(seed, classes, kind, log_logits):
 
 
 @settings(max_examples=60, deadline=None)
-@problems
+@any_problem
 @example(seed=0, classes=70, kind="low rank", log_alpha=1.0, log_logits=0.0)  # a null space
 @example(seed=49, classes=10, kind="low rank", log_alpha=2.0, log_logits=1.0)
 def test_bounds_and_batches(seed, classes, kind, log_alpha, log_logits):
@@ -153,12 +153,14 @@ def test_inputs_and_labels_are_solved_in_blocks(classes, monkeypatch):
 @pytest.mark.parametrize("name", ["diagonal", "kronecker_eigen", "low_rank"])
 @pytest.mark.parametrize("classes", [3, 70])
 def test_inputs_are_cut_to_the_memory(name, classes, monkeypatch):
-    model = nn.Linear(4, classes).double()
-    posterior, (layer,) = POSTERIORS[name](model), affine_layers(model)
-    found = Features(nn.functional.pad(normal(7, 4), (0, 1), value=1.0), 3 * normal(7, classes))
+    model, x = nn.Linear(4, classes).double(), normal(7, 4)
+    posterior, classifier = POSTERIORS[name](model), Classifier(model).tempered(1.5)
+
+    def parts(memory):
+        return [*problems(classifier, posterior, x, memory)]
 
     def sizes(memory):
-        return [len(part) for part in of_features(found, posterior, layer, 1.5, memory)]
+        return [len(part) for part in parts(memory)]
 
     assert sizes(None) == [7]
     assert sizes(1) == [1] * 7
@@ -168,10 +170,8 @@ def test_inputs_are_cut_to_the_memory(name, classes, monkeypatch):
     monkeypatch.setattr(making, "UNCUT", 1)
     monkeypatch.setattr(making, "default_budget", lambda device: 2 * of_one)
     assert sizes(None) == [2, 2, 2, 1]
-    whole = Problem.joined([*of_features(found, posterior, layer, 1.5, 10**9)])
-    parts = Problem.joined([*of_features(found, posterior, layer, 1.5, 1)])
-    solver = Linearised()
-    for one, other in zip(solver.of(whole), solver.of(parts), strict=True):
+    whole, joined = (Problem.joined(parts(memory)) for memory in (10**9, 1))
+    for one, other in zip(Linearised().of(whole), Linearised().of(joined), strict=True):
         close(one, other, 1e-12)
 
 

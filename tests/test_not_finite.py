@@ -118,7 +118,7 @@ def head(model: nn.Module) -> Diagonal:
     [
         lambda c, x: Map(c),
         lambda c, x: Acnml(c, head(c.model), alpha=0.01),
-        lambda c, x: Acnml(c, head(c.model), alpha=0.01).features,
+        lambda c, x: Acnml(c, head(c.model), alpha=0.01).problem,
         lambda c, x: acnml.Glm(c, head(c.model)),
         lambda c, x: acnml.Glm(c, diagonal(c.model)),
         lambda c, x: acnml.Bma(c, head(c.model), 2),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import acnml
-from acnml import Classifier, Map, Pnml
-from acnml.predictors.pnml import genie_log_probs
+from acnml import Classifier, Map
+from acnml.calibration.calibrator import closed_form
 from cases import CONV, MLP, MODELS, normal
 
 
@@ -59,27 +59,27 @@ def test_outside_the_span_of_the_data_every_output_can_be_had():
 def test_properties_for_any_logits_and_leverage(classes, leverage, scale, seed):
     logits = scale * normal(3, classes, seed=seed)
     plain = logits.log_softmax(-1)
-    found = genie_log_probs(logits, torch.full((3,), leverage).double())
+    found = closed_form(logits, torch.full((3,), leverage).double())
     assert found.isfinite().all()
     assert (found <= 1e-12).all()
     assert (found >= plain - 1e-9).all()  # no label is explained worse than before
     regret = found.logsumexp(-1)
     assert ((regret > -1e-9) & (regret <= math.log(classes) + 1e-9)).all()
     assert torch.equal(found.argsort(-1), plain.argsort(-1)) or bool((plain.diff() == 0).any())
-    larger = genie_log_probs(logits, torch.full((3,), 2 * leverage + 1e-3).double())
+    larger = closed_form(logits, torch.full((3,), 2 * leverage + 1e-3).double())
     assert (larger >= found - 1e-9).all()
 
 
 def test_for_unlikely_labels_it_is_a_temperature():
     logits = torch.tensor([[0.0, -40.0, -60.0]]).double()
-    found = genie_log_probs(logits, torch.tensor([0.5]).double())
+    found = closed_form(logits, torch.tensor([0.5]).double())
     torch.testing.assert_close(found[0, 1:], logits[0, 1:] / 1.5, rtol=1e-6, atol=0)
 
 
 def test_a_confident_network_keeps_its_regret():
     """1 - p of the likeliest label must not cancel: the regret is that of exact arithmetic."""
     logits = torch.tensor([[0.0, -45.0]]).double()
-    found = genie_log_probs(logits, torch.tensor([1.0]).double())
+    found = closed_form(logits, torch.tensor([1.0]).double())
     p = math.exp(-45) / (1 + math.exp(-45))
     expected = [-math.log1p((1 - p) ** -0.5 * p), -math.log1p(p**-0.5 * (1 - p))]
     exact = torch.tensor(expected, dtype=torch.float64)
@@ -129,8 +129,6 @@ def test_refusals():
         acnml.fit_pnml(classifier, [MLP.x()], layers=[model])
     with pytest.raises(ValueError, match="the logits are not the outputs of '0' alone"):
         acnml.fit_pnml(classifier, [MLP.x()], layers=[model[0]])
-    with pytest.raises(ValueError, match=r"input_cov has 5 rows, but '2\.weight' has 6 inputs"):
-        Pnml(classifier, ("2.weight", "2.bias"), torch.eye(5))
     with pytest.raises(ValueError, match="ridge must be a positive"):
         acnml.fit_pnml(classifier, [MLP.x()], ridge=0.0)
     with pytest.raises(ValueError, match="c must be a positive"):

@@ -3,7 +3,7 @@
 With f(θ) ≈ f(μ) + J(θ - μ) and θ ~ N(μ, Σ), the logits of an input are Gaussian. Their mean is
 z = f(μ) and their covariance V = JΣJᵀ, one K×K matrix per input. ACNML, its first order and
 GLM-Laplace need nothing else of an input. If the posterior covers the last Linear layer alone, the
-network is linear in it: no Jacobian is needed, and V has a structure.
+network is linear in it, and no Jacobian is needed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,12 @@ from acnml._engine.recorder import AFFINE, Site, Tape, find_sites, unsupported
 from acnml._engine.rows import row_chunks
 from acnml._engine.trust import Passed, check, probed, require_apart_from, require_understood
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs, in_chunks
+from acnml._util.batches import Inputs
 from acnml._util.memory import default_budget
 from acnml._util.params import Params, count
 from acnml.classifier import Classifier, strays, without_autocast
 from acnml.posteriors.base import Posterior
 from acnml.solution import REMEDY, Solution, UnsolvedError
-
-T = TypeVar("T")
 
 # Vectors of K numbers, and K×K matrices, that an input takes at most while it is solved.
 VECTORS, MATRICES = 40, 4
@@ -40,6 +38,7 @@ UNCUT = 2**26
 
 # Maximum size of a chunk of Jacobians. A chunk contains at least one input, whatever its size.
 JACOBIAN_BYTES = 64 * 2**20
+
 
 # What may lie between a last layer's output and the logits of a model that is linear in it: our own
 # clone, the division by a temperature, and changes of shape or precision.
@@ -103,18 +102,20 @@ class Problem:
         return Problem(logits, torch.cat([part.kernel for part in parts]), parts[0].dtype)
 
 
-def each_solved(parts: Iterable[Problem], solve: Callable[[Problem], T], total: int) -> list[T]:
+def solutions(
+    parts: Iterable[Problem], solve: Callable[[Problem], Solution], total: int
+) -> Solution:
     """Solve the parts of a batch of `total` inputs; errors name inputs by their index in it."""
-    solved: list[T] = []
+    found: list[Solution] = []
     done = 0
     for problem in parts:
         with checks.counting_from(done, total):
-            solved.append(solve(problem))
+            found.append(solve(problem))
         done += len(problem)
-    return solved
+    return joined(found)
 
 
-def joined(parts: Sequence[Solution]) -> Solution:
+def joined(parts: Iterable[Solution]) -> Solution:
     """Return the solutions of several parts of a batch as one."""
     return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
@@ -145,7 +146,7 @@ class LogitSolver(ABC):
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input."""
         parts = problems(classifier, posterior, x, self.memory)
-        return joined(each_solved(parts, self.of, batches.size(x)))
+        return solutions(parts, self.of, batches.size(x))
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution."""
@@ -155,7 +156,6 @@ class LogitSolver(ABC):
 # Who makes a problem ------------------------------------------------------------------------------
 
 
-@torch.no_grad()
 def problems(
     classifier: Classifier,
     posterior: Posterior,
@@ -177,8 +177,8 @@ def problems(
     if exact is not None:
         return exact
     if unsupported(classifier.model, posterior.mean) is None:
-        return _by_rows(classifier, posterior, x, memory, differences)
-    return _by_jacobians(classifier, posterior, x)
+        return _counted(_by_rows(classifier, posterior, x, memory, differences), x)
+    return _counted(_by_jacobians(classifier, posterior, x), x)
 
 
 @torch.no_grad()
@@ -186,34 +186,23 @@ def exact_problems(
     classifier: Classifier, posterior: Posterior, x: Inputs, memory: int | None = None
 ) -> Iterator[Problem] | None:
     """Return the problem in parts if the posterior covers the last layer alone, else None."""
-    layer = only_linear(classifier, posterior.mean)
-    found = None if layer is None else features(classifier, layer, x, posterior.mean)
-    if layer is None or found is None:
+    site = only_linear(classifier, posterior.mean)
+    own = classifier if site is None else classifier.at(posterior.mean)
+    found = None if site is None else features(own, site, x)
+    if site is None or found is None:
         return None
-    return of_features(found, posterior, layer.layer, classifier.temperature, memory)
+    parts = _of_last_layer(found, posterior, site.layer, classifier.temperature, memory)
+    return _counted(parts, x)
 
 
-def of_features(
-    found: Features,
-    posterior: Posterior,
-    layer: Affine,
-    temperature: float,
-    memory: int | None = None,
-) -> Iterator[Problem]:
-    """Yield the problem of inputs with known features of the last layer, in parts."""
-
-    def part(some: slice) -> Problem:
-        own = found.take(some)
-        return Problem.of(own.logits, own.kernel(posterior, layer, temperature))
-
-    total, classes = found.logits.shape
-    size, largest = total, (VECTORS + MATRICES * classes) * classes * torch.float64.itemsize
-    if total * largest > (memory or UNCUT):
-        limit = memory or default_budget(found.logits.device)
-        size = max(1, limit // largest)
-    for start in range(0, total, size):
-        with checks.counting_from(start, total):
-            yield part(slice(start, start + size))
+def _counted(parts: Iterator[Problem], x: Inputs) -> Iterator[Problem]:
+    """Let errors about the parts of a batch name inputs by their index in it."""
+    done, total = 0, batches.size(x)
+    while done < total:
+        with checks.counting_from(done, total):
+            part = next(parts)
+        yield part
+        done += len(part)
 
 
 # A last layer, in which every network is linear --------------------------------------------------
@@ -222,66 +211,44 @@ def of_features(
 class Features(NamedTuple):
     """What a last layer receives and returns."""
 
-    inputs: Tensor  # a (N, d [+ 1]), with a 1 appended if the posterior covers the bias
+    inputs: Tensor  # a (N, d [+ 1]), with a 1 appended if the layer has a bias
     logits: Tensor  # z (N, K), divided by the classifier's temperature
 
-    def take(self, rows: slice | Tensor) -> Features:
-        """Return the features of some inputs."""
-        return Features(self.inputs[rows], self.logits[rows])
 
-    def kernel(
-        self,
-        posterior: Posterior,
-        layer: Affine,
-        temperature: float,
-    ) -> Tensor:
-        """Return the covariance of the logits, divided by the temperature, under a posterior."""
-        with without_autocast(self.inputs):  # half precision has too few digits for a solver
-            like = posterior.mean[layer.weight]
-            kernel = posterior.output_kernel(layer, self.inputs.to(like.dtype))
-        return kernel / temperature**2
-
-    @staticmethod
-    def joined(parts: Sequence[Features]) -> Features:
-        """Return the features of several batches as those of one."""
-        return Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
+    """Return the layer that owns all named parameters, if it is a single plain Linear layer."""
+    known, key = classifier.findings.only_linear, frozenset(names)
+    if key not in known:
+        fits = unsupported(classifier.model, key, AFFINE) is None
+        sites = find_sites(classifier.model, key, AFFINE, "") if fits else []
+        linear = len(sites) == 1 and isinstance(sites[0].module, nn.Linear)
+        known[key] = sites[0] if linear else None
+    site: Site | None = known[key]
+    return site
 
 
-def features(
-    classifier: Classifier,
-    site: Site,
-    x: Inputs,
-    tensors: Params | None = None,
-) -> Features | None:
+def features(classifier: Classifier, site: Site, x: Inputs) -> Features | None:
     """Run a prepared batch once; return None if its logits are not the outputs of the layer.
 
     Args:
-        classifier: the model.
+        classifier: the model, at the weights in question.
         site: a Linear layer, see `only_linear`.
         x: the inputs.
-        tensors: used in place of the model's own.
     """
-    own, findings = classifier if tensors is None else classifier.at(tensors), classifier.findings
-    probe = None
+    findings, probe = classifier.findings, None
     if findings.is_due(_names(site), x) or site.name not in findings.last_layers:
-        probe = probed(own, [site], x)
+        probe = probed(classifier, [site], x)
         findings.last_layers[site.name] = _is_last_layer(probe.tape, site, classifier.temperature)
-    is_last = findings.last_layers[site.name]
-    found = _run(classifier, site, x, tensors) if is_last else None
+    found = _run(classifier, site, x) if findings.last_layers[site.name] else None
     if probe is not None and found is not None:
         received = found.inputs[:, : site.module.in_features]
-        require_apart_from(own, [site], x, probe, Passed(found.logits, {site: [received]}))
+        require_apart_from(classifier, [site], x, probe, Passed(found.logits, {site: [received]}))
     elif probe is not None:
-        require_understood(own, [site], x)
+        require_understood(classifier, [site], x)
     return found
 
 
-def _run(
-    classifier: Classifier,
-    site: Site,
-    x: Inputs,
-    tensors: Params | None,
-) -> Features | None:
+def _run(classifier: Classifier, site: Site, x: Inputs) -> Features | None:
     """Record the layer's input; return None if the logits of this batch are not its output."""
     passed: list[tuple[Tensor, Tensor]] = []
 
@@ -293,9 +260,8 @@ def _run(
     # With gradients, and without a graph: nothing depends on the leaves, unless the model uses the
     # layer's weight without calling the layer.
     with torch.inference_mode(False), torch.enable_grad():
-        leaves = classifier.leaves(_names(site), tensors)
-        hooked = classifier.hooked({site.name: keep}, sealed=[site.name])
-        logits = hooked.logits(x, {**(tensors or {}), **leaves})
+        leaves = classifier.leaves(_names(site))
+        logits = classifier.hooked({site.name: keep}, sealed=[site.name]).logits(x, leaves)
     if strays(logits, leaves):
         return None
     logits = logits.detach()
@@ -313,30 +279,6 @@ def _run(
     return Features(inputs, logits)
 
 
-def all_features(
-    classifier: Classifier, site: Site, x: Inputs, tensors: Params | None = None
-) -> Features | None:
-    """Return the features of a prepared batch, run in chunks, or None if a chunk has none."""
-    parts = []
-    for part in in_chunks(x, lambda chunk: features(classifier, site, chunk, tensors)):
-        if part is None:
-            return None
-        parts.append(part)
-    return Features.joined(parts)
-
-
-def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
-    """Return the layer that owns all named parameters, if it is a single plain Linear layer."""
-    known, key = classifier.findings.only_linear, frozenset(names)
-    if key not in known:
-        fits = unsupported(classifier.model, key, AFFINE) is None
-        sites = find_sites(classifier.model, key, AFFINE, "") if fits else []
-        linear = len(sites) == 1 and isinstance(sites[0].module, nn.Linear)
-        known[key] = sites[0] if linear else None
-    site: Site | None = known[key]
-    return site
-
-
 def _names(site: Site) -> list[str]:
     return [name for name in (site.layer.weight, site.layer.bias) if name is not None]
 
@@ -345,8 +287,8 @@ def _is_last_layer(tape: Tape, site: Site, temperature: float) -> bool:
     """Whether the logits are the outputs of the layer, reshaped and tempered at most.
 
     Whatever else a model does with the outputs (dividing them, scoring several items by one layer)
-    would be missing in the kernel. Found out from the autograd graph of a few inputs, when the
-    model is checked.
+    would be missing in their covariance. Found out from the autograd graph of a few inputs, when
+    the model is checked.
     """
     passages = tape.passages.get(site, [])
     if len(passages) != 1:
@@ -354,7 +296,7 @@ def _is_last_layer(tape: Tape, site: Site, temperature: float) -> bool:
     (one,) = passages
     assert isinstance(site.module, nn.Linear)
     if one.received.numel() != len(one.received) * site.module.in_features:
-        return False  # several positions: the kernel of the logits is not that of one vector
+        return False  # several positions: the logits are not a product with one vector
     logits = tape.logits.detach().flatten()
     outputs = (one.output.detach().to(logits) / temperature).flatten()
     if not one.is_shared or outputs.shape != logits.shape:
@@ -367,6 +309,25 @@ def _is_last_layer(tape: Tape, site: Site, temperature: float) -> bool:
     return node is not None and node is last
 
 
+def _of_last_layer(
+    found: Features,
+    posterior: Posterior,
+    layer: Affine,
+    temperature: float,
+    memory: int | None,
+) -> Iterator[Problem]:
+    """Compute V from what the layer receives."""
+    total, classes = found.logits.shape
+    size, each = total, (VECTORS + MATRICES * classes) * classes * torch.float64.itemsize
+    if total * each > (memory or UNCUT):
+        size = max(1, (memory or default_budget(found.logits.device)) // each)
+    for inputs, logits in zip(*(tensor.split(size) for tensor in found), strict=True):
+        with without_autocast(inputs):  # half precision has too few digits for a solver
+            wide = inputs.to(posterior.mean[layer.weight].dtype)
+            kernel = posterior.output_kernel(layer, wide) / temperature**2
+        yield Problem.of(logits, kernel)
+
+
 # Any layers: the network is linearised ------------------------------------------------------------
 
 
@@ -377,15 +338,13 @@ def _by_rows(
     memory: int | None,
     differences: bool,
 ) -> Iterator[Problem]:
-    """Compute V from gradients in factored form, as outer products."""
-    done, total = 0, batches.size(x)
+    """Compute V of a linearised network from gradients in factored form, as outer products."""
     due = classifier.findings.is_due(posterior.mean, x)
     for rows, _ in row_chunks(classifier, posterior, x, 1, memory, recorded=False):
-        if due and not done:
+        if due:
             check(classifier, x, posterior.mean)
-        with checks.counting_from(done, total):
-            yield Problem.of(rows.start.logits[:, 0].detach(), rows.kernel(differences))
-        done += rows.size
+        due = False
+        yield Problem.of(rows.start.logits[:, 0].detach(), rows.kernel(differences))
 
 
 def _by_jacobians(classifier: Classifier, posterior: Posterior, x: Inputs) -> Iterator[Problem]:
@@ -397,11 +356,11 @@ def _by_jacobians(classifier: Classifier, posterior: Posterior, x: Inputs) -> It
     checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
     size = next(iter(posterior.mean.values())).element_size()
     at_once = max(1, JACOBIAN_BYTES // (logits.shape[1] * count(posterior.mean) * size))
-    parts = zip(batches.chunks(x, at_once), logits.split(at_once), strict=True)
-    for index, (own, its) in enumerate(parts):
+    for own, its in zip(batches.chunks(x, at_once), logits.split(at_once), strict=True):
         jacobian = _jacobians(classifier, posterior.mean, own)
-        with checks.counting_from(index * at_once, len(logits)), without_autocast(its):
-            yield Problem.of(its, _kernel(jacobian, posterior))
+        with without_autocast(its):
+            kernel = _kernel(jacobian, posterior)
+        yield Problem.of(its, kernel)
 
 
 def _jacobians(classifier: Classifier, mean: Params, x: Inputs) -> Params:

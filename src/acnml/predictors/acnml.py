@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, cast, final, get_args, get_type_hints
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, cast, final, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from acnml._engine.recorder import Site
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml._util.checks import RowsError
 from acnml._util.messages import callers_level
-from acnml._util.params import Params
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
 from acnml.predictors.base import NmlPredictor, matched
-from acnml.problem import (
-    Features,
-    LogitSolver,
-    Problem,
-    all_features,
-    each_solved,
-    joined,
-    of_features,
-    only_linear,
-    problems,
-)
+from acnml.problem import LogitSolver, Problem, joined, problems, solutions
 from acnml.solution import UNSOLVED, Solution, UnsolvedError, UnsolvedWarning
 from acnml.solve.base import Solver
 from acnml.solve.linearised import Linearised
-
-T = TypeVar("T")
 
 DEFAULT = Linearised()
 
@@ -91,10 +78,6 @@ class Acnml(NmlPredictor):
             raise TypeError(f"solver must be a solver such as Linearised(), got {self.solver!r}")
         object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
 
-    def at(self, tensors: Params) -> Acnml:
-        """View the same predictor with some tensors of its network replaced: `Classifier.at`."""
-        return replace(self, classifier=self.classifier.at(tensors))
-
     @property
     def at_mean(self) -> Classifier:
         """The network at the posterior's mean."""
@@ -113,11 +96,10 @@ class Acnml(NmlPredictor):
         """Return the logits and their covariance for α = 1, which serve every α and any rule."""
         prepared, within = self.classifier.prepare(x), self.classifier.threads_for
 
-        def find(chunk: Inputs) -> list[Problem]:
-            return [*problems(self.classifier, self.posterior, chunk)]
+        def find(chunk: Inputs) -> Problem:
+            return Problem.joined([*problems(self.classifier, self.posterior, chunk)])
 
-        parts = in_chunks(prepared, find, within=within)
-        return Problem.joined([one for some in parts for one in some])
+        return Problem.joined([*in_chunks(prepared, find, within=within)])
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -125,32 +107,6 @@ class Acnml(NmlPredictor):
         """Solve the problem of some inputs, from `problem`, at this predictor's α."""
         assert self.logit_solver is not None
         return self.logit_solver.of(problem.scaled(self.alpha))
-
-    @property
-    def last_layer(self) -> Site | None:
-        """The layer that the posterior covers, if it is one Linear layer solved in logit space."""
-        solves = self.logit_solver is not None
-        return only_linear(self.classifier, self.posterior.mean) if solves else None
-
-    @arrays_for_arrays
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def features(self, x: Inputs) -> Features | None:
-        """Return what the last layer receives and returns, or None if there is no such layer."""
-        layer = self.last_layer
-        if layer is None:
-            return None
-        x = self.classifier.prepare(x)
-        return all_features(self.classifier, layer, x, self.posterior.mean)
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def solve_features(self, features: Features) -> Solution:
-        """Solve for inputs whose features are known, without running the network."""
-        assert self.last_layer is not None
-        layer, temperature = self.last_layer.layer, self.classifier.temperature
-        parts = of_features(features, self.posterior, layer, temperature)
-        return joined(each_solved(parts, self.solve_problem, len(features.logits)))
 
     @arrays_for_arrays
     @torch.inference_mode(False)
@@ -167,63 +123,44 @@ class Acnml(NmlPredictor):
     @torch.no_grad()
     def log_lik(self, x: Inputs) -> Tensor:
         """Return log p_θ̂_y(y|x) before it is normalised (B, K): how well each y is explained."""
-        if self.on_unsolved != "ignore":
+        if self.on_unsolved != "ignore" or self.logit_solver is not None:
             return self.solve(x).log_lik
-        return self._in_chunks(x, self._unchecked).log_lik
+        return self._in_chunks(x, self._without_residuals).log_lik
 
     def _in_chunks(self, x: Inputs, solve: Callable[[Inputs], Solution]) -> Solution:
-        """Solve for a chunk of inputs at a time; failed inputs raise an error or become NaN."""
-        size, done = batches.size(x), 0
-        prepared, usable = self._without_failures(
-            x, torch.arange(size, device="cpu"), self.classifier.prepare
-        )
-        parts, rows = [], []
-        for chunk in () if prepared is None else batches.chunks(prepared):
-            own = usable[done : done + batches.size(chunk)]
-            with checks.counting_from(done, size), self.classifier.threads_for(chunk):
-                found, kept = self._without_failures(chunk, own, solve)
-            done += len(own)
-            if found is not None:
-                parts.append(found)
-                rows.append(kept)
-        if not parts:
+        """Solve for a chunk of inputs at a time."""
+
+        def prepared(some: Inputs) -> Solution:
+            use, within = partial(self._flagged, use=solve), self.classifier.threads_for
+            return joined(in_chunks(self.classifier.prepare(some), use, within=within))
+
+        return self._flagged(x, prepared)
+
+    def _flagged(self, x: Inputs, use: Callable[[Inputs], Solution]) -> Solution:
+        """Use a batch; if its inputs that raise an error are to be flagged, they become NaN."""
+        try:
+            return use(x)
+        except RowsError as error:
+            if self.on_error == "raise" or not error.rows:
+                raise
+            bad = list(error.rows)
+        good = torch.ones(batches.size(x), dtype=torch.bool, device="cpu")
+        good[bad] = False
+        if not bool(good.any()):
             return _nowhere(self.classifier, x)
-        whole = joined(parts)
-        return whole if len(whole.log_lik) == size else _spread(whole, torch.cat(rows), size)
-
-    def _without_failures(
-        self, x: Inputs, index: Tensor, use: Callable[[Inputs], T]
-    ) -> tuple[T | None, Tensor]:
-        """Use a batch, without its inputs that raise an error if these are to be flagged.
-
-        Return the result, and which entries of `index` it is about.
-        """
-        kept = torch.arange(len(index), device="cpu")
-        while len(kept):
-            try:
-                return use(x if len(kept) == len(index) else batches.take(x, kept)), index[kept]
-            except RowsError as error:
-                if self.on_error == "raise" or not error.rows:
-                    raise
-                good = torch.ones_like(kept, dtype=torch.bool)
-                good[list(error.rows)] = False
-                kept = kept[good]
-        return None, index[kept]
-
-    def _unchecked(self, x: Inputs) -> Solution:
-        """Solve for a prepared batch, without residuals if they take another gradient."""
-        if self.logit_solver is not None:
-            return self._solved(x)
-        log_lik = self.solver.log_lik(self.classifier, self.posterior.scaled(self.alpha), x)
-        unknown = torch.full_like(log_lik, torch.nan)
-        return Solution(log_lik, unknown, torch.zeros_like(log_lik, dtype=torch.bool))
+        return _spread(self._flagged(batches.take(x, good.nonzero()[:, 0]), use), good)
 
     def _solved(self, x: Inputs) -> Solution:
         """Solve for a prepared batch."""
         if self.logit_solver is None:
             return self.solver(self.classifier, self.posterior.scaled(self.alpha), x)
         parts = problems(self.classifier, self.posterior, x, self.logit_solver.memory)
-        return joined(each_solved(parts, self.solve_problem, batches.size(x)))
+        return solutions(parts, self.solve_problem, batches.size(x))
+
+    def _without_residuals(self, x: Inputs) -> Solution:
+        """Solve for a prepared batch, without the gradient that tells how good a solution is."""
+        log_lik = self.solver.log_lik(self.classifier, self.posterior.scaled(self.alpha), x)
+        return _unknown(log_lik)._replace(log_lik=log_lik)
 
     def _report(self, unsolved: Tensor, residual: Tensor) -> None:
         """Warn of unsolved labels (B, K), or raise an error."""
@@ -245,21 +182,22 @@ class Acnml(NmlPredictor):
         warnings.warn(str(error), UnsolvedWarning, stacklevel=callers_level())
 
 
-def _spread(some: Solution, rows: Tensor, size: int) -> Solution:
-    """Return a solution of `size` rows that holds the given ones, with NaN (or False) elsewhere."""
-    whole = []
-    for tensor in some:
-        nothing = False if tensor.dtype == torch.bool else torch.nan
-        empty = tensor.new_full((size, *tensor.shape[1:]), nothing)
-        whole.append(empty.index_put((rows.to(tensor.device),), tensor))
-    return Solution(*whole)
+def _unknown(log_lik: Tensor) -> Solution:
+    """Return a solution of this shape that says nothing."""
+    unknown = torch.full_like(log_lik, torch.nan)
+    return Solution(unknown, unknown, torch.zeros_like(unknown, dtype=torch.bool))
+
+
+def _spread(some: Solution, rows: Tensor) -> Solution:
+    """Return a solution whose chosen rows (B,) are the given ones; the others are unknown."""
+    whole = _unknown(some.log_lik.new_empty(len(rows), some.log_lik.shape[1]))
+    index = rows.nonzero()[:, 0].to(some.log_lik.device)
+    return Solution(*(a.index_put((index,), b) for a, b in zip(whole, some, strict=True)))
 
 
 def _nowhere(classifier: Classifier, x: Inputs) -> Solution:
     """Return the solution of a batch without any input that has one."""
     harmless = batches.map_inputs(x, lambda tensor: torch.zeros_like(tensor[:1]))
     logits = classifier.logits(classifier.prepare(harmless))
-    unknown = torch.full_like(logits, torch.nan).to(torch.promote_types(logits.dtype, torch.float))
-    solved = torch.zeros_like(unknown, dtype=torch.bool)
-    none = Solution(unknown, unknown, solved)
-    return Solution(*(tensor.expand(batches.size(x), -1) for tensor in none))
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return _unknown(logits.expand(batches.size(x), -1).to(wide))

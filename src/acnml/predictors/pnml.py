@@ -13,6 +13,7 @@ from acnml._engine.recorder import Site
 from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml._util.structure import Layers, parameter_names
+from acnml.calibration.calibrator import closed_form
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.batches import over_batches
 from acnml.predictors.base import NmlPredictor
@@ -34,22 +35,19 @@ class Pnml(NmlPredictor):
     log C(x), the logarithm of the sum over y, lies between 0 and log K. It is the paper's score for
     inputs that are out of distribution.
 
-    For an unlikely label the genie probability is p_y^(1 / (1 + l)): a temperature of 1 + l(x). In
-    directions that the training data do not have, l is at most ‖a‖²/λ, which is large: h is
+    In directions that the training data do not have, l is at most ‖a‖²/λ, which is large: h is
     nearly 1.
 
     Args:
         classifier: the model.
         parameters: the names of the parameters of its last Linear layer.
-        input_cov: (XᵀX + λI)⁻¹, symmetric, in double precision; ends with the bias if the layer has
-            one.
+        input_cov: (XᵀX + λI)⁻¹, in double precision; ends with the bias if the layer has one.
         c: a weight of the leverage; 1 in the paper. Larger is more cautious, and c → 0 is the
             network.
 
     >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> x = torch.randn(100, 4)
-    >>> pnml = acnml.fit_pnml(classifier, x)
+    >>> pnml = acnml.fit_pnml(acnml.Classifier(torch.nn.Linear(4, 3)), x)
     >>> bool((pnml.regret(x) >= 0).all())
     True
     """
@@ -62,15 +60,8 @@ class Pnml(NmlPredictor):
     def __post_init__(self) -> None:
         require_classifier(self.classifier)
         checks.require_positive(self.c, "c")
-        object.__setattr__(self, "parameters", tuple(self.parameters))
-        layer = _site(self.classifier, self.parameters).layer
-        size = layer.join(*[self.classifier.parameters] * 2).shape[1]
-        if len(self.input_cov) != size:
-            raise ValueError(
-                f"input_cov has {len(self.input_cov)} rows, but {layer.weight!r} has {size} inputs,"
-                " its bias included"
-            )
         own = self.input_cov.to(self.classifier.device).double().contiguous()
+        object.__setattr__(self, "parameters", tuple(self.parameters))
         object.__setattr__(self, "input_cov", own)
 
     @arrays_for_arrays
@@ -78,24 +69,22 @@ class Pnml(NmlPredictor):
     @torch.no_grad()
     def log_lik(self, x: Inputs) -> Tensor:
         """Return the logarithms of the genie probabilities (B, K)."""
-        return torch.cat([*in_chunks(self.classifier.prepare(x), self._genie)])
+        found = self._features(x)
+        wide = torch.promote_types(found.logits.dtype, torch.float32)
+        return closed_form(found.logits.double(), self.c * self._leverage(found)).to(wide)
 
     @arrays_for_arrays
     @torch.inference_mode(False)
     @torch.no_grad()
     def leverage(self, x: Inputs) -> Tensor:
         """Return aᵀ(XᵀX + λI)⁻¹a (B,), without the weight c."""
-        found = in_chunks(self.classifier.prepare(x), self._features)
-        return torch.cat([self._leverage(each) for each in found])
-
-    def _genie(self, x: Inputs) -> Tensor:
-        found = self._features(x)
-        wide = torch.promote_types(found.logits.dtype, torch.float32)
-        log_lik = genie_log_probs(found.logits.double(), self.c * self._leverage(found))
-        return log_lik.to(wide)
+        return self._leverage(self._features(x))
 
     def _features(self, x: Inputs) -> Features:
-        return _features(self.classifier, _site(self.classifier, self.parameters), x)
+        site = _last_layer(self.classifier, self.parameters)
+        prepared = self.classifier.prepare(x)
+        parts = in_chunks(prepared, lambda chunk: _features(self.classifier, site, chunk))
+        return Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def _leverage(self, found: Features) -> Tensor:
         a = found.inputs.double()
@@ -124,13 +113,12 @@ def fit_pnml(
         progress: whether to show a progress bar; by default only in a terminal.
 
     >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> x = torch.randn(100, 4)
-    >>> acnml.fit_pnml(classifier, x)(x[:5]).shape
+    >>> acnml.fit_pnml(acnml.Classifier(torch.nn.Linear(4, 3)), x)(x[:5]).shape
     torch.Size([5, 3])
     """
     require_classifier(classifier)
-    site = _site(classifier, parameter_names(classifier.model, layers))
+    site = _last_layer(classifier, parameter_names(classifier.model, layers))
     sums: list[Tensor] = []
 
     def step(x: Inputs, labels: Tensor | None) -> None:
@@ -152,23 +140,7 @@ def fit_pnml(
     return Pnml(classifier, site.layer.names, (inverse + inverse.T) / 2, c)
 
 
-def genie_log_probs(logits: Tensor, leverage: Tensor) -> Tensor:
-    """Return log p_y / (p_y + p_y^h (1 - p_y)) (B, K), with h = l / (1 + l) and l (B,)."""
-    log_probs = torch.log_softmax(logits, dim=-1)
-    h = (leverage / (1 + leverage)).unsqueeze(-1)
-    # -log(1 + p_y^(h - 1) (1 - p_y)), a form in which nothing cancels.
-    exponent = (h - 1) * log_probs + _log_others(log_probs)
-    return -torch.logaddexp(torch.zeros_like(exponent), exponent)
-
-
-def _log_others(log_probs: Tensor) -> Tensor:
-    """Return log (1 - p_y) (B, K); for the likeliest label as a sum, because 1 - p_y cancels."""
-    top = log_probs.argmax(-1, keepdim=True)
-    of_top = torch.logsumexp(log_probs.scatter(1, top, -torch.inf), dim=-1, keepdim=True)
-    return torch.log1p(-log_probs.exp().scatter(1, top, 0.0)).scatter(1, top, of_top)
-
-
-def _site(classifier: Classifier, names: Sequence[str]) -> Site:
+def _last_layer(classifier: Classifier, names: Sequence[str]) -> Site:
     site = only_linear(classifier, names)
     if site is None:
         raise ValueError(

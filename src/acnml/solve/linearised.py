@@ -14,7 +14,7 @@ from acnml._util.batches import Inputs
 from acnml._util.memory import require_memory
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
-from acnml.problem import LogitSolver, Problem, each_solved, exact_problems, joined, problems
+from acnml.problem import LogitSolver, Problem, exact_problems, problems, solutions
 from acnml.solution import REMEDY, UNSOLVED, Solution, UnsolvedError
 from acnml.solve.ascent import Ascent
 from acnml.solve.base import RowSolver, Solved, label_chunks
@@ -108,14 +108,14 @@ class Linearised(LogitSolver):
         parts = self._problems(classifier, posterior, x)
         if parts is None:
             return _Network(self)(classifier, posterior, x)
-        return joined(each_solved(parts, self.of, batches.size(x)))
+        return solutions(parts, self.of, batches.size(x))
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution, without a last gradient for residuals."""
         parts = self._problems(classifier, posterior, x)
         if parts is None:
             return _Network(self).log_lik(classifier, posterior, x)
-        return joined(each_solved(parts, self.of, batches.size(x))).log_lik
+        return solutions(parts, self.of, batches.size(x)).log_lik
 
     def _problems(
         self, classifier: Classifier, posterior: Posterior, x: Inputs
