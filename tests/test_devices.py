@@ -49,7 +49,7 @@ def predictor(case, posterior, solver, device="cpu"):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("posterior", POSTERIORS)
-@pytest.mark.parametrize("name", ["mlp", "conv", "sequence"])
+@pytest.mark.parametrize("name", ["conv", "sequence"])
 def test_a_prediction_needs_no_default_device(name, posterior, solver):
     case = CASES[name]
     predict, x = predictor(case, posterior, solver), case.x(4)

@@ -96,7 +96,9 @@ def test_infinite_features_have_no_answer_anywhere(bad):
     flagged = acnml.calibrate(model, train, validation, price=0.1, on_error="flag")
     none = [False, False, True, False, False]
     assert flagged(x).log_probs.isnan().any(1).tolist() == none
-    assert flagged(x).label.tolist()[2] == -1
+    assert flagged(x).label.tolist()[2] == flagged.predict(x).tolist()[2] == -1
+    for by in ("confidence", "regret"):
+        assert flagged.abstains(x, share=0.0, by=by).tolist() == none
     for part in calibrated.as_module()(x):
         assert part.reshape(5, -1).isnan().any(1).tolist() == none
 
