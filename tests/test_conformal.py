@@ -57,7 +57,7 @@ def test_the_threshold_is_the_finite_sample_quantile(score, n, coverage):
     assert torch.equal(threshold, own[rank - 1].expand(4))
 
 
-@pytest.mark.parametrize("coverage", [1e-300, 1e-12, 1e-6, 0.05])
+@pytest.mark.parametrize("coverage", [1e-300, 0.05])
 def test_a_small_coverage_takes_the_smallest_score(coverage):
     """The threshold is the smallest score that a share of k/(n + 1) ≥ c does not exceed."""
     log_probs, labels = drawn(9, 0)
@@ -91,13 +91,8 @@ def test_coverage_of_every_class(score):
         log_probs, labels = drawn(n + 200, seed)
         log_probs = torch.log_softmax(log_probs + torch.tensor([2.0, 0, 0, -2.0]), 1)
         fitted = conformal.fit_by_class(log_probs[:n], labels[:n], 0.8, score)
-        own = fitted.sets(log_probs[n:])
-        found.append(
-            [
-                conformal.coverage_of(own[labels[n:] == k], labels[n:][labels[n:] == k])
-                for k in range(4)
-            ]
-        )
+        sets, rest = fitted.sets(log_probs[n:]), labels[n:]
+        found.append([conformal.coverage_of(sets[rest == k], rest[rest == k]) for k in range(4)])
     mean, error = np.mean(found, 0), 4 * np.std(found, 0) / math.sqrt(len(found))
     assert (mean >= 0.8 - error).all()
     assert (mean <= 0.8 + 1 / 10 + error).all()
@@ -129,25 +124,18 @@ def test_arrays_for_arrays():
 
 
 @pytest.mark.parametrize(
-    ("use", "error", "message"),
+    ("use", "message"),
     [
-        (lambda p, y: conformal.fit(p, y, 1.0), ValueError, "coverage must be between 0 and 1"),
-        (lambda p, y: conformal.fit(p.exp(), y), ValueError, "log to probabilities"),
-        (lambda p, y: conformal.fit(p, y).sets(p[:, :2]), ValueError, r"shape \(N, 4\), got"),
-        (
-            lambda p, y: conformal.coverage_of(p > -1, y[:9]),
-            ValueError,
-            r"labels must be class indices of shape \(50,",
-        ),
-        (lambda p, y: conformal.coverage_of(p > -1, y + 4), ValueError, r"outside 0\.\.3"),
-        (lambda p, y: conformal.coverage_of(p > -1, y / 2), ValueError, "got torch.float32"),
-        (lambda p, y: conformal.coverage_of(p, y), ValueError, "sets must be booleans"),
-        (lambda p, y: conformal.mean_size(p), ValueError, "sets must be booleans"),
-        (lambda p, y: conformal.mean_size(p[:0] > -1), ValueError, "N ≥ 1"),
+        (lambda p, y: conformal.fit(p, y, 1.0), "coverage must be between 0 and 1"),
+        (lambda p, y: conformal.fit(p.exp(), y), "log to probabilities"),
+        (lambda p, y: conformal.fit(p, y).sets(p[:, :2]), r"shape \(N, 4\), got"),
+        (lambda p, y: conformal.coverage_of(p > -1, y + 4), r"outside 0\.\.3"),
+        (lambda p, y: conformal.coverage_of(p, y), "sets must be booleans"),
+        (lambda p, y: conformal.mean_size(p[:0] > -1), "N ≥ 1"),
     ],
 )
-def test_mistakes(use, error, message):
-    with pytest.raises(error, match=message):
+def test_mistakes(use, message):
+    with pytest.raises(ValueError, match=message):
         use(*drawn(50, 0))
 
 

@@ -39,25 +39,19 @@ def outcomes(n: int = 2000, seed: int = 0, classes: int = 3) -> Outcomes:
 
 
 class TestBinomial:
-    @pytest.mark.parametrize("n", [1, 10, 1000, 100_000])
-    @pytest.mark.parametrize("p", [1e-9, 0.02, 0.5, 0.999])
+    @pytest.mark.parametrize("n", [1, 1000, 100_000])
+    @pytest.mark.parametrize("p", [0.0, 1e-9, 0.02, 0.5, 0.999, 1.0])
     def test_cdf_against_scipy(self, n, p):
         stats = pytest.importorskip("scipy.stats")
         for k in {-1, 0, 1, n // 50, n // 2, n - 1, n}:
             expected = stats.binom.cdf(k, n, p)
             assert binomial_cdf(k, n, p) == pytest.approx(expected, rel=1e-8, abs=1e-300)
 
-    def test_cdf_by_hand(self):
-        assert binomial_cdf(1, 2, 0.25) == pytest.approx(1 - 1 / 16, rel=1e-14)
-        assert [binomial_cdf(1, 2, p) for p in (0.0, 1.0)] == [1.0, 0.0]
-
-    @pytest.mark.parametrize(("errors", "n"), [(0, 1), (0, 100), (3, 50), (49, 50), (200, 10_000)])
-    def test_upper_bound_against_scipy(self, errors, n):
+    def test_upper_bound_against_scipy(self):
         stats = pytest.importorskip("scipy.stats")
-        expected = stats.beta.ppf(0.95, errors + 1, n - errors)
-        assert upper_bound(errors, n, 0.95) == pytest.approx(expected, abs=1e-11)
-
-    def test_nothing_is_known_if_all_are_wrong(self):
+        for errors, n in ((0, 1), (0, 100), (3, 50), (49, 50), (200, 10_000)):
+            expected = stats.beta.ppf(0.95, errors + 1, n - errors)
+            assert upper_bound(errors, n, 0.95) == pytest.approx(expected, abs=1e-11)
         assert upper_bound(5, 5, 0.95) == 1.0
 
 
@@ -97,6 +91,9 @@ class TestCertificates:
         more = torch.linspace(0, 1, few.needed)
         assert at_most_risk(more, torch.ones(few.needed), risk=0.02).accepted == few.needed
         assert not at_most_risk(more[1:], torch.ones(few.needed - 1), risk=0.02).is_certified
+        found = at_least_coverage(torch.rand(20), torch.ones(20), coverage=0.9)
+        assert found.needed == 36  # 0.9^36 < 0.025
+        assert at_least_coverage(torch.rand(36), torch.ones(36), coverage=0.9).accepted == 36
 
     def test_errors_at_the_top_cannot_be_outnumbered(self):
         wrong = torch.ones(1000)
@@ -104,11 +101,6 @@ class TestCertificates:
         found = at_most_risk(torch.linspace(0, 1, 1000), wrong, risk=0.02)
         assert (found.threshold, found.risk, found.needed) == (math.inf, 1.0, None)
         assert "More of them would not help" in str(decisions.Abstention("regret", 0.95, (found,)))
-
-    def test_too_few_for_a_coverage(self):
-        found = at_least_coverage(torch.rand(20), torch.ones(20), coverage=0.9)
-        assert found.needed == 36  # 0.9^36 < 0.025
-        assert at_least_coverage(torch.rand(36), torch.ones(36), coverage=0.9).accepted == 36
 
     def test_nothing_is_certified_for_a_class_that_is_never_predicted(self):
         known = outcomes(4000)
@@ -139,20 +131,15 @@ class TestCertificates:
         assert not found.is_certified  # the first test accepts 250 examples, and so all
         assert at_most_risk(sureness, correct, risk=0.2).accepted == 1000
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({}, "give one of risk and coverage"),
+    def test_mistakes(self):
+        for arguments, message in (
             ({"risk": 0.1, "coverage": 0.5}, "give one of risk and coverage"),
-            ({"risk": 2}, "risk must be between 0 and 1"),
             ({"coverage": 90}, "coverage must be between 0 and 1"),
             ({"risk": 0.1, "confidence": 95}, "confidence must be between 0 and 1"),
             ({"risk": 0.1, "by": "score"}, 'by must be "confidence" or "regret"'),
-        ],
-    )
-    def test_mistakes(self, arguments, message):
-        with pytest.raises(ValueError, match=message):
-            decisions.abstention(outcomes(), **arguments)
+        ):
+            with pytest.raises(ValueError, match=message):
+                decisions.abstention(outcomes(), **arguments)
 
 
 def calibrator(on_error: str = "raise") -> tuple[acnml.Calibrator, torch.Tensor, torch.Tensor]:

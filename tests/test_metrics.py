@@ -70,18 +70,11 @@ scores = st.lists(st.integers(-3, 3) | st.floats(-3, 3), min_size=1, max_size=40
     [
         # bins {.6, .7} and {.8, .9}: |.5 - .65| and |1 - .85|, half of the points each
         (top(0.6, 0.9, 0.8, 0.7), [1, 0, 0, 0], 2, 0.15),
-        # five points in two bins: three, then two
-        (top(0.6, 0.6, 0.6, 0.8, 0.8), [0, 0, 0, 0, 1], 2, 0.6 * 0.4 + 0.4 * 0.3),
-        # a tie over the bins' edge: half right in either bin, whichever comes first
-        (top(0.75, 0.75, 0.75, 0.75), [0, 0, 1, 1], 2, 0.25),
-        (top(0.75, 0.75, 0.75, 0.75), [1, 0, 1, 0], 2, 0.25),
         # the tie {.8, .8} spans bins {.6, .8} and {.8, .9}: |.75 - .7| and |.75 - .85|
         (top(0.6, 0.8, 0.8, 0.9), [0, 0, 1, 0], 2, 0.075),
         # fewer points than bins: each is its own bin
         (top(0.6, 0.8), [0, 1], 20, (0.4 + 0.8) / 2),
-        (top(0.6), [1], 20, 0.6),
         # all saturated: 1 - accuracy, whatever the bins
-        (top(1, 1, 1, 1, 1), [0, 1, 0, 0, 1], 20, 0.4),
         (top(1, 1, 1, 1, 1), [0, 1, 0, 0, 1], 2, 0.4),
     ],
 )
@@ -93,16 +86,6 @@ def test_confidence_a_little_over_one_counts_as_one():
     log_probs = torch.tensor([[1e-3, -20.0], [0.0, -20.0], [1e-7, -20.0]])
     labels = torch.tensor([0, 0, 1])
     assert metrics.ece(log_probs, labels, bins=3) == exactly(1 / 3)
-
-
-def test_labels_of_a_single_class():
-    log_probs, labels = log_of([0.5, 0.25, 0.25], [0.25, 0.5, 0.25]), torch.tensor([2, 2])
-    assert metrics.summary(log_probs, labels) == {
-        "accuracy": 0,
-        "nll": exactly(math.log(4)),
-        "brier": exactly(0.75**2 + 0.25**2 + 0.5**2),
-        "ece": exactly(0.5),
-    }
 
 
 def test_an_impossible_label_costs_infinitely_much():
@@ -120,20 +103,11 @@ def pairs(log_probs: Tensor, labels: Tensor) -> list[tuple[float, bool]]:
     return sorted((max(row), row.index(max(row)) == label) for row, label in points)
 
 
-def slow_ece(bins: list[list[tuple[float, float]]], total: int) -> float:
-    return sum(
-        len(b) / total * abs(np.mean([a for _, a in b]) - np.mean([c for c, _ in b]))
-        for b in bins
-        if b
-    )
-
-
-def slow_equal_mass(log_probs: Tensor, labels: Tensor, bins: int) -> float:
+def slow_ece(log_probs: Tensor, labels: Tensor, bins: int) -> float:
     points = pairs(log_probs, labels)
     tied = {c: np.mean([a for other, a in points if other == c]) for c, _ in points}
-    averaged = [(c, tied[c]) for c, _ in points]
-    split = [[averaged[i] for i in part] for part in np.array_split(range(len(points)), bins)]
-    return slow_ece(split, len(points))
+    gaps = np.array([tied[c] - c for c, _ in points])
+    return sum(abs(part.sum()) for part in np.array_split(gaps, bins)) / len(points)
 
 
 def slow_risk(log_probs: Tensor, labels: Tensor) -> np.ndarray:
@@ -142,11 +116,6 @@ def slow_risk(log_probs: Tensor, labels: Tensor) -> np.ndarray:
     sorted_orders = [o for o in orders if all(p[0] >= q[0] for p, q in itertools.pairwise(o))]
     wrong = np.array([[not correct for _, correct in order] for order in sorted_orders])
     return (wrong.cumsum(axis=1) / np.arange(1, wrong.shape[1] + 1)).mean(axis=0)
-
-
-def slow_auroc(in_scores: Tensor, out_scores: Tensor) -> float:
-    wins = [(o > i) + (o == i) / 2 for o in out_scores.tolist() for i in in_scores.tolist()]
-    return sum(wins) / len(wins)
 
 
 def slow_fpr95(in_scores: Tensor, out_scores: Tensor) -> float:
@@ -172,15 +141,18 @@ def test_likelihood_against_scikit_learn(data):
     probs, classes = log_probs.exp().numpy(), range(log_probs.shape[1])
     one_hot = np.eye(len(classes))[labels]
     brier = np.mean(np.sum((probs - one_hot) ** 2, axis=1))
-    assert metrics.accuracy(*data) == exactly(accuracy_score(labels, probs.argmax(axis=1)))
-    assert metrics.nll(*data) == exactly(log_loss(labels, probs, labels=classes))
-    assert metrics.brier(*data) == exactly(brier)
+    assert metrics.summary(*data, bins=7) == {
+        "accuracy": exactly(accuracy_score(labels, probs.argmax(axis=1))),
+        "nll": exactly(log_loss(labels, probs, labels=classes)),
+        "brier": exactly(brier),
+        "ece": metrics.ece(*data, bins=7),
+    }
 
 
 @unhurried
 @given(predictions(), st.integers(1, 40))
 def test_ece_against_a_slow_loop(data, bins):
-    assert metrics.ece(*data, bins=bins) == exactly(slow_equal_mass(*data, bins))
+    assert metrics.ece(*data, bins=bins) == exactly(slow_ece(*data, bins))
 
 
 @unhurried
@@ -196,7 +168,6 @@ def test_risk_coverage_against_all_orders(data):
 @pytest.mark.parametrize(
     ("metric", "oracle"),
     [
-        (metrics.auroc, slow_auroc),
         (metrics.auroc, sklearn_scores(roc_auc_score)),
         (metrics.aupr, sklearn_scores(average_precision_score)),
         (metrics.fpr95, slow_fpr95),
@@ -266,11 +237,9 @@ NAN_ROW = GOOD + torch.tensor([[0.0], [math.nan], [0.0]])
         (GOOD.long(), LABELS, "got torch.int64"),
         (GOOD, LABELS[:2], r"class indices of shape \(3,\), got torch.int64 of shape \(2,\)"),
         (GOOD, LABELS.float(), "got torch.float32"),
-        (GOOD, LABELS * 2, r"labels\[1\] = 2 is outside 0..1"),
         (GOOD, LABELS * -100, r"labels\[1\] = -100 is outside 0..1"),
         (NAN_ROW, LABELS, r"log_probs\[1\] contains NaN"),
-        (GOOD + math.log(2), LABELS, r"log_probs\[0\] sum to 2, not 1: apply log_softmax"),
-        (GOOD.exp(), LABELS, r"log_probs\[0\] .* log to probabilities"),
+        (GOOD.exp(), LABELS, r"log_probs\[0\] sum to .*, not 1: apply log_softmax to logits, or"),
         (GOOD + torch.tensor([[0.0], [0.005], [0.02]]), LABELS, r"log_probs\[2\] sum to 1.02"),
     ],
 )
