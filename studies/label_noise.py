@@ -167,7 +167,7 @@ def scores(
     targets = nn.functional.one_hot(labels, CLASSES)
     mean = classifier.copy_parameters([name for name, _ in network.named_parameters()])
     identity = Diagonal(mean, {name: torch.ones_like(t) for name, t in mean.items()})
-    norms = self_influence(Acnml(classifier, identity).problem(x)).gain  # ‖∇ log p_y‖²
+    _, norms = self_influence(Acnml(classifier, identity).problem(x))  # ‖∇ log p_y‖²
     data = [tuple(train)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few held-out data

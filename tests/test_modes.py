@@ -35,8 +35,7 @@ def test_it_is_the_maximum_over_modes(build):
     torch.testing.assert_close(modes.log_lik(x), expected.amax(0))
     torch.testing.assert_close(modes(x), expected.amax(0).log_softmax(-1))
     torch.testing.assert_close(modes.regret(x), expected.amax(0).logsumexp(-1))
-    assert torch.equal(modes.explained_by(x), expected.argmax(0))
-    assert len(modes.explained_by(x).unique()) > 1
+    assert len(expected.argmax(0).unique()) > 1
 
 
 def test_one_mode_is_its_member_and_copies_change_nothing():

@@ -59,23 +59,11 @@ class Predictor(ABC):
     def complexity(self, x: Inputs, labels: Any) -> Tensor:
         """Return -log p(y|x) of the given labels (B,): the nats that it takes to encode them.
 
-        A high value points to a label that is wrong, or to an input that is hard. For a predictor
-        of the NML family this is the stochastic complexity of the label:
-
-            -log p(y|x) = -log p_μ(y|x) - log (p_θ̂_y(y|x) / p_μ(y|x)) + log C(x).
-
-        The first term is the loss of the network. The second one is what adapting the weights to
-        the label gains. The third one, the regret, is what it costs that any label can gain.
-
-        Args:
-            x: the inputs.
-            labels: a class for every input, (B,).
+        A high value points to a label that is wrong, or to an input that is hard. In the NML family
+        it is the loss of the network, less what adapting the weights to the label gains, plus the
+        regret.
         """
-        log_probs = self(x)
-        own = torch.as_tensor(labels, device=log_probs.device)
-        own = checked_labels(own, x)
-        require_classes(own, log_probs)
-        return -log_probs.gather(1, own.unsqueeze(1)).squeeze(1)
+        return -of_labels(self(x), x, labels)
 
 
 class NmlPredictor(Predictor):
@@ -98,11 +86,19 @@ class NmlPredictor(Predictor):
         return torch.logsumexp(self.log_lik(x), dim=-1)
 
 
-def require_predictor(value: object) -> None:
+def of_labels(log_probs: Tensor, x: Inputs, labels: Any) -> Tensor:
+    """Return the entries (B,) of the labels given for inputs, from (B, K)."""
+    own = checked_labels(torch.as_tensor(labels, device=log_probs.device), x)
+    require_classes(own, log_probs)
+    return log_probs.gather(1, own.unsqueeze(1)).squeeze(1)
+
+
+def require_predictor(value: object, kind: type[Predictor] = Predictor) -> None:
     """Raise an error if the value is not a predictor, for example an unwrapped model."""
-    if not isinstance(value, Predictor):
-        kind = type(value).__name__
-        raise TypeError(f"expected a predictor such as Map(Classifier(model)), got a {kind}")
+    if not isinstance(value, kind):
+        example = "Map(Classifier(model))" if kind is Predictor else "Acnml(classifier, posterior)"
+        got = type(value).__name__
+        raise TypeError(f"expected a predictor such as {example}, got a {got}")
 
 
 def matched(posterior: Posterior, classifier: Classifier) -> Posterior:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeVar, cast, final
 
 import torch
 from torch import Tensor
 
 from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml.predictors.base import Predictor, require_predictor
+
+P = TypeVar("P", bound=Predictor)
 
 
 @final
@@ -32,25 +34,33 @@ class Ensemble(Predictor):
     predictors: tuple[Predictor, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "predictors", tuple(self.predictors))
-        if not self.predictors:
-            raise ValueError("an Ensemble needs at least one predictor, got none")
-        for member in self.predictors:
-            require_predictor(member)
+        object.__setattr__(self, "predictors", members_of(self, self.predictors, Predictor))
 
     @arrays_for_arrays
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the averaged probabilities, on the first member's device."""
-        log_probs = [member(x) for member in self.predictors]
-        classes = [tensor.shape[-1] for tensor in log_probs]
-        if len(set(classes)) > 1:
-            raise ValueError(
-                f"the members of an Ensemble must have the same number of classes, got {classes}"
-            )
-        return log_mean([tensor.to(log_probs[0].device) for tensor in log_probs])
+        return log_mean(stacked([member(x) for member in self.predictors]))
 
 
-def log_mean(log_probs: Sequence[Tensor]) -> Tensor:
+def members_of(owner: Predictor, members: Iterable[object], kind: type[P]) -> tuple[P, ...]:
+    """Return the members of a predictor, of which there must be at least one."""
+    found = tuple(members)
+    if not found:
+        raise ValueError(f"{type(owner).__name__} needs at least one predictor, got none")
+    for member in found:
+        require_predictor(member, kind)
+    return cast(tuple[P, ...], found)
+
+
+def stacked(answers: Sequence[Tensor]) -> Tensor:
+    """Return the answers (B, K) of members as one tensor (n, B, K), on the first one's device."""
+    classes = [tensor.shape[-1] for tensor in answers]
+    if len(set(classes)) > 1:
+        raise ValueError(f"members must have the same number of classes, got {classes}")
+    return torch.stack([tensor.to(answers[0].device) for tensor in answers])
+
+
+def log_mean(log_probs: Tensor | Sequence[Tensor]) -> Tensor:
     """Return the log of the average probabilities, log (1/n) Σ_i p_i, given log p_i."""
-    return torch.logsumexp(torch.stack(list(log_probs)), dim=0) - math.log(len(log_probs))
+    return torch.logsumexp(torch.stack([*log_probs]), dim=0) - math.log(len(log_probs))

@@ -34,11 +34,11 @@ class Probit:
 
     It needs no sampling, but ignores the correlations between logits.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> acnml.Glm(classifier, posterior, acnml.predictors.Probit())(torch.randn(5, 4)).shape
-    torch.Size([5, 3])
+    >>> import torch
+    >>> from acnml.problem import Problem
+    >>> one = Problem(torch.tensor([[1.0, 0.0]]), torch.eye(2)[None])
+    >>> Probit()(one).exp()
+    tensor([[0.7000, 0.3000]])
     """
 
     def __call__(self, problem: Problem) -> Tensor:
@@ -58,12 +58,11 @@ class LogitSampling:
         samples: the number n of samples.
         seed: random seed of the εᵢ.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> sampling = acnml.predictors.LogitSampling(samples=50)
-    >>> acnml.Glm(classifier, posterior, sampling)(torch.randn(5, 4)).shape
-    torch.Size([5, 3])
+    >>> import torch
+    >>> from acnml.problem import Problem
+    >>> one = Problem(torch.tensor([[1.0, 0.0]]), torch.eye(2)[None])
+    >>> LogitSampling(samples=50)(one).shape
+    torch.Size([1, 2])
     """
 
     samples: int = 100
@@ -77,7 +76,10 @@ class LogitSampling:
         """Return log-probabilities (B, K)."""
         generator = torch.Generator().manual_seed(self.seed)
         noise = normal_like(problem.logits[0], self.samples, generator)  # (n, K)
-        root = _symmetric_root(problem.kernel)
+        # V is often singular, where a Cholesky factorisation would fail. The root U √Λ Uᵀ is
+        # unique; the signs of U √Λ, and so the samples, would depend on rounding.
+        values, vectors = torch.linalg.eigh(problem.kernel)
+        root = (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT
         return log_mean([torch.log_softmax(problem.logits + root @ e, dim=-1) for e in noise])
 
 
@@ -123,13 +125,3 @@ class Glm(Predictor):
         parts = problems(self.classifier, self.posterior, x, differences=False)
         log_probs = torch.cat([self.link(problem).to(problem.dtype) for problem in parts])
         return checks.require_finite(log_probs, "log-probabilities are", "check the posterior")
-
-
-def _symmetric_root(kernel: Tensor) -> Tensor:
-    """Return the symmetric square root V^½ = U √Λ Uᵀ of positive semidefinite matrices.
-
-    A Cholesky factorisation would fail, because V is often singular (if K exceeds its rank). The
-    root U √Λ is not unique, so rounding errors in V could flip the signs of samples.
-    """
-    values, vectors = torch.linalg.eigh(kernel)
-    return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT

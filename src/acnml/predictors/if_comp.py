@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -13,15 +13,12 @@ from acnml._util import checks
 from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
 from acnml._util.structure import Layers
 from acnml.classifier import Classifier, require_classifier
-from acnml.fit.batches import checked_labels, require_classes
 from acnml.fit.fisher import Fisher, MonteCarloFisher
 from acnml.fit.laplace import fit_curvature
 from acnml.posteriors.base import Posterior
-from acnml.predictors.base import NmlPredictor, matched
-from acnml.problem import Problem, problems
-from acnml.solve.influence import SelfInfluence, self_influence
-
-T = TypeVar("T")
+from acnml.predictors.base import NmlPredictor, matched, of_labels
+from acnml.problem import problems
+from acnml.solve.influence import self_influence
 
 # The default damping as a share of the mean eigenvalue of the curvature.
 RELATIVE_DAMPING = 1e-2
@@ -74,17 +71,13 @@ class IfComp(NmlPredictor):
 
         It can exceed 0, and so the regret can exceed log K.
         """
-
-        def estimated(problem: Problem) -> Tensor:
-            terms = self_influence(problem.scaled(self.alpha))
-            return (terms.log_probs + terms.gain).to(problem.dtype)
-
-        return torch.cat(self._each(x, estimated))
+        log_probs, gain = self._terms(x, self.alpha)
+        return log_probs + gain
 
     @arrays_for_arrays
     def influence(self, x: Inputs) -> Tensor:
         """Return the self-influence n_y of every label (B, K)."""
-        return self._terms(x).gain
+        return self._terms(x)[1]
 
     @arrays_for_arrays
     def ood_score(self, x: Inputs) -> Tensor:
@@ -92,35 +85,31 @@ class IfComp(NmlPredictor):
 
         To first order in c this is T/c times the regret.
         """
-        return _expected(self._terms(x))
+        log_probs, influence = self._terms(x)
+        return (log_probs.exp() * influence).sum(-1)
 
     @arrays_for_arrays
     def mislabel_score(self, x: Inputs, labels: Any) -> Tensor:
         """Return -log p_y + (c / T) Σ_i p_i n_i (B,): higher for labels that are likely wrong.
 
-        It is the loss at temperature T plus the regret, to first order in c. `complexity` is the
-        length of the code for the label instead, which also has what the label itself gains.
+        It is the loss at temperature T plus the regret, to first order in c. `complexity` also has
+        what the label itself gains.
         """
-        terms = self._terms(x)
-        own = checked_labels(torch.as_tensor(labels, device=terms.gain.device), x)
-        require_classes(own, terms.gain)
-        loss = -terms.log_probs.gather(1, own.unsqueeze(1)).squeeze(1)
-        return loss + self.alpha * _expected(terms)
-
-    def _terms(self, x: Inputs) -> SelfInfluence:
-        parts = self._each(x, self_influence)
-        return SelfInfluence(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        log_probs, influence = self._terms(x)
+        expected = (log_probs.exp() * influence).sum(-1)
+        return self.alpha * expected - of_labels(log_probs, x, labels)
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _each(self, x: Inputs, use: Callable[[Problem], T]) -> list[T]:
-        """Use the problem of every part of a batch."""
+    def _terms(self, x: Inputs, weight: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return log softmax(z / T)_y and the weighted n_y of every label, (B, K) each."""
 
-        def found(some: Inputs) -> list[T]:
-            return [use(each) for each in problems(self.classifier, self.posterior, some)]
+        def found(chunk: Inputs) -> Tensor:
+            parts = problems(self.classifier, self.posterior, chunk)
+            return torch.cat([self_influence(part.scaled(weight)) for part in parts], dim=1)
 
-        chunks = in_chunks(self.classifier.prepare(x), found)
-        return [each for parts in chunks for each in parts]
+        log_probs, gain = torch.cat([*in_chunks(self.classifier.prepare(x), found)], dim=1)
+        return log_probs, gain
 
 
 def fit_if_comp(
@@ -163,8 +152,3 @@ def fit_if_comp(
     )
     added = RELATIVE_DAMPING * curvature.mean_eigenvalue() if damping is None else damping
     return IfComp(tempered, curvature.posterior(added), c)
-
-
-def _expected(terms: SelfInfluence) -> Tensor:
-    """Return Σ_y p_y n_y (B,)."""
-    return (terms.log_probs.exp() * terms.gain).sum(-1)

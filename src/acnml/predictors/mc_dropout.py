@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -20,26 +18,14 @@ from acnml.predictors.base import Predictor
 from acnml.predictors.ensemble import log_mean
 from acnml.predictors.map import finite_log_probs
 
-
-class _Kind(NamedTuple):
-    """What a layer does to the entries that it drops."""
-
-    whole_channels: bool = False
-    unbatched: int = 0  # inputs with so many dimensions have no batch dimension
-    to_saturation: bool = False  # not to 0, but to where SELU saturates
-
-
-# By the layers' forward methods, which subclasses share unless they do something else.
-KINDS = {
-    nn.Dropout.forward: _Kind(),
-    nn.Dropout1d.forward: _Kind(whole_channels=True, unbatched=2),
-    nn.Dropout2d.forward: _Kind(whole_channels=True),
-    nn.Dropout3d.forward: _Kind(whole_channels=True, unbatched=4),
-    nn.AlphaDropout.forward: _Kind(to_saturation=True),
-    nn.FeatureAlphaDropout.forward: _Kind(whole_channels=True, to_saturation=True),
+# By the layers' forward methods, which subclasses share unless they do something else: how many
+# dimensions an input has without its batch. Then whole channels are dropped, except by `Dropout`.
+UNBATCHED = {
+    nn.Dropout.forward: 0,
+    nn.Dropout1d.forward: 2,
+    nn.Dropout2d.forward: 0,
+    nn.Dropout3d.forward: 4,
 }
-
-SATURATION = 1.7580993408473766  # λα of SELU
 
 
 @final
@@ -47,15 +33,14 @@ SATURATION = 1.7580993408473766  # λα of SELU
 class McDropout(Predictor):
     """(1/n) Σ_i p_θ(y|x, mᵢ) over random dropout masks mᵢ (Gal & Ghahramani 2016).
 
-    Only the dropout layers of torch (`nn.Dropout`, `Dropout1d` to `Dropout3d`, `AlphaDropout` and
-    `FeatureAlphaDropout`) run in training mode. All other layers run in eval mode. Dropout that is
-    not a separate layer is off: `functional.dropout`, the attention weights of
-    `nn.MultiheadAttention`, and dropout between the layers of `nn.LSTM`.
+    Only layers of torch that drop entries or channels (`nn.Dropout`, `Dropout1d` to `Dropout3d`)
+    run in training mode. All other layers run in eval mode. Dropout that is not a separate layer is
+    off: `functional.dropout`, the attention weights of `nn.MultiheadAttention`, and dropout between
+    the layers of `nn.LSTM`.
 
-    The same batch with the same seed gives the same result on the same device. However, masks
-    differ between the positions of a batch. The result for an input therefore varies slightly with
-    its position in the batch and with the size of the batch. Masks come from a generator of their
-    own: torch's global random state is neither used nor changed.
+    The same batch with the same seed gives the same result on the same device. Masks differ between
+    the positions of a batch, so the result for an input varies slightly with them. They come from a
+    generator of their own: torch's global random state is neither used nor changed.
 
     Args:
         classifier: the model, with at least one dropout layer.
@@ -86,54 +71,36 @@ class McDropout(Predictor):
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the averaged probabilities."""
-        prepared = self.classifier.prepare(x)
+        prepared, within = self.classifier.prepare(x), self.classifier.threads_for
         if self.classifier.findings.is_due((), prepared):
             check(self.classifier, prepared)
-        masks = _Masks(self.seed)
+        masks = torch.Generator(self.classifier.device).manual_seed(self.seed)
         layers = _dropout_layers(self.classifier)
-        dropping = self.classifier.hooked({name: masks.hook(one) for name, one in layers.items()})
-        average, within = partial(self._average, dropping), self.classifier.threads_for
-        return torch.cat([*in_chunks(prepared, average, within=within)])
+        dropping = self.classifier.hooked({n: _dropping(one, masks) for n, one in layers.items()})
 
-    def _average(self, dropping: Classifier, x: Inputs) -> Tensor:
-        return log_mean([finite_log_probs(dropping, x) for _ in range(self.samples)])
+        def average(chunk: Inputs) -> Tensor:
+            return log_mean([finite_log_probs(dropping, chunk) for _ in range(self.samples)])
+
+        return torch.cat([*in_chunks(prepared, average, within=within)])
 
 
 def _dropout_layers(classifier: Classifier) -> Mapping[str, _DropoutNd]:
     modules = classifier.model.named_modules()
-    return {n: m for n, m in modules if isinstance(m, _DropoutNd) and type(m).forward in KINDS}
+    return {n: m for n, m in modules if isinstance(m, _DropoutNd) and type(m).forward in UNBATCHED}
 
 
-@final
-class _Masks:
-    """Draws masks from one generator per device."""
+def _dropping(layer: _DropoutNd, masks: torch.Generator) -> Hook:
+    """Return a hook that replaces a layer's output in eval mode by that in training mode."""
+    method, share = type(layer).forward, 1 - layer.p
 
-    def __init__(self, seed: int) -> None:
-        self._seed, self._generators = seed, dict[torch.device, torch.Generator]()
-
-    def hook(self, layer: _DropoutNd) -> Hook:
-        """Return a hook that replaces the layer's output in eval mode by that in training mode."""
-        kind, rate = KINDS[type(layer).forward], layer.p
-
-        def dropped(_: nn.Module, args: tuple[Any, ...], __: Tensor) -> Tensor:
-            x: Tensor = args[0]
-            if rate in (0, 1) and not kind.to_saturation:
-                return x.clone() if rate == 0 else torch.zeros_like(x)
-            kept = self._kept(x, kind, 1 - rate)
-            if not kind.to_saturation:
-                return x * kept.div_(1 - rate)
-            scale = 1 / math.sqrt((SATURATION**2 * rate + 1) * (1 - rate)) if rate < 1 else 0.0
-            return x * kept * scale + (kept - 1 + rate) * SATURATION * scale
-
-        return dropped
-
-    def _kept(self, x: Tensor, kind: _Kind, share: float) -> Tensor:
-        """Draw 1 for what is kept and 0 for what is dropped, to be multiplied with x."""
-        if x.device not in self._generators:
-            self._generators[x.device] = generator = torch.Generator(x.device)
-            generator.manual_seed(self._seed)
+    def dropped(_: nn.Module, args: tuple[Any, ...], __: Tensor) -> Tensor:
+        x: Tensor = args[0]
+        if share in (0, 1):
+            return x * share
         shape = list(x.shape)
-        if kind.whole_channels:
-            first = 1 if x.ndim == kind.unbatched else 2
+        if method is not nn.Dropout.forward:
+            first = 1 if x.ndim == UNBATCHED[method] else 2
             shape[first:] = [1] * len(shape[first:])
-        return x.new_empty(shape).bernoulli_(share, generator=self._generators[x.device])
+        return x * x.new_empty(shape).bernoulli_(share, generator=masks).div_(share)
+
+    return dropped

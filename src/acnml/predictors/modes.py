@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-import torch
 from torch import Tensor
 
 from acnml._util.batches import Inputs, arrays_for_arrays
-from acnml.predictors.base import NmlPredictor, Predictor, require_predictor
+from acnml.predictors.base import NmlPredictor
+from acnml.predictors.ensemble import members_of, stacked
 
 
 @final
@@ -36,6 +35,7 @@ class Modes(NmlPredictor):
         predictors: the members, usually `Acnml`; any predictor with `log_lik` will do.
         log_weights: log w_m, by default equal. The largest one counts as 0.
 
+    >>> import torch
     >>> from acnml import Acnml, Classifier, Diagonal
     >>> def member():
     ...     classifier = Classifier(torch.nn.Linear(4, 3))
@@ -46,57 +46,27 @@ class Modes(NmlPredictor):
     torch.Size([2, 3])
     """
 
-    predictors: tuple[Predictor, ...]
+    predictors: tuple[NmlPredictor, ...]
     log_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "predictors", tuple(self.predictors))
-        if not self.predictors:
-            raise ValueError("Modes needs at least one predictor, got none")
-        for member in self.predictors:
-            require_predictor(member)
-            if not isinstance(member, NmlPredictor):
-                kind = type(member).__name__
-                raise TypeError(f"members of Modes need log_lik, as Acnml has it; {kind} has none")
-        if self.log_weights is not None:
-            weights = tuple(float(weight) for weight in self.log_weights)
-            if len(weights) != len(self.predictors):
-                raise ValueError(
-                    f"{len(weights)} log_weights for {len(self.predictors)} predictors: "
-                    "pass one for each"
-                )
-            object.__setattr__(self, "log_weights", weights)
+        object.__setattr__(self, "predictors", members_of(self, self.predictors, NmlPredictor))
+        if self.log_weights is None:
+            return
+        if len(self.log_weights) != len(self.predictors):
+            raise ValueError(f"pass one of log_weights for each of {len(self.predictors)} members")
+        object.__setattr__(self, "log_weights", tuple(map(float, self.log_weights)))
 
     @arrays_for_arrays
     def log_lik(self, x: Inputs) -> Tensor:
         """Return max_m log w_m + log p_θ̂_m,y(y|x) (B, K), on the first member's device."""
-        return self._weighted(self._members(x)).amax(0)
-
-    @arrays_for_arrays
-    def explained_by(self, x: Inputs) -> Tensor:
-        """Return the index of the member that explains each label best (B, K)."""
-        return self._weighted(self._members(x)).argmax(0)
+        members = stacked([member.log_lik(x) for member in self.predictors])
+        if self.log_weights is not None:
+            weights = members.new_tensor(self.log_weights)
+            members = members + (weights - weights.max())[:, None, None]
+        return members.amax(0)
 
     def with_alpha(self, alpha: float) -> Modes:
         """Return the same modes with another weight α of the query, the same for all."""
-        members = []
-        for member in self.predictors:
-            if not hasattr(member, "alpha"):
-                raise TypeError(f"only Acnml has an alpha to choose, got a {type(member).__name__}")
-            members.append(replace(member, alpha=alpha))  # type: ignore[type-var]
+        members = [replace(member, alpha=alpha) for member in self.predictors]  # type: ignore[type-var]
         return replace(self, predictors=tuple(members))
-
-    def _members(self, x: Inputs) -> list[Tensor]:
-        log_liks = [one.log_lik(x) for one in self.predictors if isinstance(one, NmlPredictor)]
-        classes = [tensor.shape[-1] for tensor in log_liks]
-        if len(set(classes)) > 1:
-            raise ValueError(f"members must have the same number of classes, got {classes}")
-        return [tensor.to(log_liks[0].device) for tensor in log_liks]
-
-    def _weighted(self, log_liks: Sequence[Tensor]) -> Tensor:
-        """Add the logarithms of the weights and stack the members: (n, B, K)."""
-        stacked = torch.stack(list(log_liks))
-        if self.log_weights is None:
-            return stacked
-        weights = stacked.new_tensor(self.log_weights)
-        return stacked + (weights - weights.max())[:, None, None]

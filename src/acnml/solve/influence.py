@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -13,13 +13,6 @@ from acnml.solution import UNSOLVED, Solution
 
 # Numbers in one block of labels, whose residuals are computed together.
 BLOCK = 2**22
-
-
-class SelfInfluence(NamedTuple):
-    """What the estimate is made of, in double precision."""
-
-    log_probs: Tensor  # log p_μ(y|x) (B, K)
-    gain: Tensor  # (e_y - p)ᵀV(e_y - p) ≥ 0 (B, K)
 
 
 @final
@@ -58,18 +51,18 @@ class Influence(LogitSolver):
 
     def of(self, problem: Problem) -> Solution:
         """Estimate the log-likelihood of every label of every input."""
-        log_lik = torch.stack(self_influence(problem)).sum(0).to(problem.dtype)
+        log_lik = self_influence(problem).sum(0)
         residual = _residual(problem.logits, problem.kernel).to(problem.dtype)
         return Solution(log_lik, residual, residual <= UNSOLVED)
 
 
-def self_influence(problem: Problem) -> SelfInfluence:
-    """Return log p_y and (e_y - p)ᵀV(e_y - p) of every label."""
+def self_influence(problem: Problem) -> Tensor:
+    """Return log p_y and (e_y - p)ᵀV(e_y - p) of every label, (2, B, K)."""
     log_probs = torch.log_softmax(problem.logits, dim=-1)
     p, var = log_probs.exp(), problem.kernel.diagonal(dim1=1, dim2=2)
     moved = (p.unsqueeze(1) @ problem.kernel).squeeze(1)
     gain = var - 2 * moved + (p * moved).sum(-1, keepdim=True)
-    return SelfInfluence(log_probs, gain.clamp(min=0))
+    return torch.stack([log_probs, gain.clamp(min=0)]).to(problem.dtype)
 
 
 def _residual(logits: Tensor, kernel: Tensor) -> Tensor:
