@@ -65,9 +65,12 @@ def weighted(parts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def first_layer(data, rows: int = 4) -> list[torch.Tensor]:
-    """The statistics of batch norm at the inputs themselves."""
-    model = nn.Sequential(nn.BatchNorm1d(rows), nn.Linear(rows, 3)).double()
-    return list(batch_norm_statistics(Classifier(model), data).values())
+    """The statistics of batch norm at the inputs themselves: dropout is off."""
+    model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(rows), nn.Linear(rows, 3)).double()
+    found = batch_norm_statistics(Classifier(model.train()), data)
+    assert list(found) == ["1.running_mean", "1.running_var"]
+    assert not model[1].running_mean.any()
+    return list(found.values())
 
 
 @pytest.mark.parametrize("count", [2, 255, 256, 257, 258, 513, 600])
@@ -95,3 +98,9 @@ def test_a_layer_that_is_used_twice_averages_over_all_its_values():
     parts = [rows for x in data for rows in (x.flatten(0, 1), x[:, 0])]
     for name, expected in zip(("running_mean", "running_var"), weighted(parts), strict=True):
         torch.testing.assert_close(found[f"norm.{name}"], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_without_batch_norm_or_data():
+    assert batch_norm_statistics(Classifier(nn.Linear(4, 3)), [torch.ones(2, 4)]) == {}
+    with pytest.raises(ValueError, match="the loader gave no batch"):
+        batch_norm_statistics(Classifier(MODELS[2].model()), [])

@@ -11,7 +11,6 @@ from torch import nn
 
 from acnml import Classifier
 from acnml._util.batches import split_labels
-from acnml.fit import batch_norm_statistics
 from cases import MLP, MODELS, normal
 
 
@@ -162,19 +161,3 @@ def test_old_style_weight_norm_can_be_wrapped():
     model = nn.Linear(4, 3)
     model.plain = model.weight * 2  # not a leaf: deepcopy alone would refuse it
     assert Classifier(model).logits(torch.ones(1, 4)).shape == (1, 3)
-
-
-def test_batch_norm_statistics_see_dropout_switched_off():
-    model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 3)).double().train()
-    data = [normal(10, 4, seed=0), normal(10, 4, seed=1)]
-    statistics = batch_norm_statistics(Classifier(model), data)
-    assert set(statistics) == {"1.running_mean", "1.running_var"}
-    means = torch.stack([batch.mean(0) for batch in data]).mean(0)
-    torch.testing.assert_close(statistics["1.running_mean"], means, rtol=1e-12, atol=1e-12)
-    assert torch.equal(model[1].running_mean, torch.zeros(4).double())
-
-
-def test_batch_norm_statistics_without_batch_norm_or_data():
-    assert batch_norm_statistics(Classifier(nn.Linear(4, 3)), [torch.ones(2, 4)]) == {}
-    with pytest.raises(ValueError, match="the loader gave no batch"):
-        batch_norm_statistics(Classifier(MODELS[2].model()), [])

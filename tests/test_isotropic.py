@@ -12,7 +12,7 @@ import acnml
 from acnml import Classifier
 from acnml.posteriors import Diagonal
 from acnml.solve.isotropic import solve_isotropic
-from cases import normal
+from cases import normal, seeded
 from scalar import solve_diagonal, solve_exactly
 
 ALPHAS = [1e-6, 1e-3, 0.1, 1.0, 10.0, 100.0, 1e4, 1e6]
@@ -30,9 +30,7 @@ each_kind = pytest.mark.parametrize("kind", ["flat", "ordinary", "confident", "f
 @pytest.mark.parametrize(("classes", "alpha"), [(2, 1e-3), (3, 3.0), (7, 0.1)])
 def test_it_is_where_the_papers_iteration_converges_to(classes, alpha):
     """A posterior of independent weights with one variance for all classes has V = vI."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Linear(5, classes, bias=False).double()
+    model = seeded(lambda: nn.Linear(5, classes, bias=False))
     x, weight = normal(3, 5), model.weight.detach()
     posterior = Diagonal({"weight": weight}, {"weight": alpha * torch.ones_like(weight)})
     literal = acnml.solve.Reference(steps=4000, step_size=0.02)(Classifier(model), posterior, x)

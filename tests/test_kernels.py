@@ -9,7 +9,7 @@ from torch import nn
 import acnml
 from acnml import Classifier, Linearised
 from acnml.posteriors import full
-from cases import POSTERIORS, affine_layers, layer_inputs, normal
+from cases import POSTERIORS, affine_layers, layer_inputs, normal, seeded
 from dense import covariance
 
 BATCH = 4
@@ -69,9 +69,7 @@ def _output_jacobian(layer, shape, a):
 @pytest.mark.parametrize("name", ["diagonal", "kronecker_eigen", "low_rank"])
 def test_many_classes_through_the_predictor(name):
     """A head with many classes and a temperature, against the paper's iteration to convergence."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(5, 70)).double()
+    model = seeded(lambda: nn.Linear(5, 70))
     classifier, x = Classifier(model).tempered(0.5), normal(3, 5)
     posterior = POSTERIORS[name](model).scaled(0.05)
     exact = Linearised(tolerance=1e-10)(classifier, posterior, x)

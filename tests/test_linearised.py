@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import acnml
 from acnml import Acnml, Classifier, Linearised, metrics
 from acnml._util.batches import take
-from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, diagonal, normal
+from cases import CONV, LINEAR, MLP, MODELS, POSTERIORS, diagonal, normal, seeded
 from heads import by_scipy
 from test_problem import dense_kernel
 from test_solvers import GRID, Scale
@@ -93,9 +93,7 @@ class Capped(nn.Module):
 
 def test_logits_that_are_changed_after_the_head_are_no_trap():
     """The true objective has flat places with a small gradient, the linearised one has not."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Capped().double()
+    model = seeded(Capped)
     x = 6 * normal(5, 4)
     posterior = diagonal(model)
     solution = Acnml(Classifier(model), posterior, TIGHT).solve(x)

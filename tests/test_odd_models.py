@@ -123,11 +123,6 @@ def test_kfac_covers_odd_models(build):
     assert list(posterior.mean) == [name for name, _ in model.named_parameters()]
 
 
-def test_kfac_refuses_a_layer_that_no_gradient_reaches():
-    with pytest.raises(ValueError, match=r"layer 'trunk' runs under torch.no_grad\(\)"):
-        acnml.fit_laplace(Classifier(SecondHead().double()), [(X, torch.tensor([0, 1, 2]))])
-
-
 class Reused(TwoLayers):
     """Uses a layer's weight once more without calling the layer: blank inputs do not show it."""
 
@@ -141,14 +136,6 @@ def test_a_weight_used_otherwise_is_refused_even_if_inputs_are_blank(blank):
     x[:blank] = 0
     with pytest.raises(ValueError, match=r"uses 'body.weight' without calling layer 'body'"):
         Gradient(2, 0.3)(Classifier(model), diagonal(model), x)
-
-
-def test_a_shared_weight_is_left_out_of_kfac_by_default():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
-    model[2].weight = model[0].weight
-    loader = [(normal(3, 4), torch.tensor([0, 1, 2]))]
-    posterior = acnml.fit_laplace(Classifier(model.double()), loader)
-    assert list(posterior.mean) == ["4.weight", "4.bias"]
 
 
 def test_a_clamp_behind_the_last_layer_is_not_linear():
