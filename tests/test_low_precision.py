@@ -42,7 +42,7 @@ def rounded(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 @each_way
 def test_factors_and_squares_are_those_of_what_the_model_computes(way):
-    """For a last layer: its inputs, and √p (e - p), which no backward pass rounds."""
+    """For a last layer: its inputs, and √p (e - p), rounded to the precision of the logits."""
     model = rounded(MODELS[0].model(), torch.float16).to(way.dtype)
     x, classifier = (3 * normal(500, 4)).to(way.dtype), Classifier(model)
     data = [(x, torch.zeros(500, dtype=int))]
@@ -50,9 +50,9 @@ def test_factors_and_squares_are_those_of_what_the_model_computes(way):
         kronecker = acnml.fit.fit_curvature(classifier, data)
         squares = acnml.fit.fit_curvature(classifier, data, structure="diag").diagonal
         logits = model(x).detach()
-    p = logits.float().softmax(-1)
+    p = logits.double().softmax(-1)
     cotangents = p.sqrt()[:, :, None] * (torch.eye(3) - p[:, None])
-    s, a = cotangents.double(), functional.pad(x.double(), (0, 1), value=1)
+    s, a = cotangents.to(logits.dtype).double(), functional.pad(x.double(), (0, 1), value=1)
     (_, A, G), close = kronecker.factors[0].normalised, {"rtol": 1e-5, "atol": 1e-6}
     torch.testing.assert_close(A.double(), a.T @ a / 500**0.5, **close)
     torch.testing.assert_close(G.double(), torch.einsum("nco,ncp->op", s, s) / 500**0.5, **close)

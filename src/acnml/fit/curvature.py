@@ -21,7 +21,7 @@ from torch import Tensor
 
 from acnml._algebra.dual import Affine
 from acnml._util import checks
-from acnml._util.params import Params, count, flatten, zip_with
+from acnml._util.params import Params, flatten, zip_with
 from acnml._util.torch_state import threads_for
 from acnml.posteriors.base import Posterior
 from acnml.posteriors.diagonal import Diagonal
@@ -30,9 +30,6 @@ from acnml.posteriors.kronecker import EigenBlock, Kronecker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-# Products per weight that a curvature may take: those of the eigenvectors of a layer this wide.
-WIDTH = 1024
 
 # The least prior precision for a full matrix, in units of its rounding. The variances of
 # differences of logits are then accurate to about a hundredth.
@@ -44,23 +41,17 @@ class Curvature(ABC):
 
     mean: Params
 
-    @final
+    @abstractmethod
     def posterior(self, prior_precision: float) -> Posterior:
         """Return the Laplace posterior N(θ̂, (H + τI)⁻¹) for the prior N(0, I/τ)."""
-        tau = checks.require_positive(prior_precision, "prior_precision")
-        with threads_for(WIDTH * count(self.mean)):
-            return self._posterior(tau)
 
-    @final
+    @abstractmethod
     def eigenvalues(self) -> Tensor:
         """Return all eigenvalues of H, one per parameter."""
-        return self._spectrum
 
-    @cached_property
-    def _spectrum(self) -> Tensor:
-        """The eigenvalues, computed once for any number of priors."""
-        with threads_for(WIDTH * count(self.mean)):
-            return self._eigenvalues()
+    @abstractmethod
+    def with_sums(self, function: Callable[..., Tensor], *others: Self) -> Self:
+        """Apply a function to each sum over the data, of this curvature and of others."""
 
     @final
     def mean_eigenvalue(self) -> float:
@@ -96,16 +87,6 @@ class Curvature(ABC):
                     "again with this network"
                 )
         return self.with_sums(torch.add, other)
-
-    @abstractmethod
-    def with_sums(self, function: Callable[..., Tensor], *others: Self) -> Self:
-        """Apply a function to each sum over the data, of this curvature and of others."""
-
-    @abstractmethod
-    def _posterior(self, tau: float) -> Posterior: ...
-
-    @abstractmethod
-    def _eigenvalues(self) -> Tensor: ...
 
 
 class Basis(NamedTuple):
@@ -157,14 +138,17 @@ class DiagonalCurvature(Curvature):
         parts = (other.diagonal for other in others)
         return replace(self, diagonal=zip_with(function, self.diagonal, *parts))
 
-    def _posterior(self, tau: float) -> Diagonal | Kronecker:
+    def posterior(self, prior_precision: float) -> Diagonal | Kronecker:
+        """Return N(θ̂, (H + τI)⁻¹)."""
+        tau = checks.require_positive(prior_precision, "prior_precision")
         var = {name: 1 / (h + tau) for name, h in self.diagonal.items()}
         if not self.bases:
             return Diagonal(self.mean, var)
         blocks = (EigenBlock(*basis, basis.layer.join(var, self.mean)) for basis in self.bases)
         return Kronecker(self.mean, tuple(blocks))
 
-    def _eigenvalues(self) -> Tensor:
+    def eigenvalues(self) -> Tensor:
+        """Return the diagonal."""
         return flatten(self.diagonal, self.mean)
 
 
@@ -187,7 +171,9 @@ class FullCurvature(Curvature):
         parts = (other.hessian for other in others)
         return replace(self, hessian=function(self.hessian, *parts))
 
-    def _posterior(self, tau: float) -> Full:
+    def posterior(self, prior_precision: float) -> Full:
+        """Return N(θ̂, (H + τI)⁻¹), or raise an error if rounding would hide the variances."""
+        tau = checks.require_positive(prior_precision, "prior_precision")
         dtype, wide = self.hessian.dtype, self.hessian.double()
         # The data say nothing about a change that moves all logits of an input alike, so that its
         # variance is 1/τ. It cancels in the differences of logits, with variances down to 1/λ_max:
@@ -200,10 +186,16 @@ class FullCurvature(Curvature):
                 "convert the model to double precision by model.double()"
             )
         eye = torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
-        cov = torch.cholesky_inverse(torch.linalg.cholesky(wide + tau * eye))
+        with threads_for(len(wide) ** 3):
+            cov = torch.cholesky_inverse(torch.linalg.cholesky(wide + tau * eye))
         return Full(self.mean, ((cov + cov.T) / 2).to(dtype))
 
-    def _eigenvalues(self) -> Tensor:
+    def eigenvalues(self) -> Tensor:
+        """Return the eigenvalues, computed once."""
+        return self._spectrum
+
+    @cached_property
+    def _spectrum(self) -> Tensor:
         return _spectrum_of(self.hessian)
 
 
@@ -258,15 +250,23 @@ class KroneckerCurvature(Curvature):
         blocks = (EigenBlock.damped(*f.normalised, prior_precision) for f in self.factors)
         return Kronecker(self.mean, tuple(blocks))
 
-    def _posterior(self, tau: float) -> Kronecker:
+    def posterior(self, prior_precision: float) -> Kronecker:
+        """Return N(θ̂, (H + τI)⁻¹), block by block."""
+        tau = checks.require_positive(prior_precision, "prior_precision")
         blocks = (EigenBlock.from_factors(*f.normalised, tau) for f in self.factors)
         return Kronecker(self.mean, tuple(blocks))
 
-    def _eigenvalues(self) -> Tensor:
+    def eigenvalues(self) -> Tensor:
+        """Return the products of the factors' eigenvalues, computed once."""
+        return self._spectrum
+
+    @cached_property
+    def _spectrum(self) -> Tensor:
         spectra = (map(_spectrum_of, f.normalised[1:]) for f in self.factors)
         return torch.cat([(g.unsqueeze(-1) * a.unsqueeze(-2)).flatten() for a, g in spectra])
 
 
 def _spectrum_of(factor: Tensor) -> Tensor:
     """Return the eigenvalues ([groups,] n) of a matrix that has none below zero."""
-    return torch.linalg.eigvalsh(factor.double()).clamp(min=0)
+    with threads_for(factor.numel() * factor.shape[-1]):
+        return torch.linalg.eigvalsh(factor.double()).clamp(min=0)

@@ -3,7 +3,7 @@
 For the softmax cross-entropy, the Hessian with respect to the logits is H = diag(p) - p pᵀ. Every
 estimator yields vectors s (B, K) whose outer products s sᵀ sum to H, exactly or in expectation. A
 backward pass with s as the gradient at the logits then gives a term of the curvature in the
-weights. The last layer needs no backward pass.
+weights.
 
 Probabilities are in double precision: for a confident network 1 - p is small, and in single
 precision it has lost its digits.
@@ -30,13 +30,6 @@ class Outputs(NamedTuple):
     probs: Tensor  # (B, K)
     labels: Tensor | None  # (B,), if there are any
     generator: torch.Generator  # draws labels, where an estimator needs some
-    temperature: float = 1.0  # by which the logits are divided
-
-    def split(self, rows: int) -> Iterator[Outputs]:
-        """Yield parts of so many inputs."""
-        for start in range(0, len(self.probs), rows):
-            labels = None if self.labels is None else self.labels[start : start + rows]
-            yield self._replace(probs=self.probs[start : start + rows], labels=labels)
 
 
 class Fisher(ABC):
@@ -46,11 +39,6 @@ class Fisher(ABC):
     def vectors(self, outputs: Outputs) -> Iterator[Tensor]:
         """Yield the vectors s (B, K) of a batch."""
 
-    def hessians(self, outputs: Outputs) -> Tensor:
-        """Return Σ s sᵀ over all vectors for every input, (B, K, K)."""
-        stacked = torch.stack(list(self.vectors(outputs)), dim=1)
-        return stacked.mT @ stacked
-
 
 @final
 @dataclass(frozen=True)
@@ -58,7 +46,7 @@ class ExactFisher(Fisher):
     """The exact Fisher matrix, which is also the generalised Gauss-Newton matrix; the default.
 
     It uses s_c = √p_c (e_c - p), one vector for every class c. This takes K backward passes per
-    batch, or none for a last layer.
+    batch: with hundreds of classes, `MonteCarloFisher` is much faster.
     """
 
     def vectors(self, outputs: Outputs) -> Iterator[Tensor]:
@@ -67,19 +55,6 @@ class ExactFisher(Fisher):
         eye = torch.eye(probs.shape[1], dtype=probs.dtype, device=probs.device)
         for c in range(probs.shape[1]):
             yield probs[:, c, None].sqrt() * (eye[c] - probs)
-
-    def hessians(self, outputs: Outputs) -> Tensor:
-        """Return diag(p) - p pᵀ of every input.
-
-        Its rows sum to zero, so the diagonal is the sum of all that is beside it. This form does
-        not cancel, however confident the predictions are.
-        """
-        probs = outputs.probs
-        hessians = -probs.unsqueeze(2) * probs.unsqueeze(1)
-        diagonal = hessians.diagonal(dim1=1, dim2=2)
-        diagonal.zero_()
-        diagonal.copy_(-hessians.sum(2))
-        return hessians
 
 
 @final

@@ -4,9 +4,8 @@ The precision of the posterior is the curvature of the training loss at the trai
 over all data, plus the precision τ of the prior N(0, I/τ). A fit takes one pass over the training
 data, EK-FAC two. The network runs in eval mode, as in prediction.
 
-A batch is added to a curvature in one of two ways. If the posterior covers the last layer alone,
-its inputs and the logits are enough. Otherwise there is a recorded forward pass (`Tape`), and a
-backward pass for every class or sampled label pulls gradients back to the outputs of every layer.
+For every batch there is a recorded forward pass (`Tape`), and a backward pass for every class or
+sampled label pulls gradients back to the outputs of every layer.
 
 In the code, θ̂ are the trained weights, a are the inputs of a layer, and δ are gradients at its
 outputs. A `Site` is a layer whose parameters the posterior covers.
@@ -55,7 +54,6 @@ from acnml.fit.curvature import (
 from acnml.fit.fisher import ExactFisher, Fisher, Outputs
 from acnml.posteriors.base import Posterior
 from acnml.posteriors.kronecker import eigh
-from acnml.problem import features, only_linear
 
 Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]
 
@@ -63,7 +61,7 @@ Structure: TypeAlias = Literal["diag", "kron", "ekfac", "full"]
 # mapping for each vector that the Fisher estimator yields.
 PullBacks: TypeAlias = Iterator[Mapping[Site, list[Tensor]]]
 
-# Maximum size of a chunk of per-example gradients or Hessians, in numbers.
+# Maximum size of a chunk of per-example weight gradients, in numbers.
 AT_ONCE = 2**24
 
 EXACT = ExactFisher()
@@ -87,11 +85,12 @@ def fit_laplace(
     Args:
         model: the trained network. Give a `Classifier` to set a temperature or `get_logits`.
         data: the training data, complete and without augmentation: a loader, `X` or `(X, y)`.
-        structure: what H is approximated by, see `fit_curvature`.
-        layers: what the posterior covers, see `fit_curvature`.
+        structure: "diag", "kron", "ekfac" or "full", see `fit_curvature`.
+        layers: layers, parameters, their names or a list of these; "last" for the last Linear
+            layer.
         prior_precision: τ of the Gaussian prior N(0, I/τ).
-        fisher: `ExactFisher()`, `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`, all in
-            `acnml.fit`.
+        fisher: the estimator of the curvature at the logits: `ExactFisher()`,
+            `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`, all in `acnml.fit`.
         progress: whether to show a progress bar; by default only in a terminal.
 
     >>> import acnml, torch
@@ -128,8 +127,8 @@ def fit_curvature(
     - `"ekfac"`: the eigenvectors of `"kron"` with eigenvalues refitted in a second pass over the
       data (`DiagonalCurvature`). Every layer's H is closer to the exact one, but the curvatures of
       parts of the data do not add up.
-    - `"full"`: all of H, for the last Linear layer alone. Memory and time grow with the square of
-      the number of parameters.
+    - `"full"`: all of H; the last Linear layer. Memory and time grow with the square of the number
+      of parameters.
 
     The sums are in double precision and the result in at least single precision, but activations
     and gradients have the precision of the model. In half precision or under autocast they have two
@@ -137,11 +136,10 @@ def fit_curvature(
     accurate enough. Then use `model.float()` without autocast, both to fit and to predict.
 
     Args:
-        model: see `fit_laplace`, also for `data`, `fisher` and `progress`.
+        model: see `fit_laplace`, also for the following arguments.
         data: the training data.
-        structure: "diag", "kron", "ekfac" or "full".
-        layers: layers, parameters, their names or a list of these; "last" for the last Linear
-            layer.
+        structure: what H is approximated by.
+        layers: what the curvature covers.
         fisher: the estimator of the curvature at the logits.
         progress: whether to show a progress bar.
 
@@ -180,13 +178,14 @@ def _covered(model: nn.Module, structure: Structure, layers: Layers) -> list[str
     if structure == "full":
         return parameter_names(model, "last")
     names: list[str] = []
-    everywhere = model.named_parameters(remove_duplicate=False)
-    owners = Counter(id(parameter) for _, parameter in everywhere)
+    owners = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     for prefix, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        is_affine = isinstance(module, AFFINE) and is_plain(module) and "weight" in own
+        own = dict(module.named_parameters(prefix, recurse=False))
+        is_affine = (
+            isinstance(module, AFFINE) and is_plain(module) and "weight" in module._parameters
+        )
         if is_affine and all(owners[id(parameter)] == 1 for parameter in own.values()):
-            names += [f"{prefix}.{key}" if prefix else key for key in own]
+            names += own
     if not names:
         raise ValueError(
             f"{type(model).__name__} has no Linear or Conv2d layer whose weight is a plain, "
@@ -214,16 +213,8 @@ class _Sums(ABC):
     def __init__(self, sites: Sequence[Site], mean: Params, bases: Sequence[Basis]) -> None: ...
 
     @abstractmethod
-    def add_last_layer(self, inputs: Tensor, fisher: Fisher, outputs: Outputs) -> None:
-        """Add a batch, if the only site is the last layer, with its inputs a (B, d [+ 1]).
-
-        They end with a 1 for a layer with bias. The layer's outputs are the temperature times the
-        logits.
-        """
-
-    @abstractmethod
-    def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
-        """Add a batch for any sites."""
+    def add(self, tape: Tape, pull_backs: PullBacks) -> None:
+        """Add a batch."""
 
 
 def _add_data(
@@ -235,34 +226,19 @@ def _add_data(
 ) -> None:
     """Add every batch to the sums. The model may run under autocast, but the sums do not."""
     generator = torch.Generator().manual_seed(getattr(fisher, "seed", 0))
-    sites = sums.sites
-    layer = only_linear(classifier, names_of(sites))
-
-    def outputs(logits: Tensor, labels: Tensor | None) -> Outputs:
-        if labels is not None:
-            require_classes(labels, logits)
-        probs = logits.double().softmax(-1)
-        return Outputs(probs, labels, generator, classifier.temperature)
 
     def step(x: Inputs, labels: Tensor | None) -> None:
-        last = None if layer is None else features(classifier, layer, x)
-        if last is not None:
-            with without_autocast(last.logits):
-                rows = max(1, AT_ONCE // last.logits.shape[1] ** 2)
-                inputs = _wide(last.inputs).split(rows)
-                parts = outputs(last.logits, labels).split(rows)
-                for some, own in zip(inputs, parts, strict=True):
-                    sums.add_last_layer(some, fisher, own)
-            return
-        if layer is None and classifier.findings.is_due(names_of(sites), x):
-            require_understood(classifier, sites, x)
-        tape = record(classifier, sites, x)
+        if classifier.findings.is_due(names_of(sums.sites), x):
+            require_understood(classifier, sums.sites, x)
+        tape = record(classifier, sums.sites, x)
         require_tracked(tape)
         logits = tape.logits.detach()
         checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
+        if labels is not None:
+            require_classes(labels, logits)
         with without_autocast(logits):
-            vectors = fisher.vectors(outputs(logits, labels))
-            sums.add_tape(tape, (tape.pulled_back(s) for s in vectors))
+            outputs = Outputs(logits.double().softmax(-1), labels, generator)
+            sums.add(tape, (tape.pulled_back(s) for s in fisher.vectors(outputs)))
 
     over_batches(classifier, data, step, "curvature", progress)
 
@@ -291,15 +267,7 @@ class _Squares(_Sums):
         self.squares = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in mean.items()}
         self.total = DiagonalCurvature(mean, self.squares, tuple(bases))
 
-    def add_last_layer(self, inputs: Tensor, fisher: Fisher, outputs: Outputs) -> None:
-        (site,) = self.sites
-        U_A, U_G = self._basis(site)
-        squares = torch.zeros_like(outputs.probs)
-        for vectors in fisher.vectors(outputs):
-            squares += _rotated(vectors / outputs.temperature, U_G) ** 2
-        self._add(site, squares.to(inputs.dtype).T @ _rotated(inputs, U_A) ** 2)
-
-    def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
+    def add(self, tape: Tape, pull_backs: PullBacks) -> None:
         inputs = {
             site: _rotated(_wide(joined_inputs(site, passed)), self._basis(site)[0])
             for site, passed in tape.passages.items()
@@ -326,7 +294,7 @@ class _Squares(_Sums):
 
 
 def _rotated(vectors: Tensor, basis: Tensor | None) -> Tensor:
-    return vectors if basis is None else vectors @ basis.to(vectors.dtype)
+    return vectors if basis is None else vectors @ basis
 
 
 def _squared(inputs: Tensor, deltas: Tensor) -> Tensor:
@@ -358,13 +326,7 @@ class _Factors(_Sums):
         self.sites, self.factors = sites, dict(zip(sites, factors, strict=True))
         self.total = KroneckerCurvature(mean, tuple(factors))
 
-    def add_last_layer(self, inputs: Tensor, fisher: Fisher, outputs: Outputs) -> None:
-        (site,) = self.sites
-        self._add_inputs(site, inputs.unsqueeze(1))
-        hessian = fisher.hessians(outputs).sum(0)
-        self.factors[site].gradients.add_(hessian / outputs.temperature**2)
-
-    def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
+    def add(self, tape: Tape, pull_backs: PullBacks) -> None:
         for site, passed in tape.passages.items():
             self._add_inputs(site, _wide(joined_inputs(site, passed)))
         for pulled in pull_backs:
@@ -387,44 +349,23 @@ def _second_moment(vectors: Tensor) -> Tensor:
 
 @final
 class _Outers(_Sums):
-    """The sum of H ⊗ aaᵀ over inputs a of the last layer, with the Hessian H at its outputs."""
+    """The outer products of the gradients of every example, over all parameters together."""
 
     def __init__(self, sites: Sequence[Site], mean: Params, bases: Sequence[Basis]) -> None:
         self.sites, size = sites, count(mean)
         self.hessian = next(iter(mean.values())).new_zeros(size, size, dtype=torch.float64)
         self.total = FullCurvature(mean, self.hessian)
-        # Where each parameter, in the order of the mean, is in the matrix [W b] of the layer.
-        layer, numbers = sites[0].layer, torch.arange(size, device=self.hessian.device)
-        numbers = numbers.view(layer.join(mean, mean).shape)
-        self.order = flatten(layer.split(numbers, mean), mean)
 
-    def add_last_layer(self, inputs: Tensor, fisher: Fisher, outputs: Outputs) -> None:
-        hessians = fisher.hessians(outputs) / outputs.temperature**2
-        blocks = _summed_blocks(hessians.to(inputs.dtype), inputs)
-        matrix = blocks.flatten(2).flatten(0, 1)
-        self.hessian += matrix[self.order][:, self.order]
-
-    def add_tape(self, tape: Tape, pull_backs: PullBacks) -> None:
-        raise ValueError(
-            f'the logits are not the outputs of {self.sites[0].name!r} alone; structure="full" '
-            "covers the last Linear layer alone: name it in `layers`"
-        )
-
-
-def _summed_blocks(hessians: Tensor, inputs: Tensor) -> Tensor:
-    """Return Σ H ⊗ aaᵀ over a batch, (K, d, K, d), for H (B, K, K) and a (B, d).
-
-    H is symmetric, so the blocks of the class pairs c ≤ c' are enough. They are computed for one
-    class c at a time: all at once, the weighted inputs H_cc' a would be K²Bd numbers.
-    """
-    (_, classes, _), size = hessians.shape, inputs.shape[1]
-    blocks = inputs.new_empty(classes, size, classes, size)
-    for c in range(classes):
-        weighted = hessians[:, c, c:, None] * inputs.unsqueeze(1)  # (B, K - c, d)
-        block = (weighted.flatten(1).T @ inputs).unflatten(0, (-1, size))
-        blocks[c:, :, c] = block
-        blocks[c, :, c:] = block.transpose(0, 1)
-    return blocks
+    def add(self, tape: Tape, pull_backs: PullBacks) -> None:
+        mean = self.total.mean
+        inputs = {s: _wide(joined_inputs(s, passed)) for s, passed in tape.passages.items()}
+        for pulled in pull_backs:
+            gradients: Params = {}
+            for site, deltas in pulled.items():
+                matrix = _wide(joined_deltas(site, deltas)).mT @ inputs[site]
+                gradients |= site.layer.split(matrix, mean)
+            flat = flatten(gradients, mean)
+            self.hessian += flat.T @ flat
 
 
 SUMS: Mapping[str, type[_Sums]] = {
