@@ -112,22 +112,15 @@ def solutions(
         with checks.counting_from(done, total):
             found.append(solve(problem))
         done += len(problem)
-    return joined(found)
-
-
-def joined(parts: Iterable[Solution]) -> Solution:
-    """Return the solutions of several parts of a batch as one."""
-    return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+    return Solution.joined(found)
 
 
 class LogitSolver(ABC):
     """A solver that needs only the `Problem` of an input: its logits and their covariance.
 
     >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> problem = acnml.Acnml(classifier, posterior).problem(torch.randn(5, 4))
     >>> solver: acnml.solve.LogitSolver = acnml.Linearised()
+    >>> problem = acnml.problem.Problem(torch.randn(5, 3), torch.eye(3).expand(5, 3, 3))
     >>> solver.of(problem).log_lik.shape
     torch.Size([5, 3])
     """
@@ -187,9 +180,10 @@ def exact_problems(
 ) -> Iterator[Problem] | None:
     """Return the problem in parts if the posterior covers the last layer alone, else None."""
     site = only_linear(classifier, posterior.mean)
-    own = classifier if site is None else classifier.at(posterior.mean)
-    found = None if site is None else features(own, site, x)
-    if site is None or found is None:
+    if site is None:
+        return None
+    found = features(classifier.at(posterior.mean), site, x)
+    if found is None:
         return None
     parts = _of_last_layer(found, posterior, site.layer, classifier.temperature, memory)
     return _counted(parts, x)
@@ -238,7 +232,7 @@ def features(classifier: Classifier, site: Site, x: Inputs) -> Features | None:
     findings, probe = classifier.findings, None
     if findings.is_due(_names(site), x) or site.name not in findings.last_layers:
         probe = probed(classifier, [site], x)
-        findings.last_layers[site.name] = _is_last_layer(probe.tape, site, classifier.temperature)
+        findings.last_layers[site.name] = _is_last_layer(probe.tape, site)
     found = _run(classifier, site, x) if findings.last_layers[site.name] else None
     if probe is not None and found is not None:
         received = found.inputs[:, : site.module.in_features]
@@ -270,7 +264,8 @@ def _run(classifier: Classifier, site: Site, x: Inputs) -> Features | None:
     if len(passed) != 1 or passed[0][0].numel() != len(logits) * site.module.in_features:
         return None
     ((received, output),) = passed
-    # The structure was checked before. The values show whether this batch took the same way.
+    # The structure was checked before. The values show whether this batch took the same way, and
+    # that nothing but the temperature divides them.
     if not torch.equal(output.to(logits).view_as(logits) / classifier.temperature, logits):
         return None
     inputs = received.reshape(len(logits), -1)
@@ -283,7 +278,7 @@ def _names(site: Site) -> list[str]:
     return [name for name in (site.layer.weight, site.layer.bias) if name is not None]
 
 
-def _is_last_layer(tape: Tape, site: Site, temperature: float) -> bool:
+def _is_last_layer(tape: Tape, site: Site) -> bool:
     """Whether the logits are the outputs of the layer, reshaped and tempered at most.
 
     Whatever else a model does with the outputs (dividing them, scoring several items by one layer)
@@ -291,19 +286,9 @@ def _is_last_layer(tape: Tape, site: Site, temperature: float) -> bool:
     the model is checked.
     """
     passages = tape.passages.get(site, [])
-    if len(passages) != 1:
+    if len(passages) != 1 or not passages[0].is_shared:
         return False
-    (one,) = passages
-    assert isinstance(site.module, nn.Linear)
-    if one.received.numel() != len(one.received) * site.module.in_features:
-        return False  # several positions: the logits are not a product with one vector
-    logits = tape.logits.detach().flatten()
-    outputs = (one.output.detach().to(logits) / temperature).flatten()
-    if not one.is_shared or outputs.shape != logits.shape:
-        return False
-    if not torch.allclose(outputs, logits, rtol=0, atol=0, equal_nan=True):
-        return False
-    node, last = tape.logits.grad_fn, one.output.grad_fn
+    node, last = tape.logits.grad_fn, passages[0].output.grad_fn
     while node is not None and node is not last and type(node).__name__ in PLAIN:
         node = node.next_functions[0][0]
     return node is not None and node is last

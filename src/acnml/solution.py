@@ -12,6 +12,7 @@ logarithm is called the regret. In the code, B is the number of inputs and K the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, final
 
 import torch
@@ -51,6 +52,11 @@ class Solution(NamedTuple):
     residual: Tensor  # (B, K)
     solved: Tensor  # (B, K), bool
 
+    @staticmethod
+    def joined(parts: Iterable[Solution]) -> Solution:
+        """Return the solutions of several parts of a batch as one."""
+        return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
     @property
     def failed(self) -> Tensor:
         """The inputs without an answer, (B,): see `Acnml`'s `on_error`."""
@@ -71,16 +77,10 @@ class Solution(NamedTuple):
 class UnsolvedError(RowsError):
     """Raised when a solver diverges or stops far from an optimum. The message says what to do.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> rough = acnml.Gradient(steps=1, step_size=0.01)
-    >>> predict = acnml.Acnml(classifier, posterior.scaled(100.0), rough, on_unsolved="raise")
-    >>> try:
-    ...     predict(torch.randn(5, 4))
-    ... except acnml.solve.UnsolvedError as error:
-    ...     print(error.rows)
-    (0, 1, 2, 3, 4)
+    >>> import acnml
+    >>> raise acnml.solve.UnsolvedError("too wide")
+    Traceback (most recent call last):
+    acnml.solution.UnsolvedError: too wide
     """
 
 
@@ -88,14 +88,6 @@ class UnsolvedError(RowsError):
 class UnsolvedWarning(UserWarning):
     """Some answers are inaccurate: the solver stopped far from an optimum. See `Solution.solved`.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
-    >>> import warnings
-    >>> rough = acnml.Gradient(steps=1, step_size=0.01)
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always")
-    ...     log_probs = acnml.Acnml(classifier, posterior.scaled(100.0), rough)(torch.randn(5, 4))
-    >>> caught[0].category
-    <class 'acnml.solution.UnsolvedWarning'>
+    >>> import acnml, warnings
+    >>> warnings.simplefilter("ignore", acnml.solve.UnsolvedWarning)
     """

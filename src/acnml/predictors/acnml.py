@@ -18,7 +18,7 @@ from acnml._util.messages import callers_level
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
 from acnml.predictors.base import NmlPredictor, matched
-from acnml.problem import LogitSolver, Problem, joined, problems, solutions
+from acnml.problem import LogitSolver, Problem, problems, solutions
 from acnml.solution import UNSOLVED, Solution, UnsolvedError, UnsolvedWarning
 from acnml.solve.base import Solver
 from acnml.solve.linearised import Linearised
@@ -132,7 +132,7 @@ class Acnml(NmlPredictor):
 
         def prepared(some: Inputs) -> Solution:
             use, within = partial(self._flagged, use=solve), self.classifier.threads_for
-            return joined(in_chunks(self.classifier.prepare(some), use, within=within))
+            return Solution.joined(in_chunks(self.classifier.prepare(some), use, within=within))
 
         return self._flagged(x, prepared)
 

@@ -56,24 +56,19 @@ class Bma(Predictor):
     @torch.inference_mode(False)
     def __post_init__(self) -> None:
         checks.settle_integers(self, samples=1, seed=None)
-        for each in self.statistics:
-            checks.require_fits(each, self.classifier.tensors)
+        object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
         if self.statistics and len(self.statistics) != self.samples:
             raise ValueError(
                 f"got {len(self.statistics)} statistics for {self.samples} samples: "
                 "pass one for each sample, or none"
             )
-        object.__setattr__(self, "posterior", matched(self.posterior, self.classifier))
         generator = torch.Generator().manual_seed(self.seed)
-        draws = [self.posterior.sample(1, generator) for _ in range(self.samples)]
-        own = self.classifier.parameters  # samples are stored in the model's type to save memory
-        points = [{n: tensor[0].to(own[n].dtype) for n, tensor in d.items()} for d in draws]
-        device = self.classifier.device  # statistics from a file are on the CPU
-        moved = tuple({n: tensor.to(device) for n, tensor in s.items()} for s in self.statistics)
-        object.__setattr__(self, "statistics", moved)
-        statistics = moved or ({},) * self.samples
-        merged = tuple({**p, **s} for p, s in zip(points, statistics, strict=True))
-        object.__setattr__(self, "_points", merged)
+        points = []
+        for statistics in self.statistics or ({},) * self.samples:
+            draw = self.posterior.sample(1, generator)
+            view = self.classifier.at({**{n: t[0] for n, t in draw.items()}, **statistics})
+            points.append({n: view.overrides[n] for n in (*draw, *statistics)})
+        object.__setattr__(self, "_points", tuple(points))
 
     def refreshed(self, loader: Iterable[Any], progress: bool | None = None) -> Bma:
         """Return the same predictor with batch-norm statistics recomputed for every sample.

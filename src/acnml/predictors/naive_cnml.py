@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from acnml._util.batches import Inputs, arrays_for_arrays, as_inputs, has_arrays_only
-from acnml._util.params import count
 from acnml._util.structure import Layers, parameter_names
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.refitting import Refit, Refitted, refit_each
 from acnml.predictors.base import NmlPredictor
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class _Refitting(NmlPredictor):
     """Base class of both predictors, which differ only in the likelihood that they select."""
 
@@ -61,13 +60,6 @@ class _Refitting(NmlPredictor):
     @abstractmethod
     def _log_lik(refitted: Refitted) -> Tensor:
         """Select the log-likelihoods (K,) of this predictor."""
-
-    def __repr__(self) -> str:
-        names = parameter_names(self.classifier.model, self.layers)
-        size = count(self.classifier.copy_parameters(names))
-        span = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        trained = f"{size:,} parameters: {span}"
-        return f"{type(self).__name__}({self.classifier!r}, {self.refit!r}, {trained})"
 
 
 @final
