@@ -15,10 +15,9 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, calibrate, fit_calibrator, metrics
-from acnml._util.torch_state import one_thread
 from acnml.calibration import Answer
 from acnml.calibration.calibrator import RULES, spread
-from acnml.calibration.search import LARGEST, largest_at_price, least_nll_temperature
+from acnml.calibration.search import LARGEST, largest_at_price
 from cases import normal
 from scalar import solve_diagonal
 
@@ -272,21 +271,6 @@ def test_networks_in_half_precision(dtype):
     assert float(difference.mean()) < 0.05
 
 
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_inputs_without_an_answer_are_refused_or_flagged(fitted, broken):
-    found, model, train, validation, test = fitted
-    x = joined(test)[0][:6].clone()
-    expected, x[2, 1] = found(x), broken
-    with pytest.raises(ValueError, match="for 1 of 6 inputs, first at index 2"):
-        found(x)
-    flagged = calibrate(model, train, validation, price=0.02, on_error="flag")(x)
-    assert flagged.label[2] == -1
-    assert flagged.abstain[2]
-    assert flagged.probs[2].isnan().all()
-    others = [0, 1, 3, 4, 5]
-    torch.testing.assert_close(flagged.probs[others], expected.probs[others])
-
-
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["logits", "features"])
 def test_the_core_refuses_or_flags_what_is_not_finite(fitted, broken, where):
@@ -316,20 +300,6 @@ def test_eight_threads_get_the_same_numbers(fitted):
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(differing, range(8))) == 0
     assert torch.get_num_threads() == before
-
-
-def test_small_work_runs_in_one_thread_and_the_number_is_restored():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with one_thread():
-            assert torch.get_num_threads() == 1
-            with one_thread():
-                assert torch.get_num_threads() == 1
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_one_file_holds_all_of_it(fitted, tmp_path):
@@ -489,12 +459,3 @@ def test_few_training_data_for_many_features_do_no_harm():
     assert float(core(logits[300:], weak).score.mean()) < 1.5
     plain = core.probs(logits[300:], features[300:]).amax(-1).mean()
     assert float(plain - core.probs(logits[300:], weak).amax(-1).mean()) < 0.05
-
-
-def test_the_temperature_of_least_nll_by_derivative():
-    logits, _, labels = (torch.from_numpy(each) for each in arrays())
-    found = least_nll_temperature(logits, labels)
-    log_t = torch.tensor(math.log(found), dtype=torch.float64).requires_grad_()
-    loss = nn.functional.cross_entropy(logits / log_t.exp(), labels)
-    (slope,) = torch.autograd.grad(loss, log_t)
-    assert abs(float(slope)) < 1e-9

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 import acnml
-from acnml._util.messages import needed_by
 from acnml.laplace_torch import from_laplace
 
 PARTS = {
@@ -66,13 +65,3 @@ def test_a_function_without_its_package(use, package, message, monkeypatch):
     with pytest.raises(ModuleNotFoundError, match=message) as refused:
         use()
     assert refused.value.name == package
-
-
-def test_other_errors_are_not_changed():
-    with pytest.raises(ImportError, match=r"^broken$"), needed_by("a part", "acnml[part]"):
-        raise ImportError("broken")
-
-
-def test_another_problem_with_an_import_keeps_its_own_message():
-    with pytest.raises(ModuleNotFoundError, match="could not be imported"), needed_by("a", "b"):
-        raise ModuleNotFoundError("could not be imported")

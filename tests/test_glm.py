@@ -13,7 +13,7 @@ from acnml import Bma, Classifier, Glm, Map
 from acnml.predictors import LogitSampling, Probit
 from acnml.problem import Problem
 from cases import LINEAR, diagonal, normal, spd
-from predicting import FINE, Idle, each_case, moments_of, posterior_over
+from predicting import FINE, each_case, moments_of
 
 
 @each_case
@@ -86,15 +86,6 @@ def test_the_linearised_average_of_a_linear_model_is_the_average():
     glm = Glm(Classifier(model), diagonal(model), LogitSampling(samples=4000))(x)
     bma = Bma(Classifier(model), diagonal(model), samples=2000)(x)
     torch.testing.assert_close(glm.exp(), bma.exp(), rtol=0, atol=0.04)
-
-
-def test_glm_refuses_posteriors_that_do_not_fit_or_are_not_used():
-    with pytest.raises(ValueError, match="no parameter or buffer 'wieght'"):
-        Glm(Classifier(LINEAR.model()), posterior_over("wieght", 3, 4))
-    with pytest.raises(ValueError, match="use none of the posterior's parameters"):
-        Glm(Classifier(Idle()), posterior_over("idle.weight", 3, 4))(torch.zeros(1, 4))
-    with pytest.raises(ValueError, match="samples must be at least 1, got 0"):
-        LogitSampling(samples=0)
 
 
 def test_glm_says_when_a_model_cannot_be_vectorised():

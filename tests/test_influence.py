@@ -15,7 +15,7 @@ from acnml._util.batches import as_arguments, size, take
 from acnml.solve import Influence, Reference
 from cases import LINEAR, MLP, MODELS, POSTERIORS, diagonal, normal
 from dense import covariance, vector
-from predicting import Idle, each_case
+from predicting import each_case
 from test_solvers import Scale
 
 
@@ -77,12 +77,6 @@ def test_layers_that_the_engine_does_not_know():
     expected = Map(classifier)(x) + expected_gain(classifier, posterior, x)
     found = Influence()(classifier, posterior, x).log_lik
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
-
-
-def test_a_posterior_over_unused_parameters_is_refused():
-    model = Idle().double()
-    with pytest.raises(ValueError, match="use none of the posterior's parameters"):
-        Influence()(Classifier(model), diagonal(model, ["idle.weight"]), normal(2, 4))
 
 
 def test_the_residual_is_that_of_the_linearised_problem():

@@ -290,7 +290,7 @@ def test_refuses_non_finite_logits(value):
             predict(MODELS[1].x())
 
 
-@pytest.mark.parametrize("rule", [Bma, Acnml])
+@pytest.mark.parametrize("rule", [Bma, Acnml, Glm])
 @pytest.mark.parametrize(
     ("posterior", "message"),
     [
@@ -306,7 +306,7 @@ def test_refuses_a_posterior_that_does_not_fit(rule, posterior, message):
         rule(Classifier(MODELS[1].model()), posterior)
 
 
-@pytest.mark.parametrize("rule", [Bma, Acnml])
+@pytest.mark.parametrize("rule", [Bma, Acnml, Glm])
 def test_refuses_a_posterior_over_unused_parameters(rule):
     predict = rule(Classifier(Idle()), posterior_over("idle.weight", 3, 4))
     with pytest.raises(
@@ -324,8 +324,9 @@ def test_refuses_alpha_that_is_not_positive(alpha):
 
 def test_refuses_no_samples():
     model = MODELS[1].model()
-    with pytest.raises(ValueError, match="samples must be at least 1"):
-        Bma(Classifier(model), POSTERIORS["diagonal"](model), samples=0)
+    for make in (lambda: Bma(Classifier(model), diagonal(model), 0), lambda: LogitSampling(0)):
+        with pytest.raises(ValueError, match="samples must be at least 1"):
+            make()
 
 
 def test_statistics_of_other_networks_are_refused():

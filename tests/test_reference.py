@@ -8,7 +8,7 @@ from torch import nn
 
 from acnml import Classifier
 from acnml._util.batches import size, take
-from acnml.solve import Reference, UnsolvedError
+from acnml.solve import Reference
 from cases import MODELS, POSTERIORS, normal
 from dense import literal_acnml
 from predicting import each_case
@@ -94,10 +94,3 @@ def test_a_model_that_vmap_cannot_take_runs_row_by_row():
 def test_refuses_bad_settings(arguments, message):
     with pytest.raises(ValueError, match=message):
         Reference(**arguments)
-
-
-def test_divergence_is_an_error_with_a_remedy():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    posterior = POSTERIORS["diagonal"](model.double()).to("cpu", torch.float32).scaled(1e30)
-    with pytest.raises(UnsolvedError, match=r"diverged: lower step_size \(0.5\) or alpha"):
-        Reference(steps=20)(Classifier(model.float()), posterior, torch.randn(2, 4))

@@ -241,12 +241,13 @@ def test_refuses_bad_settings(make, message):
         make()
 
 
-def test_divergence_is_an_error_with_a_remedy():
+@pytest.mark.parametrize("solver", [Gradient(steps=20), Reference(steps=20)])
+def test_divergence_is_an_error_with_a_remedy(solver):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     mean = {n: p.detach() for n, p in model.named_parameters()}
     wide = Diagonal(mean, {n: torch.full_like(t, 1e30) for n, t in mean.items()})
     with pytest.raises(UnsolvedError, match=r"diverged: lower step_size \(0.5\) or alpha"):
-        Gradient(steps=20)(Classifier(model), wide, torch.randn(2, 4))
+        solver(Classifier(model), wide, torch.randn(2, 4))
 
 
 class Doubled(nn.Linear):

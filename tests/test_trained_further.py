@@ -123,21 +123,6 @@ def test_renewed_statistics_are_not_those_of_the_network():
     assert torch.equal(found.probs(x[:9]), expected)
 
 
-def test_scoring_is_refused_too():
-    pytest.importorskip("pyarrow", reason="needs the extra `predict`")
-    from acnml.scoring import Answers
-    from acnml.scoring.columns import Read
-    from acnml.scoring.scorer import Scorer
-
-    model, found = calibrated_network()
-    scorer = Scorer(found, Answers())
-    read = Read({"x": normal(5, 4).float().numpy()}, {})
-    assert scorer(read)["label"].null_count == 0
-    trained(model, 1)
-    with pytest.raises(ValueError, match="trained since"):
-        scorer(read)
-
-
 def test_a_last_layer_that_is_gone_is_named():
     """As after `model.fc = nn.Identity()`, which gives the features of a network."""
     model, found = calibrated_network()

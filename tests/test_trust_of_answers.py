@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -70,18 +69,6 @@ def test_a_high_level_alone_is_no_reason():
             return super().forward(x) + 1e4
 
     acnml.calibrate(High(), *data(High()), price=0.1)
-
-
-@pytest.mark.filterwarnings("ignore:The price")
-def test_labels_that_do_not_belong_to_the_inputs_are_warned_of():
-    model = Two()
-    train, (x, labels) = data(model)
-    shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        acnml.calibrate(model, train, (x, shuffled), temperature=1.0)
-    messages = " ".join(str(each.message) for each in told)
-    assert "hardly more about the validation labels" in messages
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import acnml
 from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised
-from cases import MLP, TwoLayers, diagonal, normal, seeded
+from cases import TwoLayers, diagonal, normal, seeded
 
 X, Y = normal(6, 4), torch.arange(6) % 3
 
@@ -268,49 +268,3 @@ def test_plain_tensors_with_gradients_are_constants():
     narrow = acnml.Acnml(classifier, posterior, alpha=1e-9)
     torch.testing.assert_close(narrow(X), expected, rtol=0, atol=1e-6)
     assert model.scale.requires_grad
-
-
-# Modules that renew their functions when they are copied, such as metrics -------------------------
-
-
-class Metric(nn.Module):
-    """Wraps its `update` in a closure over itself, as torchmetrics does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0.0
-        self.update = self._wrapped(self.update)
-
-    def update(self, value: float) -> None:
-        self.total += value
-
-    def _wrapped(self, function):
-        def wrapped(*args):
-            self.count = getattr(self, "count", 0) + 1
-            return function(*args)
-
-        return wrapped
-
-    def __getstate__(self):
-        return {key: value for key, value in self.__dict__.items() if key != "update"}
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        self.update = self._wrapped(type(self).update.__get__(self))
-
-
-class Training(nn.Module):
-    """A network that holds a metric, as Lightning modules do."""
-
-    def __init__(self, metric: nn.Module) -> None:
-        super().__init__()
-        self.net, self.metric = MLP.model(), metric
-
-    def forward(self, x):
-        return self.net(x)
-
-
-def test_a_module_that_holds_a_metric_is_accepted():
-    model = Training(Metric())
-    expected = model(X).log_softmax(-1)
-    torch.testing.assert_close(acnml.Map(Classifier(model))(X), expected)
