@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,8 @@ def batch_norm_statistics(
     the variance within batches of one class is not that of the data. Data in memory, which may be
     sorted, are read in batches of at most 256 rows from all over the data.
 
-    Only batch-norm layers run in training mode, so dropout is off. Use the result as
-    `classifier.at(statistics)`. It is empty for a model without batch norm.
+    Only batch-norm layers run in training mode, so dropout is off. The result is empty for a model
+    without batch norm.
 
     Args:
         model: the network.
@@ -37,11 +37,8 @@ def batch_norm_statistics(
 
     >>> import acnml, torch
     >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-    >>> classifier = acnml.Classifier(model)
-    >>> statistics = acnml.fit.batch_norm_statistics(classifier, [torch.randn(50, 4) + 2])
-    >>> refreshed = classifier.at(statistics)  # the model itself is not changed
-    >>> bool(statistics["0.running_mean"].mean() > 1)
-    True
+    >>> statistics = acnml.fit.batch_norm_statistics(model, torch.randn(50, 4))
+    >>> refreshed = acnml.Classifier(model).at(statistics)  # the model itself is not changed
     """
     classifier = as_classifier(model)
     module = classifier.copy_module(tensors)
@@ -50,7 +47,7 @@ def batch_norm_statistics(
         return {}
     for layer in layers.values():
         layer.reset_running_stats()
-        layer.register_forward_pre_hook(_Weighting(), with_kwargs=True)
+        layer.register_forward_pre_hook(_weighting(), with_kwargs=True)
         layer.train()
 
     def run(batch: Any) -> None:
@@ -65,25 +62,23 @@ def batch_norm_statistics(
     }
 
 
-@final
-class _Weighting:
-    """A forward pre-hook that makes a layer's running statistics an average over all it has seen.
+def _weighting() -> Callable[..., None]:
+    """Return a forward pre-hook that makes a layer's running statistics averages over all it sees.
 
     A layer's new statistics are (1 - momentum) old + momentum batch. With the momentum n / N, where
     n is the number of values per channel in this batch and N that of all so far, they are averages
     with the weights n.
     """
+    seen = 0
 
-    def __init__(self) -> None:
-        self._seen = 0
-
-    def __call__(
-        self, layer: _BatchNorm, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
-    ) -> None:
+    def hook(layer: _BatchNorm, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> None:
+        nonlocal seen
         (x,) = args or kwargs.values()
         values = x.numel() // x.shape[1]
-        self._seen += values
-        layer.momentum = values / self._seen
+        seen += values
+        layer.momentum = values / seen
+
+    return hook
 
 
 def _spread(classifier: Classifier, loader: Iterable[Any]) -> Iterable[Any]:
