@@ -94,7 +94,8 @@ ALPHA = (
 READING = (
     "*Error of log p* is the mean |log p_θ̂_y(y|x) − CNML's| over all labels, *error of log C* that "
     "of the regret. Ranks are Spearman's correlations with CNML, over queries. *Solved* is the "
-    "share of labels with a residual of at most 0.1. In bold: the closest in total variation."
+    "share of labels with a residual of at most 0.1. In bold: the closest in total variation, ± its "
+    "standard error over queries."
 )
 BEST = "Every method at the α of least total variation: what α can make up for, in hindsight."
 
@@ -159,6 +160,7 @@ def _table(caption: str, rows: Sequence[Compared]) -> Table:
     for row in rows:
         numbers = [_number(getattr(row, name)) for name in NAMES]
         numbers[0] = f"**{numbers[0]}**" if row.variation == least else numbers[0]
+        numbers[0] += "" if math.isnan(row.variation) else f" ± {row.variation_error:.3f}"
         alpha = "" if math.isnan(row.alpha) else f"{row.alpha:g}"
         difference = "" if math.isnan(row.nll) else f"{row.nll_difference:+.3f}"
         lines.append([row.method, row.posterior, alpha, *numbers, difference, _number(row.solved)])

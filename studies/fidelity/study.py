@@ -16,7 +16,7 @@ from studies.fidelity.settings import FidelityStudy, Problem
 from studies.store import Content, Stage, Store
 
 # Raise it when the methods change: they are compared again, and nothing is retrained.
-VERSION = 2
+VERSION = 3
 
 ALL, INSIDE, ROTATED = "all", "in distribution", "rotated"
 
@@ -34,6 +34,7 @@ class Compared(NamedTuple):
     alpha: float  # NaN for methods without one
     n: int
     variation: float  # mean total variation distance
+    variation_error: float  # its standard error, over queries
     log_lik_error: float  # mean |log p_θ̂_y(y|x) - CNML's| over all labels
     regret_error: float  # mean |log C(x) - CNML's|
     regret_rank: float  # Spearman's correlation of log C(x) with CNML's
@@ -118,7 +119,8 @@ def distances(
     if not bool(log_probs.isfinite().all()):
         return dict.fromkeys(DISTANCES, math.nan)
     target, regret = cnml.log_softmax(-1), cnml.logsumexp(-1)
-    variation = (log_probs.exp() - target.exp()).abs().sum(-1).mean().item() / 2
+    variation = (log_probs.exp() - target.exp()).abs().sum(-1) / 2
+    far, error = variation.mean().item(), variation.std().item() / math.sqrt(len(variation))
     nll, goal = metrics.nll(log_probs, labels), metrics.nll(target, labels)
     confidence = rank(log_probs.amax(-1), target.amax(-1))
     lik_error = regret_error = regret_rank = math.nan
@@ -126,7 +128,7 @@ def distances(
         own = log_lik.logsumexp(-1)
         lik_error = (log_lik - cnml).abs().mean().item()
         regret_error, regret_rank = (own - regret).abs().mean().item(), rank(own, regret)
-    values = variation, lik_error, regret_error, regret_rank, confidence, nll, nll - goal
+    values = far, error, lik_error, regret_error, regret_rank, confidence, nll, nll - goal
     return dict(zip(DISTANCES, values, strict=True))
 
 

@@ -70,6 +70,7 @@ def test_distances_by_hand():
     sure = torch.tensor([[0.9, 0.1], [0.9, 0.1]]).double().log()
     other = distances(sure, None, cnml_lik, labels)
     assert other["variation"] == pytest.approx((0.4 + (0.9 - 2 / 3)) / 2)
+    assert other["variation_error"] == pytest.approx(abs(0.4 - (0.9 - 2 / 3)) / 2)
     assert other["nll"] == pytest.approx(-(math.log(0.9) + math.log(0.1)) / 2)
     assert math.isnan(other["regret_error"])
     assert math.isnan(other["confidence_rank"])  # all confidences are equal
