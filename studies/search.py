@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 # Logarithms of knobs that are tried, in ascending order.
 LOWEST, HIGHEST, STEPS = -14.0, 8.0, 24
 EXACT = 1e-3  # of the logarithm of a chosen knob
+STRIDE = 0.5  # of the logarithm, in a search near a value
 FAR_ABOVE = 1.0  # nats over a limit; more would not tell the search anything
 
 
@@ -59,3 +60,22 @@ class Search:
             return min(self._nll(math.exp(at)) - limit, FAR_ABOVE)
 
         return math.exp(brentq(excess, *ends, xtol=exact))
+
+
+def near(nll: Callable[[float], float], limit: float, start: float, exact: float = EXACT) -> float:
+    """Return the knob near `start` at which the NLL exceeds a limit.
+
+    This takes fewer values than `Search` where a similar method's knob is known. If all values are
+    below or above the limit, the knob is at an end of the range.
+    """
+
+    def excess(at: float) -> float:
+        return min(nll(math.exp(at)) - limit, FAR_ABOVE)
+
+    at, stride = math.log(start), STRIDE
+    above = excess(at) > 0
+    while LOWEST < at < HIGHEST:
+        then, at, stride = at, at + (-stride if above else stride), 2 * stride
+        if (excess(at) > 0) != above:
+            return math.exp(brentq(excess, *sorted((then, at)), xtol=exact))
+    return math.exp(at)

@@ -94,8 +94,8 @@ ALPHA = (
 READING = (
     "*Error of log p* is the mean |log p_θ̂_y(y|x) − CNML's| over all labels, *error of log C* that "
     "of the regret. Ranks are Spearman's correlations with CNML, over queries. *Solved* is the "
-    "share of labels with a residual of at most 0.1. In bold: the closest in total variation, ± its "
-    "standard error over queries."
+    "share of labels with a residual of at most 0.1. In bold: the closest in total variation; ± is "
+    "a standard error over queries."
 )
 BEST = "Every method at the α of least total variation: what α can make up for, in hindsight."
 

@@ -31,6 +31,7 @@ from studies.linearised import (
     run,
     verdict,
 )
+from studies.search import near
 
 TINY = LinearisedStudy(
     hidden=(8,), train=200, validation=20, test=20, angles=(0, 90), epochs=5, seeds=(0,)
@@ -56,7 +57,7 @@ def test_small_knobs_are_the_network_at_the_mean(name):
 def rows(apart: dict[str, tuple[float, ...]]) -> list[Scored]:
     """Return results in which a method's scores differ from the others' by this much per seed."""
     return [
-        Scored(name, seed, method, 1.0, angle, 10, 0.5, *[0.3 + angle * change / 90] * 3)
+        Scored(name, seed, method, 1.0, str(angle), 10, 0.5, *[0.3 + angle * change / 90] * 3)
         for name in POSTERIORS
         for method in METHODS
         for seed, change in enumerate(apart.get(method, (0.0, 0.0, 0.0)))
@@ -90,6 +91,12 @@ def test_a_tiny_study_end_to_end(tmp_path, monkeypatch):
     assert all(f"| {method} |" in text for method in METHODS)
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert len(lines) == 1 + len(POSTERIORS) * len(METHODS) * len(TINY.angles)
+
+
+def test_a_search_near_a_value_finds_the_same_knob():
+    for start in (1e-4, 0.3, 1.9, 2.1, 50.0):
+        assert near(lambda knob: knob, 2.0, start) == pytest.approx(2, rel=1e-3)
+    assert near(lambda knob: 1.0, 0.5, 1.0) < 1e-5 < 1e3 < near(lambda knob: 0.0, 0.5, 1.0)
 
 
 def test_all_knobs_cost_the_same_upright():
