@@ -24,7 +24,7 @@ from acnml.fit import KroneckerCurvature, fit_bayes_by_backprop, fit_curvature
 from acnml.posteriors import Posterior
 from acnml.predictors import Predictor
 from acnml.predictors.held_out import HeldOut
-from acnml.solve import Solver
+from acnml.solve import Solver, UnsolvedError
 from studies.cifar10_c.recipes import RECIPES
 from studies.corruptions import CORRUPTIONS
 from studies.data import Labelled, cifar10, shuffled, split
@@ -264,7 +264,10 @@ def chosen(method: str, own: Prepared, price: float, known: Mapping[str, float])
 
     @cache
     def nll(knob: float) -> float:  # the Jacobian is computed once for all α
-        return metrics.nll(*data.predictions(family(knob), "α"))
+        try:
+            return metrics.nll(*data.predictions(family(knob), "α"))
+        except UnsolvedError:  # the paper's steps can diverge
+            return math.inf
 
     return near(nll, limit, known.get(LINEARISED, 0.1), EXACT)
 
