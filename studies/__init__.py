@@ -34,6 +34,7 @@ Studies that use only the store, or run in one go:
     decisions/      abstaining, accuracy without labels, noticing a change
     label_noise.py  finding wrong labels
     if_comp.py      the protocol of IF-COMP
+    heads.py        several labels of an image, and the words of a text
     linearised.py   over all layers: the linearised network against the network itself
     fidelity/       approximations against CNML by retraining
     toy/            exact CNML and CNMAP in the plane
