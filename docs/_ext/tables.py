@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import benchmark_tables
@@ -230,7 +231,8 @@ FAMILY = {
     ("IF-COMP", "EK-FAC"): "IF-COMP",
     ("ACNML, linearised", "last layer, EK-FAC"): "ACNML, last layer, EK-FAC",
     ("ACNML, 10 steps", "EK-FAC"): "ACNML, 10 steps, EK-FAC",
-    ("ACNML, linearised", "EK-FAC"): "ACNML, linearised, EK-FAC",
+    ("ACNML, linearised network", "EK-FAC"): "ACNML, linearised network, EK-FAC",
+    ("ACNML, linearised", "EK-FAC"): "ACNML, the network at that solution, EK-FAC",
     ("ACNML, solved", "diagonal"): "ACNML, solved, diagonal",
     ("ACNML, solved", "KFAC"): "ACNML, solved, KFAC",
     ("ACNML, solved", "EK-FAC"): "ACNML, solved, EK-FAC",
@@ -245,10 +247,10 @@ def fidelity() -> str:
     for (method, posterior), name in FAMILY.items():
         cells = [name]
         for problem in problems:
-            # A linear model is solved by its linearisation, and all of it is the last layer.
+            # A linear model is its linearisation, and all of it is the last layer.
             solver, over = method, posterior
             if problem == "logistic regression":
-                solver = method.replace("solved", "linearised")
+                solver = method.replace("solved", "linearised").replace(" network", "")
                 over = posterior.removeprefix("last layer, ")
             rows = select(FIDELITY, problem=problem, method=solver, posterior=over, queries="all")
             (row,) = [r for r in rows if not r["alpha"] or float(r["alpha"]) == 1]
@@ -295,7 +297,7 @@ def if_comp() -> str:
 
 def linearised() -> str:
     """Scores of posteriors over all layers on rotated images, at equal price upright."""
-    every = [row for row in read(LINEARISED) if row["angle"] != "0"]
+    every = [row for row in read(LINEARISED) if row["shift"] != "0"]
     posteriors = list(dict.fromkeys(row["posterior"] for row in every))
     lines = []
     for method in dict.fromkeys(row["method"] for row in every):
@@ -366,21 +368,34 @@ def _leaves(command: Any, words: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{words} {name}")
 
 
+RULES = (EQUAL, "density-temperature", "acnml", "closed-form")
+
+
 def segmentation() -> str:
     """ECE and NLL of pixels at equal price, by shift."""
-    shifts = list(dict.fromkeys(row["shift"] for row in read("segmentation/metrics.csv")))
-    lines = []
-    for method in (EQUAL, "density-temperature", "acnml", "closed-form"):
+    return _by_shift(read("segmentation/metrics.csv"), RULES)
+
+
+def heads(data: str) -> str:
+    """ECE and NLL of several labels or of tokens at equal price, by shift: means over seeds."""
+    return _by_shift(select("heads/metrics.csv", data=data), ("network", *RULES))
+
+
+def _by_shift(every: Sequence[Row], methods: Sequence[str]) -> str:
+    shifts, lines = list(dict.fromkeys(row["shift"] for row in every)), []
+    for method in methods:
         cells = [method]
         for shift in shifts:
-            rows = select("segmentation/metrics.csv", shift=shift, method=method)
-            cells.append(" / ".join(f"{float(rows[0][name]):.3f}" for name in ("ece", "nll")))
+            rows = [row for row in every if (row["shift"], row["method"]) == (shift, method)]
+            cells.append(" / ".join(f"{mean(rows, name):.3f}" for name in ("ece", "nll")))
         lines.append(cells)
     return markdown(["ECE / NLL", "no shift", *shifts[1:]], lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "segmentation": segmentation,
+    "heads-labels": partial(heads, "several labels"),
+    "heads-tokens": partial(heads, "tokens"),
     "evidence": evidence,
     "gain": gain,
     "won": won,

@@ -11,6 +11,8 @@ that of T, or that of least NLL (`OWN_CHOICE`). Other parameters are fitted on h
   of the score.
 - `HEAD`: ACNML with a Kronecker posterior of the last layer and α(x) = knob · s(x), s with one
   mean: the default of version 0.2. For up to `FEW` classes.
+- `BLOCKS`: ACNML with the exact block of the GGN of every class of the last layer, Σ = knob · H⁻¹:
+  the logits are independent.
 - `GLM`: the probit approximation of a linearised Laplace predictive with covariance knob · Σ.
 
 The published ones end with a plain temperature 1 + knob, which spends what is left of the price:
@@ -19,6 +21,7 @@ The published ones end with a plain temperature 1 + knob, which spends what is l
 - `DAC`: density-aware calibration (Tomani et al. 2023) with ETS: T(x) = w₀ + Σ wᵢ sᵢ(x) from k-NN
   distances at several places, fitted by squared error. `NEAREST`: T (1 + knob · Σ sᵢ(x)) instead.
 - `PROCAL`: the density ratio of ProCal (Xiong et al. 2023), on confidence and proximity.
+- `VBLL`: a variational last layer (Harrison et al. 2024), see `variational.py`.
 - `CLIPPED`: the last layer's inputs are clipped (Tao et al. 2025).
 - `ENSEMBLE`: the mean of networks that are calibrated by a temperature before.
   `ENSEMBLE_ACNML`: the mean of ACNMLs.
@@ -37,11 +40,14 @@ from scipy import optimize
 from torch import Tensor
 from torch.nn import functional
 
-from acnml import metrics
+from acnml import Linearised, metrics
+from acnml._algebra.kernels import DiagonalKernel
 from acnml.calibration.calibrator import MOST_SOLVED, closed_form, density_temperature
 from acnml.calibration.search import largest_at_price, least_nll_temperature
+from acnml.problem import Problem
 from acnml.solve.isotropic import solve_isotropic
 from studies.evidence.settings import PRICE
+from studies.evidence.variational import Variational
 from studies.evidence.views import (
     AS_THEY_ARE,
     BY_CLASS,
@@ -59,6 +65,7 @@ CLOSED = {p: f"closed form, m{mark}" for p, mark in {1: "", 2: "²", 3: "³"}.it
 DENSITY = {p: f"density temperature, m{mark}" for p, mark in {1: "", 2: "²", 3: "³"}.items()}
 BOTH, TEMPERED = "density temperature, then ACNML", "tempered ACNML"
 HEAD, GLM = "Kronecker head (0.2)", "GLM-Laplace"
+BLOCKS, VBLL = "class blocks of the GGN", "variational last layer"
 ETS, VECTOR = "ensemble temperature scaling", "vector scaling"
 DAC, NEAREST = "density-aware calibration", "density temperature, k-NN"
 PROCAL, CLIPPED = "ProCal", "feature clipping"
@@ -67,16 +74,17 @@ OTHER_FORMS = {
     form: f"{CLOSED[2]}, {form}" for form in (AS_THEY_ARE, OVERALL, LAST, UNIT, DIAGONAL)
 }
 
-PUBLISHED = (ETS, VECTOR, DAC, NEAREST, PROCAL, CLIPPED, GLM)
+PUBLISHED = (ETS, VECTOR, DAC, NEAREST, PROCAL, CLIPPED, GLM, VBLL)
 ENSEMBLES = (ENSEMBLE, ENSEMBLE_ACNML)
 AT_ALL_PRICES = (EQUAL, DENSITY[2], CLOSED[2], ACNML[2])  # and at their own choice
 # At one price: other powers, forms of the score, and rules.
 TRIED = (
     *(ACNML[1], ACNML[3], CLOSED[1], CLOSED[3], DENSITY[1], DENSITY[3], BOTH, TEMPERED, HEAD),
+    BLOCKS,
     *OTHER_FORMS.values(),
 )
 WITH_REGRET = (
-    *(*ACNML.values(), *CLOSED.values(), BOTH, TEMPERED, HEAD, ENSEMBLE_ACNML),
+    *(*ACNML.values(), *CLOSED.values(), BOTH, TEMPERED, HEAD, BLOCKS, ENSEMBLE_ACNML),
     *OTHER_FORMS.values(),
 )
 OWN_CHOICE = 0.0  # stands for a price where the knob of least NLL is taken
@@ -135,6 +143,12 @@ def kronecker_head(view: View, knob: float) -> Tensor:
     return torch.log_softmax(z, -1).diagonal(dim1=1, dim2=2)
 
 
+def class_blocks(view: View, knob: float) -> Tensor:
+    """Return ACNML with independent logits."""
+    var = (knob * view.variances.double()).clamp(max=MOST_SOLVED)
+    return Linearised().of(Problem.of(view.logits.double(), DiagonalKernel(var))).log_lik
+
+
 def nearest(view: View, knob: float) -> Tensor:
     """Return a temperature that grows with the distances from neighbours at all places."""
     return density_temperature(view.logits, knob * view.neighbours.sum(0).to(view.logits))
@@ -149,6 +163,7 @@ FAMILIES: Mapping[str, Family] = {
     TEMPERED: ours(tempered_acnml),
     GLM: probit,
     HEAD: kronecker_head,
+    BLOCKS: class_blocks,
     NEAREST: nearest,
 }
 
@@ -277,6 +292,12 @@ def clipped(held_out: View) -> Predict:
     return lambda view: torch.log_softmax(logits(view, bound) / t, -1)
 
 
+def variational(held_out: View) -> Predict:
+    """Train a variational last layer."""
+    predict = Variational(held_out.train, held_out.data)
+    return lambda view: predict(view.data)
+
+
 def ensemble(held_out: View) -> Predict:
     """Return the mean of networks at their best temperatures."""
     del held_out
@@ -301,6 +322,7 @@ PREDICTORS: Mapping[str, Callable[[View], Predict]] = {
     DAC: density_aware,
     PROCAL: procal,
     CLIPPED: clipped,
+    VBLL: variational,
     ENSEMBLE: ensemble,
 }
 

@@ -35,6 +35,7 @@ from studies.evidence.measures import (
 from studies.evidence.methods import (
     ACNML,
     AT_ALL_PRICES,
+    BLOCKS,
     ENSEMBLES,
     FEW,
     HEAD,
@@ -53,7 +54,7 @@ from studies.evidence.views import AS_THEY_ARE, BY_CLASS, View, Views
 from studies.store import Content, Stage, Store
 
 # Raise it when the methods change: predictions are computed again, recorded features are not.
-VERSION = 7
+VERSION = 8
 
 # (subject, seed, shift, method) -> ECE and NLL at `settings.PRICE` in all resamples (2, R).
 Key: TypeAlias = tuple[str, int, str, str]
@@ -209,7 +210,10 @@ def _chosen(views: Views, study: EvidenceStudy) -> list[Chosen]:
     """Choose all knobs: ours and temperatures at all prices, published ones at one."""
     held_out, temperature = views.held_out, views.temperature
     own = (settings.PRICE, OWN_CHOICE)
-    tried = [m for m in TRIED if m != HEAD or held_out.logits.shape[1] <= FEW]
+    left_out = {HEAD} if held_out.logits.shape[1] > FEW else set[str]()
+    if held_out.variances.shape[1] == 0:
+        left_out.add(BLOCKS)
+    tried = [method for method in TRIED if method not in left_out]
     prices: dict[str, Sequence[float]] = {
         **dict.fromkeys((PLAIN, TEMPERATURE), (settings.PRICE,)),
         **dict.fromkeys(AT_ALL_PRICES, (*study.prices, OWN_CHOICE)),

@@ -29,6 +29,7 @@ FORMS = (BY_CLASS, OVERALL, LAST, UNIT, AS_THEY_ARE, EARLIER, DIAGONAL)
 
 NEIGHBOURS = 10  # for k-NN distances; as many as density-aware calibration has for ImageNet
 PRIOR = 1e-2  # of a last layer's posterior, as a share of the curvature's mean eigenvalue
+MOST_IN_BLOCKS = 2**26  # numbers of all class blocks of a curvature
 BLOCK = 500  # inputs whose distances to all training data are held at once
 
 
@@ -46,6 +47,9 @@ class View:
         basis: eigenvectors (K, K) of the covariance of z / T under a Kronecker posterior of the
             last layer.
         spectrum: its eigenvalues (N, K).
+        variances: of z / T under the exact block of the GGN of every class (N, K); empty where the
+            blocks have more than `MOST_IN_BLOCKS` numbers.
+        train: the training data.
         detectors: name -> score (N,), higher for inputs of no class.
         members: of an ensemble.
     """
@@ -57,6 +61,8 @@ class View:
     proximity: Tensor
     basis: Tensor
     spectrum: Tensor
+    variances: Tensor
+    train: Recorded
     detectors: Mapping[str, Tensor]
     members: tuple[View, ...] = ()
 
@@ -76,6 +82,7 @@ class Fitted:
         self._scores = {form: _score(form, train, held_out) for form in FORMS}
         self._bank = {name: unit(own) for name, own in _means(train).items()}
         self._posterior = _Kronecker.of(train, self.temperature)
+        self._blocks = _Blocks.of(train, self.temperature)
         self._subspace = _Subspace.of(train)
 
     def view(self, data: Recorded, is_held_out: bool = False) -> View:
@@ -103,6 +110,8 @@ class Fitted:
             proximity=(-near).exp().mean(-1).double(),
             basis=self._posterior.outputs,
             spectrum=self._posterior.spectrum(last) / self.temperature**2,
+            variances=self._blocks.variances(last) / self.temperature**2,
+            train=self._train,
             detectors=detectors,
         )
 
@@ -174,6 +183,35 @@ class _Kronecker:
         """Return the variance of logits along the eigenvectors of G (N, K)."""
         a = functional.pad(last, (0, 1), value=1.0)
         return (a @ self.inputs).square() @ (1 / self.precision)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Blocks:
+    """A Laplace posterior of the last layer with the exact block of the GGN of every class."""
+
+    roots: Tensor  # L with LLᵀ = H⁻¹ (K, d + 1, d + 1); (0, 0, 0) if there are too many
+
+    @staticmethod
+    def of(train: Recorded, temperature: float) -> _Blocks:
+        """Fit it to training data of a network with a temperature."""
+        probs = torch.softmax(train.logits / temperature, -1)
+        a = functional.pad(train.last, (0, 1), value=1.0)
+        if probs.shape[1] * a.shape[1] ** 2 > MOST_IN_BLOCKS:
+            return _Blocks(a.new_empty(0, 0, 0))
+        weights = (probs * (1 - probs)).T / temperature**2
+        blocks = torch.stack([(a * w.unsqueeze(-1)).T @ a for w in weights])
+        mean = blocks.diagonal(dim1=1, dim2=2).mean()
+        eye = torch.eye(a.shape[1])
+        inverses = torch.linalg.inv((blocks + PRIOR * mean * eye).double())
+        return _Blocks(torch.linalg.cholesky((inverses + inverses.mT) / 2).float())
+
+    def variances(self, last: Tensor) -> Tensor:
+        """Return the variance of every logit (N, K), or (N, 0)."""
+        a = functional.pad(last, (0, 1), value=1.0)
+        if len(self.roots) == 0:
+            return a.new_empty(len(a), 0)
+        return torch.stack([(a @ root).square().sum(-1) for root in self.roots], dim=1)
 
 
 @final

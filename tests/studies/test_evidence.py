@@ -20,7 +20,7 @@ from studies.data import Labelled
 from studies.data import pictures as files
 from studies.engine.tables import select
 from studies.evidence import study as study_module
-from studies.evidence import tabular_data
+from studies.evidence import tabular_data, variational
 from studies.evidence.comparisons import Mean, cases, compared, correlations
 from studies.evidence.measures import Interval, Scored, resampled, resamples, scores
 from studies.evidence.methods import (
@@ -36,6 +36,7 @@ from studies.evidence.methods import (
     PLAIN,
     PUBLISHED,
     TRIED,
+    class_blocks,
     fit_ets,
     kronecker_head,
     mixed,
@@ -46,7 +47,8 @@ from studies.evidence.report import write_pages
 from studies.evidence.settings import NETWORKS, OWN, PRESETS, PRICE, EvidenceStudy
 from studies.evidence.study import Evidence, Known, collect
 from studies.evidence.subjects import CLEAN, UNKNOWN, Subject, with_unknown
-from studies.evidence.views import EARLIER, Views, kth
+from studies.evidence.variational import Variational
+from studies.evidence.views import EARLIER, PRIOR, Views, kth
 from studies.store import Store
 
 STUDY = EvidenceStudy(networks=("letters",), prices=(PRICE, 0.03), resamples=50, seeds=(0, 1))
@@ -96,6 +98,15 @@ def subject(seed: int, store: Store, members: tuple[Subject, ...] = ()) -> Subje
 def subjects(store: Store) -> list[Subject]:
     second = subject(1, store)
     return [subject(0, store, (second,)), second]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    """Train variational last layers for a few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(variational, "ROUNDS", 4)
+        patch.setattr(variational, "PRIORS", (1.0,))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +172,36 @@ def test_the_kronecker_head_solves_its_equation(finished):
             z = z + 0.02 * (z0 + gap - z)
         expected = torch.log_softmax(z, -1)[:, label]
         torch.testing.assert_close(found[:, label], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_class_blocks_are_those_of_the_curvature(finished):
+    """H_k = Σ p_k (1 - p_k) aaᵀ / T² over the training data, and a prior."""
+    *_, store = finished
+    views = Views(subject(0, store))
+    view, train, T = views.of("2"), views.train, views.temperature
+    ones = nn.functional.pad
+    a, x = (ones(data.last, (0, 1), value=1.0).double() for data in (train, view.data))
+    p = torch.softmax(train.logits.double() / T, -1)
+    H = torch.einsum("nk,ni,nj->kij", p * (1 - p), a, a) / T**2
+    H = H + PRIOR * H.diagonal(dim1=1, dim2=2).mean() * torch.eye(a.shape[1])
+    expected = torch.einsum("ni,kij,nj->nk", x, torch.linalg.inv(H), x) / T**2
+    torch.testing.assert_close(view.variances.double(), expected, rtol=1e-3, atol=1e-6)
+    log_lik = solve_diagonal(view.logits.double(), 0.3 * view.variances.double())
+    torch.testing.assert_close(class_blocks(view, 0.3), log_lik, rtol=1e-5, atol=1e-5)
+
+
+def test_a_variational_last_layer_is_less_sure_far_away(finished):
+    *_, store = finished
+    views = Views(subject(0, store))
+    layer = Variational(views.train, views.held_out.data)
+    plain = torch.log_softmax(views.held_out.logits.double(), -1)
+    nll = metrics.nll(layer(views.held_out.data), views.held_out.labels)
+    assert nll < metrics.nll(plain, views.held_out.labels) + 0.1
+    data = views.of("4").data
+    means = layer._layer.logits(layer._prepared(data))[0]
+    torch.testing.assert_close(layer(data).exp().sum(-1), torch.ones(len(data.labels)).double())
+    sure = torch.softmax(means, -1).amax(-1)
+    assert layer(data).exp().amax(-1).mean() < sure.mean()
 
 
 def test_every_method_keeps_its_price_on_held_out_data(finished):
