@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from acnml import Calibrated, calibrate, metrics
 from acnml._util.torch_state import seeded
-from acnml.calibration.heads import IGNORED
+from acnml.calibration.heads import IGNORED, Task
 from studies.data import Labelled, shuffled
 from studies.data.digits import CLASSES, load_mnist, rotate
 from studies.data.folder import DataError, data_folder
@@ -292,14 +292,16 @@ def scores(log_probs: Tensor, labels: Tensor) -> dict[str, float]:
 def measured(study: HeadsStudy, data: str, seed: int, store: Store, _: object) -> Content:
     """Train, choose all knobs on held-out data, and evaluate under every shift."""
     own = SUBJECTS[data](study, seed, store)
-    task = "multilabel" if data == LABELS else "tokens"
+    task: Task = "multilabel" if data == LABELS else "tokens"
     pairs = ([tuple(own.train)], [tuple(own.held_out)])
     calibrated = calibrate(own.network, *pairs, task=task, price=study.price, progress=False)
     rows = []
     for shift, (x, labels) in own.shifts.items():
         for method, log_probs in answers(calibrated, x).items():
-            one = data, seed, shift, method, int((labels != IGNORED).sum())
-            rows.append(Scored(*one, **scores(log_probs, labels))._asdict())
+            found = scores(log_probs, labels)
+            four = found["accuracy"], found["nll"], found["brier"], found["ece"]
+            count = int((labels != IGNORED).sum())
+            rows.append(Scored(data, seed, shift, method, count, *four)._asdict())
     return Content({}, {"rows": rows})
 
 
@@ -310,7 +312,7 @@ def run(study: HeadsStudy, out: Path, store: Store, command: str) -> Path:
     for data in SUBJECTS:
         for seed in study.seeds:
             stage = Stage(f"measure {data}", settings, seed)
-            made = store.make(stage, lambda _, d=data, s=seed: measured(study, d, s, store, _))
+            made = store.make(stage, partial(measured, study, data, seed, store))
             rows += [Scored(**row) for row in made.facts["rows"]]
     text = (
         "Means ± standard deviations over seeds. Scores of labels are means over the ten labels, "

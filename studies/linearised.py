@@ -310,9 +310,10 @@ def collected(study: Study, store: Store) -> list[Scored]:
                 knobs[method] = made.facts["knob"]
                 for shift, log_probs in made.load().items():
                     for n in (n for n in sizes if n <= len(log_probs)):
-                        scores = metrics.summary(log_probs[:n], labels[:n])
-                        one = (posterior, seed, method, knobs[method], shift, n)
-                        rows.append(Scored(*one, **scores))
+                        found = metrics.summary(log_probs[:n], labels[:n])
+                        four = found["accuracy"], found["nll"], found["brier"], found["ece"]
+                        one = posterior, seed, method, knobs[method], shift, n
+                        rows.append(Scored(*one, *four))
     return rows
 
 

@@ -234,7 +234,6 @@ FAMILY = {
     ("ACNML, linearised network", "EK-FAC"): "ACNML, linearised network, EK-FAC",
     ("ACNML, linearised", "EK-FAC"): "ACNML, the network at that solution, EK-FAC",
     ("ACNML, solved", "diagonal"): "ACNML, solved, diagonal",
-    ("ACNML, solved", "KFAC"): "ACNML, solved, KFAC",
     ("ACNML, solved", "EK-FAC"): "ACNML, solved, EK-FAC",
     ("ACNML, solved", "full"): "ACNML, solved, full",
 }
@@ -376,9 +375,9 @@ def segmentation() -> str:
     return _by_shift(read("segmentation/metrics.csv"), RULES)
 
 
-def heads(data: str) -> str:
+def heads(data: str, *methods: str) -> str:
     """ECE and NLL of several labels or of tokens at equal price, by shift: means over seeds."""
-    return _by_shift(select("heads/metrics.csv", data=data), ("network", *RULES))
+    return _by_shift(select("heads/metrics.csv", data=data), methods)
 
 
 def _by_shift(every: Sequence[Row], methods: Sequence[str]) -> str:
@@ -394,8 +393,8 @@ def _by_shift(every: Sequence[Row], methods: Sequence[str]) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "segmentation": segmentation,
-    "heads-labels": partial(heads, "several labels"),
-    "heads-tokens": partial(heads, "tokens"),
+    "heads-labels": partial(heads, "several labels", *RULES),
+    "heads-tokens": partial(heads, "tokens", "network", *RULES),
     "evidence": evidence,
     "gain": gain,
     "won": won,

@@ -116,22 +116,21 @@ def toy(column: str, sample: str) -> list[float]:
     return [float(row[column]) for row in rows]
 
 
+def cnml_distances(column: str, problem: str = "MNIST", posterior: str = "EK-FAC") -> list[float]:
+    """`cnml-distances variation`: of the linearised network and of the optimum, at α = 1."""
+    conditions = {"queries": "all", "alpha": 1, "problem": problem, "posterior": posterior}
+    found = (
+        select("fidelity/metrics.csv", method=f"ACNML, {solver}", **conditions)
+        for solver in ("linearised network", "solved")
+    )
+    return [float(row[column]) for (row,) in found]
+
+
 def linearised_farther() -> list[float]:
-    """`linearised-farther`: the default's distance to CNML by the optimum's, least and most."""
-
-    def distance(solver: str, problem: str, posterior: str) -> float:
-        (row,) = select(
-            "fidelity/metrics.csv",
-            queries="all",
-            alpha=1,
-            problem=problem,
-            posterior=posterior,
-            method=f"ACNML, {solver}",
-        )
-        return float(row["variation"])
-
+    """`linearised-farther`: the ratio of these distances, the least and the most."""
     pairs = [(problem, over) for problem in ("digits", "MNIST") for over in ("full", "EK-FAC")]
-    ratios = [distance("linearised network", *pair) / distance("solved", *pair) for pair in pairs]
+    distances = [cnml_distances("variation", *pair) for pair in pairs]
+    ratios = [linearised / solved for linearised, solved in distances]
     return [min(ratios), max(ratios)]
 
 
@@ -465,6 +464,7 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "tables-lower": tables_lower,
     "toy": toy,
     "linearised-farther": linearised_farther,
+    "cnml-distances": cnml_distances,
     "cifar": cifar,
     "cifar-100": cifar_few,
     "cifar-lower": cifar_lower,

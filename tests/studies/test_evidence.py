@@ -104,7 +104,7 @@ def subjects(store: Store) -> list[Subject]:
 def quickly():
     """Train variational last layers for a few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(variational, "ROUNDS", 4)
+        patch.setattr(variational, "ROUNDS", 1)
         patch.setattr(variational, "PRIORS", (1.0,))
         yield
 
@@ -190,7 +190,8 @@ def test_class_blocks_are_those_of_the_curvature(finished):
     torch.testing.assert_close(class_blocks(view, 0.3), log_lik, rtol=1e-5, atol=1e-5)
 
 
-def test_a_variational_last_layer_is_less_sure_far_away(finished):
+def test_a_variational_last_layer_is_less_sure_far_away(finished, monkeypatch):
+    monkeypatch.setattr(variational, "ROUNDS", 4)
     *_, store = finished
     views = Views(subject(0, store))
     layer = Variational(views.train, views.held_out.data)
