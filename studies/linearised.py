@@ -23,7 +23,6 @@ from acnml import Acnml, Bma, Classifier, Gradient, Linearised, Map, fit_laplace
 from acnml.fit import KroneckerCurvature, fit_bayes_by_backprop, fit_curvature
 from acnml.posteriors import Posterior
 from acnml.predictors import Predictor
-from acnml.predictors.held_out import HeldOut
 from acnml.solve import Solver, UnsolvedError
 from studies.cifar10_c.recipes import RECIPES
 from studies.corruptions import CORRUPTIONS
@@ -253,31 +252,32 @@ def predictor(
 
 def chosen(method: str, own: Prepared, price: float, known: Mapping[str, float]) -> float:
     """Return the knob of a method at a price; `known` are those of the methods before."""
-    held_out = own.held_out
-    data = HeldOut(list(zip(*map(_batches, held_out), strict=True)), progress=False)
+    held_out, family = own.held_out, partial(_family, method, own)
     limit = metrics.nll(Map(own.classifier)(held_out.inputs), held_out.labels) + price
-    family = partial(_family, method, own)
     if method == PLAIN:
         return 0.0
     if method == TEMPERATURE:
         return largest(family, held_out, limit, EXACT)
+    if method == LINEARISED:  # one Jacobian for all α
+        linearised = Acnml(own.classifier, own.posterior, SOLVERS[method])
+        problem = linearised.problem(held_out.inputs)
 
     @cache
-    def nll(knob: float) -> float:  # the Jacobian is computed once for all α
+    def nll(knob: float) -> float:
         try:
-            return metrics.nll(*data.predictions(family(knob), "α"))
+            if method == LINEARISED:
+                log_probs = linearised.solve_problem(problem.scaled(knob)).log_probs
+            else:
+                log_probs = family(knob)(held_out.inputs)
         except UnsolvedError:  # the paper's steps can diverge
             return math.inf
+        return metrics.nll(log_probs, held_out.labels)
 
     return near(nll, limit, known.get(LINEARISED, 0.1), EXACT)
 
 
 def _family(method: str, own: Prepared, knob: float) -> Predictor:
     return predictor(method, own.classifier, own.posterior, knob, own.train)
-
-
-def _batches(tensor: Tensor) -> tuple[Tensor, ...]:
-    return tensor.split(BATCH)
 
 
 def measured(

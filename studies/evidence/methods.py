@@ -12,7 +12,7 @@ that of T, or that of least NLL (`OWN_CHOICE`). Other parameters are fitted on h
 - `HEAD`: ACNML with a Kronecker posterior of the last layer and α(x) = knob · s(x), s with one
   mean: the default of version 0.2. For up to `FEW` classes.
 - `BLOCKS`: ACNML with the exact block of the GGN of every class of the last layer, Σ = knob · H⁻¹:
-  the logits are independent.
+  the logits are independent. For up to `FEW` classes, too.
 - `GLM`: the probit approximation of a linearised Laplace predictive with covariance knob · Σ.
 
 The published ones end with a plain temperature 1 + knob, which spends what is left of the price:
@@ -41,7 +41,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from acnml import Linearised, metrics
-from acnml._algebra.kernels import DiagonalKernel
 from acnml.calibration.calibrator import MOST_SOLVED, closed_form, density_temperature
 from acnml.calibration.search import largest_at_price, least_nll_temperature
 from acnml.problem import Problem
@@ -88,7 +87,6 @@ WITH_REGRET = (
     *OTHER_FORMS.values(),
 )
 OWN_CHOICE = 0.0  # stands for a price where the knob of least NLL is taken
-FEW = 10
 NEWTON_STEPS, HALVINGS = 10, 3
 
 # (data, knob) -> unnormalised log-likelihoods (N, K); their logsumexp is the regret.
@@ -146,7 +144,7 @@ def kronecker_head(view: View, knob: float) -> Tensor:
 def class_blocks(view: View, knob: float) -> Tensor:
     """Return ACNML with independent logits."""
     var = (knob * view.variances.double()).clamp(max=MOST_SOLVED)
-    return Linearised().of(Problem.of(view.logits.double(), DiagonalKernel(var))).log_lik
+    return Linearised().of(Problem.of(view.logits.double(), torch.diag_embed(var))).log_lik
 
 
 def nearest(view: View, knob: float) -> Tensor:

@@ -37,7 +37,6 @@ from studies.evidence.methods import (
     AT_ALL_PRICES,
     BLOCKS,
     ENSEMBLES,
-    FEW,
     HEAD,
     OWN_CHOICE,
     PLAIN,
@@ -50,7 +49,7 @@ from studies.evidence.methods import (
 )
 from studies.evidence.settings import EvidenceStudy
 from studies.evidence.subjects import Subject
-from studies.evidence.views import AS_THEY_ARE, BY_CLASS, View, Views
+from studies.evidence.views import AS_THEY_ARE, BY_CLASS, FEW, View, Views
 from studies.store import Content, Stage, Store
 
 # Raise it when the methods change: predictions are computed again, recorded features are not.
@@ -210,9 +209,7 @@ def _chosen(views: Views, study: EvidenceStudy) -> list[Chosen]:
     """Choose all knobs: ours and temperatures at all prices, published ones at one."""
     held_out, temperature = views.held_out, views.temperature
     own = (settings.PRICE, OWN_CHOICE)
-    left_out = {HEAD} if held_out.logits.shape[1] > FEW else set[str]()
-    if held_out.variances.shape[1] == 0:
-        left_out.add(BLOCKS)
+    left_out = {HEAD, BLOCKS} if held_out.logits.shape[1] > FEW else set[str]()
     tried = [method for method in TRIED if method not in left_out]
     prices: dict[str, Sequence[float]] = {
         **dict.fromkeys((PLAIN, TEMPERATURE), (settings.PRICE,)),

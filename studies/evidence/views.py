@@ -29,7 +29,7 @@ FORMS = (BY_CLASS, OVERALL, LAST, UNIT, AS_THEY_ARE, EARLIER, DIAGONAL)
 
 NEIGHBOURS = 10  # for k-NN distances; as many as density-aware calibration has for ImageNet
 PRIOR = 1e-2  # of a last layer's posterior, as a share of the curvature's mean eigenvalue
-MOST_IN_BLOCKS = 2**26  # numbers of all class blocks of a curvature
+FEW = 10  # classes of a network whose last layer's posterior is no Kronecker product, at most
 BLOCK = 500  # inputs whose distances to all training data are held at once
 
 
@@ -47,8 +47,8 @@ class View:
         basis: eigenvectors (K, K) of the covariance of z / T under a Kronecker posterior of the
             last layer.
         spectrum: its eigenvalues (N, K).
-        variances: of z / T under the exact block of the GGN of every class (N, K); empty where the
-            blocks have more than `MOST_IN_BLOCKS` numbers.
+        variances: of z / T under the exact block of the GGN of every class (N, K); (N, 0) for more
+            than `FEW` classes.
         train: the training data.
         detectors: name -> score (N,), higher for inputs of no class.
         members: of an ensemble.
@@ -190,14 +190,14 @@ class _Kronecker:
 class _Blocks:
     """A Laplace posterior of the last layer with the exact block of the GGN of every class."""
 
-    roots: Tensor  # L with LLᵀ = H⁻¹ (K, d + 1, d + 1); (0, 0, 0) if there are too many
+    roots: Tensor  # L with LLᵀ = H⁻¹ (K, d + 1, d + 1); (0, 0, 0) for many classes
 
     @staticmethod
     def of(train: Recorded, temperature: float) -> _Blocks:
         """Fit it to training data of a network with a temperature."""
         probs = torch.softmax(train.logits / temperature, -1)
         a = functional.pad(train.last, (0, 1), value=1.0)
-        if probs.shape[1] * a.shape[1] ** 2 > MOST_IN_BLOCKS:
+        if probs.shape[1] > FEW:
             return _Blocks(a.new_empty(0, 0, 0))
         weights = (probs * (1 - probs)).T / temperature**2
         blocks = torch.stack([(a * w.unsqueeze(-1)).T @ a for w in weights])

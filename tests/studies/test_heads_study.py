@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rich.console import Console
 
 from acnml.calibration.heads import IGNORED
 from cases import normal
+from stores import store_in
 from studies import heads
 from studies.data import Labelled
 from studies.heads import NO_SHIFT, SUBJECTS, TAGS, WIDTH, HeadsStudy, Word, run, scores, sentences
-from studies.store import Reporter, Store
 
 TINY = HeadsStudy(600, 100, 80, 10, (90,), 8, price=0.05, seeds=(0,))
 
@@ -72,8 +71,7 @@ def test_a_tiny_study_end_to_end(tmp_path, monkeypatch):
     words = [Word("a", tag) for tag in range(len(TAGS))]
     monkeypatch.setattr(heads, "sentences", lambda genre: [words[i % 10 :][:8] for i in range(200)])
     monkeypatch.setattr(heads, "encoded", encoded)
-    store = Store(tmp_path, TINY, Reporter(Console(), tmp_path / "run.log"))
-    assert run(TINY, tmp_path, store, "the command").exists()
+    assert run(TINY, tmp_path, store_in(tmp_path, TINY), "the command").exists()
     text = (tmp_path / "results.md").read_text()
     assert all(f"{data}: ECE / NLL" in text for data in SUBJECTS)
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
