@@ -52,9 +52,9 @@ class Refit:
             training.
         seed: random seed of the loader's order, if the loader uses torch's global random state. All
             rows then use the same batches.
-        rows: number of pairs of query and label that are trained together, if `torch.func.vmap`
-            supports the model. More are faster and take more memory: about five times the trained
-            weights each, and the activations of a batch.
+        rows: number of pairs of query and label that are trained together, by `torch.func.vmap`.
+            More are faster and take more memory: about five times the trained weights each, and the
+            activations of a batch. Use 1 for models that `vmap` does not support.
 
     >>> import acnml
     >>> acnml.fit.Refit(epochs=1, learning_rate=0.1).momentum  # see `NaiveCnml`
@@ -137,7 +137,7 @@ class _Training:
     def each(self, queries: Inputs, n: int, classes: int) -> Iterator[Refitted]:
         """Yield the result of each of n queries, once all its rows are trained."""
         query, label = torch.cartesian_prod(torch.arange(n), torch.arange(classes)).T
-        rows = self._rows_at_once(queries)
+        rows = self.refit.rows
         parts = list(zip(query.split(rows), label.split(rows), strict=True))
         done: list[tuple[Tensor, Tensor]] = []  # of rows whose query is not yet complete
         for some, labels in track(parts, "rows", self.progress):
@@ -145,19 +145,6 @@ class _Training:
             while len(done) >= classes:
                 yield Refitted(*map(torch.stack, zip(*done[:classes], strict=True)))
                 del done[:classes]
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def _rows_at_once(self, queries: Inputs) -> int:
-        """Return how many rows to train together: 1 if `vmap` does not support the model."""
-        labels = torch.zeros(2, dtype=torch.int64)
-        rows = self._rows(batches.take(queries, labels), labels)
-        try:
-            rows.evaluate(self._gradient(batches.take(queries, labels[:1]), labels[:1]))
-            rows.evaluate(self._log_lik)  # some models run different code without gradients
-        except (RuntimeError, ValueError):
-            return 1
-        return self.refit.rows
 
     def _rows(self, queries: Inputs, labels: Tensor) -> _Rows:
         start = self.classifier.copy_parameters(self.names)
@@ -185,7 +172,8 @@ class _Training:
                 before_steps.clear()
                 description = f"epoch {epoch + 1}/{self.refit.epochs}"
                 over_batches(self.classifier, self.loader, step, description, self.progress)
-        last = rows.evaluate(self._log_lik)
+        # With gradients, because some models run other code without them, which vmap cannot.
+        _, last = rows.evaluate(grad_and_value(self._log_lik))
         checks.require_finite(last, "log-likelihoods are", "lower the learning rate")
         return Refitted(last, torch.stack([*before_steps[1:], last]).amax(0))
 
@@ -226,7 +214,12 @@ class _Rows(NamedTuple):
     def evaluate(self, function: Callable[..., Any]) -> Any:
         """Evaluate a function of (θ, query, label) for all rows, by `vmap` unless there is one."""
         if len(self.labels) > 1:
-            return vmap(function)(self.theta, self.queries, self.labels)
+            try:
+                return vmap(function)(self.theta, self.queries, self.labels)
+            except (RuntimeError, ValueError) as error:
+                if "vmap" not in str(error):
+                    raise
+                raise ValueError(f"{error}; train row by row, with Refit(rows=1)") from error
         theta = {name: tensor[0] for name, tensor in self.theta.items()}
         result = function(theta, batches.take(self.queries, 0), self.labels[0])
         return map_tensors(result, lambda tensor: tensor[None])
