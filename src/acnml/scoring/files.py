@@ -145,9 +145,13 @@ def _below(folder: Path) -> list[Path]:
             "make it readable, or name the files by a pattern"
         ) from error
 
-    # A link that leads back to its folder ends as a link to nothing: the system follows only some.
-    walk = os.walk(folder, onerror=refuse, followlinks=True)
-    return [Path(place, name) for place, _, names in walk for name in names]
+    found = list[Path]()
+    for place, _, names in os.walk(folder, onerror=refuse, followlinks=True):
+        here = Path(place)
+        if here.is_symlink() and here.resolve() in map(Path.resolve, here.parents):
+            raise ScoringError(f"{here} is a link to a folder that it is in: remove it")
+        found += [here / name for name in names]
+    return found
 
 
 def _remote_files(system: fs.FileSystem, name: str) -> tuple[PurePath, list[PurePath]]:
