@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,14 @@ from acnml._engine.recorder import AFFINE, Site, Tape, find_sites, unsupported
 from acnml._engine.rows import row_chunks
 from acnml._engine.trust import Passed, check, probed, require_apart_from, require_understood
 from acnml._util import batches, checks
-from acnml._util.batches import Inputs
+from acnml._util.batches import Inputs, in_chunks
 from acnml._util.memory import default_budget
 from acnml._util.params import Params, count
 from acnml.classifier import Classifier, strays, without_autocast
 from acnml.posteriors.base import Posterior
 from acnml.solution import REMEDY, Solution, UnsolvedError
+
+T = TypeVar("T")
 
 # Vectors of K numbers, and K×K matrices, that an input takes at most while it is solved.
 VECTORS, MATRICES = 40, 4
@@ -81,6 +83,7 @@ class Problem:
         """Convert to double precision; answers have the precision of the logits, or single."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         checks.require_finite(kernel, "the covariances of the logits are", REMEDY, UnsolvedError)
+        kernel = (kernel + kernel.mT) / 2  # rounding errors make products slightly asymmetric
         return Problem(logits.double(), kernel.double(), dtype)
 
     def __len__(self) -> int:
@@ -172,6 +175,22 @@ def problems(
     if unsupported(classifier.model, posterior.mean) is None:
         return _counted(_by_rows(classifier, posterior, x, memory, differences), x)
     return _counted(_by_jacobians(classifier, posterior, x), x)
+
+
+def of_problems(
+    classifier: Classifier,
+    posterior: Posterior,
+    x: Inputs,
+    use: Callable[[Problem], T],
+    differences: bool = True,
+) -> list[T]:
+    """Return what a function gives for the problem of every part of a batch of any size."""
+
+    def used(chunk: Inputs) -> list[T]:
+        return [use(part) for part in problems(classifier, posterior, chunk, None, differences)]
+
+    chunks = in_chunks(classifier.prepare(x), used, within=classifier.threads_for)
+    return [found for parts in chunks for found in parts]
 
 
 @torch.no_grad()
@@ -344,8 +363,10 @@ def _by_jacobians(classifier: Classifier, posterior: Posterior, x: Inputs) -> It
     for own, its in zip(batches.chunks(x, at_once), logits.split(at_once), strict=True):
         jacobian = _jacobians(classifier, posterior.mean, own)
         with without_autocast(its):
-            kernel = _kernel(jacobian, posterior)
-        yield Problem.of(its, kernel)
+            moved = posterior.cov_mv(jacobian)
+            # Summed over parameters, to avoid a copy of the whole Jacobian.
+            kernels = [_vectors(jacobian[n]) @ _vectors(moved[n]).mT for n in jacobian]
+        yield Problem.of(its, torch.stack(kernels).sum(0))
 
 
 def _jacobians(classifier: Classifier, mean: Params, x: Inputs) -> Params:
@@ -363,14 +384,6 @@ def _jacobians(classifier: Classifier, mean: Params, x: Inputs) -> Params:
             "normalisation layers, which do not need it, or solve with "
             f"Reference(rows_at_once=1): {error}"
         ) from error
-
-
-def _kernel(jacobian: Params, posterior: Posterior) -> Tensor:
-    """Return J Σ Jᵀ (B, K, K), summed over parameters to avoid a copy of the whole Jacobian."""
-    moved = posterior.cov_mv(jacobian)
-    parts = [_vectors(jacobian[name]) @ _vectors(moved[name]).mT for name in jacobian]
-    kernel = torch.stack(parts).sum(0)
-    return (kernel + kernel.mT) / 2  # rounding errors make the product slightly asymmetric
 
 
 def _vectors(tensor: Tensor) -> Tensor:

@@ -276,7 +276,6 @@ class Rows:
         each = torch.eye(logits.shape[-1], dtype=logits.dtype, device=logits.device)
         deltas = self._deltas(self._differences() if differences else each)
         whole = torch.stack([*map(self.posterior.covariance, self._parts(deltas))]).sum(0)
-        whole = (whole + whole.mT) / 2  # rounding errors make the product slightly asymmetric
         return functional.pad(whole, (0, 1, 0, 1)) if differences else whole
 
     def _parts(self, deltas: dict[Site, list[Tensor]]) -> Iterator[Dual]:

@@ -81,8 +81,7 @@ class Full(Posterior):
         for a in inputs.split(max(in_size, AT_ONCE // (out_size**2 * in_size))):
             half = torch.einsum("bi,cidj->bcdj", a, covariances)
             parts.append(torch.einsum("bcdj,bj->bcd", half, a))
-        kernel = torch.cat(parts)
-        return (kernel + kernel.mT) / 2
+        return torch.cat(parts)
 
     def by_output(self, layer: Affine) -> Tensor:
         """Return the covariances of the only layer's matrix [W b] as (out, in, out, in)."""

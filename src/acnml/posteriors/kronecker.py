@@ -177,8 +177,7 @@ class Kronecker(Posterior):
         """Return U_G diag(S (U_Aᵀa)²) U_Gᵀ."""
         block = self._block(layer)
         var = (inputs @ block.input_basis) ** 2 @ block.var.T
-        kernel = (block.output_basis * var.unsqueeze(1)) @ block.output_basis.T
-        return (kernel + kernel.mT) / 2
+        return (block.output_basis * var.unsqueeze(1)) @ block.output_basis.T
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Compare the diagonal rule with four rotations of a matrix for every row."""

@@ -18,7 +18,7 @@ from acnml._util.messages import callers_level
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
 from acnml.predictors.base import NmlPredictor, matched
-from acnml.problem import LogitSolver, Problem, problems, solutions
+from acnml.problem import LogitSolver, Problem, of_problems, problems, solutions
 from acnml.solution import UNSOLVED, Solution, UnsolvedError, UnsolvedWarning
 from acnml.solve.base import Solver
 from acnml.solve.linearised import Linearised
@@ -94,12 +94,7 @@ class Acnml(NmlPredictor):
     @torch.no_grad()
     def problem(self, x: Inputs) -> Problem:
         """Return the logits and their covariance for α = 1, which serve every α and any rule."""
-        prepared, within = self.classifier.prepare(x), self.classifier.threads_for
-
-        def find(chunk: Inputs) -> Problem:
-            return Problem.joined([*problems(self.classifier, self.posterior, chunk)])
-
-        return Problem.joined([*in_chunks(prepared, find, within=within)])
+        return Problem.joined(of_problems(self.classifier, self.posterior, x, lambda part: part))
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from acnml._util import checks
-from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
+from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.params import normal_like
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
 from acnml.predictors.base import Predictor, matched
 from acnml.predictors.ensemble import log_mean
-from acnml.problem import Problem, problems
+from acnml.problem import Problem, of_problems
 
 
 class Link(Protocol):
@@ -35,7 +35,7 @@ class Probit:
     It needs no sampling, but ignores the correlations between logits.
 
     >>> import torch
-    >>> from acnml.problem import Problem
+    >>> from acnml.problem import Problem, of_problems
     >>> one = Problem(torch.tensor([[1.0, 0.0]]), torch.eye(2)[None])
     >>> Probit()(one).exp()
     tensor([[0.7000, 0.3000]])
@@ -59,7 +59,7 @@ class LogitSampling:
         seed: random seed of the εᵢ.
 
     >>> import torch
-    >>> from acnml.problem import Problem
+    >>> from acnml.problem import Problem, of_problems
     >>> one = Problem(torch.tensor([[1.0, 0.0]]), torch.eye(2)[None])
     >>> LogitSampling(samples=50)(one).shape
     torch.Size([1, 2])
@@ -117,11 +117,11 @@ class Glm(Predictor):
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return the log of the expected probabilities."""
-        prepared, within = self.classifier.prepare(x), self.classifier.threads_for
-        return torch.cat([*in_chunks(prepared, self._linked, within=within)])
 
-    def _linked(self, x: Inputs) -> Tensor:
+        def linked(problem: Problem) -> Tensor:
+            return self.link(problem).to(problem.dtype)
+
         # The links need all of V, not only the covariance of differences.
-        parts = problems(self.classifier, self.posterior, x, differences=False)
-        log_probs = torch.cat([self.link(problem).to(problem.dtype) for problem in parts])
+        parts = of_problems(self.classifier, self.posterior, x, linked, differences=False)
+        log_probs = torch.cat(parts)
         return checks.require_finite(log_probs, "log-probabilities are", "check the posterior")

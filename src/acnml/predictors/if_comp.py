@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from acnml._util import checks
-from acnml._util.batches import Inputs, arrays_for_arrays, in_chunks
+from acnml._util.batches import Inputs, arrays_for_arrays
 from acnml._util.structure import Layers
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.fisher import Fisher, MonteCarloFisher
 from acnml.fit.laplace import fit_curvature
 from acnml.posteriors.base import Posterior
 from acnml.predictors.base import NmlPredictor, matched, of_labels
-from acnml.problem import problems
+from acnml.problem import Problem, of_problems
 from acnml.solve.influence import self_influence
 
 # The default damping as a share of the mean eigenvalue of the curvature.
@@ -33,9 +33,9 @@ class IfComp(NmlPredictor):
 
     Here z are the logits of the network, T is a temperature, F is the Fisher matrix summed over the
     training data and λ is a damping. This is `Acnml(classifier.tempered(T), posterior, Influence(),
-    alpha=c / T)`: ACNML to first order. `fit_if_comp` fits the posterior by EK-FAC, as IF-COMP
-    does. A higher T makes n depend less on what the network predicts, and more on how the input
-    differs from the training data. The authors use temperatures up to 1,000 for their scores.
+    alpha=c / T)`: ACNML to first order. A higher T makes n depend less on what the network
+    predicts, and more on how the input differs from the training data. The authors use temperatures
+    up to 1,000 for their scores.
 
     Args:
         classifier: the model, with its temperature T.
@@ -44,11 +44,10 @@ class IfComp(NmlPredictor):
             for example with `acnml.tuning.within_price`.
 
     >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> x = torch.randn(100, 4)
-    >>> posterior = acnml.fit_laplace(classifier, x, structure="ekfac")
-    >>> acnml.IfComp(classifier, posterior, c=0.01)(x[:5]).shape
-    torch.Size([5, 3])
+    >>> if_comp = acnml.fit_if_comp(acnml.Classifier(torch.nn.Linear(4, 3)), x, c=0.01)
+    >>> bool((if_comp.ood_score(x) >= 0).all())
+    True
     """
 
     classifier: Classifier
@@ -104,11 +103,10 @@ class IfComp(NmlPredictor):
     def _terms(self, x: Inputs, weight: float = 1.0) -> tuple[Tensor, Tensor]:
         """Return log softmax(z / T)_y and the weighted n_y of every label, (B, K) each."""
 
-        def found(chunk: Inputs) -> Tensor:
-            parts = problems(self.classifier, self.posterior, chunk)
-            return torch.cat([self_influence(part.scaled(weight)) for part in parts], dim=1)
+        def found(part: Problem) -> Tensor:
+            return self_influence(part.scaled(weight))
 
-        log_probs, gain = torch.cat([*in_chunks(self.classifier.prepare(x), found)], dim=1)
+        log_probs, gain = torch.cat(of_problems(self.classifier, self.posterior, x, found), dim=1)
         return log_probs, gain
 
 
