@@ -59,13 +59,13 @@ def test_tensors_and_arrays_look_the_same_on_the_given_axes(draw, arguments):
     ax.figure.canvas.draw()
 
 
-@pytest.mark.parametrize(("draw", "arguments"), DRAWN.values(), ids=list(DRAWN))
-def test_without_axes_a_figure_is_made_and_no_setting_changes(draw, arguments, monkeypatch):
+def test_without_axes_a_figure_is_made_and_no_setting_changes(monkeypatch):
     from matplotlib import pyplot
 
     monkeypatch.setattr(pyplot, "subplots", lambda **_: (None, axes()))
     before = dict(mpl.rcParams)
-    assert draw(*arguments).get_title(loc="left")
+    for draw, arguments in DRAWN.values():
+        assert draw(*arguments).get_title(loc="left")
     assert dict(mpl.rcParams) == before
 
 
@@ -97,28 +97,22 @@ def test_the_likeliest_classes_are_shown_with_their_names():
         plots.class_probabilities(LOG_PROBS[:2], ax=axes())
 
 
-@pytest.mark.parametrize("kind", [int, np.int64, torch.tensor])
-@pytest.mark.parametrize("rank", range(4))
-def test_the_true_class_is_always_shown(rank, kind):
+@pytest.mark.parametrize("rank", [0, 3])
+def test_the_true_class_is_always_shown(rank):
     order = LOG_PROBS[0].argsort(descending=True).tolist()
     label = order[rank]
-    ax = plots.class_probabilities(LOG_PROBS[0], label=kind(label), most=2, ax=axes())
+    ax = plots.class_probabilities(LOG_PROBS[0], label=torch.tensor(label), most=2, ax=axes())
     shown = order[:2] if rank < 2 else [*order[:2], label]
     assert [int(tick.get_text()) for tick in ax.get_yticklabels()] == shown
     green = [mpl.colors.same_color(bar.get_facecolor(), plots.GREEN) for bar in ax.patches]
     assert green == [k == label for k in shown]
 
 
-class TestNotebooks:
-    def test_calibrated(self, calibrated):
-        html = calibrated._repr_html_()
-        assert html.count("<tr>") == 1 + len(calibrated.table)
-        assert f"<b>{calibrated.alpha:.4g}</b>" in html
-        assert all(f"<p>{note}</p>".replace("'", "&#x27;") in html for note in calibrated.notes)
-
-    def test_choices_are_escaped(self):
-        choice = tuning.Choice(0.5, (Evidence(0.1, -12.0), Evidence(0.5, -9.5)), "<largest>")
-        html = choice._repr_html_()
-        assert "<p>0.5: &lt;largest&gt;</p>" in html
-        assert "<b>0.5</b>" in html
-        assert "<b>0.1</b>" not in html
+def test_notebooks_show_tables(calibrated):
+    html = calibrated._repr_html_()
+    assert html.count("<tr>") == 1 + len(calibrated.table)
+    assert f"<b>{calibrated.alpha:.4g}</b>" in html
+    assert all(f"<p>{note}</p>".replace("'", "&#x27;") in html for note in calibrated.notes)
+    choice = tuning.Choice(0.5, (Evidence(0.1, -12.0), Evidence(0.5, -9.5)), "<largest>")
+    assert "<p>0.5: &lt;largest&gt;</p>" in choice._repr_html_()
+    assert "<b>0.5</b>" in choice._repr_html_()

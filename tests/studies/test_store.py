@@ -15,13 +15,14 @@ import torch
 
 import acnml
 from cases import MLP, POSTERIORS
+from dying import start, start_and_kill
 from stores import store_in
 from studies.files import CannotWriteError, write_file
 from studies.settings import override
 from studies.store import Content, DamagedError, Stage, work
 from studies.store.parts import locked
 from studies.store.record import canonical, encode, read_header, read_record
-from tiny_study import Run, TinyStudy, calls, contents, run_alone, run_and_die, stages, start
+from tiny_study import Run, TinyStudy, calls, contents, stages
 
 ALL = {"train", "fit", "bma", "map"}
 WORK = [f"train {epoch}" for epoch in range(2)] + ["fit 0"]
@@ -347,7 +348,7 @@ def test_killed_at_every_moment(tmp_path, undisturbed):
     """Every third moment, which is not the period of anything that a run does."""
     for step in range(1, 1000, 3):
         out = tmp_path / f"{step}"
-        process = start(run_and_die, Run(out), step)
+        process = start_and_kill(step, out, Run(out))
         process.join()
         finished = finished_stages(out)
         assert not made(out, TinyStudy()) & finished
@@ -372,9 +373,9 @@ def test_runs_in_one_folder_wait_for_each_other(tmp_path, undisturbed, step):
     place.mkdir(parents=True)
     run = Run(tmp_path, pause=0.01)
     with locked(place / "lock", on_wait=pytest.fail, on_missing=pytest.fail):
-        others = [start(run_alone, run), start(run_alone, run)]
+        others = [start(run), start(run)]
         if step is not None:  # one of them dies on its way
-            others.append(start(run_and_die, run, step))
+            others.append(start_and_kill(step, tmp_path, run))
         wait_for(tmp_path, "waiting", times=len(others))
         assert calls(tmp_path) == []
     for process in others:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, distributed
 
 from acnml import Classifier
+from dying import start
 from studies.cifar10_c.recipes import RECIPES
 from studies.store import Content
 from studies.training import Descent, Nobody, Processes, Task, joined, load_trained, train
-from tiny_study import contents, start
+from tiny_study import contents
 from tiny_training import (
     DATA,
     SEED,
@@ -183,7 +184,6 @@ together = pytest.mark.skipif(
 
 def one_of_two(rank: int, port: int, out: Path, name: str, breaks_at: int) -> None:
     """Train as one process of two, as `torchrun` would start it; the first may die."""
-    torch.set_num_threads(1)
     os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the store of `run_two`

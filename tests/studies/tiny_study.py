@@ -5,14 +5,8 @@ It writes down all work it does in `calls.txt`, before it does it.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import safetensors.torch
@@ -143,42 +137,3 @@ def contents(out: Path) -> dict[str, dict[str, Tensor]]:
 def calls(out: Path) -> list[str]:
     path = out / "calls.txt"
     return path.read_text().splitlines() if path.exists() else []
-
-
-# In a process of its own -------------------------------------------------------------------------
-
-CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "fcntl.flock"}
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["studies.store", "torch._dynamo"])  # slow to import
-
-
-def start(target: Callable[..., None], *arguments: object) -> BaseProcess:
-    """Start a function in a process of its own."""
-    process = CONTEXT.Process(target=target, args=arguments)
-    process.start()
-    return process
-
-
-def run_alone(run: Run) -> None:
-    """Run as the only thing that a process does."""
-    torch.set_num_threads(1)
-    run()
-
-
-def run_and_die(run: Run, step: int) -> None:
-    """Run until a file is opened, moved or removed or a lock taken for the step-th time, then die.
-
-    The process is killed by SIGKILL just before: every state that files can be in is tried.
-    """
-    steps = 0
-
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal steps
-        opens = event == "open" and str(arguments[0]).startswith(str(run.out))
-        if opens or event in CHANGES:
-            steps += 1
-            if steps == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)
-    run_alone(run)
