@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -56,19 +57,13 @@ class Column:
     @staticmethod
     def found(name: str, column: pa.Array, reading: Reading) -> Column:
         """Return the column as its type and its first rows show it."""
-        sizes, kind = _nesting(column.type)
-        if not _is_number(kind):
+        if _depth(column.type) is None:
             raise ScoringError(
                 f"column {name!r} has type {column.type}, but inputs are numbers or nested lists "
                 "of numbers"
             )
-        if None not in sizes:
-            stored = tuple(size or 0 for size in sizes)
-        elif reading.shape is not None and len(sizes) == 1:
-            stored = (math.prod(reading.shape),)
-        else:
-            stored = _first_sizes(name, column)
         is_tensor = isinstance(column.type, pa.FixedShapeTensorType)
+        stored = _first_shape(name, column.storage if is_tensor else column)
         shape = reading.shape or (tuple(column.type.shape) if is_tensor else stored)
         if math.prod(shape) != math.prod(stored):
             raise ScoringError(
@@ -185,9 +180,9 @@ def require_free_names(carried: Sequence[str], taken: Sequence[str]) -> None:
 
 def _only_input(schema: pa.Schema) -> str:
     """Return the only column of lists of numbers or, if there are no lists, of numbers."""
-    numbers = [field for field in schema if _is_number(_nesting(field.type)[1])]
-    found = [field.name for field in numbers if _nesting(field.type)[0]]
-    found = found or [field.name for field in numbers]
+    depths = {field.name: _depth(field.type) for field in schema}
+    found = [name for name, depth in depths.items() if depth]
+    found = found or [name for name, depth in depths.items() if depth == 0]
     if len(found) != 1:
         raise ScoringError(
             f"{len(found) or 'no'} columns could be the input; name the inputs by `columns` "
@@ -202,29 +197,24 @@ def _whole(table: pa.Table, name: str) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _nesting(kind: pa.DataType) -> tuple[list[int | None], pa.DataType]:
-    """Return the sizes of nested lists, None for any size, and the type of what is in them."""
+def _depth(kind: pa.DataType) -> int | None:
+    """Return how deep lists of numbers are nested, 0 for numbers, and None for anything else."""
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     if kinds.is_fixed_size_list(kind) or kinds.is_list(kind) or kinds.is_large_list(kind):
-        sizes, inner = _nesting(kind.value_type)
-        return [kind.list_size if kinds.is_fixed_size_list(kind) else None, *sizes], inner
-    return [], kind
+        inner = _depth(kind.value_type)
+        return None if inner is None else inner + 1
+    is_number = kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind)
+    return 0 if is_number else None
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind))
-
-
-def _first_sizes(name: str, column: pa.Array) -> tuple[int, ...]:
-    """Return the sizes of the nested lists of the first row that has numbers."""
+def _first_shape(name: str, column: pa.Array) -> tuple[int, ...]:
+    """Return the shape of the first row that has one."""
     for row in column:
-        value, sizes = row.as_py(), list[int]()
-        while isinstance(value, list) and value:
-            sizes.append(len(value))
-            value = value[0]
-        if len(sizes) == len(_nesting(column.type)[0]):
-            return tuple(sizes)
+        with suppress(ValueError):  # lists of different lengths
+            value = np.array(row.as_py())
+            if value.size and value.ndim == _depth(column.type):
+                return value.shape
     raise ScoringError(
         f"none of the first {len(column)} rows of column {name!r} shows the shape of an input: "
-        "name it by `shape` (--shape)"
+        "remove those without one, or store lists of a fixed size"
     )
