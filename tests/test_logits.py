@@ -158,9 +158,7 @@ def test_inputs_are_cut_to_the_memory(name, classes, monkeypatch):
     assert sizes(1) == [1] * 7
     of_one = 8 * classes * (making.VECTORS + making.MATRICES * classes)
     assert sizes(3 * of_one) == [3, 3, 1]
-    # By default, a share of the free memory is the limit.
-    monkeypatch.setattr(making, "UNCUT", 1)
-    monkeypatch.setattr(making, "default_budget", lambda device: 2 * of_one)
+    monkeypatch.setattr(making, "PART", 2 * of_one)
     assert sizes(None) == [2, 2, 2, 1]
     whole, joined = (Problem.joined(parts(memory)) for memory in (10**9, 1))
     for one, other in zip(Linearised().of(whole), Linearised().of(joined), strict=True):

@@ -24,7 +24,6 @@ from acnml._engine.rows import row_chunks
 from acnml._engine.trust import Passed, check, probed, require_apart_from, require_understood
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, in_chunks
-from acnml._util.memory import default_budget
 from acnml._util.params import Params, count
 from acnml.classifier import Classifier, strays, without_autocast
 from acnml.posteriors.base import Posterior
@@ -35,8 +34,8 @@ T = TypeVar("T")
 # Vectors of K numbers, and K×K matrices, that an input takes at most while it is solved.
 VECTORS, MATRICES = 40, 4
 
-# Inputs that take no more bytes are solved for together, whatever memory is free.
-UNCUT = 2**26
+# Bytes that the inputs of a part take at most, if nothing else is asked for.
+PART = 2**26
 
 # Maximum size of a chunk of Jacobians. A chunk contains at least one input, whatever its size.
 JACOBIAN_BYTES = 64 * 2**20
@@ -93,10 +92,6 @@ class Problem:
         """Return the problem with αV."""
         checks.require_positive(alpha, "alpha")
         return replace(self, kernel=alpha * self.kernel)
-
-    def take(self, rows: slice | Tensor) -> Problem:
-        """Return the problem of some inputs."""
-        return replace(self, logits=self.logits[rows], kernel=self.kernel[rows])
 
     @staticmethod
     def joined(parts: Sequence[Problem]) -> Problem:
@@ -321,10 +316,9 @@ def _of_last_layer(
     memory: int | None,
 ) -> Iterator[Problem]:
     """Compute V from what the layer receives."""
-    total, classes = found.logits.shape
-    size, each = total, (VECTORS + MATRICES * classes) * classes * torch.float64.itemsize
-    if total * each > (memory or UNCUT):
-        size = max(1, (memory or default_budget(found.logits.device)) // each)
+    classes = found.logits.shape[1]
+    each = (VECTORS + MATRICES * classes) * classes * torch.float64.itemsize
+    size = max(1, (memory or PART) // each)
     for inputs, logits in zip(*(tensor.split(size) for tensor in found), strict=True):
         with without_autocast(inputs):  # half precision has too few digits for a solver
             wide = inputs.to(posterior.mean[layer.weight].dtype)

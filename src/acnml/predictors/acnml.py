@@ -41,11 +41,10 @@ class Acnml(NmlPredictor):
             mean. Always choose it on validation data (`acnml.calibrate`, `acnml.tuning`): at the
             default of 1 a Laplace posterior is often so wide that every label can be explained,
             and the predictions are useless.
-        on_unsolved: what to do about labels whose solution is not close to an optimum (`solved` of
-            a `Solution` is False). This happens with other solvers than the default. "warn" answers
-            with an `UnsolvedWarning` that counts them. "raise" raises an `UnsolvedError` that names
-            the inputs. "ignore" answers; predictions then skip the last gradient, which is what
-            tells how good a solution is.
+        on_unsolved: what to do about labels whose solution is not close to an optimum (see
+            `Solution.solved`), which happens with other solvers than the default. "warn" answers
+            with an `UnsolvedWarning` that counts them, "raise" raises an `UnsolvedError` that names
+            the inputs, and "ignore" answers without the last gradient, which would tell.
         on_error: what to do about inputs without an answer: they or their logits are not finite,
             or the solver diverges. "raise" raises an error that names them. "flag" answers for
             the others and returns NaN for these, see `Solution.failed`.
@@ -56,8 +55,6 @@ class Acnml(NmlPredictor):
     >>> predict = acnml.Acnml(classifier, posterior, alpha=0.1)
     >>> predict(torch.randn(5, 4)).shape
     torch.Size([5, 3])
-    >>> bool((predict.regret(torch.randn(5, 4)) >= 0).all())
-    True
     """
 
     classifier: Classifier

@@ -137,10 +137,9 @@ def fit_if_comp(
         progress: whether to show a progress bar; by default only in a terminal.
 
     >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> x = torch.randn(100, 4)
-    >>> acnml.fit_if_comp(classifier, x, temperature=2.0, c=0.01)(x[:5]).shape
-    torch.Size([5, 3])
+    >>> acnml.fit_if_comp(acnml.Classifier(torch.nn.Linear(4, 3)), x, temperature=2.0)(x).shape
+    torch.Size([100, 3])
     """
     require_classifier(classifier)
     tempered = classifier.tempered(temperature)

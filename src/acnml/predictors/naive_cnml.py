@@ -44,15 +44,12 @@ class _Refitting(NmlPredictor):
     def log_lik_each(self, x: Inputs) -> Iterator[Tensor]:
         """Yield `log_lik` (K,) of each input in turn, as soon as it is available.
 
-        The result of an input does not depend on the others. A long run that was interrupted can
-        therefore be continued with the remaining inputs. Inputs that are trained together become
-        available together. To lose less in an interruption, reduce `Refit.rows`.
+        The result of an input does not depend on the others, so an interrupted run can be continued
+        with the remaining inputs. Those that are trained together become available together.
         """
         own = as_inputs(x)
-        refits = refit_each(
-            self.classifier, self.loader, own, self.refit, self.layers, self.progress
-        )
-        found = map(self._log_lik, refits)
+        settings = self.refit, self.layers, self.progress
+        found = map(self._log_lik, refit_each(self.classifier, self.loader, own, *settings))
         arrays: Iterator[Any] = (each.cpu().numpy() for each in found)
         return arrays if has_arrays_only(x) else found
 
@@ -66,10 +63,9 @@ class _Refitting(NmlPredictor):
 class NaiveCnml(_Refitting):
     """p(y|x) ∝ p_θ̂_y(y|x), where θ̂_y is fine-tuned on the training data and (x, y).
 
-    For B inputs and K labels this takes B · K · epochs passes over the training data. For example,
-    B = 10 inputs with K = 10 labels need 100 training runs. ACNML approximates this predictor. Use
-    it for comparisons. If only the last layers are trained (Bibas et al. 2019), the layers before
-    them run once for many pairs of input and label, and more pairs fit into memory.
+    For B inputs and K labels this takes B · K · epochs passes over the training data. ACNML
+    approximates this predictor. Use it for comparisons. If only the last layers are trained (Bibas
+    et al. 2019), the layers before them run once for many pairs of input and label.
 
     Args:
         classifier: the trained model, e.g. `classifier.at(posterior.mean)`.
@@ -103,10 +99,8 @@ class NaiveCnmlMax(_Refitting):
 
     >>> import acnml, torch
     >>> data = [(torch.eye(2), torch.tensor([0, 1]))]
-    >>> classifier = acnml.Classifier(torch.nn.Linear(2, 3))
-    >>> predict = acnml.predictors.NaiveCnmlMax(classifier, data, acnml.fit.Refit(epochs=1))
-    >>> predict(torch.zeros(4, 2)).shape
-    torch.Size([4, 3])
+    >>> acnml.predictors.NaiveCnmlMax(acnml.Classifier(torch.nn.Identity()), data).refit.epochs
+    5
     """
 
     @staticmethod

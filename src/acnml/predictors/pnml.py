@@ -32,11 +32,7 @@ class Pnml(NmlPredictor):
     all its training inputs. Refit only the weights of label y by least squares: the layer's
     training outputs stay fixed, and the target at x is log p_y = 0. This moves the output by
     -h log p_y, and the probability of y to the expression above, its genie probability. The regret
-    log C(x), the logarithm of the sum over y, lies between 0 and log K. It is the paper's score for
-    inputs that are out of distribution.
-
-    In directions that the training data do not have, l is at most ‖a‖²/λ, which is large: h is
-    nearly 1.
+    log C(x) is the paper's score for inputs that are out of distribution.
 
     Args:
         classifier: the model.
@@ -132,12 +128,8 @@ def fit_pnml(
     eye = torch.eye(len(total), dtype=total.dtype, device=total.device)
     factor, failed = torch.linalg.cholesky_ex(total + added * eye)
     if bool(failed):
-        raise ValueError(
-            f"a ridge of {added:.2g} is lost in rounding: the features have squares of up to "
-            f"{total.diagonal().max().item():.2g}. Choose a larger one, or leave it to the default"
-        )
-    inverse = torch.cholesky_inverse(factor)
-    return Pnml(classifier, site.layer.names, (inverse + inverse.T) / 2, c)
+        raise ValueError(f"a ridge of {added:.2g} is lost in rounding: choose a larger one")
+    return Pnml(classifier, site.layer.names, torch.cholesky_inverse(factor), c)
 
 
 def _last_layer(classifier: Classifier, names: Sequence[str]) -> Site:

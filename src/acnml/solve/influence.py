@@ -41,12 +41,10 @@ class Influence(LogitSolver):
     the step overshoots, and `Linearised` gives another answer.
 
     >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> x = torch.randn(100, 4)
+    >>> classifier, x = acnml.Classifier(torch.nn.Linear(4, 3)), torch.randn(100, 4)
     >>> posterior = acnml.fit_laplace(classifier, x)
-    >>> predict = acnml.Acnml(classifier, posterior, acnml.solve.Influence(), alpha=0.001)
-    >>> predict(x[:5]).shape
-    torch.Size([5, 3])
+    >>> acnml.Acnml(classifier, posterior, acnml.solve.Influence(), alpha=0.001)(x).shape
+    torch.Size([100, 3])
     """
 
     def of(self, problem: Problem) -> Solution:
