@@ -34,10 +34,10 @@ NO_EFFECT = (
     "of the training, or collect more epochs"
 )
 STALE = (
-    "the stored statistics of batch norm, first of layer {layer!r}, do not fit the mean of the "
-    "weights that SWAG has collected. Before you predict, recompute them: "
+    "the stored statistics of batch norm do not fit the mean of the weights that SWAG has "
+    "collected. Before you predict, recompute them: "
     "statistics = acnml.fit.batch_norm_statistics(classifier, loader, mean); "
-    "classifier = classifier.at({{**mean, **statistics}})"
+    "classifier = classifier.at({**mean, **statistics})"
 )
 
 # Names and prefixes in a state dict.
@@ -66,8 +66,8 @@ def fit_swag(
     rate, the posterior has no effect, and a warning says so. The initial learning rate of the
     training is a good choice.
 
-    If the model has batch norm, its stored statistics do not fit the mean of the weights, and a
-    warning says so. Recompute them before you predict:
+    If the model has batch norm, its stored statistics do not fit the mean of the weights. Recompute
+    them before you predict:
 
         statistics = acnml.fit.batch_norm_statistics(classifier, loader, posterior.mean)
         classifier = classifier.at({**posterior.mean, **statistics})
@@ -102,7 +102,7 @@ def fit_swag(
     optimizer = torch.optim.SGD(
         [p for p in trained if p.requires_grad], lr=learning_rate, momentum=MOMENTUM
     )
-    swag, stale = Swag(rank, names), _moved_batch_norms(module)
+    swag = Swag(rank, names)
 
     def step(x: Inputs, labels: Tensor | None) -> None:
         if classifier.findings.is_due((), x):
@@ -120,26 +120,9 @@ def fit_swag(
     if (spread := swag.spread()) < LEAST_SPREAD:
         message = NO_EFFECT.format(percent=100 * spread, learning_rate=learning_rate)
         warnings.warn(message, stacklevel=callers_level())
-    if stale:
-        warnings.warn(STALE.format(layer=min(stale)), stacklevel=callers_level())
+    if layers is None and tracking_batch_norms(module):  # trained layers lie before them
+        warnings.warn(STALE, stacklevel=callers_level())
     return swag
-
-
-def _moved_batch_norms(module: nn.Module) -> set[str]:
-    """Return a set to which runs of the module add batch-norm layers, by name.
-
-    They are those whose inputs depend on a trained parameter: the only ones that require gradients.
-    """
-    moved: set[str] = set()
-    for name, layer in tracking_batch_norms(module).items():
-
-        def note(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            (x,) = args or kwargs.values()
-            if x.requires_grad:
-                moved.add(name)
-
-        layer.register_forward_pre_hook(note, with_kwargs=True)
-    return moved
 
 
 @final
@@ -217,9 +200,8 @@ class Swag:
     def state_dict(self) -> Params:
         """Return a copy of the running state as a flat dict of tensors.
 
-        It contains the running sums and not the variances, so that a restored `Swag` continues
-        bitwise equal. safetensors can store it, but sorts the names. Samples from the posterior
-        depend on the order of the names, so "order" contains the original position of each.
+        A `Swag` that continues from it is bitwise equal. safetensors sorts the names, but samples
+        from the posterior depend on their order, so "order" has the original position of each.
         """
         deviations, names = list(self._deviations), list(self.mean)
         order = [names.index(name) for name in sorted(names)]
