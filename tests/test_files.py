@@ -76,7 +76,7 @@ def inside_a_file(path: Path) -> Path:
 
 
 PLACES = {
-    "folder": (make_folder, "it is a folder, not a file; choose the name of a file"),
+    "folder": (make_folder, "it is a folder, not a file; choose the name of a"),
     "link to a pipe": (make_link_to_pipe, "it is a device, a pipe or a socket, not a file"),
     "device": (lambda _: Path("/dev/null"), "it is a device, .* choose the name of a regular file"),
     "inside a file": (inside_a_file, "[Nn]ot a directory"),

@@ -19,7 +19,6 @@ REMEDIES = {
     errno.EACCES: ANOTHER_PLACE,
     errno.EPERM: ANOTHER_PLACE,
     errno.EROFS: ANOTHER_PLACE,
-    errno.EISDIR: "choose the name of a file",
     errno.EINVAL: "choose the name of a regular file, or a new one",
 }
 
@@ -44,10 +43,8 @@ def require_target(path: Path) -> int | None:
 def require_regular(path: Path, mode: int) -> None:
     """Raise an error unless the mode is that of a regular file."""
     if not stat.S_ISREG(mode):
-        is_folder = stat.S_ISDIR(mode)
-        what = "it is a folder" if is_folder else "it is a device, a pipe or a socket"
-        code = errno.EISDIR if is_folder else errno.EINVAL
-        raise OSError(code, f"{what}, not a file", str(path))
+        what = "a folder" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
+        raise OSError(errno.EINVAL, f"it is {what}, not a file", str(path))
 
 
 def write_file(path: Path, content: bytes) -> Path:

@@ -27,7 +27,7 @@ from acnml import (
 from acnml._algebra import dual
 from acnml._util.params import Params
 from acnml.calibration import heads
-from acnml.classifier import Classifier, require_classifier
+from acnml.classifier import Classifier, as_classifier
 from acnml.storage import disk
 from acnml.storage.disk import CHECKSUM, FORMAT_VERSION, HEADER, StorageError
 from acnml.storage.network import Weights, require_same
@@ -63,14 +63,13 @@ KINDS: dict[str, Any] = {
 def save(value: Any, path: str | os.PathLike[str]) -> None:
     """Store a posterior, a curvature, a `Swag`, or a predictor without its network.
 
-    The write is atomic: if it fails, no partial file is left and an existing file is unchanged. A
-    file that cannot be written raises a `StorageError`. Only regular files are replaced; a symbolic
-    link is followed. The mode of the file follows the umask.
+    The write is atomic: if it fails, with a `StorageError`, an existing file is unchanged. Only
+    regular files are replaced; a symbolic link is followed. The mode of the file follows the umask.
 
     Save a predictor before its network is trained further. Predictors share weights with the
     network, and the file describes the network as it is now. A `Calibrated` predictor is refused if
-    the network's last layer has changed since it was calibrated (`Calibrated.require_current`).
-    Changes of other layers alone, and of networks of other predictors, cannot be noticed.
+    the network's last layer has changed since it was calibrated. Changes of other layers alone, and
+    of networks of other predictors, cannot be noticed.
 
     >>> import acnml, tempfile, torch
     >>> posterior = acnml.Diagonal({"w": torch.zeros(3)}, {"w": torch.ones(3)})
@@ -123,7 +122,8 @@ def load(
     >>> torch.equal(again(x), predict(x))
     True
     """
-    given = _given(classifier)
+    several: Any = classifier if isinstance(classifier, (list, tuple)) else [classifier]
+    given = [as_classifier(network) for network in several if network is not None]
     stored = disk.read(Path(path))
     if len(given) != len(stored.networks):
         how = ("load(path)", "load(path, model)", "load(path, [model, ...]), in their order")
@@ -144,21 +144,8 @@ def load(
         raise StorageError(f"{path} cannot be restored: {error}") from error
 
 
-def _given(classifier: Network | Sequence[Network] | None) -> list[Classifier]:
-    """Return the networks that were passed as classifiers, checked."""
-    several: Any = classifier if isinstance(classifier, (list, tuple)) else [classifier]
-    given = [Classifier(n) if isinstance(n, nn.Module) else n for n in several if n is not None]
-    for one in given:
-        require_classifier(one)
-    return given
-
-
 def _at_temperature(classifier: Classifier, temperature: float) -> Classifier:
-    """Return the classifier with the stored temperature.
-
-    If it already has a temperature, it must be the stored one. Otherwise the logits would silently
-    be divided by two temperatures.
-    """
+    """Return the classifier with the stored temperature, unless it has another one already."""
     if classifier.temperature == temperature:
         return classifier
     if classifier.temperature != 1:

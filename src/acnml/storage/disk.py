@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -54,10 +53,7 @@ def write_file(path: Path, content: bytes) -> Path:
     """Write a file atomically, or raise a `StorageError`."""
     require_target(path)
     with _storage_errors(path, "written"):
-        try:
-            return files.write_file(path, content)
-        except FileNotFoundError as error:  # the folder is there, but is one such as /proc/self
-            raise OSError(errno.EPERM, "its folder takes no new files") from error
+        return files.write_file(path, content)
 
 
 def require_target(path: Path) -> None:
@@ -128,5 +124,3 @@ def _storage_errors(path: Path, done: str) -> Iterator[None]:
         raise StorageError(
             f"{path} cannot be {done}: {error.strerror or error}; {files.remedy_for(error)}"
         ) from error
-    except ValueError as error:  # of a path, for example with a null character
-        raise StorageError(f"{str(path)!r} cannot be {done}: {error}") from error
