@@ -78,6 +78,8 @@ def test_calibrate_takes_data_sets_of_arrays_and_returns_arrays():
         assert isinstance(tensor, Tensor)
         assert array.dtype == tensor.numpy().dtype
         np.testing.assert_allclose(array, tensor.numpy(), rtol=1e-4, atol=1e-6)
+    answer = found.calibrator(model(query).detach().numpy(), found.features(query.numpy()))
+    assert_arrays_equal(answer, found(query))
     predicted = acnml.calibrate(model, (x, model(x).argmax(-1)), (xv, yv))
     assert unlabelled.alpha == pytest.approx(predicted.alpha)
 

@@ -15,9 +15,7 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, calibrate, fit_calibrator, metrics
-from acnml.calibration import Answer
 from acnml.calibration.calibrator import RULES, spread
-from acnml.calibration.search import LARGEST, largest_at_price
 from cases import normal
 from scalar import solve_diagonal
 
@@ -217,18 +215,6 @@ def test_an_answer_is_all_of_it(fitted):
     assert (answer.regret <= math.log(3)).all()
 
 
-def test_arrays_for_arrays(fitted):
-    found, model, _, _, test = fitted
-    x, _ = joined(test)
-    for answer in (
-        found(x.numpy()),
-        found.calibrator(model(x).detach().numpy(), found.features(x).numpy()),
-    ):
-        assert isinstance(answer, Answer)
-        assert all(isinstance(part, np.ndarray) for part in answer)
-        np.testing.assert_array_equal(answer.probs, found.probs(x).numpy())
-
-
 @pytest.mark.parametrize("by", ["confidence", "regret"])
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 1.0])
 def test_abstaining_rejects_the_share_in_validation(fitted, by, share):
@@ -359,17 +345,6 @@ def test_no_score_is_the_softmax_and_a_huge_one_forgets_the_logits(rule):
         expected = (weights / weights.sum(-1, keepdim=True)).log()
         found = torch.log_softmax(log_lik, -1)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("start", [1e-5, 1.0, 1e5])
-def test_the_search_finds_the_largest_knob_at_a_price(start):
-    def cost(knob):  # falls at first
-        return 0.1 * math.log10(1 + knob) ** 2 - 0.05 * math.log10(1 + knob)
-
-    found = largest_at_price(cost, 0.02, start)
-    assert 0.99 * 0.02 <= cost(found) <= 0.02
-    assert cost(1.05 * found) > 0.02
-    assert largest_at_price(lambda knob: 0.0, 0.02) == LARGEST
 
 
 @pytest.mark.parametrize("rule", RULES)

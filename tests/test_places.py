@@ -30,42 +30,37 @@ def read(model, places, x):
     return Taps(Classifier(model), places)(x)[1]
 
 
-def test_stages_and_vectors_of_a_convolutional_network():
-    assert places_of(conv_net(), normal(4, 2, 8, 8)) == (
-        Place("1"),  # the last tensor with 8×8 positions
-        Place("5"),  # the last with 4×4
-        Place("8", is_input=True),
-        Place("10", is_input=True),
-    )
-
-
-@pytest.mark.parametrize("padding", [nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d])
-def test_layers_that_pad_make_no_stage(padding):
+def padded(padding: type[nn.Module]) -> nn.Module:
+    """A layer that only pads, before the second stage."""
     layers = list(conv_net())
-    padded = nn.Sequential(*layers[:3], nn.Sequential(padding(2), nn.AvgPool2d(5, 1)), *layers[3:])
-    assert [place.module for place in places_of(padded, normal(4, 2, 8, 8))] == [
-        "1",
-        "6",
-        "9",
-        "11",
-    ]
+    return nn.Sequential(*layers[:3], nn.Sequential(padding(2), nn.AvgPool2d(5, 1)), *layers[3:])
 
 
-def test_hidden_layers_of_an_mlp_and_not_its_inputs():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
-    places = places_of(model, torch.randn(5, 4))
-    assert places == (Place("2", is_input=True), Place("4", is_input=True))
+IMAGES, VECTORS = normal(4, 2, 8, 8), normal(5, 4)
+LINEAR = (nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
-def test_inputs_of_a_linear_model():
-    assert places_of(nn.Linear(4, 3), torch.randn(5, 4)) == (
-        Place("", is_input=True, is_scaled=False),
-    )
-
-
-def test_channels_of_a_one_dimensional_convolution():
-    model = nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 5, 4))
-    assert places_of(model, torch.randn(4, 2, 7))[0] == Place("1", channels=1)
+@pytest.mark.parametrize(
+    ("model", "x", "expected"),
+    [
+        # the last tensor with 8×8 positions, the last with 4×4, and two vectors
+        (conv_net(), IMAGES, [Place("1"), Place("5"), Place("8", True), Place("10", True)]),
+        *(
+            (padded(kind), IMAGES, [Place("1"), Place("6"), Place("9", True), Place("11", True)])
+            for kind in (nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d)
+        ),
+        # hidden layers of an MLP, and not its inputs; those of a linear model
+        (nn.Sequential(*LINEAR).double(), VECTORS, [Place("2", True), Place("4", True)]),
+        (nn.Linear(4, 3).double(), VECTORS, [Place("", True, is_scaled=False)]),
+        (
+            nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(15, 4)).double(),
+            normal(4, 2, 7),
+            [Place("1"), Place("3", True)],
+        ),
+    ],
+)
+def test_default_places(model, x, expected):
+    assert list(places_of(model, x)) == expected
 
 
 class Attention(nn.Module):

@@ -260,7 +260,7 @@ class Atypicality:
     def __call__(self, features: Tensor) -> Tensor:
         """Return m (B,) for features (B, q): the distance from the nearest class, in its unit."""
         along, beside = self._split(features)
-        return (self._from_classes(along).amin(-1) + beside) / self.typical
+        return (self._from_nearest(along) + beside) / self.typical
 
     def distances(self, features: Tensor) -> Distances:
         """Return squared distances, in no unit, for scores that detect unknown inputs."""
@@ -272,7 +272,7 @@ class Atypicality:
         products = along @ known.T
         removed = (products * torch.linalg.solve(inner, products.T).T).sum(-1)
         overall = along.square().sum(-1) - removed + beside
-        return Distances(self._from_classes(along).amin(-1) + beside, overall)
+        return Distances(self._from_nearest(along) + beside, overall)
 
     def to(self, device: torch.device | str | torch.dtype) -> Atypicality:
         """Return the same score with its tensors on a device, or in a precision."""
@@ -300,12 +300,12 @@ class Atypicality:
         beside = (scaled - along @ self.directions).square().sum(-1)
         return along * self.stretch, self.rest * beside
 
-    def _from_classes(self, along: Tensor) -> Tensor:
-        """Return the squared distances (B, K) from all classes; infinite for those without data."""
+    def _from_nearest(self, along: Tensor) -> Tensor:
+        """Return the squared distances (B,) from the nearest of the classes that have data."""
         means = self.class_means
         lengths = means.square().sum(-1).masked_fill(self.shares == 0, torch.inf)
         products = torch.addmm(lengths, along, means.T, alpha=-2)
-        return (products + along.square().sum(-1, keepdim=True)).clamp(min=0)
+        return (products.amin(-1) + along.square().sum(-1)).clamp(min=0)
 
 
 def _ordinary(gaps: Tensor) -> Tensor:
@@ -370,17 +370,13 @@ def _most_likely(
         left, beside = count - rank, float((length - seen.sum(-1)).mean())
         # Directions without variance, as of features that repeat others, show rounding only.
         var_beside = max(beside / left, LEAST_VARIANCE) if left else 1.0
+        rest, seen_var = 1 / var_beside if left else 0.0, seen.mean(0)
         for rho in shrinkages:
             var = (1 - rho) * own + rho * own.mean()
-            loss = (
-                float((var.log() + seen.mean(0) / var).sum()) + left * math.log(var_beside) + left
-            )
-            trained = float((own / var).sum()) + (count - float(own.sum())) / var_beside * (
-                left > 0
-            )
-            found = float((seen.mean(0) / var).sum()) + beside / var_beside * (left > 0)
-            rest = 1 / var_beside if left else 0.0
+            found, trained = float((seen_var / var).sum()), float((own / var).sum())
+            loss = float(var.log().sum()) + found + left * (math.log(var_beside) + 1)
+            overfit = (found + beside * rest) / (trained + (count - float(own.sum())) * rest)
             directions = turn.T @ main[-rank:]
-            models.append(_Gaussian(directions, var, rest, rho, loss, found / trained))
+            models.append(_Gaussian(directions, var, rest, rho, loss, overfit))
         rank //= 2
     return min(models, key=lambda model: model.loss)

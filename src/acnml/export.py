@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -41,10 +40,9 @@ def export_onnx(calibrated: Calibrated, example: Inputs, path: str | os.PathLike
         path: of the file to write; it is complete, or it is not there.
 
     >>> import acnml, torch
-    >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
-    >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
-    >>> model = torch.nn.Linear(4, 2)  # stands for a trained network
-    >>> model.weight.data = torch.tensor([[-3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
+    >>> x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
+    >>> labels, model = (x.sum(1) > 0).long(), torch.nn.Linear(2, 2)  # a trained network
+    >>> model.weight.data = torch.tensor([[-3.0, 0.0], [3.0, 0.0]])
     >>> calibrated = acnml.calibrate(model, x[:1000], (x[1000:], labels[1000:]))
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -76,8 +74,8 @@ def export_onnx(calibrated: Calibrated, example: Inputs, path: str | os.PathLike
         )
     assert program is not None
     content = _without_traces(program.model_proto).SerializeToString()
-    session = _session(onnxruntime, content)
-    difference = max(_difference(session, calibrated, x) for x in (prepared, _first(prepared)))
+    session, one = _session(onnxruntime, content), batches.take(prepared, slice(0, 1))
+    difference = max(_difference(session, calibrated, x) for x in (prepared, one))
     if not difference <= LARGEST_DIFFERENCE:
         raise ValueError(
             f"the exported model differs by {difference:.2g} in probability on the example: an "
@@ -135,14 +133,12 @@ def _session(onnxruntime: Any, content: bytes) -> Any:
         ) from error
 
 
-def _first(x: Inputs) -> Inputs:
-    return batches.take(x, slice(0, 1))
-
-
 def _difference(session: Any, calibrated: Calibrated, x: Inputs) -> float:
     """Return the largest difference in probability between a file and the predictor."""
+    names = [each.name for each in session.get_inputs()]
+    arrays = [tensor.cpu().numpy() for tensor in batches.named_tensors(x).values()]
     try:
-        (log_probs,) = session.run(["log_probs"], _feed(session, x))
+        (log_probs,) = session.run(["log_probs"], dict(zip(names, arrays, strict=True)))
     except Exception as error:  # of onnxruntime, which has many kinds
         raise ValueError(
             f"the exported model does not run on a batch of {batches.size(x)}: {error}; the model "
@@ -151,10 +147,3 @@ def _difference(session: Any, calibrated: Calibrated, x: Inputs) -> float:
     found, expected = torch.from_numpy(log_probs).exp(), calibrated.probs(x).cpu()
     gap = (found - expected).abs()  # padding has no answer in both
     return float(gap.masked_fill(found.isnan() & expected.isnan(), 0.0).max())
-
-
-def _feed(session: Any, x: Inputs) -> Mapping[str, Any]:
-    """Return a batch as the session takes it, under the names of its inputs."""
-    tensors: list[Tensor] = list(batches.named_tensors(x).values())
-    names = [each.name for each in session.get_inputs()]
-    return {name: tensor.cpu().numpy() for name, tensor in zip(names, tensors, strict=True)}

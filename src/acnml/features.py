@@ -33,12 +33,6 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.modules.padding import (
-    _CircularPadNd,
-    _ConstantPadNd,
-    _ReflectionPadNd,
-    _ReplicationPadNd,
-)
 
 from acnml._util import batches
 from acnml._util.arrays import as_tensor
@@ -57,8 +51,8 @@ PROBED = 13
 CHANNELS_SECOND = (_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm)
 CHANNELS_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.EmbeddingBag)
 
-# Modules that add positions, but no features.
-PADDING = (_CircularPadNd, _ConstantPadNd, _ReflectionPadNd, _ReplicationPadNd)
+# Where torch has modules that add positions, but no features.
+PADDING = "torch.nn.modules.padding"
 
 # Names of heads beside the main one, which may run after it.
 AUXILIARY = re.compile(r"aux", re.IGNORECASE)
@@ -190,7 +184,7 @@ def keepers(places: Sequence[Place], kept: Kept) -> dict[str, Keeper]:
 
 @final
 class Taps:
-    """A view of a classifier that returns the pooled features of a run beside its logits."""
+    """Runs a classifier and returns pooled features beside its logits."""
 
     def __init__(
         self, classifier: Classifier, places: Sequence[Place], folding: Folding | None = None
@@ -284,7 +278,8 @@ def _default_places(passed: Sequence[_Passed], with_positions: bool) -> tuple[Pl
             continue
         axis = channels or (-1 if len(returned) == 3 else 1)
         positions = returned[1:].numel() // returned[axis]
-        is_stage = not (isinstance(module, PADDING) or INSIDE_ATTENTION.search(name))
+        pads = any(kind.__module__ == PADDING for kind in type(module).__mro__)
+        is_stage = not (pads or INSIDE_ATTENTION.search(name))
         if is_stage and positions > 1:
             stages[positions] = order, Place(name, channels=axis)
     found = [*stages.values(), *vectors.values()]

@@ -213,12 +213,9 @@ class Calibrator(Answering):
 
     >>> import acnml
     >>> x = torch.randn(4000, 2, generator=torch.Generator().manual_seed(0))
-    >>> labels = (x.sum(1) > 0).long()
-    >>> logits = 3 * x[:, :1] * torch.tensor([-1.0, 1.0])
-    >>> train, validation = (x[:2000], labels[:2000]), (logits[2000:], x[2000:], labels[2000:])
-    >>> calibrator = acnml.fit_calibrator(train, validation)
-    >>> certificate = calibrator.abstention(risk=0.05).certificates[0]
-    >>> certificate.is_certified
+    >>> logits, labels = 3 * x[:, :1] * torch.tensor([-1.0, 1.0]), (x.sum(1) > 0).long()
+    >>> calibrator = acnml.fit_calibrator((x, labels), (logits, x, labels))
+    >>> calibrator.abstention(risk=0.05).certificates[0].is_certified
     True
     """
 
@@ -291,13 +288,17 @@ class Calibrator(Answering):
         z, m, nothing_here = head.rows(flat, score, nothing)
         z = z.to(wide) / self.temperature
         log_lik = RULES[self.rule](z, spread(self.alpha, m).to(wide))
-        total = torch.logsumexp(log_lik, dim=-1) + nothing_here
-        # Rounding may add to the limits of the regret.
-        log_probs = log_lik - total.unsqueeze(-1)
-        regret = total.clamp(0.0, math.log(log_lik.shape[-1]))
+        # Of every rule, some label has a likelihood of 1 / K at least: sums of them are safe.
+        likelihood = log_lik.exp()
+        total = likelihood.sum(-1) + nothing_here
+        probs, log_total = likelihood / total.unsqueeze(-1), total.log()
         # No rule changes the order of the classes, but a huge spread makes them all equal.
-        label, probs = z.argmax(-1).masked_fill(regret.isnan(), -1), log_probs.exp()
-        rows = label, probs.amax(-1), probs, log_probs, regret
+        label = z.argmax(-1, keepdim=True)
+        confidence, label = probs.gather(-1, label).squeeze(-1), label.squeeze(-1)
+        # Rounding may add to the limits of the regret.
+        regret = log_total.clamp(0.0, math.log(log_lik.shape[-1]))
+        log_probs, label = log_lik - log_total.unsqueeze(-1), label.masked_fill(regret.isnan(), -1)
+        rows = label, confidence, probs, log_probs, regret
         return (*head.per_place(rows, size), score + nothing)
 
     @cached_property
@@ -377,10 +378,11 @@ def closed_form(logits: Tensor, var: Tensor) -> Tensor:
     """Return log p_y / (p_y + p_y^h (1 - p_y)) (B, K) with h = v / (1 + v)."""
     log_probs = torch.log_softmax(logits, dim=-1)
     h = (var / (1 + var)).unsqueeze(-1)
-    # log (1 - p_y); for the likeliest label as a sum, because 1 - p_y cancels.
-    top = log_probs.argmax(-1, keepdim=True)
-    others = log_probs.exp().scatter(1, top, 0.0)
-    log_others = torch.log1p(-others).scatter(1, top, others.sum(-1, keepdim=True).log())
+    # log (1 - p_y); as a sum where 1 - p_y cancels.
+    probs = log_probs.exp()
+    cancels = probs > 0.5
+    others = probs.masked_fill(cancels, 0.0)
+    log_others = others.sum(-1, keepdim=True).log().where(cancels, torch.log1p(-others))
     # -log(1 + p_y^(h - 1) (1 - p_y)), a form in which nothing cancels.
     return functional.logsigmoid((1 - h) * log_probs - log_others)
 

@@ -82,24 +82,19 @@ def fit_calibrator(
         validation: logits (N, K), features (N, q) and classes (N,) of data like the training data
             that the classifier was not trained on. With an `Atypicality`, scores m (N,) can stand
             for the features: those of a cross-validation, each from the data of other folds.
-        price: accepted increase of the validation NLL over the best temperature, in nats. A higher
-            price gives less confident predictions.
-        rule: "closed-form" or "acnml"; "density-temperature" is a baseline without a regret.
-        temperature: of the logits; by default that of least validation NLL. The price is counted
-            from the NLL at this temperature.
-        on_error: what the result does about inputs without an answer, see `Calibrator`.
-        task: "multilabel" for several labels per input; "dense" for maps, "tokens" for texts. By
-            default what the shape of the labels says, see `acnml.calibration.heads`.
+        price: accepted increase of the validation NLL. See `acnml.calibrate`, also for the others.
+        rule: "closed-form", "acnml" or "density-temperature".
+        temperature: of the logits; by default that of least validation NLL.
+        on_error: "raise" or "flag".
+        task: "multilabel", "dense" or "tokens".
         ignore_index: label of positions that do not count.
 
     >>> from acnml import fit_calibrator
-    >>> features = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
-    >>> labels = (features[:, 0] + 0.5 * features[:, 1] > 0).long()
-    >>> logits = 3 * features[:, :1] * torch.tensor([-1.0, 1.0])  # of a classifier that is too sure
-    >>> calibrator = fit_calibrator(
-    ...     (features[:1000], labels[:1000]), (logits[1000:], features[1000:], labels[1000:])
-    ... )
-    >>> calibrator.probs(logits[:3], features[:3]).shape
+    >>> x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))  # features
+    >>> labels = (x.sum(1) > 0).long()
+    >>> logits = 3 * x[:, :1] * torch.tensor([-1.0, 1.0])  # of a classifier that is too sure
+    >>> calibrator = fit_calibrator((x[:999], labels[:999]), (logits[999:], x[999:], labels[999:]))
+    >>> calibrator.probs(logits[:3], x[:3]).shape
     torch.Size([3, 2])
     """
     require_settings(price, rule)

@@ -66,12 +66,10 @@ class Calibrated(Answering):
         calibrator: the core, which needs no network.
 
     >>> import acnml
-    >>> x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0))
-    >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
-    >>> model = torch.nn.Linear(4, 2)  # stands for a trained network
-    >>> model.weight.data = torch.tensor([[-3.0, 0.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]])
-    >>> train, validation = (x[:1000], labels[:1000]), (x[1000:], labels[1000:])
-    >>> calibrated = acnml.calibrate(model, train, validation)
+    >>> x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
+    >>> labels, model = (x.sum(1) > 0).long(), nn.Linear(2, 2)  # stands for a trained network
+    >>> model.weight.data = torch.tensor([[-3.0, 0.0], [3.0, 0.0]])
+    >>> calibrated = acnml.calibrate(model, x[:1000], (x[1000:], labels[1000:]))
     >>> answer = calibrated(x)
     >>> answer.probs.shape
     torch.Size([2000, 2])
@@ -251,9 +249,11 @@ def calibrate(
             one.
         price: accepted increase of the validation NLL over the best temperature, in nats. A higher
             price gives less confident predictions. Most users need no other setting.
-        rule: "closed-form" or "acnml", see `acnml.calibration.calibrator`.
+        rule: "closed-form" or "acnml", see `acnml.calibration.calibrator`; "density-temperature" is
+            a baseline without a regret.
         places: where features are taken; by default at places that are found in the network.
-        temperature: of the network; by default that of least validation NLL.
+        temperature: of the network; by default that of least validation NLL. The price is counted
+            from the NLL at this temperature.
         on_error: what the result does about inputs without an answer, such as NaN: "raise" an
             error, or "flag" them (the label is -1). Validation data must all have an answer.
         progress: show progress bars; by default in a terminal only.
@@ -265,11 +265,9 @@ def calibrate(
         ignore_index: label of positions that do not count.
 
     >>> import acnml
-    >>> x = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0))
-    >>> labels = (x[:, 0] + 0.5 * x[:, 1] > 0).long()
-    >>> model = nn.Linear(5, 2)  # stands for a trained network, too confident in the first input
-    >>> with torch.no_grad():
-    ...     _ = model.weight.copy_(torch.tensor([[-3.0, 0, 0, 0, 0], [3.0, 0, 0, 0, 0]]))
+    >>> x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
+    >>> labels, model = (x.sum(1) > 0).long(), nn.Linear(2, 2)  # stands for a trained network
+    >>> model.weight.data = torch.tensor([[-3.0, 0.0], [3.0, 0.0]])  # too sure of its first input
     >>> train, validation = (x[:1000], labels[:1000]), (x[1000:], labels[1000:])
     >>> calibrated = acnml.calibrate(model, train, validation)
     >>> calibrated.probs(x[:3]).shape
