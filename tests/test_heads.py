@@ -402,23 +402,7 @@ def test_an_input_without_an_answer_is_named_or_flagged():
     assert flagged.probs.isnan().any(1).nonzero().tolist() == [[2, 3, 3]]
 
 
-# Models as timm builds them ----------------------------------------------------------------
-
-
-class Pooled(nn.Module):
-    """A convolutional network with a head of this name, perhaps a module with `fc` inside."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6)
-        outer, _, inner = name.partition(".")
-        last = nn.Linear(6, 3)
-        self.add_module(outer, nn.ModuleDict({inner: last}) if inner else last)
-        self.name = name
-
-    def forward(self, x):
-        features = torch.relu(self.norm(self.stem(x))).mean((2, 3))
-        return self.get_submodule(self.name)(features)
+# Two heads --------------------------------------------------------------------------------------
 
 
 class Averaged(nn.Module):
@@ -458,21 +442,3 @@ def test_two_averaged_heads_are_calibrated_and_linearised(layers):
         jacobian = jacrev(logits)(flatten(mean, mean))
         expected = centred @ jacobian @ cov @ jacobian.T @ centred
         torch.testing.assert_close(centred @ own @ centred, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["fc", "head.fc"])
-def test_heads_of_vision_models_are_found(name):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Pooled(name).eval()
-        x = torch.randn(120, 2, 12, 12)
-        with torch.no_grad():  # a head that tells these inputs apart
-            weight, bias = list(model.parameters())[-2:]
-            bias -= model(x).mean(0)
-            scale = 10 / model(x).std()
-            weight *= scale
-            bias *= scale
-            labels = (model(x) + torch.randn(120, 3)).argmax(-1)
-    found = calibrate(model, (x[:60], labels[:60]), (x[60:], labels[60:]), price=0.05)
-    assert str(found.places[-1]) == f"input of {name!r}"
-    assert len(found.places) > 1  # stages or hidden states, too

@@ -359,20 +359,6 @@ def test_a_model_that_is_random_in_eval_mode_is_named():
         Gradient(2, 0.3)(Classifier(model), diagonal(model), normal(3, 4))
 
 
-def test_inputs_of_a_model_in_two_precisions_stay_as_they_are():
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.trunk, self.head = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.head(self.trunk(x.bfloat16()).float() + x)
-
-    model, x = Mixed(), normal(5, 4).float()
-    expected = model(x).log_softmax(-1)
-    torch.testing.assert_close(Map(Classifier(model))(x), expected, rtol=0, atol=1e-6)
-
-
 def test_wrappers_are_removed():
     model = nn.Linear(4, 3)
     for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager")):

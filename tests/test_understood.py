@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import pytest
 import torch
 from torch import nn
@@ -28,17 +26,6 @@ class CosineHead(nn.Module):
         return functional.linear(hidden, functional.normalize(self.head.weight))
 
 
-class CosineBesideLinear(CosineHead):
-    """The gradients of the other layer grow with the inputs, and those of the head do not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.skip = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return super().forward(x) + self.skip(x)
-
-
 def unit_posterior(model: nn.Module) -> Diagonal:
     mean = {name: p.detach().clone() for name, p in model.named_parameters()}
     return Diagonal(mean, {name: torch.ones_like(t) for name, t in mean.items()})
@@ -55,9 +42,8 @@ def unit_posterior(model: nn.Module) -> Diagonal:
         lambda c, x: Acnml(c, unit_posterior(c.model), Gradient(1, 0.3))(x),
     ],
 )
-@pytest.mark.parametrize("kind", [CosineHead, CosineBesideLinear])
-def test_a_cosine_head_is_refused_whatever_the_scale_of_its_inputs(kind, use, scale):
-    classifier, x = Classifier(kind()), scale * X.float()
+def test_a_cosine_head_is_refused_whatever_the_scale_of_its_inputs(use, scale):
+    classifier, x = Classifier(CosineHead()), scale * X.float()
     with pytest.raises(ValueError, match=r"uses 'head.weight' .*differently from a plain Linear"):
         use(classifier, x)
 
@@ -198,17 +184,9 @@ def test_a_few_outputs_that_happen_to_sum_to_one_are_accepted():
 # Functions that a copy of the model shares with the original --------------------------------------
 
 
-def _compiled(model):
-    model.forward = torch.compile(model.forward)
-
-
 def _lambda(model):
     body = model.body.forward
     model.activation = lambda x: torch.tanh(body(x))
-
-
-def _weak(model):
-    model.parent = weakref.ref(model)
 
 
 def _hook(model):
@@ -218,15 +196,7 @@ def _hook(model):
     model.body.register_forward_hook(keep)
 
 
-def _pre_hook(model):
-    model.head.register_forward_pre_hook(lambda module, args: (model.body.weight[0] * args[0],))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [_compiled, _lambda, _weak, _hook, _pre_hook],
-)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
+@pytest.mark.parametrize("change", [_lambda, _hook])
 def test_functions_that_run_the_original_are_refused(change):
     model = TwoLayers().double()
     change(model)

@@ -19,7 +19,7 @@ from dying import start, start_and_kill
 from stores import store_in
 from studies.files import CannotWriteError, write_file
 from studies.settings import override
-from studies.store import Content, DamagedError, Stage, work
+from studies.store import Content, DamagedError, Stage
 from studies.store.parts import locked
 from studies.store.record import canonical, encode, read_header, read_record
 from tiny_study import Run, TinyStudy, calls, contents, stages
@@ -78,15 +78,6 @@ DAMAGES = (truncate, flip, lambda path: path.write_bytes(b""), Path.unlink)
 BASE = Stage("fit", Linear(), seed=0, needs=(Stage("train", Linear()),))
 
 
-def test_equal_settings_have_equal_keys():
-    needs = (Stage("train", Linear()),)
-    for same in (
-        Stage("fit", Linear(1), seed=0, needs=needs),
-        Stage("fit", {"Linear": {"slope": 1}}, needs=needs),
-    ):
-        assert (same.key, same.label) == (BASE.key, BASE.label)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -101,7 +92,9 @@ def test_equal_settings_have_equal_keys():
         {"needs": BASE.needs * 2},
     ],
 )
-def test_whatever_decides_a_result_changes_its_key(change):
+def test_whatever_decides_a_result_changes_its_key_and_nothing_else(change):
+    same = replace(BASE, settings={"Linear": {"slope": 1}}, needs=(Stage("train", Linear(1)),))
+    assert (same.key, same.label) == (BASE.key, BASE.label)
     other = replace(BASE, **change)
     assert other.key != BASE.key
     assert other.label != BASE.label
@@ -272,24 +265,6 @@ def test_a_damaged_block_is_computed_again_and_no_other(store, tmp_path, damage)
     artefact = store.predict(Stage("predict"), 5, 1, compute)
     assert computed == [0, 1, 2, 3, 1, 3, 4]
     assert torch.equal(artefact.load()["rows"], torch.arange(5))
-
-
-def test_the_time_of_predictions_is_that_of_their_blocks(store, monkeypatch):
-    """A run is interrupted after two of four blocks, and goes on after a pause."""
-    clock = {"now": 100.0, "dies": True}
-    monkeypatch.setattr(work, "perf_counter", lambda: clock["now"])
-
-    def compute(rows: slice) -> dict[str, torch.Tensor]:
-        clock["now"] += 3
-        if rows.start == 4 and clock["dies"]:
-            raise KeyboardInterrupt
-        return {"p": torch.ones(2)}
-
-    with pytest.raises(KeyboardInterrupt):
-        store.predict(Stage("predict"), 8, 2, compute)
-    clock |= {"now": clock["now"] + 1000, "dies": False}
-    artefact = store.predict(Stage("predict"), 8, 2, compute)
-    assert (artefact.seconds, artefact.seconds_per_input) == (12, 1.5)
 
 
 def test_the_log_tells_what_happened(tmp_path, store):
