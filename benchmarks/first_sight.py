@@ -30,7 +30,7 @@ from studies.models import MODELS
 from studies.models.mlp import mlp
 
 INPUTS = 200
-CHECKS = ("probed", "require_apart_from", "check")
+CHECKS = ("check",)
 ROUNDS, SECONDS = 15, 4.0  # at least so many rounds, and more while there is time
 
 
@@ -73,7 +73,6 @@ def cost(predict: Predictor, classifier: Classifier, x: Tensor) -> dict[str, flo
     def checked() -> None:
         # What was found out about the model is forgotten, except what no check depends on.
         known, classifier.findings = classifier.findings, Findings()
-        classifier.findings.parting.update(known.parting)
         classifier.findings.only_linear.update(known.only_linear)
         predict(x)
 

@@ -14,7 +14,6 @@ from acnml._engine.rows import Rows, inner_product, row_chunks
 from acnml.posteriors import Posterior
 from acnml.problem import Problem
 from acnml.solve import Reference
-from acnml.solve.base import label_chunks
 from acnml.solve.logits import solve
 from benchmarks.subjects import Subject
 from benchmarks.timing import fastest, peak
@@ -73,10 +72,10 @@ def gaps(subject: Subject, posterior: str, inputs: int = 8) -> dict[str, Any]:
     kronecker = posterior.startswith("Kronecker")
     steps, size = (10, 0.25) if kronecker else (5, 0.5)
     found: dict[str, list[Tensor]] = {}
-    for rows, n_labels in row_chunks(subject.classifier, q, x, n_gradients=steps, memory=None):
-        for labels in label_chunks(rows, n_labels):
-            for name, v in _points(rows, labels, steps, size).items():
-                found.setdefault(name, []).append(_objective(rows, v, labels).flatten())
+    for rows, labels in row_chunks(subject.classifier, q, x, n_gradients=steps, memory=None):
+        for some in labels:
+            for name, v in _points(rows, some, steps, size).items():
+                found.setdefault(name, []).append(_objective(rows, v, some).flatten())
     values = {name: torch.cat(parts).double() for name, parts in found.items()}
     best = torch.stack(list(values.values())).amax(0)
     means = {name: float((best - value).mean()) for name, value in values.items()}

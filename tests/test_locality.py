@@ -17,7 +17,7 @@ ROOT = Path(acnml.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 
 # The agreed numbers of files, and of functions, which docs/architecture.md states.
-LAST_LAYER, ALL_LAYERS, CALIBRATED, FUNCTIONS = 12, 16, 8, 45
+LAST_LAYER, ALL_LAYERS, CALIBRATED, FUNCTIONS = 12, 15, 8, 45
 
 
 def passed(call) -> set[tuple[str, str]]:

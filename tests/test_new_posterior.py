@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from acnml import Acnml, Classifier, Glm, Gradient, Linearised
-from acnml._engine.recorder import AFFINE, SCALING, find_sites
-from acnml._engine.rows import rows_can_part
 from acnml._util.params import Params, scale
 from acnml.posteriors import Posterior
 from acnml.solve import Reference
@@ -73,16 +71,3 @@ def test_predictors_take_it(case: Case):
         lambda q: Glm(classifier, q),
     ):
         torch.testing.assert_close(make(posterior)(x), make(same)(x), rtol=0, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"), [("mlp", True), ("residual", False), ("twice", True), ("conv", True)]
-)
-def test_rows_part_where_the_model_allows_it(name, parts):
-    """A skip connection around the first covered layer carries one row per input."""
-    case = next(case for case in [*MODELS, *MORE] if case.name == name)
-    model = case.model()
-    names = [parameter for parameter, _ in model.named_parameters()]
-    sites = find_sites(model, names, AFFINE + SCALING, "")
-    classifier = Classifier(model)
-    assert rows_can_part(classifier, sites, case.x(2), classifier.parameters) == parts

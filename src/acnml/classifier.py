@@ -226,9 +226,6 @@ class Findings:
     seen: dict[frozenset[str], int] = field(default_factory=dict)
     # Names of covered parameters with which rows of a batch were found not to depend on each other.
     apart: set[frozenset[str]] = field(default_factory=set)
-    # Names of the layers that a posterior covers -> whether the batch may be expanded into one row
-    # per label at the first of them (instead of at the model's input), see `_engine/rows.py`.
-    parting: dict[frozenset[str], bool] = field(default_factory=dict)
     # Names of parameters -> the Linear layer that owns them all, or None; see `problem.py`.
     only_linear: dict[frozenset[str], Any] = field(default_factory=dict)
     # Name of a Linear layer -> whether the logits are its outputs, see `problem.py`.

@@ -19,9 +19,9 @@ from torch.func import jacrev, vmap
 from torch.nn import functional
 
 from acnml._algebra.dual import Affine
-from acnml._engine.recorder import AFFINE, Site, Tape, find_sites, unsupported
+from acnml._engine.recorder import AFFINE, Site, Tape, find_sites, record, unsupported
 from acnml._engine.rows import row_chunks
-from acnml._engine.trust import Passed, check, probed, require_apart_from, require_understood
+from acnml._engine.trust import check
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs, in_chunks
 from acnml._util.params import Params, count
@@ -243,17 +243,14 @@ def features(classifier: Classifier, site: Site, x: Inputs) -> Features | None:
         site: a Linear layer, see `only_linear`.
         x: the inputs.
     """
-    findings, probe = classifier.findings, None
-    if findings.is_due(_names(site), x) or site.name not in findings.last_layers:
-        probe = probed(classifier, [site], x)
-        findings.last_layers[site.name] = _is_last_layer(probe.tape, site)
-    found = _run(classifier, site, x) if findings.last_layers[site.name] else None
-    if probe is not None and found is not None:
-        received = found.inputs[:, : site.module.in_features]
-        require_apart_from(classifier, [site], x, probe, Passed(found.logits, {site: [received]}))
-    elif probe is not None:
-        require_understood(classifier, [site], x)
-    return found
+    findings = classifier.findings
+    if findings.is_due(_names(site), x):
+        check(classifier, x, [site])
+    if site.name not in findings.last_layers:
+        leaves, two = classifier.leaves(_names(site)), batches.take(x, slice(0, 2))
+        tape = record(classifier, [site], two, leaves, sealed=False)
+        findings.last_layers[site.name] = _is_last_layer(tape, site)
+    return _run(classifier, site, x) if findings.last_layers[site.name] else None
 
 
 def _run(classifier: Classifier, site: Site, x: Inputs) -> Features | None:
@@ -337,11 +334,7 @@ def _by_rows(
     differences: bool,
 ) -> Iterator[Problem]:
     """Compute V of a linearised network from gradients in factored form, as outer products."""
-    due = classifier.findings.is_due(posterior.mean, x)
     for rows, _ in row_chunks(classifier, posterior, x, 1, memory, recorded=False):
-        if due:
-            check(classifier, x, posterior.mean)
-        due = False
         yield Problem.of(rows.start.logits[:, 0].detach(), rows.kernel(differences))
 
 

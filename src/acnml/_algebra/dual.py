@@ -11,33 +11,27 @@ Nor is Σv written out. What a layer adds to its output for an input x is, for o
 
     diagonal, variances S       δ ⊙ S(a ⊙ x)
     Kronecker, in an eigenbasis the diagonal rule between two rotations
-
-The second half of this file computes these sums for gradients, too: they need only the factors,
-where autograd would keep every intermediate result of every row.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from typing import Any, NamedTuple, TypeAlias, final
+from functools import reduce
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from acnml._util.params import Params
 
-# Costs of handling a matrix (out, in), in products of such a matrix with one vector.
-TILING = 40  # write it out tile by tile, so that it stays in the cache
-KEEPING = 150  # write it out for every row and keep it in memory
+# The cost of writing a matrix (out, in) for every row, in products of such a matrix with a vector.
+WRITING = 150
 
-# Numbers in gradients that are written out at once.
-WRITTEN_OUT = 2**24
+# How much faster such products run than gradients are written out in parts.
+PAIRS = 2
 
-# Numbers in one tile of the matrices of an input's labels. It should fit into a core's cache.
+# Numbers in one of these parts. It should fit into a core's cache.
 TILE = 2**18
 
 
@@ -84,33 +78,23 @@ class Affine:
         return {self.weight: weight, self.bias: matrix[..., -1]}
 
 
-_ids = itertools.count()
+class Outers(NamedTuple):
+    """A sum of outer products Σ_t δ_t a_tᵀ: an affine layer's part of a dual point.
 
-
-class LayerInputs(NamedTuple):
-    """Input vectors of an affine layer, with an id: equal ids mean equal vectors.
-
-    Two sums of outer products with the same id can be merged.
+    Sums that hold the same tensor of inputs are merged when they are added.
     """
 
-    vectors: Tensor  # (*batch, positions, in [+ 1]); ends with a 1 for a layer with bias
-    id: int
-
-    @staticmethod
-    def new(vectors: Tensor) -> LayerInputs:
-        """Give these vectors an id of their own."""
-        return LayerInputs(vectors, next(_ids))
-
-
-class Outers(NamedTuple):
-    """A sum of outer products Σ_t δ_t a_tᵀ: an affine layer's part of a dual point."""
-
     deltas: Tensor  # (*batch, terms, out)
-    inputs: LayerInputs  # (*batch, terms, in [+ 1])
+    inputs: Tensor  # (*batch, terms, in [+ 1]); ends with a 1 for a layer with bias
 
     def dense(self) -> Tensor:
         """Write the sum out as matrices (*batch, out, in [+ 1])."""
-        return self.deltas.mT @ self.inputs.vectors
+        columns = self.deltas.mT
+        if self.inputs.ndim < 4 or self.inputs.shape[-3] > 1:
+            return columns @ self.inputs
+        # Rows that share their inputs take one matrix product.
+        rows = columns.flatten(-3, -2) @ self.inputs.squeeze(-3)
+        return rows.unflatten(-2, columns.shape[-3:-1])
 
     def scaled(self, factor: float | Tensor) -> Outers:
         """Multiply by a number, or by one per row (*batch)."""
@@ -118,12 +102,9 @@ class Outers(NamedTuple):
 
     def where(self, rows: Tensor) -> Outers:
         """Set all rows but the chosen ones (*batch) to zero, even if they are not finite."""
-        deltas, vectors = self.deltas, self.inputs.vectors
-        deltas = _where(rows, deltas)
-        if vectors.shape[: rows.ndim] != rows.shape:  # all rows of an input share them
-            return self._replace(deltas=deltas)
-        vectors = _where(rows, vectors)
-        return Outers(deltas, LayerInputs.new(vectors))
+        if self.inputs.shape[: rows.ndim] != rows.shape:  # all rows of an input share them
+            return self._replace(deltas=_where(rows, self.deltas))
+        return Outers(_where(rows, self.deltas), _where(rows, self.inputs))
 
     def combined(self, weights: Tensor) -> Outers:
         """Return Σ_c w_c δ_c aᵀ, see `Dual.combined`."""
@@ -134,15 +115,17 @@ class Outers(NamedTuple):
         """Return the sum: deltas of the same inputs are added up, others become terms."""
         merged: dict[int, Outers] = {}
         for one in parts:
-            known = merged.get(one.inputs.id)
+            known = merged.get(id(one.inputs))
             deltas = one.deltas if known is None else known.deltas + one.deltas
-            merged[one.inputs.id] = Outers(deltas, one.inputs)
+            merged[id(one.inputs)] = Outers(deltas, one.inputs)
         if len(merged) == 1:
             return next(iter(merged.values()))
         batch = torch.broadcast_shapes(*(one.deltas.shape[:-2] for one in parts))
-        vectors = [one.inputs.vectors.expand(*batch, -1, -1) for one in merged.values()]
-        joined = [one.deltas.expand(*batch, -1, -1) for one in merged.values()]
-        return Outers(torch.cat(joined, dim=-2), LayerInputs.new(torch.cat(vectors, dim=-2)))
+        each = [
+            torch.cat([tensor.expand(*batch, -1, -1) for tensor in tensors], dim=-2)
+            for tensors in zip(*merged.values(), strict=True)
+        ]
+        return Outers(*each)
 
 
 class Dual(NamedTuple):
@@ -220,20 +203,14 @@ class Displacement(NamedTuple):
     actions: Mapping[Affine, Action]
 
 
-def inner_product_pairs(dual: Dual, moved: Displacement) -> list[tuple[Tensor, Tensor]]:
-    """Return tensors (B, L, ...) whose inner products, summed over pairs, are vᵀΣv.
+def inner_product(dual: Dual, moved: Displacement) -> Tensor:
+    """Return vᵀΣw of every row, (B, L), where `moved` is Σw.
 
-    For outer products, ⟨Σ_t δ_t a_tᵀ, Σv⟩ = Σ_t δ_tᵀ (Σv)a_t.
+    For outer products, ⟨Σ_t δ_t a_tᵀ, Σw⟩ = Σ_t δ_tᵀ (Σw)a_t.
     """
-    dense = [(v, moved.dense[name]) for name, v in dual.dense.items()]
-    outers = [(o.deltas, moved.actions[k](o.inputs.vectors)) for k, o in dual.outers.items()]
-    return dense + outers
-
-
-def covariance(jacobian: Dual, moved: Displacement) -> Tensor:
-    """Return JΣJᵀ (B, C, C) for C gradients of each of B inputs, given ΣJᵀ."""
-    pairs = inner_product_pairs(jacobian, moved)
-    return torch.stack([a.flatten(2) @ b.flatten(2).mT for a, b in pairs]).sum(0)
+    pairs = [(v, moved.dense[name]) for name, v in dual.dense.items()]
+    pairs += [(o.deltas, moved.actions[k](o.inputs)) for k, o in dual.outers.items()]
+    return torch.stack([(a * b).flatten(2).sum(-1) for a, b in pairs]).sum(0)
 
 
 def matrix_action(matrix: Tensor) -> Action:
@@ -241,126 +218,51 @@ def matrix_action(matrix: Tensor) -> Action:
     return lambda x: x @ matrix.mT
 
 
-def diagonal_action(layer: Affine, outers: Outers, var: Params) -> Action:
-    """Return the action for independent weights.
-
-    That of a bias is the same for all inputs, and the matrix of variances needs no copy.
-    """
-    matrix, bias = var[layer.weight].flatten(1), None if layer.bias is None else var[layer.bias]
-    width = matrix.shape[1]
-    weights = Outers(outers.deltas, LayerInputs.new(outers.inputs.vectors[..., :width]))
+def diagonal_action(outers: Outers, var: Tensor) -> Action:
+    """Return x ↦ Σ_t δ_t ⊙ S(a_t ⊙ x) for independent weights with variances S (out, in)."""
 
     def act(x: Tensor) -> Tensor:
-        added = variance_products(x[..., :width], weights, matrix)
-        return added if bias is None else added + outers.deltas.sum(-2, keepdim=True) * bias
+        terms = zip(outers.deltas.split(1, -2), outers.inputs.split(1, -2), strict=True)
+        # Rows that share both inputs share the products. All terms at once would be large.
+        return reduce(torch.add, (((a * x) @ var.T) * delta for delta, a in terms))
 
     return act
 
 
-def variance_products(x: Tensor, outers: Outers, var: Tensor) -> Tensor:
-    """Return Σ_t δ_t ⊙ S(a_t ⊙ x) for variances S (out, in)."""
-    deltas, vectors = outers.deltas, outers.inputs.vectors
-    terms, positions = deltas.shape[-2], x.shape[-2]
-    rows = torch.broadcast_shapes(deltas.shape[:-2], x.shape[:-2]).numel()
-    shared = torch.broadcast_shapes(vectors.shape[:-2], x.shape[:-2]).numel()
-    # Rows that share their inputs share the products of pairs.
-    by_pairs = terms * positions * shared <= diagonal_products(terms, positions) * rows
-    rule = _by_pairs if by_pairs else _by_tiles
-    # The adjoint is the same rule with a and δ exchanged, and S transposed.
-    push = partial(rule, a=vectors, delta=deltas, var=var)
-    pull = partial(rule, a=deltas, delta=vectors, var=var.T)
-    added: Tensor = _Linear.apply(x, push, pull)
-    return added
+def pairs_are_cheap(terms: int, positions: int) -> bool:
+    """Whether `diagonal_action`, with a product for every pair, beats a v that is written out."""
+    return terms * positions <= terms + positions + WRITING
 
 
-def diagonal_covariance(jacobian: Outers, var: Tensor) -> Tensor:
+# The covariance of gradients ----------------------------------------------------------------------
+
+
+def gram(gradients: Tensor) -> Tensor:
+    """Return the inner products (B, C, C) of gradients (B, C, ...)."""
+    flat = gradients.flatten(2)
+    return flat @ flat.mT
+
+
+def diagonal_gram(jacobian: Outers, var: Tensor) -> Tensor:
     """Return JΣJᵀ (B, C, C) for C gradients in factors and independent weights.
 
-    Pairs of t terms take t² products with S. Otherwise J √S is written out, some inputs at a time.
+    The gradients of an input share the a (B, 1, t, in). Pairs of t terms take t² products with S.
+    Otherwise J √S is written out, in parts that stay in the cache.
     """
-    delta, a = jacobian.deltas, jacobian.inputs.vectors
-    count, terms = delta.shape[1:3]
-    if terms**2 <= count * (terms + count):
-        return delta.flatten(2) @ variance_products(a, jacobian, var).flatten(2).mT
-    size, parts = max(1, WRITTEN_OUT // (count * var.numel())), []
-    for own, vectors in zip(delta.split(size), a.split(size), strict=True):
-        # The C gradients share the a, and take one matrix product.
-        matrix = (own.mT.flatten(1, 2) @ vectors.squeeze(1)).unflatten(1, (count, -1))
-        half = (matrix * var.sqrt()).flatten(2)
-        parts.append(half @ half.mT)
+    deltas, a = jacobian.deltas, jacobian.inputs.squeeze(1)
+    (_, count, terms, out_size), in_size = deltas.shape, a.shape[-1]
+    if terms**2 <= PAIRS * count * (terms + count):
+        moved = diagonal_action(jacobian, var)(jacobian.inputs)
+        return deltas.flatten(2) @ moved.flatten(2).mT
+    columns, root = deltas.mT.flatten(1, 2), var.sqrt()
+    inputs = max(1, TILE // (count * var.numel()))
+    width = max(1, TILE // (inputs * count * out_size))
+    parts = []
+    for own, vectors in zip(columns.split(inputs), a.split(inputs), strict=True):
+        total = own.new_zeros(len(own), count, count)
+        for start in range(0, in_size, width):
+            features = slice(start, start + width)
+            tile = (own @ vectors[..., features]).unflatten(1, (count, out_size))
+            total += gram(tile.mul_(root[:, features]))
+        parts.append(total)
     return torch.cat(parts)
-
-
-def diagonal_products(terms: int, positions: int) -> int:
-    """Count the products of δaᵀ ⊙ S with vectors: one per pair, or written out tile by tile."""
-    return min(terms * positions, terms + positions + TILING)
-
-
-def diagonal_prefers_factors(terms: int, positions: int, out_size: int) -> bool:
-    """Compare the cost of v in factors with that of a v that is written out and kept.
-
-    Where a layer has more positions than outputs, its unfolded inputs are larger than v.
-    """
-    in_factors = diagonal_products(terms, positions) if positions < out_size else terms * positions
-    return in_factors <= 2 * positions + KEEPING
-
-
-@final
-class _Linear(torch.autograd.Function):
-    """A linear map of x and its adjoint."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, push: Action, pull: Action) -> Tensor:
-        ctx.pull, ctx.shape = pull, x.shape
-        return push(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.pull(grad).sum_to_size(ctx.shape), None, None
-
-
-def _by_pairs(x: Tensor, a: Tensor, delta: Tensor, var: Tensor) -> Tensor:
-    """Multiply with S once for every pair of term and position."""
-    terms = zip(a.split(1, -2), delta.split(1, -2), strict=True)
-    first, d = next(terms)
-    added = ((first * x) @ var.T) * d
-    for each, d in terms:
-        added.addcmul_((each * x) @ var.T, d)  # in place, because these tensors are large
-    return added
-
-
-def _by_tiles(x: Tensor, a: Tensor, delta: Tensor, var: Tensor) -> Tensor:
-    """Write Σ_t δ_t a_tᵀ ⊙ S out tile by tile."""
-    batch = torch.broadcast_shapes(delta.shape[:-2], a.shape[:-2], x.shape[:-2])
-    added = x.new_zeros(*batch, x.shape[-2], len(var))
-    groups = (_groups(each, batch) for each in (added, delta, a, x))
-    for into, d, vectors, own in zip(*groups, strict=True):
-        for features, matrix in _tiles(d, vectors, var):
-            own_features = own[..., features].expand(len(into), -1, -1)
-            into.baddbmm_(own_features, matrix.expand(len(into), -1, -1).mT)
-    return added
-
-
-def _groups(tensor: Tensor, batch: torch.Size) -> Tensor:
-    """Turn (*batch, ...) into (inputs, labels or 1, ...): the last batch dimension are labels."""
-    if not batch:
-        return tensor[None, None]
-    return tensor.expand(*batch[:-1], *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:])
-
-
-def _tiles(deltas: Tensor, vectors: Tensor, var: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield Σ_t δ_t a_tᵀ ⊙ S for some input features at a time: (labels, out, features).
-
-    The δ and a of one input are (labels or 1, t, features).
-    """
-    labels, (out_size, in_size) = max(len(deltas), len(vectors)), var.shape
-    columns = deltas.mT.contiguous()
-    width = max(1, TILE // (labels * out_size))
-    for start in range(0, in_size, width):
-        features = slice(start, min(start + width, in_size))
-        a = vectors[..., features]
-        # Labels that share the a take one matrix product.
-        one = len(a) == 1
-        rows = (columns.flatten(0, 1) @ a[0]).unflatten(0, (-1, out_size)) if one else columns @ a
-        yield features, rows.mul_(var[:, features])

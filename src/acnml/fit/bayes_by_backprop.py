@@ -26,7 +26,7 @@ from acnml._engine.recorder import (
     record,
     require_tracked,
 )
-from acnml._engine.trust import require_understood
+from acnml._engine.trust import check
 from acnml._util import checks
 from acnml._util.arrays import as_tensor
 from acnml._util.batches import Inputs, as_inputs, take
@@ -179,7 +179,7 @@ class BayesByBackprop:
         """Take one step on inputs and labels that are already checked."""
         classifier, sites = self._classifier, self._sites
         if classifier.findings.is_due(self._mean, x):
-            require_understood(classifier, sites, x)
+            check(classifier, x, sites)
         if not self._is_tracked:
             require_tracked(record(classifier, sites, take(x, slice(0, 1))))
             self._is_tracked = True

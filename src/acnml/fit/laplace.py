@@ -34,9 +34,9 @@ from acnml._engine.recorder import (
     names_of,
     record,
     require_tracked,
-    summed_scaling_gradients,
+    scaling_gradients,
 )
-from acnml._engine.trust import require_understood
+from acnml._engine.trust import check
 from acnml._util import checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params, count, flatten, widened
@@ -229,7 +229,7 @@ def _add_data(
 
     def step(x: Inputs, labels: Tensor | None) -> None:
         if classifier.findings.is_due(names_of(sums.sites), x):
-            require_understood(classifier, sums.sites, x)
+            check(classifier, x, sums.sites)
         tape = record(classifier, sums.sites, x)
         require_tracked(tape)
         logits = tape.logits.detach()
@@ -279,10 +279,10 @@ class _Squares(_Sums):
                     joined = _rotated(_wide(joined_deltas(site, deltas)), self._basis(site)[1])
                     self._add(site, _squared(inputs[site], joined))
                 else:
-                    passages = [p._replace(received=_wide(p.received)) for p in tape.passages[site]]
-                    grads = summed_scaling_gradients(site, passages, [_wide(d) for d in deltas])
+                    received = [_wide(one.received)[:, None] for one in tape.passages[site]]
+                    grads = scaling_gradients(site, received, [_wide(d)[:, None] for d in deltas])
                     for name, grad in grads.items():
-                        self.squares[name] += (grad**2).sum(0)
+                        self.squares[name] += (grad**2).sum((0, 1))
 
     def _basis(self, site: Site) -> tuple[Tensor, Tensor] | tuple[None, None]:
         return self.bases[site.layer][1:] if self.bases else (None, None)

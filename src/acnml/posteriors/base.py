@@ -13,9 +13,7 @@ from acnml._algebra.dual import (
     Affine,
     Displacement,
     Dual,
-    LayerInputs,
     Outers,
-    covariance,
     matrix_action,
 )
 from acnml._util import checks
@@ -89,8 +87,14 @@ class Posterior(ABC):
         )
 
     def covariance(self, jacobian: Dual) -> Tensor:
-        """Return JΣJᵀ (B, C, C) for C gradients of each of B inputs."""
-        return covariance(jacobian, self.displacement(jacobian))
+        """Return JΣJᵀ (B, C, C) for C gradients of each of B inputs.
+
+        The layer inputs in the Jacobian are shared by these gradients: (B, 1, positions, in [+ 1]).
+        """
+        each = jacobian.materialised(self.mean)
+        moved = self.cov_mv(each)
+        parts = [v.flatten(2) @ moved[name].flatten(2).mT for name, v in each.items()]
+        return torch.stack(parts).sum(0)
 
     def output_kernel(self, layer: Affine, inputs: Tensor) -> Tensor:
         """Return the covariance (B, out, out) of a layer's outputs at inputs (B, in [+ 1]).
@@ -101,9 +105,9 @@ class Posterior(ABC):
         """
         out_size = layer.join(self.mean, self.mean).shape[-2]
         classes = torch.eye(out_size, dtype=inputs.dtype, device=inputs.device)[None, :, None]
-        own = LayerInputs.new(inputs[:, None, None])
+        own = inputs[:, None, None]
         action = self.displacement(Dual({}, {layer: Outers(classes, own)})).actions[layer]
-        return action(own.vectors).squeeze(-2)
+        return action(own).squeeze(-2)
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Return whether applying Σv to inputs is faster with v in factors.

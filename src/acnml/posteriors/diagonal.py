@@ -12,9 +12,10 @@ from acnml._algebra.dual import (
     Affine,
     Displacement,
     Dual,
-    covariance,
     diagonal_action,
-    diagonal_prefers_factors,
+    diagonal_gram,
+    gram,
+    pairs_are_cheap,
 )
 from acnml._util import checks
 from acnml._util.params import Params, flatten, scale, standard_normal, subtract, zip_with
@@ -71,21 +72,21 @@ class Diagonal(Posterior):
         return torch.diag_embed(inputs**2 @ layer.join(self.var, self.mean).T)
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
-        """Compare the cost of the product in `displacement` with that of expanding v."""
-        return diagonal_prefers_factors(terms, positions, len(self.mean[layer.weight]))
+        """Compare the products in `displacement` with expanding v."""
+        return pairs_are_cheap(terms, positions)
 
     def covariance(self, jacobian: Dual) -> Tensor:
-        """Return WWᵀ with W = J ⊙ √s, where J is written out."""
-        halves = [(v * self.var[n].sqrt()).flatten(2) for n, v in jacobian.dense.items()]
-        parts = [half @ half.mT for half in halves]
-        if jacobian.outers:
-            rest = Dual({}, jacobian.outers)
-            parts.append(covariance(rest, self.displacement(rest)))
+        """Return JΣJᵀ, summed over layers."""
+        parts = [gram(v * self.var[name].sqrt()) for name, v in jacobian.dense.items()]
+        parts += [diagonal_gram(v, self._matrix(k)) for k, v in jacobian.outers.items()]
         return torch.stack(parts).sum(0)
 
     def displacement(self, dual: Dual) -> Displacement:
         """Apply Σv to inputs a' as Σ_t δ_t ⊙ S(a_t ⊙ a'): one matrix product with S per term t."""
         return Displacement(
             {name: v * self.var[name] for name, v in dual.dense.items()},
-            {layer: diagonal_action(layer, v, self.var) for layer, v in dual.outers.items()},
+            {k: diagonal_action(v, self._matrix(k)) for k, v in dual.outers.items()},
         )
+
+    def _matrix(self, layer: Affine) -> Tensor:
+        return layer.join(self.var, self.mean)

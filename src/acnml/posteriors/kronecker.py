@@ -20,11 +20,10 @@ from acnml._algebra.dual import (
     Affine,
     Displacement,
     Dual,
-    LayerInputs,
     Outers,
-    diagonal_covariance,
-    diagonal_products,
-    variance_products,
+    diagonal_action,
+    diagonal_gram,
+    gram,
 )
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
@@ -93,25 +92,26 @@ class EigenBlock:
 
     def action(self, outers: Outers) -> Action:
         """Return the rule for independent weights between two rotations."""
-        own = self.rotated_outers(outers)
-
-        def act(x: Tensor) -> Tensor:
-            return variance_products(x @ self.input_basis, own, self.var) @ self.output_basis.T
-
-        return act
+        diagonal = diagonal_action(self.rotated_outers(outers), self.var)
+        return lambda x: diagonal(x @ self.input_basis) @ self.output_basis.T
 
     def rotated_outers(self, outers: Outers) -> Outers:
         """Return U_Gᵀ V U_A for a V that is a sum of outer products."""
-        inputs = LayerInputs.new(outers.inputs.vectors @ self.input_basis)
-        return Outers(outers.deltas @ self.output_basis, inputs)
+        return Outers(outers.deltas @ self.output_basis, outers.inputs @ self.input_basis)
 
     def covariance(self, jacobian: Dual, mean: Params) -> Tensor:
         """Return JΣJᵀ (B, C, C) for gradients (B, C, ...), in the basis where Σ is diagonal."""
-        if self.layer in jacobian.outers:
-            own = self.rotated_outers(jacobian.outers[self.layer])
-            return diagonal_covariance(own, self.var)
-        half = self.var.sqrt() * self.rotated(self.layer.join(jacobian.dense, mean))
-        return half.flatten(2) @ half.flatten(2).mT
+        if self.layer not in jacobian.outers:
+            return self._gram(self.layer.join(jacobian.dense, mean))
+        own, (out_size, in_size) = jacobian.outers[self.layer], self.shape
+        count, terms, _ = own.deltas.shape[1:]
+        of_factors = terms * (in_size**2 + count * out_size**2)
+        if of_factors <= count * out_size * in_size * (out_size + in_size):
+            return diagonal_gram(self.rotated_outers(own), self.var)
+        return self._gram(own.dense())
+
+    def _gram(self, matrices: Tensor) -> Tensor:
+        return gram(self.var.sqrt() * self.rotated(matrices))
 
 
 @final
@@ -180,9 +180,9 @@ class Kronecker(Posterior):
         return (block.output_basis * var.unsqueeze(1)) @ block.output_basis.T
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
-        """Compare the diagonal rule with four rotations of a matrix for every row."""
+        """Compare a product for every pair with four rotations of a matrix for every row."""
         *_, out_size, in_size = self._block(layer).shape
-        return diagonal_products(terms, positions) <= 2 * (out_size + in_size)
+        return terms * positions <= 2 * (out_size + in_size)
 
     def covariance(self, jacobian: Dual) -> Tensor:
         """Return JΣJᵀ, summed over blocks."""

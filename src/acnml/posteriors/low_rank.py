@@ -16,7 +16,9 @@ from acnml._algebra.dual import (
     Dual,
     Outers,
     diagonal_action,
-    diagonal_prefers_factors,
+    diagonal_gram,
+    gram,
+    pairs_are_cheap,
 )
 from acnml._util import checks
 from acnml._util.params import (
@@ -116,21 +118,32 @@ class LowRank(Posterior):
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
         """Decide as for the diagonal part, which dominates the cost."""
-        return diagonal_prefers_factors(terms, positions, len(self.mean[layer.weight]))
+        return pairs_are_cheap(terms, positions)
+
+    def covariance(self, jacobian: Dual) -> Tensor:
+        """Return JΣJᵀ: that of the diagonal part plus (JF)(JF)ᵀ."""
+        parts = [gram(v * self.var[name].sqrt()) for name, v in jacobian.dense.items()]
+        for layer, outers in jacobian.outers.items():
+            parts.append(diagonal_gram(outers, layer.join(self.var, self.mean)))
+        return torch.stack([*parts, gram(self._projected(jacobian))]).sum(0)
 
     def displacement(self, dual: Dual) -> Displacement:
         """Return the product of `Diagonal.displacement` plus F c, where c = Fᵀv couples all layers.
 
         For a layer in factors, entry k of Fᵀ(δaᵀ) is δᵀ(F_k a), with F_k the k-th direction.
         """
-        parts = [self._coefficients(name, v) for name, v in dual.dense.items()]
-        parts += [self._outer_coefficients(layer, outers) for layer, outers in dual.outers.items()]
-        c = torch.stack(torch.broadcast_tensors(*parts)).sum(0)  # (*batch, r)
+        c = self._projected(dual)
         dense = {
             name: v * self.var[name] + torch.tensordot(c, self.directions[name], dims=1)
             for name, v in dual.dense.items()
         }
         return Displacement(dense, {k: self._action(k, v, c) for k, v in dual.outers.items()})
+
+    def _projected(self, dual: Dual) -> Tensor:
+        """Return Fᵀv (*batch, r)."""
+        parts = [self._coefficients(name, v) for name, v in dual.dense.items()]
+        parts += [self._outer_coefficients(layer, outers) for layer, outers in dual.outers.items()]
+        return torch.stack(torch.broadcast_tensors(*parts)).sum(0)
 
     def _coefficients(self, name: str, v: Tensor) -> Tensor:
         like = {name: self.mean[name]}
@@ -138,12 +151,14 @@ class LowRank(Posterior):
 
     def _outer_coefficients(self, layer: Affine, outers: Outers) -> Tensor:
         F = layer.join(self.directions, self.mean)  # (r, out, in)
-        moved = torch.einsum("...ti,koi->...tko", outers.inputs.vectors, F)
-        return (moved * outers.deltas.unsqueeze(-2)).sum((-1, -3))
+        if outers.inputs.shape[-2] * self.rank > F.shape[-1]:  # the matrix is smaller
+            return outers.dense().flatten(-2) @ F.flatten(1).T
+        moved = torch.einsum("...ti,koi->...tko", outers.inputs, F)
+        return torch.einsum("...to,...tko->...k", outers.deltas, moved)
 
     def _action(self, layer: Affine, outers: Outers, coefficients: Tensor) -> Action:
-        diagonal = diagonal_action(layer, outers, self.var)
         F = layer.join(self.directions, self.mean)
+        diagonal = diagonal_action(outers, layer.join(self.var, self.mean))
 
         def act(x: Tensor) -> Tensor:
             moved = torch.einsum("...pi,koi->...pko", x, F)

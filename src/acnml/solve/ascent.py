@@ -33,7 +33,7 @@ SHARE_OF_SLOPE = 0.05
 SHRINK, GROW = 0.3, 2.0
 
 # The size of steps whose gain is hidden by rounding.
-LONGEST_BLIND = 0.5
+BLIND = 0.5
 
 # Changes of the objective below this many units of rounding mean nothing.
 ROUNDING = 64
@@ -80,7 +80,7 @@ class Ascent(NamedTuple):
             better = active & usable & ((gain >= SHARE_OF_SLOPE * size * slope) | unclear)
             climb = _chosen(better, new, climb)
             size = _next_size(size, slope, gain, better)
-            size = torch.where(better & (slope < rounding), size.clamp(max=LONGEST_BLIND), size)
+            size = torch.where(better & (slope < rounding), BLIND, size)
         return climb
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
 
-from acnml._algebra.dual import Dual
 from acnml._engine.rows import Rows, row_chunks
-from acnml._engine.trust import check
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
@@ -61,11 +59,8 @@ class RowSolver(ABC):
         """Whether rows are run with a graph, to pull gradients back."""
 
     @abstractmethod
-    def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
-        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time.
-
-        Residuals take another gradient.
-        """
+    def solve(self, rows: Rows, labels: Sequence[Tensor], with_residuals: bool) -> Iterator[Solved]:
+        """Solve for some labels at a time. Residuals take another gradient."""
 
     @final
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
@@ -82,33 +77,14 @@ class RowSolver(ABC):
         self, classifier: Classifier, posterior: Posterior, x: Inputs, with_residuals: bool
     ) -> list[Tensor]:
         """Solve a chunk of inputs and labels at a time; return (B, K) of what was asked for."""
-        due = classifier.findings.is_due(posterior.mean, x)
         recorded, parts, done = self.records(with_residuals), [], 0
-        for rows, n_labels in row_chunks(
-            classifier, posterior, x, self.n_gradients, self.memory, recorded
-        ):
-            if due and not done:
-                check(classifier, x, posterior.mean)
+        chunks = row_chunks(classifier, posterior, x, self.n_gradients, self.memory, recorded)
+        for rows, labels in chunks:
             with checks.counting_from(done, batches.size(x)):
-                solved = list(self.solve(rows, n_labels, with_residuals))
+                solved = list(self.solve(rows, labels, with_residuals))
             by_label = [one if with_residuals else one[:1] for one in solved]
             parts.append([torch.cat(tensors, dim=1) for tensors in zip(*by_label, strict=True)])
             done += rows.size
         whole = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
         checks.require_finite(whole[0], "log-likelihoods are", self.remedy, UnsolvedError)
         return whole
-
-
-def label_chunks(rows: Rows, n_labels: int) -> tuple[Tensor, ...]:
-    """Return all labels, at most `n_labels` at a time."""
-    logits = rows.start.logits
-    return torch.arange(logits.shape[-1], device=logits.device).split(int(n_labels))
-
-
-def solved_at(rows: Rows, v: Dual, labels: Tensor, with_residuals: bool) -> Solved:
-    """Evaluate the true network at μ + Σv."""
-    if not with_residuals:
-        return Solved(rows.log_lik(rows.logits(v, len(labels)), labels), None)
-    tape = rows.recorded(v, len(labels))
-    gradient = Dual.total([rows.log_lik_gradient(tape, labels), v.scaled(-1)])
-    return Solved(rows.log_lik(tape.logits, labels), rows.residual(gradient))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from torch import Tensor
+
+from acnml._algebra.dual import Dual
 from acnml._engine.rows import Rows
 from acnml._util import checks
 from acnml._util.memory import require_memory
-from acnml.solve.base import RowSolver, Solved, label_chunks, solved_at
+from acnml.solve.base import RowSolver, Solved
 
 
 @final
@@ -58,14 +61,19 @@ class Gradient(RowSolver):
         """Whether rows are run with a graph: all steps but the first are."""
         return with_residuals or self.steps > 1
 
-    def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
-        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
-        for labels in label_chunks(rows, n_labels):
-            first = rows.pulled(rows.logit_gradient(rows.start.logits, labels))
+    def solve(self, rows: Rows, labels: Sequence[Tensor], with_residuals: bool) -> Iterator[Solved]:
+        """Solve for some labels at a time."""
+        for some in labels:
+            gradient = rows.pulled(rows.logit_gradient(rows.start.logits, some))
             if self.steps == 0:
-                at_mean = rows.log_lik(rows.start.logits, labels)
-                yield Solved(at_mean, rows.residual(first) if with_residuals else None)
+                at_mean = rows.log_lik(rows.start.logits, some)
+                yield Solved(at_mean, rows.residual(gradient) if with_residuals else None)
                 continue
-            first = first.scaled(self.step_size)
-            v = rows.ascended(first, labels, self.steps - 1, self.step_size)
-            yield solved_at(rows, v, labels, with_residuals)
+            v = gradient.scaled(self.step_size)
+            v = rows.ascended(v, some, self.steps - 1, self.step_size)
+            if not with_residuals:
+                yield Solved(rows.log_lik(rows.logits(v, len(some)), some), None)
+                continue
+            tape = rows.recorded(v, len(some))
+            gradient = Dual.total([rows.log_lik_gradient(tape, some), v.scaled(-1)])
+            yield Solved(rows.log_lik(tape.logits, some), rows.residual(gradient))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -17,7 +17,7 @@ from acnml.posteriors.base import Posterior
 from acnml.problem import LogitSolver, Problem, exact_problems, problems, solutions
 from acnml.solution import REMEDY, UNSOLVED, Solution, UnsolvedError
 from acnml.solve.ascent import Ascent
-from acnml.solve.base import RowSolver, Solved, label_chunks
+from acnml.solve.base import RowSolver, Solved
 from acnml.solve.logits import solve
 
 
@@ -140,9 +140,9 @@ class _Network(RowSolver):
         """Whether rows are run with a graph, for residuals or further steps."""
         return with_residuals or self._ascent.steps > 0
 
-    def solve(self, rows: Rows, n_labels: int, with_residuals: bool) -> Iterator[Solved]:
-        """Solve for all labels of a chunk of inputs, at most `n_labels` at a time."""
+    def solve(self, rows: Rows, labels: Sequence[Tensor], with_residuals: bool) -> Iterator[Solved]:
+        """Solve for some labels at a time."""
         problem = Problem.of(rows.start.logits[:, 0].detach(), rows.kernel())
-        for labels in label_chunks(rows, n_labels):
-            u = solve(problem.logits, problem.kernel, labels, *self._precision).u
-            yield Solved(*self._ascent.run(rows, labels, u, problem.kernel, with_residuals))
+        for some in labels:
+            u = solve(problem.logits, problem.kernel, some, *self._precision).u
+            yield Solved(*self._ascent.run(rows, some, u, problem.kernel, with_residuals))
