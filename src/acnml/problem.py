@@ -334,7 +334,11 @@ def _by_rows(
     differences: bool,
 ) -> Iterator[Problem]:
     """Compute V of a linearised network from gradients in factored form, as outer products."""
+    due = classifier.findings.is_due(posterior.mean, x)
     for rows, _ in row_chunks(classifier, posterior, x, 1, memory, recorded=False):
+        if due:
+            check(classifier.at(posterior.mean), x, rows.sites)
+        due = False
         yield Problem.of(rows.start.logits[:, 0].detach(), rows.kernel(differences))
 
 

@@ -41,7 +41,6 @@ from acnml._engine.recorder import (
     record,
     scaling_gradients,
 )
-from acnml._engine.trust import check
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.memory import MOST, default_budget
@@ -361,9 +360,8 @@ def row_chunks(
 ) -> Iterator[tuple[Rows, tuple[Tensor, ...]]]:
     """Yield chunks of inputs, run at the mean, each with the labels to take at a time.
 
-    Rows that will be `recorded` keep a graph and take more memory. The model is checked if due.
+    Rows that will be `recorded` keep a graph and take more memory.
     """
-    due = classifier.findings.is_due(posterior.mean, x)
     with classifier.naming_batch(x):
         first = Rows.at_mean(classifier, posterior, batches.take(x, slice(0, 1)), n_gradients)
     logits, total = first.start.logits, batches.size(x)
@@ -381,8 +379,6 @@ def row_chunks(
         remedy = "check the model and these inputs"
         with checks.counting_from(start, total):
             checks.require_finite(rows.start.logits[:, 0], "the model's logits are", remedy)
-        if due and start == 0:
-            check(classifier.at(posterior.mean), x, rows.sites)
         yield rows, labels
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from acnml._engine.rows import Rows, row_chunks
+from acnml._engine.trust import check
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
@@ -77,9 +78,13 @@ class RowSolver(ABC):
         self, classifier: Classifier, posterior: Posterior, x: Inputs, with_residuals: bool
     ) -> list[Tensor]:
         """Solve a chunk of inputs and labels at a time; return (B, K) of what was asked for."""
+        due = classifier.findings.is_due(posterior.mean, x)
         recorded, parts, done = self.records(with_residuals), [], 0
         chunks = row_chunks(classifier, posterior, x, self.n_gradients, self.memory, recorded)
         for rows, labels in chunks:
+            if due:
+                check(classifier.at(posterior.mean), x, rows.sites)
+            due = False
             with checks.counting_from(done, batches.size(x)):
                 solved = list(self.solve(rows, labels, with_residuals))
             by_label = [one if with_residuals else one[:1] for one in solved]
