@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import warnings
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from scipy import sparse
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import make_classification
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import (
     GradientBoostingClassifier,
     HistGradientBoostingClassifier,
@@ -30,10 +28,9 @@ from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit, cross_val_score
 from sklearn.naive_bayes import GaussianNB
-from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC, LinearSVC
+from sklearn.svm import SVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from acnml.sklearn import LEAST_PROBABILITY, AcnmlClassifier
@@ -89,14 +86,10 @@ def test_scikit_learn_checks(estimator, check):
 
 KINDS = [
     LogisticRegression(),
-    LinearSVC(),
     SVC(),
     GaussianNB(),
-    LinearDiscriminantAnalysis(),
-    MLPClassifier((5,), max_iter=300, random_state=0),
     RandomForestClassifier(20, random_state=0),
     HistGradientBoostingClassifier(max_iter=10),
-    make_pipeline(StandardScaler(), LogisticRegression()),
     GridSearchCV(make_pipeline(StandardScaler(), LogisticRegression()), {}, cv=2),
 ]
 
@@ -127,22 +120,17 @@ def test_any_classifier_is_calibrated_by_its_logits_and_inputs(estimator):
     np.testing.assert_allclose(found.answer(x).score, answer.score, rtol=1e-4)
 
 
-def test_two_classes_with_one_decision_value():
-    x, y = data(2)
-    found = fast(price=0.02, cv=0.4, random_state=0).fit(x, y)
-    z = found.estimator_.decision_function(x)
-    logits = np.stack([np.zeros_like(z), z], axis=1)
-    np.testing.assert_array_equal(found.predict_proba(x), found.calibrator_.probs(logits, x))
-
-
 @pytest.mark.parametrize("features", [StandardScaler(), lambda x: x[:, :3]])
 def test_features_of_the_score_can_be_given(features):
-    x, y = data()
+    """Of a classifier that has one decision value for two classes."""
+    x, y = data(2)
     train, test = next(ShuffleSplit(1, test_size=0.4, random_state=0).split(x))
-    found = fast(features=features, cv=[(train, test)]).fit(x, y)
+    found = fast(features=features, cv=[(train, test)], price=0.02).fit(x, y)
     own = features(x) if callable(features) else StandardScaler().fit(x[train]).transform(x)
-    logits = found.estimator_.decision_function(x)
-    np.testing.assert_array_equal(found.answer(x).score, found.calibrator_(logits, own).score)
+    z = found.estimator_.decision_function(x)
+    expected = found.calibrator_(np.stack([np.zeros_like(z), z], axis=1), own)
+    np.testing.assert_array_equal(found.answer(x).score, expected.score)
+    np.testing.assert_array_equal(found.predict_proba(x), expected.probs)
 
 
 def test_missing_numbers_need_an_imputer_for_the_score():
@@ -294,8 +282,6 @@ def test_groups_reach_the_splitter():
     prefit = AcnmlClassifier(FrozenEstimator(fitted), cv=GroupKFold(2), price=0.05)
     prefit.fit(*held_out, groups=groups[120:])
     assert prefit.predict_proba(x).shape == (240, 3)
-    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        fast(cv=GroupKFold(3)).fit(x, y, groups=groups[:-1])
 
 
 def test_answers_have_the_shapes_and_types_of_scikit_learn():
@@ -311,15 +297,6 @@ def test_answers_have_the_shapes_and_types_of_scikit_learn():
     assert found.answer(x, share=1).abstain.all()
     assert not found.answer(x, share=0, by="regret").abstain.all()
     assert found.answer(x).label.tolist() == found.predict(x).tolist()
-
-
-@pytest.mark.parametrize("kind", [bool, np.int8, np.float64, str, object])
-def test_labels_of_any_type(kind):
-    x, y = data(2)
-    labels = y.astype(object) if kind is object else (y == "bee").astype(kind)
-    found = fast().fit(x, labels)
-    assert found.predict(x).dtype == labels.dtype
-    assert set(found.predict(x)) <= set(labels)
 
 
 def test_sparse_inputs_become_dense_and_wide_ones_are_refused():
@@ -342,15 +319,9 @@ def test_search_and_cross_validation():
     assert set(search.best_params_) == set(grid)
     assert cross_val_score(fast(), x, y, cv=2).min() > 0.4
     outer = make_pipeline(StandardScaler(), fast()).fit(x, y)
-    assert outer.predict_proba(x).shape == (240, 3)
-
-
-def test_jobs_give_the_same_numbers():
-    x, y = data()
     with joblib.parallel_backend("threading"):
-        several = fast(n_jobs=2).fit(x, y)
-    expected = fast().fit(x, y).predict_proba(x)
-    np.testing.assert_allclose(several.predict_proba(x), expected, rtol=1e-12)
+        several = make_pipeline(StandardScaler(), fast(n_jobs=2)).fit(x, y)
+    np.testing.assert_allclose(several.predict_proba(x), outer.predict_proba(x), rtol=1e-12)
 
 
 def test_sample_weights_reach_the_classifier():
@@ -388,13 +359,6 @@ class Unused(LogisticRegression):
 def test_settings_are_checked_before_a_classifier_is_fitted(name):
     with pytest.raises(ValueError, match=f"^{name} must be a positive, finite number, got -1"):
         fast(Unused(), **{name: -1.0}).fit(*data())
-
-
-def test_warnings_are_those_of_calibrate_only():
-    x, y = data()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fast(price=0.1).fit(x, y)
 
 
 def test_values_of_pairs_of_classes_are_not_taken_for_those_of_classes():
