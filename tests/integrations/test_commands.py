@@ -54,7 +54,6 @@ def test_predict(predict, tmp_path):
     ("arguments", "message"),
     [
         (["--columns", "z"], "no column 'z'"),
-        (["--shape", "a,b"], "--shape must be numbers separated by commas"),
         (["--image-size", "3"], "image_size must be (height, width)"),
         (["--actors", "2"], "are for --engine ray"),
         (["--transform", "prepare.py:crop"], "`transform` is for folders of images"),

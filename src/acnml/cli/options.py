@@ -57,12 +57,11 @@ def _parameters(kind: Any) -> Iterator[inspect.Parameter]:
             yield from _parameters(hint)
             continue
         flags = [f"--{name.replace('_', '-')}"] if hint is bool else []
+        option = typer.Option(*flags, help=texts[name])
+        if tuple in {get_origin(each) for each in (hint, *get_args(hint))}:
+            option.parser = _integers if "int" in str(hint) else _words
+            option.metavar, option.show_default, hint = "A,B,...", False, Any
         default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-        if _is_tuple(hint):
-            option = typer.Option(help=texts[name], metavar="A,B,...")
-            hint, default = str, ""
-        else:
-            option = typer.Option(*flags, help=texts[name])
         only = inspect.Parameter.KEYWORD_ONLY
         yield inspect.Parameter(name, only, default=default, annotation=Annotated[hint, option])
 
@@ -74,29 +73,17 @@ def _helps(kind: type[Any]) -> dict[str, str]:
     return {name: text[0].upper() + text[1:] for name, text in texts.items()}
 
 
-def _is_tuple(hint: Any) -> bool:
-    """Whether a hint is that of a tuple, or of a tuple or None."""
-    return tuple in {get_origin(each) for each in (hint, *get_args(hint))}
-
-
 def _made(kind: Any, options: dict[str, Any]) -> Any:
     """Return the dataclass that options describe."""
-    fields = {}
-    for name, hint in get_type_hints(kind).items():
-        if dataclasses.is_dataclass(hint):
-            fields[name] = _made(hint, options)
-        elif not _is_tuple(hint):
-            fields[name] = options[name]
-        elif options[name]:  # without it, the field has its default
-            fields[name] = _items(options[name], hint, name.replace("_", "-"))
-    return kind(**fields)
+    hints = get_type_hints(kind)
+    inner = {n: _made(hint, options) for n, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    return kind(**inner, **{name: options[name] for name in hints if name not in inner})
 
 
-def _items(text: str, hint: Any, name: str) -> tuple[Any, ...]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if "int" not in str(hint):
-        return tuple(words)
-    try:
-        return tuple(map(int, words))
-    except ValueError as error:
-        raise ValueError(f"--{name} must be numbers separated by commas, got {text!r}") from error
+def _words(text: Any) -> Any:
+    """Return what commas separate; a default is none."""
+    return tuple(filter(None, map(str.strip, text.split(",")))) if isinstance(text, str) else text
+
+
+def _integers(text: Any) -> Any:
+    return tuple(map(int, _words(text))) if isinstance(text, str) else text
