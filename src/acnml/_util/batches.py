@@ -229,23 +229,12 @@ def _kind(value: Any) -> str:
 
 
 def each_batch(
-    loader: Iterable[Any],
-    use: Callable[[Any], None],
-    description: str,
-    progress: bool | None,
+    loader: Iterable[Any], use: Callable[[Any], None], description: str, progress: bool | None
 ) -> None:
-    """Call a function with every batch of a loader, or of a data set in memory.
+    """Call a function with every batch of a loader, or of a data set as in `as_loader`.
 
-    A `RowsError` is raised again with the index of the batch, and keeps its class and its rows. For
-    a data set in memory, the library makes the batches, so the rows become those of the data set.
-    Any other TypeError or ValueError is raised again with the index of the batch, or with the range
-    of rows in the data set.
-
-    Args:
-        loader: a loader, or data as in `as_loader`.
-        use: the function.
-        description: text before the progress bar.
-        progress: whether to show the bar; None shows it only in a terminal.
+    Errors about a batch are raised again with its index. For a data set in memory, the library
+    makes the batches, so they name the rows of the data set. See `track` for the last arguments.
     """
     data, is_empty = as_loader(loader), True
     for index, batch in enumerate(track(data, description, progress)):

@@ -57,20 +57,14 @@ def counting_from(start: int, total: int) -> Iterator[None]:
 def require_finite(
     values: Tensor, what: str, remedy: str, error: type[RowsError] = RowsError
 ) -> Tensor:
-    """Return the values, or raise an error that names the inputs that are not finite.
+    """Return the values (B, ...), or raise an error that names the inputs that are not finite.
 
-    Args:
-        values: a tensor whose first dimension counts inputs.
-        what: start of the message, with its verb, e.g. "the logits are".
-        remedy: end of the message.
-        error: type of the error.
+    The message begins with `what`, for example "the logits are", and ends with the remedy.
     """
     # A sum is finite only if all are, and one pass over them.
     if math.isfinite(values.detach().sum()) or torch.isfinite(values).all():
         return values
-    bad = (
-        (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
-    )
+    bad = (~torch.isfinite(values)).view(len(values), -1).any(1)
     raise error(f"{what} NaN or infinite", bad.nonzero().flatten().tolist(), len(bad), remedy)
 
 

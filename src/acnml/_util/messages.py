@@ -40,11 +40,8 @@ def track(
 ) -> Iterator[T]:
     """Iterate with a progress bar, or with lines in the log.
 
-    Args:
-        items: the items to iterate over.
-        description: text before the bar.
-        progress: whether to show the bar; None shows it in a terminal, and logs lines elsewhere.
-        total: number of items, if `items` has no length.
+    None for `progress` shows the bar in a terminal, and logs lines elsewhere. The total is that of
+    items without a length.
     """
     if progress is None and not sys.stderr.isatty():
         return _logged(items, description, total)
@@ -80,12 +77,7 @@ def callers_level() -> int:
 
 @contextmanager
 def needed_by(what: str, install: str) -> Iterator[None]:
-    """Turn a failed import in a block into an error that says what to install.
-
-    Args:
-        what: the part of the library that needs the packages.
-        install: what pip installs, for example "acnml[plots]".
-    """
+    """Turn a failed import in a block into an error that says what to install, for pip."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -27,16 +27,8 @@ _LOCK = RLock()
 def seeded(seed: int) -> Iterator[None]:
     """Seed the global random state inside the context; restore it afterwards, also on an error.
 
-    This covers the CPU and every device of the accelerator, if there is one. The state belongs to
-    the whole process: threads that use `seeded` wait for each other, and other threads must not
-    draw from it in the meantime.
-
-    >>> with seeded(0):
-    ...     first = torch.rand(3)
-    >>> with seeded(0):
-    ...     again = torch.rand(3)
-    >>> torch.equal(first, again)
-    True
+    This covers the CPU and every device of the accelerator. Threads that use `seeded` wait for each
+    other, and other threads must not draw from the state in the meantime.
     """
     # torch 2.6 raises where later versions return None.
     has_accelerator = torch.accelerator.is_available()

@@ -89,18 +89,10 @@ def refit_each(
     layers: Layers = None,
     progress: bool | None = None,
 ) -> Iterator[Refitted]:
-    """Yield the fine-tuned log-likelihoods (K,) of each input in turn.
+    """Yield the fine-tuned log-likelihoods (K,) of each input in turn; see `NaiveCnml`.
 
     Rows are trained when the first result that needs them is requested. Up to rounding, the result
     of an input does not depend on the other inputs.
-
-    Args:
-        classifier: the trained model, e.g. `classifier.at(posterior.mean)`.
-        loader: the training data, with labels. One extra pass counts the examples.
-        x: the queries, without labels.
-        refit: the settings of the fine-tuning.
-        layers: layers, parameters or their names to train; by default the whole model.
-        progress: whether to show progress bars; by default only in a terminal.
     """
     require_loader(loader, "fine-tuning")
     queries = classifier.prepare(x)
