@@ -69,34 +69,18 @@ def test_the_first_knob_at_which_the_nll_exceeds_the_limit_is_taken():
 
 
 def test_the_table_has_medians_over_corruptions(tmp_path):
+    eces = {CLEAN: 0.02, "fog": 0.1, "snow": 0.3, "frost": 0.5}
     study = IfCompStudy(
         networks=("resnet20",), corruptions=("fog", "snow", "frost"), severities=(5,)
     )
-    rows = [
-        Scored(
-            "resnet20",
-            name,
-            severity,
-            method,
-            1.0,
-            10,
-            0.5,
-            1.0,
-            0.5,
-            ece + 0.01 * (method != EQUAL),
-        )
-        for method in METHODS
-        for name, severity, ece in [
-            (CLEAN, 0, 0.02),
-            ("fog", 5, 0.1),
-            ("snow", 5, 0.3),
-            ("frost", 5, 0.5),
-        ]
-    ]
+
+    def row(method: str, name: str) -> Scored:
+        score = eces[name] + 0.01 * (method != EQUAL)
+        return Scored("resnet20", name, 5 * (name != CLEAN), method, 1.0, 10, 0.5, 1.0, 0.5, score)
+
+    rows = [row(method, name) for method in METHODS for name in eces]
     (line,) = [line for line in table(study, rows, "resnet20", "ece").rows if line[0] == EQUAL]
     assert line[2:] == ["**0.020**", "**0.300** (0.200, 0.400)"]
     assert write_pages(study, rows, tmp_path, "command").exists()
-    assert (
-        "Median ECE of resnet20 at severity 5: temperature of equal price 0.300"
-        in (tmp_path / "results.md").read_text()
-    )
+    told = "Median ECE of resnet20 at severity 5: temperature of equal price 0.300"
+    assert told in (tmp_path / "results.md").read_text()

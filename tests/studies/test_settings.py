@@ -30,9 +30,6 @@ class Study:
     low: int = 0
     high: int = 10
     solver: Any = None
-    pair: tuple[int, int] = (1, 2)
-    mixed: int | str | None = None
-    odd: tuple[Any, ...] = ()
     computed: int = field(init=False, default=3)
 
     def __post_init__(self) -> None:

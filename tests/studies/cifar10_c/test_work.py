@@ -26,7 +26,6 @@ from studies.engine.choose import chosen
 from studies.engine.predict import predict_shift
 from studies.engine.predictors import predictor
 from studies.engine.run import phases
-from studies.engine.study import FRONTIER, HELD_OUT
 from studies.engine.workshop import Making, Workshop
 from studies.settings import SettingError
 from studies.training import load_trained
@@ -68,19 +67,6 @@ def test_missing_data_are_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar10, "load", LOAD)
     with pytest.raises(SystemExit, match="`python -m studies data download cifar10` gets it"):
         command.run_study(command.build(KIND, "cpu", []), tmp_path, report_only=True)
-
-
-def test_the_order_of_work():
-    described = KIND.build(PRESETS["cpu"])
-    titles = [phase.title for phase in phases(described)]
-    severities = [title for title in titles if title.startswith("severity")]
-    assert severities == [f"severity {s}, all weights" for s in (5, 4, 3, 1, 2)]
-    first = {HELD_OUT: 0, "clean": 1, "fog 1": 2, FRONTIER: 3}
-    for where, place in first.items():
-        assert any(job.where == where for job in phases(described)[place].jobs)
-    jobs = [job for phase in phases(described) for job in phase.jobs]
-    assert len(set(jobs)) == len(jobs)
-    assert len(described.shifts) == 1 + 75 + 2
 
 
 def test_a_study_can_have_few_grounds():
