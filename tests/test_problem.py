@@ -12,7 +12,7 @@ from acnml import problem as making
 from acnml._util.batches import as_arguments, take
 from cases import CONV, MLP, diagonal
 from dense import covariance, vector
-from predicting import FINE, each_case, moments_of
+from predicting import FINE, every_case, moments_of
 
 
 def dense_kernel(model: nn.Module, posterior: acnml.posteriors.Posterior, one: object) -> Tensor:
@@ -28,7 +28,7 @@ def dense_kernel(model: nn.Module, posterior: acnml.posteriors.Posterior, one: o
     return J @ covariance(posterior) @ J.T
 
 
-@each_case
+@every_case
 def test_kernel_equals_the_dense_one(case, build):
     model, x = case.model(), case.x()
     posterior = build(model)

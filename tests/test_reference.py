@@ -11,10 +11,10 @@ from acnml._util.batches import size, take
 from acnml.solve import Reference
 from cases import MODELS, POSTERIORS, normal
 from dense import literal_acnml
-from predicting import each_case
+from predicting import every_case
 
 
-@each_case
+@every_case
 @pytest.mark.parametrize(("alpha", "steps", "step_size"), [(1.0, 5, 0.5), (0.3, 10, 0.25)])
 def test_equals_the_literal_update(case, build, alpha, steps, step_size):
     model, x = case.model(), case.x(2)
