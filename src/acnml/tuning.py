@@ -3,7 +3,7 @@
 Every search returns a `Choice`: the value, the table of all values that were tried, and the rule.
 Print it to see all three. There are two ways to choose any knob of a predictor: `least_nll` takes
 the best value of a grid, and `within_price` the largest value that increases the NLL by at most a
-given price. Predictors that differ only in α share one pass over the data.
+given price. `Acnml` predictors that differ only in α share one pass over the data.
 
 The paper names three rules for α, the weight of the query (appendix A): match the likelihoods of
 CNML (`studies/paper_mnist` does); select by validation like a temperature (`least_nll`); take the
@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar, final
 
 import torch
@@ -30,7 +29,7 @@ from acnml.calibration.search import LARGEST, largest_at_price, least_nll_temper
 from acnml.calibration.table import as_html, as_text
 from acnml.fit import Curvature
 from acnml.fit.batches import checked_labels, require_classes
-from acnml.predictors import Acnml, Map, Predictor
+from acnml.predictors import Acnml, Predictor
 from acnml.predictors.base import require_predictor
 from acnml.problem import Problem
 from acnml.solution import UnsolvedError
@@ -206,27 +205,24 @@ def within_price(
         raise ValueError(f"price must be finite and not negative, got {price}")
     checks.require_positive(start, "start")
     validation, rows = _Validation(loader, progress), list[Scores]()
-
-    @cache  # after the first value, whose pass over the data may serve the reference, too
-    def plain() -> float:
-        return metrics.nll(*validation.predictions(reference, "reference"))
+    plain = metrics.nll(*validation.predictions(reference, "reference"))
 
     def cost(value: float) -> float:
         try:
             rows.append(validation.scores(value, make_predictor(value)))
         except UnsolvedError:  # more cautious values make the problems of ACNML harder
             return math.inf
-        return rows[-1].nll - plain()
+        return rows[-1].nll - plain
 
     chosen = largest_at_price(cost, price + ROUNDING, start)
-    meaning = f"within {price:g} nats of the reference NLL {plain():.4f}"
+    meaning = f"within {price:g} nats of the reference NLL {plain:.4f}"
     table = tuple(sorted(set(rows)))
     if chosen == LARGEST:
         raise ValueError(
             f"every value is {meaning}: lower the price, and check that larger values are more "
             f"cautious\n{_text(table)}"
         )
-    if not any(row.value == chosen and row.nll - plain() <= price + ROUNDING for row in rows):
+    if not any(row.value == chosen and row.nll - plain <= price + ROUNDING for row in rows):
         tried = _text(table) if table else "The solver found no solution for any value."
         raise ValueError(f"no value is {meaning}: raise the price\n{tried}")
     return Choice(chosen, table, f"the largest value {meaning}")
@@ -241,14 +237,8 @@ class _Known(NamedTuple):
 
     def serves(self, other: Acnml) -> bool:
         """Whether another predictor has the same problem."""
-        mine = self.predictor
-        same = other.posterior is mine.posterior
-        return same and other.classifier.agrees_with(mine.classifier)
-
-    def is_of(self, plain: Map) -> bool:
-        """Whether the logits are those of a network."""
-        known = self.problem is not None
-        return known and self.predictor.at_mean.agrees_with(plain.classifier)
+        same = other.posterior is self.predictor.posterior
+        return same and other.classifier.agrees_with(self.predictor.classifier)
 
 
 @final
@@ -265,15 +255,12 @@ class _Validation:
 
     def predictions(self, predictor: Predictor, description: str) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities (N, K) and labels (N,) of all data, on the CPU."""
-        known = self._known
         if isinstance(predictor, Acnml) and predictor.logit_solver is not None:
+            known = self._known
             if known is None or not known.serves(predictor):
                 known = self._known = self._problem(predictor)
             if known.problem is not None:
                 return predictor.solve_problem(known.problem).log_probs.cpu(), known.labels
-        elif isinstance(predictor, Map) and known is not None and known.is_of(predictor):
-            assert known.problem is not None
-            return torch.log_softmax(known.problem.logits, dim=-1).cpu(), known.labels
         parts, labels = self._over_data(lambda x: predictor(x).cpu(), description)
         return torch.cat(parts), labels
 
