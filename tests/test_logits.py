@@ -14,9 +14,10 @@ import acnml
 from acnml import Acnml, Classifier, Linearised, LowRank
 from acnml import problem as making
 from acnml.problem import Problem, problems
+from acnml.solve import Reference
 from acnml.solve import logits as solving
 from acnml.solve.logits import solve
-from cases import POSTERIORS, normal
+from cases import POSTERIORS, normal, seeded
 from heads import KINDS, by_scipy, kernel
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -55,16 +56,19 @@ def test_u_is_the_fixed_point_for_the_labels_asked_for(scale, classes):
     close(found.log_lik, log_probs[:, range(len(labels)), labels])
 
 
-@pytest.mark.parametrize("name", ["diagonal", "kronecker_eigen"])
-def test_single_precision_models_get_the_solution_of_double_precision_ones(name):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Linear(5, 70).double()
-    posterior, x = POSTERIORS[name](model).scaled(0.05), normal(3, 5)
-    exact = Linearised()(Classifier(model), posterior, x)
-    found = Linearised()(Classifier(model.float()), posterior.to("cpu", torch.float32), x.float())
+@pytest.mark.parametrize("name", ["diagonal", "kronecker_eigen", "low_rank"])
+def test_many_classes_are_those_of_the_papers_iteration(name):
+    """A head with a temperature, in double and in single precision."""
+    model, x = seeded(lambda: nn.Linear(5, 70)), normal(3, 5)
+    posterior = POSTERIORS[name](model).scaled(0.05)
+    classifier = Classifier(model).tempered(0.5)
+    literal = Reference(steps=300, step_size=0.2)(classifier, posterior, x)
+    exact = Linearised(tolerance=1e-10)(classifier, posterior, x)
+    close(exact.log_lik, literal.log_lik, 1e-8)
+    single = Classifier(model.float()).tempered(0.5)
+    found = Linearised()(single, posterior.to("cpu", torch.float32), x.float())
     assert found.log_lik.dtype == torch.float32
-    close(found.log_lik.double(), exact.log_lik, 1e-4)
+    close(found.log_lik.double(), literal.log_lik, 1e-4)
 
 
 def test_the_residual_says_how_far_a_row_is():

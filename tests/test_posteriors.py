@@ -10,7 +10,7 @@ import acnml
 from acnml import Diagonal, Kronecker, LowRank
 from acnml._algebra.dual import Affine, Dual, Outers
 from acnml._util.params import Params, flatten
-from acnml.posteriors import EigenBlock, Posterior
+from acnml.posteriors import EigenBlock, Posterior, full
 from cases import MODELS, POSTERIORS, affine_layers, layer_inputs, normal
 from dense import covariance, vector
 
@@ -209,3 +209,15 @@ def test_density_needs_positive_variances():
     assert torch.equal(posterior.sample(1, torch.Generator())["w"][0], MEAN["w"])
     with pytest.raises(ValueError, match="some of 'w' are zero"):
         posterior.log_prob(MEAN)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_kernels_of_a_layer_have_a_faster_form(name, bias, monkeypatch):
+    monkeypatch.setattr(full, "AT_ONCE", 1)  # a full covariance is multiplied with few inputs
+    model = nn.Linear(2, 3, bias=bias).double()
+    posterior, (layer,) = POSTERIORS[name](model), affine_layers(model)
+    a = layer_inputs(layer, 8, 2 + bias, seed=5)  # more inputs than the layer has columns
+    expected = Posterior.output_kernel(posterior, layer, a)
+    found = posterior.output_kernel(layer, a)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)

@@ -80,17 +80,3 @@ def test_a_model_that_vmap_cannot_take_runs_row_by_row():
     solution = Reference(rows_at_once=1)(Classifier(model), posterior, x)
     log_lik, _ = literal_acnml(model, posterior, x[1:], 2, 1.0, 5, 0.5)
     assert abs(solution.log_lik[1, 2] - log_lik) < 1e-10
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"steps": -1}, "steps must be ≥ 0"),
-        ({"rows_at_once": 0}, "rows_at_once ≥ 1"),
-        ({"step_size": 0.0}, "step_size must be a positive"),
-        ({"step_size": float("nan")}, "step_size must be a positive"),
-    ],
-)
-def test_refuses_bad_settings(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Reference(**arguments)

@@ -256,31 +256,3 @@ def test_a_batch_without_any_answer_is_all_flagged():
     assert solution.failed.all()
     assert solution.log_lik.shape == (2, 3)
     assert not solution.solved.any()
-
-
-# Settings ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["on_unsolved", "on_error"])
-def test_unknown_settings_are_refused(name):
-    model = MLP.model()
-    with pytest.raises(ValueError, match=rf"{name} must be one of \(.*'raise'.*\), got 'shout'"):
-        Acnml(Classifier(model), diagonal(model), **{name: "shout"})
-
-
-def test_a_polish_tolerance_must_be_positive():
-    with pytest.raises(ValueError, match="polish_tolerance must be a positive"):
-        Linearised(polish_tolerance=0.0)
-
-
-def test_only_the_network_is_polished():
-    with pytest.raises(ValueError, match='add evaluate="network"'):
-        Linearised(polish=3)
-    with pytest.raises(ValueError, match="evaluate must be"):
-        Linearised("true")
-
-
-def test_a_kernel_that_overflows_is_refused():
-    model, x = huge_input()
-    with pytest.raises(UnsolvedError, match=r"covariances of the logits are .* first at index 2"):
-        Linearised()(Classifier(model), diagonal(model), x)

@@ -235,6 +235,12 @@ def test_unused_layers_are_allowed_unless_all_are_unused(solver):
         (lambda: Linearised(polish=-1), "polish must be ≥ 0"),
         (lambda: Linearised(newton_steps=0), "newton_steps ≥ 1"),
         (lambda: Linearised(tolerance=0.0), "tolerance must be a positive"),
+        (lambda: Linearised(polish_tolerance=0.0), "polish_tolerance must be a positive"),
+        (lambda: Linearised(polish=3), 'add evaluate="network"'),
+        (lambda: Linearised("true"), "evaluate must be"),
+        (lambda: Reference(steps=-1), "steps must be ≥ 0"),
+        (lambda: Reference(rows_at_once=0), "rows_at_once ≥ 1"),
+        (lambda: Reference(step_size=float("nan")), "step_size must be a positive"),
     ],
 )
 def test_refuses_bad_settings(make, message):
