@@ -140,6 +140,8 @@ class TestCertificates:
         ):
             with pytest.raises(ValueError, match=message):
                 decisions.abstention(outcomes(), **arguments)
+        with pytest.raises(ValueError, match=r"differ in shape: \(9,\) and \(10,\)"):
+            at_most_risk(torch.rand(9), torch.ones(10), risk=0.1)
 
 
 def calibrator(on_error: str = "raise") -> tuple[acnml.Calibrator, torch.Tensor, torch.Tensor]:

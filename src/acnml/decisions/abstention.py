@@ -261,6 +261,9 @@ class _Ranked:
     @staticmethod
     def of(sureness: Tensor, correct: Tensor) -> _Ranked:
         own, right = as_values(sureness).cpu().double(), as_values(correct).cpu()
+        if own.shape != right.shape:
+            shapes = f"{tuple(own.shape)} and {tuple(right.shape)}"
+            raise ValueError(f"sureness and correct differ in shape: {shapes}")
         own = own.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)  # no answer
         values, order = own.sort(descending=True, stable=True)
         wrong = (~right.bool()[order]).cumsum(0)
