@@ -140,7 +140,6 @@ def test_copies_of_the_module_are_independent():
     "use",
     [
         lambda classifier, tensors: classifier.at(tensors),
-        lambda classifier, tensors: classifier.copy_module(tensors),
         lambda classifier, tensors: classifier.logits(MODELS[2].x(), tensors),
     ],
 )

@@ -297,10 +297,8 @@ class Classifier:
         """
         own = self.tensors
         checks.require_fits(tensors, own)
-        other = copy.copy(self)
         replaced = {n: t.detach().to(own[n].device, own[n].dtype) for n, t in tensors.items()}
-        other.overrides = {**self.overrides, **replaced}
-        return other
+        return self._with(overrides={**self.overrides, **replaced})
 
     def tempered(self, temperature: float) -> Classifier:
         """View the same model with its logits divided by a temperature, e.g. to calibrate it.
@@ -310,26 +308,24 @@ class Classifier:
         """
         checks.require_positive(temperature, "temperature")
         product = self.temperature * float(temperature)
-        other = copy.copy(self)
-        other.temperature = checks.require_positive(product, "the product of all temperatures")
-        return other
+        checks.require_positive(product, "the product of all temperatures")
+        return self._with(temperature=product)
 
     def untempered(self) -> Classifier:
         """View the same model without a temperature: its logits as the model returns them."""
-        other = copy.copy(self)
-        other.temperature = 1.0
-        return other
+        return self._with(temperature=1.0)
 
     def of_any_shape(self) -> Classifier:
         """View the same model with outputs (B, ...) of any shape in place of logits (B, K)."""
-        other = copy.copy(self)
-        other._has_any_shape = True
-        return other
+        return self._with(_has_any_shape=True)
 
     def afresh(self) -> Classifier:
         """View the same model with a copy of its structure that has not run yet."""
+        return self._with(_copies=Copies(self.model))
+
+    def _with(self, **changes: Any) -> Classifier:
         other = copy.copy(self)
-        other._copies = Copies(self.model)
+        vars(other).update(changes)
         return other
 
     @property
@@ -367,15 +363,12 @@ class Classifier:
         checks.require_known(names, parameters)
         return {name: parameters[name].clone() for name in names}
 
-    def copy_module(self, tensors: Params | None = None) -> nn.Module:
-        """Return an independent copy of the module in eval mode, with `tensors` replaced."""
-        own = self.tensors
-        checks.require_fits(tensors or {}, own)
-        module = copy.deepcopy(self._copies.template)
-        values = {**own, **(tensors or {})}
+    def copy_module(self) -> nn.Module:
+        """Return an independent copy of the module in eval mode, with the tensors of this view."""
+        module, own = copy.deepcopy(self._copies.template), self.tensors
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-                tensor.copy_(values[name])
+                tensor.copy_(own[name])
         return module
 
     @torch.inference_mode(False)
@@ -449,14 +442,12 @@ class Classifier:
         autograd graph: logits that still depend on them do so in another way than through a call
         of the module. The user's module is unchanged.
         """
-        other = copy.copy(self)
-        other._changes = (
-            *self._changes,
+        added = (
             *(partial(_add_hook, name, hook) for name, hook in hooks.items()),
             *(partial(_replace_forward, name, run) for name, run in (forwards or {}).items()),
             *(partial(_seal, name) for name in sealed),
         )
-        return other
+        return self._with(_changes=(*self._changes, *added))
 
     def gradient(self, x: Inputs, params: Params, cotangent: Tensor | None = None) -> Params:
         """Return the gradient of ⟨cotangent, logits⟩ with respect to `params`.

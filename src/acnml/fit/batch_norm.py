@@ -41,7 +41,7 @@ def batch_norm_statistics(
     >>> refreshed = acnml.Classifier(model).at(statistics)  # the model itself is not changed
     """
     classifier = as_classifier(model)
-    module = classifier.copy_module(tensors)
+    module = classifier.at(tensors or {}).copy_module()
     layers = tracking_batch_norms(module)
     if not layers:
         return {}
