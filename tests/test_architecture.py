@@ -45,15 +45,8 @@ MAY_KNOW = {
     "ray": {"_util", "predictors", "scoring"},
 }
 NEVER_IN_THE_LIBRARY = {
-    "PIL",
-    "argparse",
-    "matplotlib",
-    "rich",
-    "typer",
-    "pickle",
-    "random",
-    "sklearn",
-    "scipy",
+    *("PIL", "argparse", "matplotlib", "rich", "typer", "pickle", "random", "sklearn"),
+    *("scipy"),
 }
 OUTSIDE = {"cli", "__main__"}
 # Optional parts -> the packages that they are for. No other part may import them, see

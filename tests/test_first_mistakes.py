@@ -75,12 +75,6 @@ def test_a_dataset_is_not_a_loader():
         acnml.fit_laplace(Classifier(MLP.model()), data)
 
 
-def test_one_hot_labels_are_explained():
-    one_hot = torch.eye(3)[Y].long()
-    with pytest.raises(ValueError, match=r"pass y\.argmax\(1\) of one-hot labels"):
-        acnml.calibrate(MLP.model(), DATA, (X, one_hot))
-
-
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -141,21 +135,6 @@ def test_numpy_integers_are_integers():
     acnml.Bma(classifier, posterior, samples=TWO, seed=TWO)(X)
     solver = acnml.Gradient(TWO, 0.3, np.int64(10**7))
     Acnml(classifier, posterior, solver, alpha=np.float32(0.1), on_unsolved="ignore")(X)
-
-
-# Posteriors --------------------------------------------------------------------------------------
-
-
-def test_posteriors_are_converted_as_tensors_are():
-    posterior = diagonal(MLP.model())
-    for single in (
-        posterior.to(dtype=torch.float32),
-        posterior.to(torch.float32),
-        posterior.to("cpu", torch.float32),
-        posterior.to(device="cpu", dtype=torch.float32),
-    ):
-        assert {t.dtype for t in (*single.mean.values(), *single.var.values())} == {torch.float32}
-    assert posterior.to("cpu").dtype == torch.float64
 
 
 # Pickling ----------------------------------------------------------------------------------------

@@ -18,20 +18,10 @@ import pytest
 import acnml
 
 SUBMODULES = (
-    "decisions",
-    "predictors",
-    "solve",
-    "storage",
-    "laplace_torch",
-    "metrics",
-    "tuning",
-    "exact",
-    "conformal",
-    "plots",
-    "sklearn",
-    "transformers",
+    *("conformal", "decisions", "exact", "metrics", "plots", "predictors", "ray"),
+    *("scoring", "solve", "storage", "tuning", "laplace_torch", "lightning", "sklearn"),
+    *("torchmetrics", "transformers"),
 )
-SUBMODULES += ("lightning", "torchmetrics", "scoring", "ray")
 
 
 def own_names(module: object) -> list[str]:

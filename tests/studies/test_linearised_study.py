@@ -13,27 +13,9 @@ from cases import normal
 from stores import store_in
 from studies import linearised
 from studies.data import Labelled
-from studies.linearised import (
-    BBP,
-    BMA,
-    KFAC,
-    LINEARISED,
-    METHODS,
-    PLAIN,
-    POSTERIORS,
-    RIVALS,
-    SCORES,
-    LinearisedStudy,
-    Scored,
-    fitted,
-    gap,
-    predictor,
-    run,
-    verdict,
-)
 from studies.search import near
 
-TINY = LinearisedStudy(
+TINY = linearised.LinearisedStudy(
     hidden=(8,), train=200, validation=20, test=20, angles=(0, 90), epochs=5, seeds=(0,)
 )
 
@@ -43,55 +25,67 @@ def digits(count: int = 220) -> Labelled:
     return Labelled(x.view(count, 1, 4, 4), x[:, :10].argmax(-1))
 
 
-@pytest.mark.parametrize("name", POSTERIORS)
+@pytest.mark.parametrize("name", linearised.POSTERIORS)
 def test_small_knobs_are_the_network_at_the_mean(name):
     data = digits()
-    pair = fitted(name, TINY, data, 0)
-    plain = predictor(PLAIN, *pair, 0.0)(data.inputs)
-    for method in METHODS:
+    pair = linearised.fitted(name, TINY, data, 0)
+    plain = linearised.predictor(linearised.PLAIN, *pair, 0.0)(data.inputs)
+    for method in linearised.METHODS:
         torch.testing.assert_close(
-            predictor(method, *pair, 1e-8)(data.inputs), plain, atol=1e-3, rtol=0
+            linearised.predictor(method, *pair, 1e-8)(data.inputs), plain, atol=1e-3, rtol=0
         )
 
 
-def rows(apart: dict[str, tuple[float, ...]]) -> list[Scored]:
+def rows(apart: dict[str, tuple[float, ...]]) -> list[linearised.Scored]:
     """Return results in which a method's scores differ from the others' by this much per seed."""
     return [
-        Scored(name, seed, method, 1.0, str(angle), 10, 0.5, *[0.3 + angle * change / 90] * 3)
-        for name in POSTERIORS
-        for method in METHODS
+        linearised.Scored(
+            name, seed, method, 1.0, str(angle), 10, 0.5, *[0.3 + angle * change / 90] * 3
+        )
+        for name in linearised.POSTERIORS
+        for method in linearised.METHODS
         for seed, change in enumerate(apart.get(method, (0.0, 0.0, 0.0)))
         for angle in (0, 90)
     ]
 
 
 def test_differences_are_paired_and_of_rotated_images():
-    found = rows({LINEARISED: (0.1, 0.2, 0.3)})
+    found = rows({linearised.LINEARISED: (0.1, 0.2, 0.3)})
     quantile = 4.302652729911275  # Student's t with two degrees of freedom
-    for score in SCORES:
-        middle, half = gap(found, BBP, BMA, score)
+    for score in linearised.SCORES:
+        middle, half = linearised.gap(found, linearised.BBP, linearised.BMA, score)
         assert middle == pytest.approx(0.2)
         assert half == pytest.approx(quantile * 0.1 / math.sqrt(3))
-    assert gap(rows({LINEARISED: (0.1,), BMA: (0.0,)}), BBP, BMA, "ece")[1] == math.inf
+    assert (
+        linearised.gap(
+            rows({linearised.LINEARISED: (0.1,), linearised.BMA: (0.0,)}),
+            linearised.BBP,
+            linearised.BMA,
+            "ece",
+        )[1]
+        == math.inf
+    )
 
 
 def test_the_verdict_is_only_about_other_ways_to_use_the_network():
-    count = len(POSTERIORS) * len(RIVALS) * len(SCORES)
-    assert f"worse beyond the 95 % interval in {count} and better in 0" in verdict(
-        rows({LINEARISED: (0.1, 0.1001, 0.1)})
+    count = len(linearised.POSTERIORS) * len(linearised.RIVALS) * len(linearised.SCORES)
+    assert f"worse beyond the 95 % interval in {count} and better in 0" in linearised.verdict(
+        rows({linearised.LINEARISED: (0.1, 0.1001, 0.1)})
     )
-    assert "in 0 and better in 9" in verdict(rows({next(iter(RIVALS)): (0.1, 0.1001, 0.1)}))
-    assert "in 0 and better in 0" in verdict(rows({BMA: (0.1, 0.1001, 0.1)}))
+    assert "in 0 and better in 9" in linearised.verdict(
+        rows({next(iter(linearised.RIVALS)): (0.1, 0.1001, 0.1)})
+    )
+    assert "in 0 and better in 0" in linearised.verdict(rows({linearised.BMA: (0.1, 0.1001, 0.1)}))
 
 
 def test_a_tiny_study_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(linearised, "load_mnist", lambda part: digits())
     study = replace(TINY, epochs=60)  # otherwise no α is too large, and the paper's steps diverge
-    assert run(study, tmp_path, store_in(tmp_path, study), "the command").exists()
+    assert linearised.run(study, tmp_path, store_in(tmp_path, study), "the command").exists()
     text = (tmp_path / "results.md").read_text()
-    assert all(f"| {method} |" in text for method in METHODS)
+    assert all(f"| {method} |" in text for method in linearised.METHODS)
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert len(lines) == 1 + len(POSTERIORS) * len(METHODS) * len(TINY.angles)
+    assert len(lines) == 1 + len(linearised.POSTERIORS) * len(linearised.METHODS) * len(TINY.angles)
 
 
 def test_a_search_near_a_value_finds_the_same_knob():
@@ -102,11 +96,14 @@ def test_a_search_near_a_value_finds_the_same_knob():
 
 def test_all_knobs_cost_the_same_upright():
     data = digits(60)
-    pair = fitted(KFAC, replace(TINY, epochs=150), data, 0)
-    limit = metrics.nll(predictor(PLAIN, *pair, 0.0)(data.inputs), data.labels) + 0.01
-    for method in METHODS[1:]:
+    pair = linearised.fitted(linearised.KFAC, replace(TINY, epochs=150), data, 0)
+    limit = (
+        metrics.nll(linearised.predictor(linearised.PLAIN, *pair, 0.0)(data.inputs), data.labels)
+        + 0.01
+    )
+    for method in linearised.METHODS[1:]:
         knob = linearised.largest(
-            lambda knob, method=method: predictor(method, *pair, knob), data, limit, 1e-4
+            lambda knob, method=method: linearised.predictor(method, *pair, knob), data, limit, 1e-4
         )
-        nll = metrics.nll(predictor(method, *pair, knob)(data.inputs), data.labels)
+        nll = metrics.nll(linearised.predictor(method, *pair, knob)(data.inputs), data.labels)
         assert nll == pytest.approx(limit, abs=1e-4)
