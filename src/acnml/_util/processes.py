@@ -16,7 +16,7 @@ class Group:
     """
 
     def __init__(self, is_distributed: bool) -> None:
-        self._is_alone, self.rank = not is_distributed, 0
+        self._is_alone = not is_distributed
         if self._is_alone:
             return
         if not (distributed.is_available() and distributed.is_initialized()):
@@ -24,7 +24,6 @@ class Group:
                 "distributed=True needs a process group: start the script with torchrun, and call "
                 "torch.distributed.init_process_group() first"
             )
-        self.rank = distributed.get_rank()
         # NCCL exchanges tensors of the process's own GPU only.
         on_gpu = distributed.get_backend() == "nccl"
         self._device = torch.device("cuda" if on_gpu else "cpu")

@@ -159,6 +159,7 @@ def require_mean(mean: Params) -> None:
 
 def require_variances(var: Params, mean: Params) -> None:
     """Raise an error unless variances fit the mean and are not negative."""
+    require_mean(mean)
     require_like_mean(var, mean, "var")
     for name, tensor in var.items():
         if not (tensor >= 0).all():

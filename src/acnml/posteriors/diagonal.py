@@ -23,7 +23,6 @@ from acnml.posteriors.base import (
     Posterior,
     gaussian_log_density,
     require_density,
-    require_mean,
     require_variances,
 )
 
@@ -43,7 +42,6 @@ class Diagonal(Posterior):
     couples_layers = False
 
     def __post_init__(self) -> None:
-        require_mean(self.mean)
         require_variances(self.var, self.mean)
 
     def cov_mv(self, v: Params) -> Params:

@@ -36,7 +36,6 @@ from acnml.posteriors.base import (
     gaussian_log_density,
     require_density,
     require_like_mean,
-    require_mean,
     require_variances,
 )
 
@@ -63,7 +62,6 @@ class LowRank(Posterior):
     directions: Params
 
     def __post_init__(self) -> None:
-        require_mean(self.mean)
         require_variances(self.var, self.mean)
         if self.rank == 0:
             raise ValueError("there are no directions: use Diagonal")

@@ -89,24 +89,18 @@ def _require_same_tensor(
     is_same = str(tensor.dtype) == saved and digest(tensor) == hashes.get(saved)
     if is_same or not hashes:  # those that the predictor replaces have none
         return
-    is_rounded = _is_rounded(tensor, hashes, saved)
-    if is_rounded and weights == ROUNDED:
-        return
     advice = "load the weights that the network had then"
-    if is_rounded:
-        advice = "if a copy in another precision is meant, use load(..., weights='rounded')"
+    if tensor.is_floating_point():
+        # The saved tensor, up to the rounding of one of them to a type?
+        each = conversions(tensor, getattr(torch, saved.removeprefix("torch.")))
+        if any(digest(t) == hashes.get(str(t.dtype)) for t in each):
+            if weights == ROUNDED:
+                return
+            advice = "if a copy in another precision is meant, use load(..., weights='rounded')"
     was = "" if str(tensor.dtype) == saved else f" ({tensor.dtype} instead of {saved})"
     raise ValueError(
         f"{name!r} of the given network differs from when the file was saved{was}; {advice}"
     )
-
-
-def _is_rounded(tensor: Tensor, hashes: Mapping[str, str], saved: str) -> bool:
-    """Return whether a tensor is the saved one, up to the rounding of one of them to a type."""
-    if not tensor.is_floating_point():
-        return False
-    original = getattr(torch, saved.removeprefix("torch."))
-    return any(digest(t) == hashes.get(str(t.dtype)) for t in conversions(tensor, original))
 
 
 # Modules -----------------------------------------------------------------------------------------
