@@ -27,13 +27,14 @@ with needed_by("acnml.ray", "acnml[ray]"):
     import pyarrow as pa
     import ray
     import ray.data
+    from ray.util import ActorPool
 
     from acnml.scoring import Answers, Job, Reading, ScoringError
     from acnml.scoring.columns import SHOWN, InputColumns, require_columns, require_free_names
     from acnml.scoring.job import COLUMNS, REJECT
     from acnml.scoring.run import Worker
     from acnml.scoring.scorer import Scorer, beside
-    from acnml.scoring.sources import Part, Unit
+    from acnml.scoring.sources import Unit
 
 T = TypeVar("T")
 
@@ -66,21 +67,13 @@ class Cluster:
         there = ray.cluster_resources()
         most = min(there.get("CPU", 1) // job.threads, there.get("GPU", 0) if gpus else math.inf)
         actors = self.actors or max(1, int(most))
-        tasks = ray.data.from_items(
-            [{"unit": [list(part) for part in unit]} for unit in units],
-            override_num_blocks=len(units),
-        )
-        done = tasks.map_batches(
-            _Scoring,
-            fn_constructor_args=(job, str(Path.cwd())),
-            batch_size=1,
-            compute=ray.data.ActorPoolStrategy(size=min(actors, len(units))),
-            num_cpus=job.threads,
-            num_gpus=gpus,
-        )
+        own = {"num_cpus": job.threads, "num_gpus": gpus}
+        again = {"max_restarts": -1, "max_task_retries": -1}  # whenever a worker is lost
+        actor = ray.remote(**own, **again)(_Scoring)
+        count = min(actors, len(units))
+        pool = ActorPool([actor.remote(job, str(Path.cwd())) for _ in range(count)])
         try:
-            for row in done.iter_rows():
-                yield int(row["rows"])
+            yield from pool.map_unordered(lambda actor, unit: actor.run.remote(unit), units)
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None)  # Ray adds lines to its message
             lines = str(cause or error).strip().splitlines() or [type(error).__name__]
@@ -108,9 +101,9 @@ class _Scoring:
             os.chdir(folder)
         self._worker = Worker(job)
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
-        units = [tuple(Part(*map(int, part)) for part in unit) for unit in batch["unit"]]
-        return {"rows": [sum(self._worker.run(units))]}
+    def run(self, unit: Unit) -> int:
+        """Score the parts of a unit and return their number of rows."""
+        return sum(self._worker.run([unit]))
 
 
 def score(
