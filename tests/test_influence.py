@@ -99,14 +99,6 @@ def test_the_residual_is_that_of_the_linearised_problem():
     assert torch.equal(found.solved, found.residual <= 0.1)
 
 
-def test_residuals_do_not_depend_on_the_block_of_labels(monkeypatch):
-    model, x = MLP.model(), MLP.x(4)
-    expected = Influence()(Classifier(model), diagonal(model), x).residual
-    monkeypatch.setattr("acnml.solve.influence.BLOCK", 1)
-    found = Influence()(Classifier(model), diagonal(model), x).residual
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-
-
 def test_the_estimate_has_no_upper_limit_and_says_so():
     model, x = LINEAR.model(), LINEAR.x(4)
     wide = diagonal(model).scaled(50.0)

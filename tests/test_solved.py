@@ -124,7 +124,7 @@ class Known:
     def __call__(self, classifier, posterior, x):
         residual = torch.tensor(self.residual, dtype=torch.float64)[:, None].expand(-1, 3)
         log_lik = classifier.log_probs(x)
-        return Solution(log_lik, residual, residual <= 0.1)
+        return Solution(log_lik, residual)
 
     def log_lik(self, classifier, posterior, x):
         return self(classifier, posterior, x).log_lik

@@ -60,9 +60,6 @@ def test_inputs_without_an_answer_stay_without_one():
     log_probs = Tempered(flagging, 2.0)(x)
     assert log_probs[2].isnan().all()
     torch.testing.assert_close(log_probs[good], Tempered(flagging, 2.0)(x[good]), **FINE)
-    message = "for 3 of 4 inputs, first at index 0, 1, 3; raise the temperature"
-    with pytest.raises(ValueError, match=message):
-        Tempered(flagging, 1e-310)(x)
 
 
 def test_tempered_classifiers_compose():

@@ -50,12 +50,16 @@ class Solution(NamedTuple):
 
     log_lik: Tensor  # (B, K)
     residual: Tensor  # (B, K)
-    solved: Tensor  # (B, K), bool
 
     @staticmethod
     def joined(parts: Iterable[Solution]) -> Solution:
         """Return the solutions of several parts of a batch as one."""
         return Solution(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    @property
+    def solved(self) -> Tensor:
+        """Whether each label is close enough to an optimum, (B, K)."""
+        return self.residual <= UNSOLVED
 
     @property
     def failed(self) -> Tensor:

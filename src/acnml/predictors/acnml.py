@@ -177,7 +177,7 @@ class Acnml(NmlPredictor):
 def _unknown(log_lik: Tensor) -> Solution:
     """Return a solution of this shape that says nothing."""
     unknown = torch.full_like(log_lik, torch.nan)
-    return Solution(unknown, unknown, torch.zeros_like(unknown, dtype=torch.bool))
+    return Solution(unknown, unknown)
 
 
 def _spread(some: Solution, rows: Tensor) -> Solution:

@@ -15,7 +15,7 @@ from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
-from acnml.solution import UNSOLVED, Solution, UnsolvedError
+from acnml.solution import Solution, UnsolvedError
 
 
 class Solver(Protocol):
@@ -67,7 +67,7 @@ class RowSolver(ABC):
     def __call__(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Solution:
         """Solve for every label of every input, with residuals."""
         log_lik, residual = self._in_chunks(classifier, posterior, x, with_residuals=True)
-        return Solution(log_lik, residual, residual <= UNSOLVED)
+        return Solution(log_lik, residual)
 
     @final
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:

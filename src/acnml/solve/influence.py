@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from acnml.problem import LogitSolver, Problem
-from acnml.solution import UNSOLVED, Solution
-
-# Numbers in one block of labels, whose residuals are computed together.
-BLOCK = 2**22
+from acnml.solution import Solution
 
 
 @final
@@ -49,9 +46,8 @@ class Influence(LogitSolver):
 
     def of(self, problem: Problem) -> Solution:
         """Estimate the log-likelihood of every label of every input."""
-        log_lik = self_influence(problem).sum(0)
-        residual = _residual(problem.logits, problem.kernel).to(problem.dtype)
-        return Solution(log_lik, residual, residual <= UNSOLVED)
+        residual = _residual(problem.logits, problem.kernel)
+        return Solution(self_influence(problem).sum(0), residual.to(problem.dtype))
 
 
 def self_influence(problem: Problem) -> Tensor:
@@ -64,11 +60,8 @@ def self_influence(problem: Problem) -> Tensor:
 
 
 def _residual(logits: Tensor, kernel: Tensor) -> Tensor:
-    """Return √(FᵀVF) (B, K) with F = p - softmax(z + V(e_y - p)), some labels at a time."""
-    z = logits.unsqueeze(1)
-    p, classes = z.softmax(-1), logits.shape[1]
-    eye, parts = torch.eye(classes, dtype=z.dtype, device=z.device), []
-    for targets in eye.split(max(1, BLOCK // logits.numel())):
-        gap = p - (z + (targets - p) @ kernel).softmax(-1)
-        parts.append(((gap @ kernel) * gap).sum(-1).clamp(min=0).sqrt())
-    return torch.cat(parts, dim=1)
+    """Return √(FᵀVF) (B, K) with F = p - softmax(z + V(e_y - p))."""
+    z, eye = logits.unsqueeze(1), torch.eye(logits.shape[1]).to(logits)
+    p = z.softmax(-1)
+    gap = p - (z + (eye - p) @ kernel).softmax(-1)
+    return ((gap @ kernel) * gap).sum(-1).clamp(min=0).sqrt()

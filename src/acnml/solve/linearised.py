@@ -86,13 +86,12 @@ class Linearised(LogitSolver):
     def of(self, problem: Problem) -> Solution:
         """Solve for every label of every input of a problem."""
         found = solve(problem.logits, problem.kernel, None, self.tolerance, self.newton_steps)
-        solved = found.residual <= UNSOLVED
-        self._require_solved(found.residual, solved)
-        log_lik, residual = (each.to(problem.dtype) for each in (found.log_lik, found.residual))
-        return Solution(log_lik, residual, solved)
+        self._require_solved(found.residual)
+        return Solution(found.log_lik.to(problem.dtype), found.residual.to(problem.dtype))
 
-    def _require_solved(self, residual: Tensor, solved: Tensor) -> None:
+    def _require_solved(self, residual: Tensor) -> None:
         """Refuse rows that Newton left far from the optimum of a problem that has one."""
+        solved = residual <= UNSOLVED
         rows = (~solved).any(1).nonzero().flatten().tolist()
         if rows:
             raise UnsolvedError(

@@ -16,7 +16,7 @@ from acnml._util.batches import Inputs
 from acnml._util.params import Params, add, dot, scale, subtract, zip_with
 from acnml.classifier import Classifier
 from acnml.posteriors.base import Posterior
-from acnml.solution import UNSOLVED, Solution, UnsolvedError
+from acnml.solution import Solution, UnsolvedError
 
 # (parameters, inputs, labels), each with a leading row dimension -> (gradient, log p(y|x)) per row.
 Gradients: TypeAlias = Callable[[Params, Inputs, Tensor], tuple[Params, Tensor]]
@@ -74,7 +74,7 @@ class Reference:
         )
         remedy = f"the iteration diverged: lower step_size ({self.step_size}) or alpha"
         checks.require_finite(log_lik, "log-likelihoods are", remedy, UnsolvedError)
-        return Solution(log_lik, residual, residual <= UNSOLVED)
+        return Solution(log_lik, residual)
 
     def log_lik(self, classifier: Classifier, posterior: Posterior, x: Inputs) -> Tensor:
         """Return the log-likelihoods of the solution."""
