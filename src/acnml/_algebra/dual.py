@@ -218,13 +218,19 @@ def matrix_action(matrix: Tensor) -> Action:
     return lambda x: x @ matrix.mT
 
 
-def diagonal_action(outers: Outers, var: Tensor) -> Action:
-    """Return x ↦ Σ_t δ_t ⊙ S(a_t ⊙ x) for independent weights with variances S (out, in)."""
+def diagonal_action(outers: Outers, var: Tensor, bias: Tensor | None = None) -> Action:
+    """Return x ↦ Σ_t δ_t ⊙ S(a_t ⊙ x) for independent weights with variances S (out, in).
+
+    Where inputs end with a 1 for a bias, its variances may be given apart: that needs no copy of S.
+    """
+    deltas, inputs = outers.deltas, outers.inputs[..., : var.shape[1]]
 
     def act(x: Tensor) -> Tensor:
-        terms = zip(outers.deltas.split(1, -2), outers.inputs.split(1, -2), strict=True)
+        own = x[..., : var.shape[1]]
+        terms = zip(deltas.split(1, -2), inputs.split(1, -2), strict=True)
         # Rows that share both inputs share the products. All terms at once would be large.
-        return reduce(torch.add, (((a * x) @ var.T) * delta for delta, a in terms))
+        added = reduce(torch.add, (((a * own) @ var.T) * delta for delta, a in terms))
+        return added if bias is None else added + deltas.sum(-2, keepdim=True) * bias
 
     return act
 

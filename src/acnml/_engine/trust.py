@@ -13,7 +13,8 @@ batch, in `recorder.py`: no covered parameter reaches the logits except through 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from acnml._engine.recorder import (
 from acnml._util import batches, checks
 from acnml._util.batches import Inputs
 from acnml._util.params import Params
-from acnml.classifier import Classifier, Hook, naming_checkpoints
+from acnml.classifier import Classifier, naming_checkpoints
 
 CONFIRMED = 64  # outputs that must all be probabilities before a model is refused
 
@@ -71,7 +72,8 @@ def check(classifier: Classifier, x: Inputs, sites: Sequence[Site] = ()) -> None
             more = classifier.logits(batches.take(x, slice(0, CONFIRMED)))
         _require_logits(more * classifier.temperature)
     fresh = classifier.afresh()  # a copy of their own cannot remember other rows
-    apart = [first, *(_run(fresh, sites, batches.take(few, group)) for group in groups[1:])]
+    others = (batches.take(few, group) for group in groups[1:])
+    apart = [first, *(record(fresh, sites, part, sealed=False) for part in others)]
     if not all(tape.logits.isfinite().all() for tape in (together, *apart)):
         return
     if _differ(together, apart, groups):
@@ -123,10 +125,6 @@ def _groups(low: int, high: int | None = None) -> list[Tensor]:
     return [torch.tensor(rows, device="cpu") for rows in groups]
 
 
-def _run(classifier: Classifier, sites: Sequence[Site], x: Inputs) -> Tape:
-    return record(classifier, sites, x, sealed=False)
-
-
 def _require_apart_but_for_rounding(
     classifier: Classifier,
     sites: Sequence[Site],
@@ -144,8 +142,10 @@ def _require_apart_but_for_rounding(
         wide = Classifier(classifier.copy_module().double(), classifier.get_logits)
         with torch.autocast(classifier.device.type, enabled=False):
             wide_x, fresh = wide.prepare(x), wide.afresh()
-            alone = [_run(fresh, sites, batches.take(wide_x, rows)) for rows in groups]
-            depend = _differ(_run(wide, sites, wide_x), alone, groups, CONFIRMING)
+            whole = record(wide, sites, wide_x, sealed=False)
+            parts = (batches.take(wide_x, rows) for rows in groups)
+            alone = [record(fresh, sites, part, sealed=False) for part in parts]
+            depend = _differ(whole, alone, groups, CONFIRMING)
             where = _first_difference(wide, wide_x, groups) if depend else ""
     except (RuntimeError, TypeError, ValueError):  # the model runs in its own precision only
         depend = _differ(together, apart, groups, UNCONFIRMED)
@@ -203,34 +203,32 @@ def _equal_rows(left: Tensor, right: Tensor, tolerance: float | None = None) -> 
 
 def _first_difference(classifier: Classifier, x: Inputs, groups: Sequence[Tensor]) -> str:
     """Name the first module whose output for an input is another one in another batch."""
-    kinds = dict(classifier.model.named_modules())
+    together = _outputs(classifier, x)
     for rows in groups:
-        own = _outputs(classifier, batches.take(x, rows))
-        for (name, whole), (_, alone) in zip(_outputs(classifier, x), own, strict=False):
-            if whole[rows].shape == alone.shape and not _equal_rows(whole[rows], alone):
-                kind = type(kinds[name]).__name__
+        for name, own in _outputs(classifier, batches.take(x, rows)).items():
+            if name not in together or together[name].shape[1:] != own.shape[1:]:
+                continue
+            if not _equal_rows(together[name][rows], own):
+                kind = type(classifier.model.get_submodule(name)).__name__
                 return f"the output of module {name!r} ({kind})" if name else WHOLE
     return WHOLE
 
 
-def _outputs(classifier: Classifier, x: Inputs) -> Iterator[tuple[str, Tensor]]:
-    """Return what modules give for every row, with their names, in the order of their returns."""
-    found: list[tuple[str, Tensor]] = []
+def _outputs(classifier: Classifier, x: Inputs) -> dict[str, Tensor]:
+    """Return what modules give for every row in their first call, in the order of their returns."""
+    found: dict[str, Tensor] = {}
 
-    def keeping(name: str) -> Hook:
-        def hook(_: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            # Recurrent layers and attention return tuples.
-            first = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(first, Tensor) and first.shape[:1] == (batches.size(x),):
-                found.append((name, first.clone()))
-            return output
+    def keep(name: str, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        # Recurrent layers and attention return tuples.
+        first = output[0] if isinstance(output, tuple) and output else output
+        if isinstance(first, Tensor) and first.shape[:1] == (batches.size(x),):
+            found.setdefault(name, first.clone())
+        return output
 
-        return hook
-
-    hooks = {name: keeping(name) for name, _ in classifier.model.named_modules()}
+    hooks = {name: partial(keep, name) for name, _ in classifier.model.named_modules()}
     with torch.inference_mode(False), torch.no_grad():
         classifier.hooked(hooks).logits(x)
-    return iter(found)
+    return found
 
 
 def _require_repeatable(classifier: Classifier, x: Inputs) -> None:

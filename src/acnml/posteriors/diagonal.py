@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from acnml._algebra.dual import (
+    Action,
     Affine,
     Displacement,
     Dual,
+    Outers,
     diagonal_action,
     diagonal_gram,
     gram,
@@ -76,15 +78,17 @@ class Diagonal(Posterior):
     def covariance(self, jacobian: Dual) -> Tensor:
         """Return JΣJᵀ, summed over layers."""
         parts = [gram(v * self.var[name].sqrt()) for name, v in jacobian.dense.items()]
-        parts += [diagonal_gram(v, self._matrix(k)) for k, v in jacobian.outers.items()]
+        for layer, outers in jacobian.outers.items():
+            parts.append(diagonal_gram(outers, layer.join(self.var, self.mean)))
         return torch.stack(parts).sum(0)
 
     def displacement(self, dual: Dual) -> Displacement:
         """Apply Σv to inputs a' as Σ_t δ_t ⊙ S(a_t ⊙ a'): one matrix product with S per term t."""
         return Displacement(
             {name: v * self.var[name] for name, v in dual.dense.items()},
-            {k: diagonal_action(v, self._matrix(k)) for k, v in dual.outers.items()},
+            {k: self._action(k, v) for k, v in dual.outers.items()},
         )
 
-    def _matrix(self, layer: Affine) -> Tensor:
-        return layer.join(self.var, self.mean)
+    def _action(self, layer: Affine, outers: Outers) -> Action:
+        bias = None if layer.bias is None else self.var[layer.bias]
+        return diagonal_action(outers, self.var[layer.weight].flatten(1), bias)

@@ -156,7 +156,8 @@ class LowRank(Posterior):
 
     def _action(self, layer: Affine, outers: Outers, coefficients: Tensor) -> Action:
         F = layer.join(self.directions, self.mean)
-        diagonal = diagonal_action(outers, layer.join(self.var, self.mean))
+        bias = None if layer.bias is None else self.var[layer.bias]
+        diagonal = diagonal_action(outers, self.var[layer.weight].flatten(1), bias)
 
         def act(x: Tensor) -> Tensor:
             moved = torch.einsum("...pi,koi->...pko", x, F)
