@@ -100,7 +100,7 @@ class LinearisedStudy:
     seeds: tuple[int, ...] = (0, 1)
 
     title = "Rotated MNIST"
-    posteriors = POSTERIORS
+    posteriors, methods = POSTERIORS, METHODS
 
     def images(self, method: str) -> int:
         """How many images of every shift a method sees."""
@@ -126,8 +126,7 @@ class ResNetStudy:
         train: images that the curvature is measured on; it is scaled to all training images.
         validation: clean test images for choosing α.
         test: other test images, under every corruption.
-        few: of these for the methods that take gradient steps; they have the α of the network
-            without steps.
+        few: of these for the network after ascent, with the α of the network without it.
         corruptions: their names.
         severity: of all corruptions.
         price: in nats, over the network.
@@ -147,11 +146,11 @@ class ResNetStudy:
     seeds: tuple[int, ...] = (0,)
 
     title = "CIFAR-10-C"
-    posteriors = (KFAC,)
+    posteriors, methods = (KFAC,), METHODS[:-1]  # the paper's steps take too long
 
     def images(self, method: str) -> int:
         """How many images of every shift a method sees."""
-        return self.few if method in (ASCENT, STEPS) else self.test
+        return self.few if method == ASCENT else self.test
 
     def prepared(self, _: str, seed: int, store: Store) -> Prepared:
         """Fit the posterior, and make the corrupted images."""
@@ -299,12 +298,12 @@ def collected(study: Study, store: Store) -> list[Scored]:
     Where some methods have seen fewer images, the others are scored on those as well.
     """
     rows: list[Scored] = []
-    sizes = sorted({study.images(method) for method in METHODS}, reverse=True)
+    sizes = sorted({study.images(method) for method in study.methods}, reverse=True)
     for seed in study.seeds:
         for posterior in study.posteriors:
             own, knobs = cache(partial(study.prepared, posterior, seed, store)), dict[str, float]()
             labels = next(iter(own().shifts.values())).labels
-            for method in (LINEARISED, *(m for m in METHODS if m != LINEARISED)):
+            for method in (LINEARISED, *(m for m in study.methods if m != LINEARISED)):
                 stage = Stage(f"{posterior} {method}", _decides(study), seed)
                 made = store.make(stage, partial(measured, study, own, method, dict(knobs)))
                 knobs[method] = made.facts["knob"]
@@ -314,7 +313,9 @@ def collected(study: Study, store: Store) -> list[Scored]:
                         four = found["accuracy"], found["nll"], found["brier"], found["ece"]
                         one = posterior, seed, method, knobs[method], shift, n
                         rows.append(Scored(*one, *four))
-    return rows
+    return sorted(
+        rows, key=lambda r: (r.seed, POSTERIORS.index(r.posterior), METHODS.index(r.method))
+    )
 
 
 def _decides(study: Study) -> dict[str, Any]:

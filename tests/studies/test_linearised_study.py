@@ -80,12 +80,16 @@ def test_the_verdict_is_only_about_other_ways_to_use_the_network():
 
 def test_a_tiny_study_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(linearised, "load_mnist", lambda part: digits())
+    few = {linearised.ASCENT: 10}  # costly: fewer images, and the knob of a cheaper method
+    monkeypatch.setattr(type(TINY), "images", lambda own, method: few.get(method, own.test))
     study = replace(TINY, epochs=60)  # otherwise no α is too large, and the paper's steps diverge
     assert linearised.run(study, tmp_path, store_in(tmp_path, study), "the command").exists()
     text = (tmp_path / "results.md").read_text()
     assert all(f"| {method} |" in text for method in linearised.METHODS)
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert len(lines) == 1 + len(linearised.POSTERIORS) * len(linearised.METHODS) * len(TINY.angles)
+    cases = len(linearised.POSTERIORS) * len(TINY.angles)
+    assert len(lines) == 1 + cases * (2 * len(linearised.METHODS) - 1)
+    assert sum(f'"{linearised.ASCENT}"' in line for line in lines) == cases
 
 
 def test_a_search_near_a_value_finds_the_same_knob():
