@@ -116,6 +116,19 @@ def toy(column: str, sample: str) -> list[float]:
     return [float(row[column]) for row in rows]
 
 
+def linearised_gap(score: str) -> list[float]:
+    """`linearised-gap ece`: of ResNet-20 to the true network, and half of its 95 % interval."""
+    from studies.linearised import KFAC, TRUE, Scored, gap
+
+    every = [Scored(**row) for row in read("linearised-resnet20/metrics.csv")]  # type: ignore[arg-type]
+    rows = [
+        row._replace(**{score: float(getattr(row, score))})
+        for row in every
+        if row.n == max(each.n for each in every)
+    ]
+    return [abs(value) for value in gap(rows, KFAC, TRUE, score)]
+
+
 def cnml_distances(column: str, problem: str = "MNIST", posterior: str = "EK-FAC") -> list[float]:
     """`cnml-distances variation`: of the linearised network and of the optimum, at α = 1."""
     conditions = {"queries": "all", "alpha": 1, "problem": problem, "posterior": posterior}
@@ -465,6 +478,7 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "toy": toy,
     "linearised-farther": linearised_farther,
     "cnml-distances": cnml_distances,
+    "linearised-gap": linearised_gap,
     "cifar": cifar,
     "cifar-100": cifar_few,
     "cifar-lower": cifar_lower,
