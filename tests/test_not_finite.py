@@ -1,8 +1,9 @@
-"""Non-finite inputs and logits: -inf is valid in attention masks, but not in logits."""
+"""Inputs, features and logits that are not finite, huge, or not to be trusted."""
 
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ from acnml import Acnml, Classifier, Diagonal, Gradient, Linearised, Map
 from acnml._util.checks import RowsError
 from acnml.fit import Refit
 from acnml.solve import Reference
+from acnml.solve.logits import solve
 from cases import TwoLayers, diagonal, normal, seeded
+
+# Non-finite inputs and logits: -inf is valid in attention masks, but not in logits ----------------
 
 Y = torch.tensor([0, 1, 2, 0])
 
@@ -168,3 +172,215 @@ def test_errors_name_the_batch_of_a_loader_and_its_rows(use):
     with pytest.raises(RowsError, match=message) as refused:
         use(classifier, loader)
     assert refused.value.rows == (27,)
+
+
+# Inputs of any size: larger ones are answered with more caution, or refused; never surer ----------
+
+RAY = torch.tensor([[1.0, -0.7]])
+GROWING = [10.0**e for e in (0, 0.5, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 18, 19.3, 25, 38)]
+TINY = [1e-45, 1e-40, 1e-20, 1e-6]
+
+
+def unit_variances() -> Acnml:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(2, 3)
+    mean = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    posterior = Diagonal(mean, {name: torch.ones_like(t) for name, t in mean.items()})
+    return Acnml(Classifier(model), posterior)
+
+
+def laplace() -> Acnml:
+    classifier = unit_variances().classifier
+    data = [normal(20, 2).float()]
+    return Acnml(classifier, acnml.fit_laplace(classifier, data, progress=False))
+
+
+def calibrated(rule: str = "acnml") -> acnml.Calibrated:
+    model, x = unit_variances().classifier.model, normal(400, 2, seed=1).float()
+    labels = (model(x).detach() + normal(400, 3, seed=2).float()).argmax(-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 400 points are few
+        return acnml.calibrate(model, [x], [(x, labels)], rule=rule, progress=False)
+
+
+def answered(predict, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and regret."""
+    found = predict.solve(x) if isinstance(predict, Acnml) else predict(x)
+    return found.log_probs, found.regret
+
+
+each_predictor = pytest.mark.parametrize("make", [unit_variances, laplace, calibrated])
+
+
+def at(scale: float) -> torch.Tensor:
+    return (RAY.double() * scale).float()
+
+
+@each_predictor
+def test_larger_inputs_are_answered_with_more_caution_or_refused(make):
+    predict, last, refused = make(), 0.0, False
+    for scale in GROWING:
+        try:
+            log_probs, regret = answered(predict, at(scale))
+        except RowsError:  # by the solver, or because s(x) overflows
+            refused = True
+            continue
+        assert not refused, f"{scale} is answered, but a smaller input was refused"
+        assert log_probs.isfinite().all()
+        assert last - 1e-4 <= regret.item() <= math.log(3) + 1e-6
+        last = regret.item()
+    assert refused
+
+
+@each_predictor
+def test_tiny_inputs_are_answered_like_zero(make):
+    predict = make()
+    expected, _ = answered(predict, torch.zeros(1, 2))
+    for scale in TINY:
+        torch.testing.assert_close(answered(predict, at(scale))[0], expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["acnml", "closed-form"])
+def test_the_module_gives_the_same_answer_or_nan(rule):
+    predict = calibrated(rule)
+    module = predict.as_module()
+    for scale in [*TINY, *GROWING]:
+        with torch.no_grad():
+            log_probs, regret, _ = module(at(scale))
+        if log_probs.isnan().any():
+            assert scale > 100
+            assert log_probs.isnan().all()
+            assert regret.isnan().all()
+        else:
+            expected, _ = answered(predict, at(scale))
+            torch.testing.assert_close(log_probs, expected, rtol=0, atol=1e-3)
+    assert log_probs.isnan().all()
+
+
+def test_the_exported_file_gives_nan_as_well(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    path = acnml.export_onnx(calibrated(), normal(4, 2).float(), tmp_path / "model.onnx").path
+    session = onnxruntime.InferenceSession(str(path))
+    both = torch.cat([at(1.0), at(2e19)])
+    found = session.run(None, {session.get_inputs()[0].name: both.numpy()})
+    for tensor in map(torch.from_numpy, found):
+        assert tensor[0].isfinite().all()
+        assert tensor[1].isnan().all()
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+@pytest.mark.parametrize("classes", [3, 70])
+def test_a_kernel_that_is_not_finite_spoils_its_own_input_only(bad, classes):
+    logits, var = normal(3, classes), normal(3, classes, seed=1).exp()
+    expected = solve(logits, torch.diag_embed(var))
+    var[1, 2] = bad
+    found = solve(logits, torch.diag_embed(var))
+    assert not (found.residual[1] <= torch.inf).any()
+    assert found.log_lik[1].isnan().all()
+    for i in (0, 2):
+        torch.testing.assert_close(found.log_lik[i], expected.log_lik[i], rtol=0, atol=1e-9)
+
+
+# What `calibrate` refuses or warns of, because answers could not be trusted -----------------------
+
+
+class Two(TwoLayers):
+    def __init__(self) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            super().__init__(hidden=16)
+
+
+class FirstBatch(Two):
+    """Subtracts the mean of the first batch that it saw."""
+
+    mu = None
+
+    def forward(self, x):
+        if self.mu is None:
+            self.mu = x.mean(0)
+        return super().forward(x - self.mu)
+
+
+class Recurrent(Two):
+    """Goes on from the state in which the last batch left it."""
+
+    state = None
+
+    def forward(self, x):
+        before = 0.0 if self.state is None else self.state
+        self.state = x.sum()
+        return super().forward(x + before)
+
+
+class Level(Two):
+    """Has logits on a high level, and subtracts the mean of the batch."""
+
+    def forward(self, x):
+        return super().forward(x - x.mean(0)) + 1e4
+
+
+def data(model: nn.Module, n: int = 400):
+    x = normal(n, 4, seed=3).float()
+    with torch.no_grad():
+        labels = Two()(x).argmax(-1)
+    labels[::4] = (labels[::4] + 1) % 3
+    return (x[: n // 2], labels[: n // 2]), (x[n // 2 :], labels[n // 2 :])
+
+
+@pytest.mark.parametrize("kind", [FirstBatch, Recurrent, Level])
+def test_models_that_remember_or_mix_inputs_are_refused(kind):
+    model = kind()
+    with pytest.raises(ValueError, match=r"rest of its batch|random even in eval"):
+        acnml.calibrate(model, *data(model))
+
+
+def test_a_high_level_alone_is_no_reason():
+    class High(Two):
+        def forward(self, x):
+            return super().forward(x) + 1e4
+
+    acnml.calibrate(High(), *data(High()), price=0.1)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_infinite_features_have_no_answer_anywhere(bad):
+    model = Two()
+    train, validation = data(model)
+    x = train[0][:5].clone()
+    x[2, 1] = bad
+    calibrated = acnml.calibrate(model, train, validation, price=0.1)
+    with pytest.raises(ValueError, match="first at index 2"):
+        calibrated(x)
+    flagged = acnml.calibrate(model, train, validation, price=0.1, on_error="flag")
+    none = [False, False, True, False, False]
+    assert flagged(x).log_probs.isnan().any(1).tolist() == none
+    assert flagged(x).label.tolist()[2] == flagged.predict(x).tolist()[2] == -1
+    for by in ("confidence", "regret"):
+        assert flagged.abstains(x, share=0.0, by=by).tolist() == none
+    for part in calibrated.as_module()(x):
+        assert part.reshape(5, -1).isnan().any(1).tolist() == none
+
+
+class Beside(Two):
+    """Has a branch whose hidden values depend on the batch, unlike the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(16, 3)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.body(x))
+        self.other(hidden - hidden.mean(0))
+        return self.head(hidden)
+
+
+def test_features_that_depend_on_the_batch_are_left_out():
+    model = Beside()
+    found = acnml.calibrate(model, *data(model), price=0.1)
+    assert [place.module for place in found.places] == ["head"]
+    places = [acnml.features.Place("other", is_input=True), *found.places]
+    with pytest.raises(ValueError, match="the input of 'other', depend on the rest of its batch"):
+        acnml.calibrate(model, *data(model), places=places)
