@@ -216,5 +216,5 @@ def _first_shape(name: str, column: pa.Array) -> tuple[int, ...]:
                 return value.shape
     raise ScoringError(
         f"none of the first {len(column)} rows of column {name!r} shows the shape of an input: "
-        "remove those without one, or store lists of a fixed size"
+        "put a row that has an input first"
     )
