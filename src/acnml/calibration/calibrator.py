@@ -46,8 +46,8 @@ from acnml.decisions import (
     Outcomes,
     abstention,
     expected_accuracy,
-    sureness_of,
 )
+from acnml.decisions.outcomes import sureness_of
 from acnml.solve.isotropic import solve_isotropic
 from acnml.solve.sigmoid import solve_sigmoid
 

@@ -13,7 +13,7 @@ from acnml.decisions.abstention import (
 )
 from acnml.decisions.accuracy import AccuracyEstimate, expected_accuracy
 from acnml.decisions.monitor import Monitor, Observed, Window
-from acnml.decisions.outcomes import By, Outcomes, sureness_of
+from acnml.decisions.outcomes import By, Outcomes
 
 __all__ = [
     "Abstention",
@@ -28,5 +28,4 @@ __all__ = [
     "at_least_coverage",
     "at_most_risk",
     "expected_accuracy",
-    "sureness_of",
 ]

@@ -136,17 +136,17 @@ class Monitor:
 
     def update(self, answers: Any) -> Window:
         """Take a window of answers in the order in which they came: an `Answer` or `Observed`."""
-        answered = _column(answers.label) >= 0
+        answered = _on_cpu(answers.label) >= 0
         names, had_changed = (*STATISTICS, "regret"), self.changed_at is not None
-        columns = {name: _column(getattr(answers, name))[answered].double() for name in names}
-        label = _column(answers.label)[answered].long()
+        columns = {name: _on_cpu(getattr(answers, name))[answered].double() for name in names}
+        label = _on_cpu(answers.label)[answered].long()
         for start in range(0, len(label), CHUNK):
             self._bet(torch.stack([columns[n][start : start + CHUNK] for n in STATISTICS]))
         return Window(
             count=len(label),
             unanswered=int((~answered).sum()),
             accuracy=expected_accuracy(columns["confidence"], self.reference),
-            abstained=float(_column(answers.abstain)[answered].double().mean()),
+            abstained=float(_on_cpu(answers.abstain)[answered].double().mean()),
             **{name: float(values.mean()) for name, values in columns.items()},
             classes=self._distance_of_classes(label),
             evidence=self.evidence,
@@ -202,5 +202,5 @@ def _log_bets(ranks: Tensor) -> Tensor:
     return bets.flatten(1, 2)
 
 
-def _column(values: Any) -> Tensor:
+def _on_cpu(values: Any) -> Tensor:
     return as_values(values).detach().cpu()

@@ -61,16 +61,7 @@ class Outcomes:
 
 
 def sureness_of(answers: Any, by: By) -> Tensor:
-    """Return what decides (N,), higher for surer predictions: the confidence, or minus the regret.
-
-    Args:
-        answers: an `Answer`, or `Outcomes`.
-        by: "confidence" or "regret".
-
-    >>> half = torch.full((2,), 0.5)
-    >>> sureness_of(Outcomes(half, half, half, half, half), by="regret")
-    tensor([-0.5000, -0.5000], dtype=torch.float64)
-    """
+    """Return what decides (N,), higher for surer answers: the confidence, or minus the regret."""
     if by not in ("confidence", "regret"):
         raise ValueError(f'by must be "confidence" or "regret", got {by!r}')
     values = as_values(getattr(answers, by)).double()
