@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import numbers
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from acnml._util import checks
 
 SHARE = 0.25  # fraction of the free memory to use by default
 MOST = 2**30  # default maximum in bytes: larger chunks are not faster
@@ -18,26 +19,14 @@ CONTAINER = Path("/sys/fs/cgroup")  # and where the limit of the container, if t
 
 def require_memory(memory: int | None) -> None:
     """Raise an error unless `memory` is None or a positive number of bytes."""
-    if memory is None:
-        return
-    if isinstance(memory, bool) or not isinstance(memory, numbers.Integral):
-        kind = type(memory).__name__
-        raise TypeError(f"memory must be a whole number of bytes, such as 2**30, got a {kind}")
-    if memory < 1:
-        raise ValueError(f"memory must be at least 1 byte, got {memory}")
-
-
-def budget(device: torch.device, given: int | None, most: int = MOST) -> int:
-    """Return the given number of bytes, or by default a fraction of the device's free memory."""
-    if given is not None:
-        return int(given)
-    return min(int(SHARE * free_bytes(device)), most)
+    if memory is not None:
+        checks.require_integer(memory, "memory", least=1)
 
 
 @cache
 def default_budget(device: torch.device, most: int = MOST) -> int:
-    """Return what `budget` gives by default, looked up once: the files of a container are many."""
-    return budget(device, None, most)
+    """Return a fraction of the device's free memory, looked up once, in bytes."""
+    return min(int(SHARE * free_bytes(device)), most)
 
 
 def free_bytes(device: torch.device) -> float:
