@@ -29,9 +29,6 @@ CUDA = pytest.param(
     "cuda",
     marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 )
-MPS = pytest.param(
-    "mps", marks=pytest.mark.skip(reason="MPS has no double precision, which the solvers use")
-)
 
 
 def moved(x, device):
@@ -156,7 +153,7 @@ def test_a_module_is_on_the_device_of_its_network(device, tmp_path):
     )
 
 
-@pytest.mark.parametrize("device", [CUDA, MPS])
+@pytest.mark.parametrize("device", [CUDA])
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_device_agrees_with_the_cpu(solver, device):
     for case, posterior in itertools.product(MODELS, POSTERIORS):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import acnml
-from acnml import Acnml, Bma, Classifier, Diagonal, Map, Tempered, metrics, tuning
+from acnml import Acnml, Bma, Classifier, Diagonal, Map, Tempered
 from acnml.storage import StorageError
 from cases import LINEAR, MLP, MODELS, diagonal
 from predicting import FINE, each_case
@@ -92,16 +92,6 @@ def test_acnml_of_a_tempered_model_is_that_of_the_model_with_smaller_last_weight
         Acnml(Classifier(model), shrunk)(LINEAR.x()),
         **FINE,
     )
-
-
-def test_tuning_scores_a_tempered_model_as_it_predicts():
-    model, x = LINEAR.model(), LINEAR.x()
-    labels = torch.arange(len(x)) % 3
-    tempered, posterior = Classifier(model).tempered(2.0), diagonal(model)
-    predictors = [Acnml(tempered, posterior, alpha=0.1), Map(tempered)]
-    rows = tuning.sweep(lambda i: predictors[int(i)], (0, 1), [(x, labels)])
-    for row, predict in zip(rows, predictors, strict=True):
-        assert row.nll == pytest.approx(metrics.nll(predict(x), labels), rel=1e-9)
 
 
 def test_storage_keeps_the_classifiers_temperature(tmp_path):
