@@ -66,6 +66,8 @@ def test_every_file_is_scored_rejected_or_skipped_by_its_name(job, tmp_path):
     assert (summary.rows, summary.files, summary.skipped) == (10, 10, 4)
     manifest = json.loads((Path(job.output) / "_manifest.json").read_text())
     assert manifest["counts"]["skipped"] == 4
+    named = replace(job, input=str(data / "_SUCCESS"), output=str(tmp_path / "named"))
+    assert score(replace(named, reading=Reading(image_mode="L"))).files == 1
 
 
 @pytest.mark.parametrize("input_", ["data", "d*/s*"])

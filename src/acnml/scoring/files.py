@@ -76,7 +76,6 @@ def find_files(path: str, output: str | None = None) -> Files:
     system, name = _place(path)
     is_local = isinstance(system, fs.LocalFileSystem)
     root, found = _local_files(Path(name)) if is_local else _remote_files(system, name)
-
     own = Path(output).resolve() if output and is_local else None
 
     @cache
@@ -84,7 +83,8 @@ def find_files(path: str, output: str | None = None) -> Files:
         return own is not None and Path(folder).resolve().is_relative_to(own)
 
     seen = [path for path in {*found} if is_output(root) or not is_output(path.parent)]
-    paths = [path for path in seen if not _is_hidden(path.relative_to(root))]
+    # What is named itself is meant, whatever its name.
+    paths = [p for p in seen if p == type(p)(name) or not _is_hidden(p.relative_to(root))]
     paths.sort(key=lambda file: file.relative_to(root).as_posix())
     if not paths:
         raise ScoringError(f"there are no files of {path}: check --input")
