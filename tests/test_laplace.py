@@ -22,7 +22,6 @@ from acnml.fit import (
     MonteCarloFisher,
     fit_curvature,
 )
-from acnml.fit.fisher import Outputs
 from cases import CONV, MLP, MODELS, Case, affine_layers, normal
 from dense import covariance, vector
 from fits import (
@@ -251,8 +250,8 @@ def test_curvatures_of_ekfac_do_not_add_up():
 def test_monte_carlo_fisher_is_unbiased():
     """The mean of 40,000 draws is within six standard errors of the Hessian."""
     probs, n = normal(1, 3).softmax(-1), 40_000
-    outputs = Outputs(probs, None, torch.Generator().manual_seed(0))
-    drawn = torch.cat(list(MonteCarloFisher(samples=n).vectors(outputs)))
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.cat(list(MonteCarloFisher(samples=n).vectors(probs, None, generator)))
     outers = n * drawn.unsqueeze(-1) * drawn.unsqueeze(-2)
     hessian = torch.diag(probs[0]) - probs[0].outer(probs[0])
     assert ((outers.mean(0) - hessian).abs() < 6 * outers.std(0) / math.sqrt(n)).all()

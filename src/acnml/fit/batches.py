@@ -31,19 +31,16 @@ def over_batches(
     step: Step,
     description: str,
     progress: bool | None,
-) -> int:
-    """Call `step` for every batch and return the number of examples."""
-    sizes: list[int] = []
+) -> None:
+    """Call `step` for every batch."""
 
     def use(batch: Any) -> None:
         x, labels = split_labels(batch)
         with torch.enable_grad(), classifier.threads_for(x):
             x = classifier.prepare(x)
             step(x, None if labels is None else checked_labels(labels, x))
-        sizes.append(size(x))
 
     each_batch(loader, use, description, progress)
-    return sum(sizes)
 
 
 def require_loader(data: Any, what: str) -> None:

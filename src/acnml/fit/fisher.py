@@ -15,29 +15,24 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import final
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from acnml._util import checks
-
-
-class Outputs(NamedTuple):
-    """What a network says of a batch."""
-
-    probs: Tensor  # (B, K)
-    labels: Tensor | None  # (B,), if there are any
-    generator: torch.Generator  # draws labels, where an estimator needs some
 
 
 class Fisher(ABC):
     """A decomposition of the curvature at the logits into a sum of outer products."""
 
     @abstractmethod
-    def vectors(self, outputs: Outputs) -> Iterator[Tensor]:
-        """Yield the vectors s (B, K) of a batch."""
+    def vectors(self, probs: Tensor, labels: Tensor | None, rng: Generator) -> Iterator[Tensor]:
+        """Yield the vectors s (B, K) of a batch with probabilities (B, K) and labels, if any (B,).
+
+        The generator draws labels, where an estimator needs some.
+        """
 
 
 @final
@@ -49,9 +44,8 @@ class ExactFisher(Fisher):
     batch: with hundreds of classes, `MonteCarloFisher` is much faster.
     """
 
-    def vectors(self, outputs: Outputs) -> Iterator[Tensor]:
+    def vectors(self, probs: Tensor, labels: Tensor | None, rng: Generator) -> Iterator[Tensor]:
         """Yield √p_c (e_c - p) for every class."""
-        probs = outputs.probs
         eye = torch.eye(probs.shape[1], dtype=probs.dtype, device=probs.device)
         for c in range(probs.shape[1]):
             yield probs[:, c, None].sqrt() * (eye[c] - probs)
@@ -73,13 +67,12 @@ class MonteCarloFisher(Fisher):
     def __post_init__(self) -> None:
         checks.settle_integers(self, samples=1, seed=None)
 
-    def vectors(self, outputs: Outputs) -> Iterator[Tensor]:
+    def vectors(self, probs: Tensor, labels: Tensor | None, rng: Generator) -> Iterator[Tensor]:
         """Yield (e_y - p) / √samples for each sampled label y ~ p."""
-        probs, generator = outputs.probs, outputs.generator
         for _ in range(self.samples):
             # The precision decides which labels a seed draws, so it is fixed.
-            narrow = probs.to(generator.device, torch.float32)
-            drawn = torch.multinomial(narrow, 1, generator=generator)[:, 0]
+            narrow = probs.to(rng.device, torch.float32)
+            drawn = torch.multinomial(narrow, 1, generator=rng)[:, 0]
             yield (_one_hot(drawn, probs) - probs) / math.sqrt(self.samples)
 
 
@@ -88,11 +81,11 @@ class MonteCarloFisher(Fisher):
 class EmpiricalFisher(Fisher):
     """The outer product of the loss gradients at the true labels; one backward pass per batch."""
 
-    def vectors(self, outputs: Outputs) -> Iterator[Tensor]:
+    def vectors(self, probs: Tensor, labels: Tensor | None, rng: Generator) -> Iterator[Tensor]:
         """Yield e_y - p for the true labels y."""
-        if outputs.labels is None:
+        if labels is None:
             raise ValueError("EmpiricalFisher needs labels: yield (x, y) from the loader")
-        yield _one_hot(outputs.labels, outputs.probs) - outputs.probs
+        yield _one_hot(labels, probs) - probs
 
 
 def _one_hot(labels: Tensor, probs: Tensor) -> Tensor:

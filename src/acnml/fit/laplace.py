@@ -51,7 +51,7 @@ from acnml.fit.curvature import (
     FullCurvature,
     KroneckerCurvature,
 )
-from acnml.fit.fisher import ExactFisher, Fisher, Outputs
+from acnml.fit.fisher import ExactFisher, Fisher
 from acnml.posteriors.base import Posterior
 from acnml.posteriors.kronecker import eigh
 
@@ -237,8 +237,8 @@ def _add_data(
         if labels is not None:
             require_classes(labels, logits)
         with without_autocast(logits):
-            outputs = Outputs(logits.double().softmax(-1), labels, generator)
-            sums.add(tape, (tape.pulled_back(s) for s in fisher.vectors(outputs)))
+            vectors = fisher.vectors(logits.double().softmax(-1), labels, generator)
+            sums.add(tape, (tape.pulled_back(s) for s in vectors))
 
     over_batches(classifier, data, step, "curvature", progress)
 
