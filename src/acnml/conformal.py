@@ -174,13 +174,8 @@ def fit_weighted(
 ) -> Conformal:
     """Return prediction sets for inputs with other scores of atypicality than the calibration data.
 
-    Args:
-        log_probs: log-probabilities (N, K) of the calibration data, as for `fit`.
-        labels: class indices (N,).
-        atypicality: scores m(x) of the calibration data (N,).
-        new_atypicality: those of unlabelled new inputs (M,), for the likelihood ratio.
-        coverage: the probability, between 0 and 1.
-        score: of labels.
+    `atypicality` are the scores m(x) of the calibration data (N,), and `new_atypicality` those of
+    unlabelled new inputs (M,), for the likelihood ratio. For the other arguments see `fit`.
 
     >>> log_probs, far = torch.zeros(99, 2).log_softmax(1), torch.linspace(0, 1, 99)
     >>> fitted = fit_weighted(log_probs, torch.zeros(99).long(), far, 0.5 + far / 2)

@@ -198,13 +198,8 @@ def at_least_coverage(
 ) -> Certificate:
     """Return the highest threshold that is certified to accept a share, and a bound of its risk.
 
-    Both hold together with the stated confidence, as each uses half of the level.
-
-    Args:
-        sureness: of predictions (N,), for example their confidence.
-        correct: whether they are right (N,).
-        coverage: least tolerated share of accepted predictions.
-        confidence: with which coverage and risk hold, over the draw of the labelled data.
+    Both hold together with the stated confidence, as each uses half of the level. `coverage` is
+    the least tolerated share of accepted predictions; for the other arguments see `at_most_risk`.
 
     >>> correct = torch.arange(1000) >= 100
     >>> found = at_least_coverage(torch.linspace(0, 1, 1000), correct, coverage=0.8)
