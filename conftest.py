@@ -1,8 +1,10 @@
-"""What pytest does not collect: modules without their package, and POSIX-only tests on Windows."""
+"""What pytest does not collect, and the names that all examples in docstrings may use."""
 
 import importlib.util
 import os
 import sys
+
+import pytest
 
 os.environ.setdefault("MPLBACKEND", "Agg")  # figures in examples need no screen
 
@@ -37,3 +39,12 @@ if sys.platform == "win32":
 def pytest_report_header():
     """Name the packages that are missing."""
     return f"no doctests of the parts for: {', '.join(MISSING)}" if MISSING else None
+
+
+@pytest.fixture(autouse=True)
+def names_of_examples(request, doctest_namespace):
+    """Let examples in docstrings begin with a network, as the reference says."""
+    if isinstance(request.node, pytest.DoctestItem):
+        from example_names import example_names
+
+        doctest_namespace.update(example_names())

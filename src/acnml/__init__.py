@@ -1,6 +1,5 @@
 """Classifiers that say when they do not know: amortized conditional normalized maximum likelihood.
 
->>> import torch, acnml
 >>> model = torch.nn.Linear(4, 3)
 >>> classifier = acnml.Classifier(model)
 >>> mean = classifier.copy_parameters(["weight", "bias"])

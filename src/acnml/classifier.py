@@ -266,7 +266,6 @@ class Classifier:
             works too, but a Classifier that has one cannot be pickled, e.g. sent to another
             process.
 
-    >>> classifier = Classifier(nn.Linear(4, 3))
     >>> classifier.log_probs(torch.zeros(2, 4)).shape
     torch.Size([2, 3])
     """

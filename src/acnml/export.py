@@ -39,7 +39,6 @@ def export_onnx(calibrated: Calibrated, example: Inputs, path: str | os.PathLike
         example: a batch of at least two inputs like those that the model will see.
         path: of the file to write; it is complete, or it is not there.
 
-    >>> import acnml, torch
     >>> x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
     >>> labels, model = (x.sum(1) > 0).long(), torch.nn.Linear(2, 2)  # a trained network
     >>> model.weight.data = torch.tensor([[-3.0, 0.0], [3.0, 0.0]])

@@ -40,7 +40,7 @@ def from_laplace(la: ParametricLaplace) -> Posterior:
     `la` was made from: `acnml.Glm(acnml.Classifier(model), from_laplace(la))` is the prediction
     `la(x, link_approx="probit")`.
 
-    >>> import acnml, torch, warnings
+    >>> import warnings
     >>> loader = torch.utils.data.DataLoader(list(zip(torch.randn(30, 4), [0, 1, 2] * 10)), 10)
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
     >>> with warnings.catch_warnings():

@@ -64,9 +64,6 @@ class Problem:
         kernel: V (B, K, K).
         dtype: the precision of answers.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> predict = acnml.Acnml(classifier, posterior)
     >>> problem = predict.problem(torch.randn(5, 4))
     >>> [predict.solve_problem(problem.scaled(a)).regret.shape for a in (0.1, 1.0)]
@@ -116,7 +113,6 @@ def solutions(
 class LogitSolver(ABC):
     """A solver that needs only the `Problem` of an input: its logits and their covariance.
 
-    >>> import acnml, torch
     >>> solver: acnml.solve.LogitSolver = acnml.Linearised()
     >>> problem = acnml.problem.Problem(torch.randn(5, 3), torch.eye(3).expand(5, 3, 3))
     >>> solver.of(problem).log_lik.shape

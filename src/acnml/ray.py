@@ -134,7 +134,7 @@ def score(
             in the dataset, such as reading files: if none is free, the job never starts.
         threads: of torch in every actor, which are the CPUs that it reserves.
 
-    >>> import acnml, ray, torch
+    >>> import ray
     >>> from acnml.ray import score
     >>> factory = lambda: acnml.Map(acnml.Classifier(torch.nn.Identity()))  # its inputs are logits
     >>> dataset = ray.data.from_items([{"x": [0.0, 2.0]}, {"x": [1.0, 0.0]}])  # doctest: +SKIP
@@ -198,9 +198,7 @@ def fit(
         threads: of torch in every task, which are the CPUs that it reserves.
         address: of a running cluster, see `Cluster`.
 
-    >>> import acnml, torch
     >>> from acnml.ray import fit
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> def fit_one(seed):
     ...     x = torch.randn(100, 4, generator=torch.Generator().manual_seed(seed))
     ...     return acnml.fit.fit_curvature(classifier, x)

@@ -40,9 +40,6 @@ class Solution(NamedTuple):
     `solved` is True where the residual is at most 0.1 (`UNSOLVED`). Elsewhere the answer is a rough
     one. Rows of `failed` inputs are NaN.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> solution = acnml.Acnml(classifier, posterior).solve(torch.randn(5, 4))
     >>> solution.log_probs.shape, solution.regret.shape, bool(solution.solved.all())
     (torch.Size([5, 3]), torch.Size([5]), True)
@@ -81,7 +78,6 @@ class Solution(NamedTuple):
 class UnsolvedError(RowsError):
     """Raised when a solver diverges or stops far from an optimum. The message says what to do.
 
-    >>> import acnml
     >>> raise acnml.solve.UnsolvedError("too wide")
     Traceback (most recent call last):
     acnml.solution.UnsolvedError: too wide
@@ -92,6 +88,6 @@ class UnsolvedError(RowsError):
 class UnsolvedWarning(UserWarning):
     """Some answers are inaccurate: the solver stopped far from an optimum. See `Solution.solved`.
 
-    >>> import acnml, warnings
+    >>> import warnings
     >>> warnings.simplefilter("ignore", acnml.solve.UnsolvedWarning)
     """

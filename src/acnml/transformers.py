@@ -123,7 +123,7 @@ class LastToken(_OneToken):
     Args:
         model: such a model, or a PEFT model around it.
 
-    >>> import torch, transformers
+    >>> import transformers
     >>> from acnml.transformers import LastToken
     >>> size = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "pad_token_id": 0}
     >>> config = transformers.GPT2Config(**size, bos_token_id=1, eos_token_id=1, num_labels=3)
@@ -165,7 +165,7 @@ class LabelTokens(_OneToken):
         model: a causal language model with a Linear layer `lm_head`.
         tokens: the id of a token for each class. Their rows of `lm_head` are copied.
 
-    >>> import torch, transformers
+    >>> import transformers
     >>> from acnml.transformers import LabelTokens
     >>> size = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30}
     >>> config = transformers.GPT2Config(**size, bos_token_id=1, eos_token_id=1)

@@ -133,7 +133,6 @@ def sweep(
         loader: validation data, with labels.
         progress: whether to show progress bars; by default only in a terminal.
 
-    >>> import acnml, torch
     >>> x, labels = torch.randn(50, 3), torch.arange(50) % 3
     >>> plain = acnml.Map(acnml.Classifier(torch.nn.Linear(3, 3)))
     >>> table = acnml.tuning.sweep(lambda T: acnml.Tempered(plain, T), (1.0, 2.0), (x, labels))
@@ -155,7 +154,6 @@ def least_nll(
     It applies to any hyperparameter. On in-distribution data, the best α is often the smallest of
     the grid: see `within_price`. For the arguments see `sweep`.
 
-    >>> import acnml, torch
     >>> plain, x = acnml.Map(acnml.Classifier(torch.nn.Linear(3, 3))), torch.randn(50, 3)
     >>> data = x, plain(x).argmax(1)
     >>> acnml.tuning.least_nll(lambda T: acnml.Tempered(plain, T), (0.1, 1.0), data).value
@@ -190,8 +188,6 @@ def within_price(
         start: the value to try first.
         progress: whether to show progress bars; by default only in a terminal.
 
-    >>> import acnml, torch
-    >>> classifier, x = acnml.Classifier(torch.nn.Linear(4, 3)), torch.randn(100, 4)
     >>> posterior = acnml.fit_laplace(classifier, x)
     >>> choice = acnml.tuning.within_price(
     ...     lambda alpha: acnml.Acnml(classifier, posterior, alpha=alpha),
@@ -318,7 +314,6 @@ def temperature_by_nll(
         loader: validation data, with labels. One pass is made.
         progress: whether to show a progress bar; by default only in a terminal.
 
-    >>> import acnml, torch
     >>> plain = acnml.Map(acnml.Classifier(torch.nn.Identity()))
     >>> x = torch.tensor([[3.0, 0.0], [3.0, 0.0], [3.0, 0.0]])
     >>> choice = acnml.tuning.temperature_by_nll(plain, (x, torch.tensor([0, 0, 1])))
@@ -352,8 +347,6 @@ def prior_precision_by_evidence(curvature: Curvature) -> Choice:
     Args:
         curvature: from `fit_curvature`.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> curvature = acnml.fit.fit_curvature(classifier, torch.randn(500, 4))
     >>> choice = acnml.tuning.prior_precision_by_evidence(curvature)
     >>> posterior = curvature.posterior(choice.value)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import acnml
+from example_names import example_names
 
 SUBMODULES = (
     *("conformal", "decisions", "exact", "metrics", "plots", "predictors", "ray"),
@@ -58,7 +59,7 @@ def check(value: object) -> None:
     assert ">>> " in text, f"{value!r} has no example"
     inner = inspect.unwrap(value)
     if inner is not value:
-        names = dict(vars(sys.modules[inner.__module__]))
+        names = vars(sys.modules[inner.__module__]) | example_names()
         example = doctest.DocTestParser().get_doctest(text, names, inner.__name__, None, None)
         failures, _ = doctest.DocTestRunner().run(example)
         assert failures == 0

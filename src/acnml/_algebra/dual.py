@@ -43,9 +43,6 @@ class Affine:
     A grouped convolution is a batch of independent layers: its matrices have shape (groups,
     out / groups, in [+ 1]). All other layers have groups = 1 and no such dimension.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> posterior.blocks[0].layer
     Affine(weight='weight', bias='bias', groups=1)
     """

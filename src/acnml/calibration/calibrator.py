@@ -211,7 +211,6 @@ class Calibrator(Answering):
             have NaN, the label -1, and abstain.
         head: what the logits stand for, see `acnml.calibration.heads`.
 
-    >>> import acnml
     >>> x = torch.randn(4000, 2, generator=torch.Generator().manual_seed(0))
     >>> logits, labels = 3 * x[:, :1] * torch.tensor([-1.0, 1.0]), (x.sum(1) > 0).long()
     >>> calibrator = acnml.fit_calibrator((x, labels), (logits, x, labels))

@@ -65,7 +65,6 @@ class Calibrated(Answering):
         folding: of the features, where there are too many.
         calibrator: the core, which needs no network.
 
-    >>> import acnml
     >>> x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
     >>> labels, model = (x.sum(1) > 0).long(), nn.Linear(2, 2)  # stands for a trained network
     >>> model.weight.data = torch.tensor([[-3.0, 0.0], [3.0, 0.0]])
@@ -261,7 +260,6 @@ def calibrate(
             texts (B, T, K). By default what the shape of the labels says.
         ignore_index: label of positions that do not count.
 
-    >>> import acnml
     >>> x = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
     >>> labels, model = (x.sum(1) > 0).long(), nn.Linear(2, 2)  # stands for a trained network
     >>> model.weight.data = torch.tensor([[-3.0, 0.0], [3.0, 0.0]])  # too sure of its first input

@@ -40,7 +40,6 @@ def laplace(problem: LogisticProblem) -> Laplace:
     exact.
 
     >>> problem = LogisticProblem(torch.eye(2), torch.tensor([0, 1]), l2=1.0)
-    >>> import acnml
     >>> classifier, posterior, _ = laplace(problem)
     >>> acnml.Acnml(classifier, posterior)(torch.eye(2)).shape
     torch.Size([2, 2])

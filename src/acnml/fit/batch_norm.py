@@ -35,7 +35,6 @@ def batch_norm_statistics(
         loader: the training data; labels are ignored.
         tensors: weights to use in place of the model's own, e.g. the mean of a `Swag`.
 
-    >>> import acnml, torch
     >>> model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
     >>> statistics = acnml.fit.batch_norm_statistics(model, torch.randn(50, 4))
     >>> refreshed = acnml.Classifier(model).at(statistics)  # the model itself is not changed

@@ -84,7 +84,6 @@ def fit_bayes_by_backprop(
         layers: layers, parameters or their names to cover; by default the whole model.
         progress: whether to show a progress bar; by default only in a terminal.
 
-    >>> import acnml, torch
     >>> data = [(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(5)]
     >>> acnml.fit_bayes_by_backprop(torch.nn.Linear(4, 3), data, epochs=2)
     Diagonal(15 parameters: weight … bias)

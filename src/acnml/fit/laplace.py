@@ -93,7 +93,6 @@ def fit_laplace(
             `MonteCarloFisher(samples, seed)` or `EmpiricalFisher()`, all in `acnml.fit`.
         progress: whether to show a progress bar; by default only in a terminal.
 
-    >>> import acnml, torch
     >>> model, x = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Linear(5, 3)), torch.eye(4)
     >>> acnml.fit_laplace(model, x, prior_precision=0.1)
     Kronecker(43 parameters: 0.weight … 1.bias)
@@ -143,7 +142,6 @@ def fit_curvature(
         fisher: the estimator of the curvature at the logits.
         progress: whether to show a progress bar.
 
-    >>> import acnml, torch
     >>> model, x = torch.nn.Linear(4, 3), torch.randn(100, 4)
     >>> curvature = acnml.fit.fit_curvature(model, x)
     >>> [curvature.posterior(tau) for tau in (0.1, 1.0)]  # without another pass over the data

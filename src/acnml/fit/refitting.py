@@ -56,7 +56,6 @@ class Refit:
             More are faster and take more memory: about five times the trained weights each, and the
             activations of a batch. Use 1 for models that `vmap` does not support.
 
-    >>> import acnml
     >>> acnml.fit.Refit(epochs=1, learning_rate=0.1).momentum  # see `NaiveCnml`
     0.9
     """

@@ -86,7 +86,6 @@ def fit_swag(
             model, including parameters that do not require gradients in the user's model.
         progress: whether to show a progress bar; by default only in a terminal.
 
-    >>> import acnml, torch
     >>> data = [(torch.randn(20, 4), torch.arange(20) % 3) for _ in range(5)]
     >>> swag = acnml.fit_swag(torch.nn.Linear(4, 3), data, epochs=3, learning_rate=0.5)
     >>> swag.low_rank(), swag.diagonal()

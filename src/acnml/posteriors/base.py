@@ -38,9 +38,6 @@ class Posterior(ABC):
     a full tensor or a sum of outer products δaᵀ ("in factors"), where a is an input of the layer
     and δ a gradient at its output. The gradient of one example has this form.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> isinstance(posterior, acnml.posteriors.Posterior)
     True
     >>> wide, narrow = posterior.scaled(10.0), posterior.scaled(0.1)

@@ -39,7 +39,6 @@ class EigenBlock:
     The entries are independent in this basis. Matrices have the shape ([groups,] out, in): the
     groups of a grouped convolution are independent of each other.
 
-    >>> import acnml, torch
     >>> layer = acnml.posteriors.Affine("weight", "bias")
     >>> block = acnml.posteriors.EigenBlock(layer, torch.eye(5), torch.eye(3), torch.ones(3, 5))
     >>> mean = {"weight": torch.zeros(3, 4), "bias": torch.zeros(3)}
@@ -123,9 +122,6 @@ class Kronecker(Posterior):
         mean: μ.
         blocks: one for every layer. Together they must name exactly the parameters in `mean`.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> posterior
     Kronecker(15 parameters: weight … bias)
     >>> posterior.sample(7, torch.Generator().manual_seed(0))["weight"].shape

@@ -50,7 +50,6 @@ class LowRank(Posterior):
         var: s, with the shapes of the mean.
         directions: F by parameter name, each of shape (r, …) with the shape of the parameter.
 
-    >>> import acnml, torch
     >>> mean = {"weight": torch.zeros(3, 4)}
     >>> directions = {"weight": torch.randn(2, 3, 4)}
     >>> acnml.LowRank(mean, var={"weight": torch.ones(3, 4)}, directions=directions)

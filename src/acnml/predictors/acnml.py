@@ -49,9 +49,6 @@ class Acnml(NmlPredictor):
             or the solver diverges. "raise" raises an error that names them. "flag" answers for
             the others and returns NaN for these, see `Solution.failed`.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> predict = acnml.Acnml(classifier, posterior, alpha=0.1)
     >>> predict(torch.randn(5, 4)).shape
     torch.Size([5, 3])

@@ -18,7 +18,6 @@ from acnml.posteriors.base import Posterior
 class Predictor(ABC):
     """A function from a batch of inputs to normalised log-probabilities (B, K).
 
-    >>> import acnml, torch
     >>> predictor: acnml.predictors.Predictor = acnml.Map(acnml.Classifier(torch.nn.Identity()))
     >>> predictor.predict(torch.tensor([[3.0, 0.0], [0.0, 2.0]]))
     tensor([0, 1])

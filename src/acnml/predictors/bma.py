@@ -37,9 +37,6 @@ class Bma(Predictor):
         seed: random seed of the samples.
         statistics: batch-norm statistics of every sample; see `refreshed`.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> acnml.Bma(classifier, posterior, samples=10)(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """

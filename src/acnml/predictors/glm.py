@@ -34,7 +34,6 @@ class Probit:
 
     It needs no sampling, but ignores the correlations between logits.
 
-    >>> import torch
     >>> from acnml.problem import Problem, of_problems
     >>> one = Problem(torch.tensor([[1.0, 0.0]]), torch.eye(2)[None])
     >>> Probit()(one).exp()
@@ -58,7 +57,6 @@ class LogitSampling:
         samples: the number n of samples.
         seed: random seed of the εᵢ.
 
-    >>> import torch
     >>> from acnml.problem import Problem, of_problems
     >>> one = Problem(torch.tensor([[1.0, 0.0]]), torch.eye(2)[None])
     >>> LogitSampling(samples=50)(one).shape
@@ -98,9 +96,6 @@ class Glm(Predictor):
         link: how to compute probabilities from the Gaussian logits, `Probit()` or
             `LogitSampling()`.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> acnml.Glm(classifier, posterior)(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """

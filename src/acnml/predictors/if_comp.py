@@ -43,9 +43,7 @@ class IfComp(NmlPredictor):
         c: the weight of the self-influence. Larger is more cautious. Choose it on validation data,
             for example with `acnml.tuning.within_price`.
 
-    >>> import acnml, torch
-    >>> x = torch.randn(100, 4)
-    >>> if_comp = acnml.fit_if_comp(acnml.Classifier(torch.nn.Linear(4, 3)), x, c=0.01)
+    >>> if_comp = acnml.fit_if_comp(classifier, x, c=0.01)
     >>> bool((if_comp.ood_score(x) >= 0).all())
     True
     """
@@ -136,9 +134,7 @@ def fit_if_comp(
         fisher: by default `MonteCarloFisher()`, one sampled label for every example.
         progress: whether to show a progress bar; by default only in a terminal.
 
-    >>> import acnml, torch
-    >>> x = torch.randn(100, 4)
-    >>> acnml.fit_if_comp(acnml.Classifier(torch.nn.Linear(4, 3)), x, temperature=2.0)(x).shape
+    >>> acnml.fit_if_comp(classifier, x, temperature=2.0)(x).shape
     torch.Size([100, 3])
     """
     require_classifier(classifier)

@@ -24,8 +24,6 @@ class Map(Predictor):
 
     For other parameters, use e.g. `Map(classifier.at(posterior.mean))`.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
     >>> acnml.Map(classifier)(torch.randn(5, 4)).shape
     torch.Size([5, 3])
     """

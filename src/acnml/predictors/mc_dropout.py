@@ -47,7 +47,6 @@ class McDropout(Predictor):
         samples: the number n of forward passes.
         seed: random seed of the masks.
 
-    >>> import acnml, torch
     >>> model = torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(4, 3))
     >>> acnml.McDropout(acnml.Classifier(model), samples=10)(torch.randn(5, 4)).shape
     torch.Size([5, 3])

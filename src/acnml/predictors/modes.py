@@ -35,7 +35,6 @@ class Modes(NmlPredictor):
         predictors: the members, usually `Acnml`; any predictor with `log_lik` will do.
         log_weights: log w_m, by default equal. The largest one counts as 0.
 
-    >>> import torch
     >>> from acnml import Acnml, Classifier, Diagonal
     >>> def member():
     ...     classifier = Classifier(torch.nn.Linear(4, 3))

@@ -76,11 +76,10 @@ class NaiveCnml(_Refitting):
         layers: layers, parameters or their names to train, e.g. "last"; by default the whole model.
         progress: whether to show progress bars; by default only in a terminal.
 
-    >>> from acnml import Classifier
     >>> from acnml.fit import Refit
     >>> from acnml.predictors import NaiveCnml
     >>> data = [(torch.eye(2), torch.tensor([0, 1]))]
-    >>> predict = NaiveCnml(Classifier(torch.nn.Linear(2, 3)), data, Refit(epochs=1))
+    >>> predict = NaiveCnml(acnml.Classifier(torch.nn.Linear(2, 3)), data, Refit(epochs=1))
     >>> predict(torch.zeros(4, 2)).shape
     torch.Size([4, 3])
     """
@@ -97,7 +96,6 @@ class NaiveCnmlMax(_Refitting):
     This reduces the noise of SGD, but is biased towards high likelihoods. Arguments and cost are
     those of `NaiveCnml`.
 
-    >>> import acnml, torch
     >>> data = [(torch.eye(2), torch.tensor([0, 1]))]
     >>> acnml.predictors.NaiveCnmlMax(acnml.Classifier(torch.nn.Identity()), data).refit.epochs
     5

@@ -41,9 +41,7 @@ class Pnml(NmlPredictor):
         c: a weight of the leverage; 1 in the paper. Larger is more cautious, and c → 0 is the
             network.
 
-    >>> import acnml, torch
-    >>> x = torch.randn(100, 4)
-    >>> pnml = acnml.fit_pnml(acnml.Classifier(torch.nn.Linear(4, 3)), x)
+    >>> pnml = acnml.fit_pnml(classifier, x)
     >>> bool((pnml.regret(x) >= 0).all())
     True
     """
@@ -108,9 +106,7 @@ def fit_pnml(
         layers: the last layer, or its name.
         progress: whether to show a progress bar; by default only in a terminal.
 
-    >>> import acnml, torch
-    >>> x = torch.randn(100, 4)
-    >>> acnml.fit_pnml(acnml.Classifier(torch.nn.Linear(4, 3)), x)(x[:5]).shape
+    >>> acnml.fit_pnml(classifier, x)(x[:5]).shape
     torch.Size([5, 3])
     """
     require_classifier(classifier)

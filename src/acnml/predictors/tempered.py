@@ -26,7 +26,6 @@ class Tempered(Predictor):
         temperature: T. Values above 1 make predictions less confident, and T → ∞ makes them
             uniform. The ranking of classes does not change.
 
-    >>> import acnml, torch
     >>> plain = acnml.Map(acnml.Classifier(torch.nn.Identity()))
     >>> acnml.Tempered(plain, temperature=2.0).probs(torch.tensor([[4.0, 0.0]]))
     tensor([[0.8808, 0.1192]])

@@ -53,12 +53,12 @@ def score(job: Job, engine: Engine = locally, progress: bool | None = None) -> S
         progress: whether to show a bar over the parts; None shows it in a terminal, and logs lines
             elsewhere.
 
-    >>> import acnml, numpy, tempfile, torch
+    >>> import tempfile
     >>> from acnml.scoring import Job, score
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     model, x, out = f"{folder}/map", f"{folder}/x.npy", f"{folder}/out"
     ...     acnml.save(acnml.Map(acnml.Classifier(torch.nn.Identity())), model)
-    ...     numpy.save(x, numpy.zeros((100, 3), "float32"))  # logits, as the network returns them
+    ...     np.save(x, np.zeros((100, 3), "float32"))  # logits, as the network returns them
     ...     score(Job("torch.nn:Identity", model, x, out)).scored
     100
     """

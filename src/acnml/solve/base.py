@@ -24,9 +24,6 @@ class Solver(Protocol):
     The paper's weight α of the query is part of the posterior: α log p + log q has the same
     maximiser as log p + log q_α, where q_α is `posterior.scaled(α)`.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> solver: acnml.solve.Solver = acnml.Linearised()
     >>> solver.log_lik(classifier, posterior, torch.randn(5, 4)).shape
     torch.Size([5, 3])

@@ -29,9 +29,6 @@ class Gradient(RowSolver):
         step_size: ε. The paper uses 0.5, and 0.25 for KFAC posteriors.
         memory: bytes that the rows solved at once may take; by default a share of what is free.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> predict = acnml.Acnml(classifier, posterior, acnml.Gradient(steps=10))
     >>> predict(torch.randn(5, 4)).shape
     torch.Size([5, 3])

@@ -37,8 +37,6 @@ class Influence(LogitSolver):
     with the gap F = p - softmax(z + V(e_y - p)). Where it exceeds 0.1 the label is not `solved`:
     the step overshoots, and `Linearised` gives another answer.
 
-    >>> import acnml, torch
-    >>> classifier, x = acnml.Classifier(torch.nn.Linear(4, 3)), torch.randn(100, 4)
     >>> posterior = acnml.fit_laplace(classifier, x)
     >>> acnml.Acnml(classifier, posterior, acnml.solve.Influence(), alpha=0.001)(x).shape
     torch.Size([100, 3])

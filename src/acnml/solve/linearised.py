@@ -47,9 +47,6 @@ class Linearised(LogitSolver):
         memory: bytes that the inputs solved at once may take; a share of what is free by default.
             It changes answers by rounding errors only.
 
-    >>> import acnml, torch
-    >>> classifier = acnml.Classifier(torch.nn.Linear(4, 3))
-    >>> posterior = acnml.fit_laplace(classifier, torch.randn(100, 4))
     >>> solution = acnml.Linearised()(classifier, posterior, torch.randn(5, 4))
     >>> bool(solution.solved.all())
     True

@@ -38,8 +38,6 @@ class Reference:
         rows_at_once: number of rows per vectorised computation. Memory grows with it. Use 1 for
             models that `torch.func.vmap` does not support; rows then run one by one without it.
 
-    >>> import acnml, torch
-    >>> classifier, x = acnml.Classifier(torch.nn.Linear(4, 3)), torch.randn(100, 4)
     >>> posterior = acnml.fit_laplace(classifier, x)
     >>> slow, fast = Reference(), acnml.Gradient()
     >>> both = (solver.log_lik(classifier, posterior, x) for solver in (slow, fast))

@@ -71,7 +71,7 @@ def save(value: Any, path: str | os.PathLike[str]) -> None:
     the network's last layer has changed since it was calibrated. Changes of other layers alone, and
     of networks of other predictors, cannot be noticed.
 
-    >>> import acnml, tempfile, torch
+    >>> import tempfile
     >>> posterior = acnml.Diagonal({"w": torch.zeros(3)}, {"w": torch.ones(3)})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     acnml.save(posterior, f"{folder}/posterior.safetensors")
@@ -113,7 +113,7 @@ def load(
         weights: "exact" requires the same weights in the same precision, on any device. "rounded"
             also accepts copies of the network in another precision, such as half precision.
 
-    >>> import acnml, tempfile, torch
+    >>> import tempfile
     >>> model, x = torch.nn.Linear(4, 3), torch.randn(5, 4)
     >>> predict = acnml.Map(acnml.Classifier(model))
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,6 @@ CHECKSUM = "acnml.checksum"  # the key of the checksum, next to it
 class StorageError(ValueError):
     """Raised when a file cannot be written or restored. The message gives the reason.
 
-    >>> import acnml
     >>> issubclass(acnml.storage.StorageError, ValueError)
     True
     """
