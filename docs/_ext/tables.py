@@ -232,7 +232,6 @@ FAMILY = {
     ("ACNML, linearised", "last layer, EK-FAC"): "ACNML, last layer, EK-FAC",
     ("ACNML, 10 steps", "EK-FAC"): "ACNML, 10 steps, EK-FAC",
     ("ACNML, linearised network", "EK-FAC"): "ACNML, linearised network, EK-FAC",
-    ("ACNML, linearised", "EK-FAC"): "ACNML, the network at that solution, EK-FAC",
     ("ACNML, solved", "diagonal"): "ACNML, solved, diagonal",
     ("ACNML, solved", "EK-FAC"): "ACNML, solved, EK-FAC",
     ("ACNML, solved", "full"): "ACNML, solved, full",

@@ -14,6 +14,8 @@ from functools import cache
 from operator import add, mul, truediv
 from typing import Any
 
+from scipy.stats import t as student
+
 from decision_tables import held
 from results import RESULTS, ROOT, Row, read, select
 from studies.cifar10_c import methods as cifar10_c
@@ -27,6 +29,7 @@ from studies.paper_mnist.study import AT_ONE_RATE
 from studies.rotated_mnist import methods as rotated_mnist
 
 # Methods of the paper's studies, as the pages call them.
+RESNET20 = "linearised-resnet20/metrics.csv"
 MAP_ONE_RATE, BMA_ONE_RATE, ACNML_ONE_RATE, _ = AT_ONE_RATE
 CIFAR = {
     "SGD": cifar10_c.MAP_SGD,
@@ -116,27 +119,40 @@ def toy(column: str, sample: str) -> list[float]:
     return [float(row[column]) for row in rows]
 
 
+def rivals(network: str, method: str) -> list[float]:
+    """`rivals streams "variational last layer"`: ECE and NLL under the strongest shift."""
+    file = "evidence-rivals-letters" if network == "letters" else "evidence-rivals"
+    found = select(f"{file}/metrics.csv", network=network, method=method, price=0.01)
+    row = max((row for row in found if row["nll"]), key=lambda row: float(row["nll"]))
+    return [float(row["ece"]), float(row["nll"])]
+
+
 def linearised_gap(score: str) -> list[float]:
     """`linearised-gap ece`: of ResNet-20 to the true network, and half of its 95 % interval."""
-    from studies.linearised import KFAC, TRUE, Scored, gap
-
-    every = [Scored(**row) for row in read("linearised-resnet20/metrics.csv")]  # type: ignore[arg-type]
-    rows = [
-        row._replace(**{score: float(getattr(row, score))})
-        for row in every
-        if row.n == max(each.n for each in every)
-    ]
-    return [abs(value) for value in gap(rows, KFAC, TRUE, score)]
+    by_method = {
+        method: [float(row[score]) for row in select(RESNET20, method=method, n=200)]
+        for method in ("linearised network", "true network")
+    }
+    pairs = list(zip(*by_method.values(), strict=True))[1:]  # the first has no shift
+    apart = [linearised - true for linearised, true in pairs]
+    half = student.ppf(0.975, len(apart) - 1) * statistics.stdev(apart) / math.sqrt(len(apart))
+    return [abs(statistics.fmean(apart)), float(half)]
 
 
 def cnml_distances(column: str, problem: str = "MNIST", posterior: str = "EK-FAC") -> list[float]:
     """`cnml-distances variation`: of the linearised network and of the optimum, at α = 1."""
-    conditions = {"queries": "all", "alpha": 1, "problem": problem, "posterior": posterior}
-    found = (
-        select("fidelity/metrics.csv", method=f"ACNML, {solver}", **conditions)
-        for solver in ("linearised network", "solved")
-    )
-    return [float(row[column]) for (row,) in found]
+    found = []
+    for solver in ("linearised network", "solved"):
+        (row,) = select(
+            "fidelity/metrics.csv",
+            queries="all",
+            alpha=1,
+            problem=problem,
+            posterior=posterior,
+            method=f"ACNML, {solver}",
+        )
+        found.append(float(row[column]))
+    return found
 
 
 def linearised_farther() -> list[float]:
@@ -479,6 +495,7 @@ VALUES: dict[str, Callable[..., Iterable[float]]] = {
     "linearised-farther": linearised_farther,
     "cnml-distances": cnml_distances,
     "linearised-gap": linearised_gap,
+    "rivals": rivals,
     "cifar": cifar,
     "cifar-100": cifar_few,
     "cifar-lower": cifar_lower,
