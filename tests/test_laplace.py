@@ -35,12 +35,10 @@ from fits import (
     tensors,
 )
 
-FISHERS = [ExactFisher(), MonteCarloFisher(3, seed=1), EmpiricalFisher()]
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
 by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 by_structure = pytest.mark.parametrize("structure", STRUCTURES)
-by_fisher = pytest.mark.parametrize("fisher", FISHERS, ids=lambda fisher: type(fisher).__name__)
 
 
 def fitted(case: Case, structure: str, *sizes: int, **options):

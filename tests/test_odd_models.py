@@ -227,7 +227,7 @@ def test_the_fast_solution_is_the_optimum(head, name):
     build, x = HEADS[head]
     model = seeded(build)
     classifier, posterior = Classifier(model), POSTERIORS[name](model)
-    best = Reference(400, 0.2)(classifier, posterior, x)  # the problem is convex
+    best = Reference(150, 0.2)(classifier, posterior, x)  # the problem is convex
     fast = Linearised(tolerance=1e-12)(classifier, posterior, x)
     torch.testing.assert_close(fast.log_lik, best.log_lik, rtol=0, atol=1e-9)
 
