@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from acnml import Acnml, Classifier, Glm, Gradient, Linearised
+from acnml import Acnml, Classifier, Glm, Gradient
 from acnml._util.params import Params, scale
 from acnml.posteriors import Posterior
 from acnml.solve import Reference
-from cases import MODELS, Case, diagonal, last_layer
+from cases import MODELS, Case, diagonal
 from test_solvers import MORE
 
 
@@ -48,15 +48,6 @@ def test_fast_solvers_take_it(case: Case):
     found = Gradient(4, 0.3)(classifier, posterior, x)
     torch.testing.assert_close(found.log_lik, expected.log_lik, rtol=0, atol=1e-9)
     torch.testing.assert_close(found.residual, expected.residual, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-def test_a_last_layer_is_solved_exactly(case: Case):
-    model, x = case.model(), case.x(3)
-    posterior = Isotropic(last_layer(model).mean, 0.2)
-    expected = Reference(80, 0.5)(Classifier(model), posterior, x)
-    found = Linearised(tolerance=1e-11)(Classifier(model), posterior, x)
-    torch.testing.assert_close(found.log_lik, expected.log_lik, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)

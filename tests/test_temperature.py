@@ -10,16 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import acnml
-from acnml import Acnml, Bma, Classifier, Diagonal, Map, Tempered
+from acnml import Acnml, Classifier, Diagonal, Map, Tempered
 from acnml.storage import StorageError
 from cases import LINEAR, MLP, MODELS, diagonal
-from predicting import FINE, each_case
-
-
-@each_case
-def test_temperature_one_changes_nothing(case, build):
-    predict = Bma(Classifier(case.model()), build(case.model()), samples=2)
-    torch.testing.assert_close(Tempered(predict, 1.0)(case.x()), predict(case.x()), **FINE)
+from predicting import FINE
 
 
 @settings(max_examples=25, deadline=None)
