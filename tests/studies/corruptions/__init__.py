@@ -1,1 +1,0 @@
-"""Corruptions against literal oracles, and what is true of all of them."""
