@@ -23,7 +23,6 @@ MISSING = sorted(name for name in OPTIONAL if importlib.util.find_spec(name) is 
 
 # Tests of killed processes, file modes, pipes and links; studies lock their stores with `fcntl`.
 POSIX_ONLY = [
-    "tests/integrations/test_killing.py",
     "tests/integrations/test_ray.py",
     "tests/integrations/test_scoring_files.py",
     "tests/integrations/test_scoring_resumed.py",

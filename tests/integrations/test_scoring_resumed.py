@@ -1,7 +1,8 @@
-"""A folder of results is of one job: what goes on, what is refused, and what is left out."""
+"""A folder of results is of one job: what goes on after a kill, what is refused or left out."""
 
 from __future__ import annotations
 
+import signal
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from acnml.scoring import Job, Reading, ScoringError, score
 from acnml.scoring.job import COLUMNS
 from acnml.scoring.output import fcntl
 from acnml.scoring.run import locally
+from dying import start_and_kill
 from scored import contents, read, rows, write_parquet
 
 
@@ -135,3 +137,24 @@ def test_arrays_that_are_not_used_may_be_anything(job, tmp_path):
     ):
         with pytest.raises(ScoringError, match=message):
             score(replace(job, input=str(path), reading=Reading(columns=(name,))))
+
+
+def test_killed_until_it_is_done(job, tmp_path):
+    """Every process writes a little more than the one before."""
+    x = rows(160)
+    x[np.random.default_rng(0).choice(160, 8, replace=False)] = np.nan
+    write_parquet(Path(job.input), x, group=70)
+    unbroken = replace(job, part_rows=8, batch_rows=4)
+    killed, step = replace(unbroken, output=str(tmp_path / "killed")), 12
+    score(unbroken)
+    while True:
+        process = start_and_kill(step, killed.output, score, killed)
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        step += 5  # each dies at another moment, and does more than it finds
+    assert step > 12 + 5 * 5
+    found, expected = contents(killed.output), contents(unbroken.output)
+    assert len(expected) > 20
+    assert found == expected
