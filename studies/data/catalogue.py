@@ -306,6 +306,7 @@ STUDIES = (
     Study("text", (CLINC150,), "its encoder is a package"),
     Study("tabular", (), "its tables are in packages"),
     Study("fidelity", (MNIST,), "and scikit-learn's digits"),
+    Study("heads", (MNIST,), "and the English Web Treebank"),
     Study("label-noise", (MNIST, CIFAR10), "needs weights for cifar10"),
     Study("if-comp", (CIFAR10, CIFAR10_C, FROST), "no cifar10-c: makes it; needs weights"),
     Study("linearised", (MNIST,), "needs mnist"),
