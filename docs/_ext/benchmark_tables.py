@@ -42,7 +42,6 @@ def all_layers() -> str:
             f"{float(row['megabytes']):.0f}",
         ]
         for row in read("measurements/all-layers.csv")
-        if "network itself" not in row["method"]  # the next table of the page has it
     ]
     head = ["network", "posterior and method", "ms per input", "forward passes", "target"]
     return markdown([*head, "peak MB"], lines, left=2)

@@ -331,7 +331,7 @@ def _by_rows(
 ) -> Iterator[Problem]:
     """Compute V of a linearised network from gradients in factored form, as outer products."""
     due = classifier.findings.is_due(posterior.mean, x)
-    for rows, _ in row_chunks(classifier, posterior, x, 1, memory, recorded=False):
+    for rows, _ in row_chunks(classifier, posterior, x, 0, memory, recorded=False):
         if due:
             check(classifier.at(posterior.mean), x, rows.sites)
         due = False

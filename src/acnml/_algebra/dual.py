@@ -220,20 +220,26 @@ def diagonal_action(outers: Outers, var: Tensor, bias: Tensor | None = None) -> 
 
     Where inputs end with a 1 for a bias, its variances may be given apart: that needs no copy of S.
     """
-    deltas, inputs = outers.deltas, outers.inputs[..., : var.shape[1]]
+    deltas, width = outers.deltas, var.shape[1]
+    weights = Outers(deltas, outers.inputs[..., :width])
 
     def act(x: Tensor) -> Tensor:
-        own = x[..., : var.shape[1]]
-        terms = zip(deltas.split(1, -2), inputs.split(1, -2), strict=True)
-        # Rows that share both inputs share the products. All terms at once would be large.
-        added = reduce(torch.add, (((a * own) @ var.T) * delta for delta, a in terms))
+        cheap = pairs_are_cheap(deltas.shape[-2], x.shape[-2])
+        own = x[..., :width]
+        added = _by_pairs(own, weights, var) if cheap else own @ (weights.dense() * var).mT
         return added if bias is None else added + deltas.sum(-2, keepdim=True) * bias
 
     return act
 
 
+def _by_pairs(x: Tensor, outers: Outers, var: Tensor) -> Tensor:
+    """Return Σ_t δ_t ⊙ S(a_t ⊙ x). Rows that share both inputs share the products."""
+    terms = zip(outers.deltas.split(1, -2), outers.inputs.split(1, -2), strict=True)
+    return reduce(torch.add, (((a * x) @ var.T) * delta for delta, a in terms))  # one at a time
+
+
 def pairs_are_cheap(terms: int, positions: int) -> bool:
-    """Whether `diagonal_action`, with a product for every pair, beats a v that is written out."""
+    """Whether a product with S for every pair takes less time than a v that is written out."""
     return terms * positions <= terms + positions + WRITING
 
 
@@ -255,7 +261,7 @@ def diagonal_gram(jacobian: Outers, var: Tensor) -> Tensor:
     deltas, a = jacobian.deltas, jacobian.inputs.squeeze(1)
     (_, count, terms, out_size), in_size = deltas.shape, a.shape[-1]
     if terms**2 <= PAIRS * count * (terms + count):
-        moved = diagonal_action(jacobian, var)(jacobian.inputs)
+        moved = _by_pairs(jacobian.inputs, jacobian, var)
         return deltas.flatten(2) @ moved.flatten(2).mT
     columns, root = deltas.mT.flatten(1, 2), var.sqrt()
     inputs = max(1, TILE // (count * var.numel()))

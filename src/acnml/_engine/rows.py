@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from acnml._algebra import dual
-from acnml._algebra.dual import Affine, Displacement, Dual, Outers, matrix_action
+from acnml._algebra.dual import (
+    Affine,
+    Displacement,
+    Dual,
+    Outers,
+    matrix_action,
+    pairs_are_cheap,
+)
 from acnml._engine.recorder import (
     AFFINE,
     SCALING,
@@ -57,7 +64,7 @@ COPIES_OF_GRADIENTS = 10
 # graph: the Jacobian and ΣJᵀ stay, next to what the widest layer needs.
 COPIES_OF_DELTAS = 2
 COPIES_OF_FACTORS = 5
-COPIES_OF_WEIGHTS = 3
+COPIES_OF_WEIGHTS = 5
 COPIES_OF_WIDEST = 3
 
 # Larger kernels of convolutions are faster as matrix products with unfolded patches.
@@ -79,7 +86,7 @@ class Rows:
         sites: the modules that own the covered parameters.
         x: the prepared inputs.
         start: the pass at the mean, one row per input.
-        n_gradients: the number of gradients that v is a sum of.
+        n_gradients: the number of gradients that v is a sum of; 0 if rows will not be run.
         dtype: the precision of the posterior.
     """
 
@@ -120,11 +127,14 @@ class Rows:
         """Whether a share of v in factors is cheaper than one that is written out for every row."""
         if not _has_factors(site):
             return False
+        return self.posterior.prefers_factors(site.layer, *self.pairs(site))
+
+    def pairs(self, site: Site) -> tuple[int, int]:
+        """Return the numbers of terms in v and of positions of an affine site."""
         passed = self.start.passages[site]
         positions = sum(output_positions(site.module, one.output).shape[-2] for one in passed)
         all_shared = all(one.is_shared for one in passed)
-        terms = positions if all_shared else positions * max(self.n_gradients, 1)
-        return self.posterior.prefers_factors(site.layer, terms, positions)
+        return positions if all_shared else positions * max(self.n_gradients, 1), positions
 
     # Running the rows ----------------------------------------------------------------------------
 
@@ -392,13 +402,15 @@ def _numbers_per_row(rows: Rows, recorded: bool) -> int:
             input_vectors(site, one.received).numel() if site.is_affine else one.received.numel()
             for one in passed
         )
-        names = () if site in rows.factored else site.layer.names
+        by_pairs = site in rows.factored and pairs_are_cheap(*rows.pairs(site))
+        names = () if by_pairs else site.layer.names
         written_out = sum(rows.posterior.mean[name].numel() for name in names)
         if recorded:
             total += COPIES * both + (COPIES + rows.n_gradients) * written_out
             total += 0 if written_out else COPIES_OF_GRADIENTS * rows.n_gradients * both
         else:
-            total += COPIES_OF_DELTAS * (outs + both // classes) + COPIES_OF_WEIGHTS * written_out
-            total += 0 if written_out else COPIES_OF_FACTORS * outs
+            total += COPIES_OF_DELTAS * (outs + both // classes)
             widest = max(widest, COPIES_OF_WIDEST * both)
+            if rows.n_gradients:  # rows will be run
+                total += COPIES_OF_WEIGHTS * written_out or COPIES_OF_FACTORS * outs
     return total + widest

@@ -24,6 +24,7 @@ from acnml._algebra.dual import (
     diagonal_action,
     diagonal_gram,
     gram,
+    pairs_are_cheap,
 )
 from acnml._util import checks
 from acnml._util.params import Params, add, normal_like, subtract
@@ -176,9 +177,10 @@ class Kronecker(Posterior):
         return (block.output_basis * var.unsqueeze(1)) @ block.output_basis.T
 
     def prefers_factors(self, layer: Affine, terms: int, positions: int) -> bool:
-        """Compare a product for every pair with four rotations of a matrix for every row."""
+        """Compare the diagonal rule with four rotations of a matrix for every row."""
         *_, out_size, in_size = self._block(layer).shape
-        return terms * positions <= 2 * (out_size + in_size)
+        written_out = terms + positions <= 2 * (out_size + in_size)
+        return written_out or pairs_are_cheap(terms, positions)
 
     def covariance(self, jacobian: Dual) -> Tensor:
         """Return JΣJᵀ, summed over blocks."""
