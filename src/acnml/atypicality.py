@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any, NamedTuple, final
 
 import torch
@@ -301,14 +300,11 @@ class Atypicality:
         beside = (scaled - along @ self.directions).square().sum(-1)
         return along * self.stretch, self.rest * beside
 
-    @cached_property
-    def _lengths(self) -> Tensor:
-        """The squared lengths (K,) of the class means; infinite for classes without data."""
-        return self.class_means.square().sum(-1).masked_fill(self.shares == 0, torch.inf)
-
     def _from_nearest(self, along: Tensor) -> Tensor:
         """Return the squared distances (B,) from the nearest of the classes that have data."""
-        products = torch.addmm(self._lengths, along, self.class_means.T, alpha=-2)
+        # Kept lengths would save little, and torch.compile cannot trace a cached property.
+        lengths = self.class_means.square().sum(-1).masked_fill(self.shares == 0, torch.inf)
+        products = torch.addmm(lengths, along, self.class_means.T, alpha=-2)
         return (products.amin(-1) + along.square().sum(-1)).clamp(min=0)
 
 

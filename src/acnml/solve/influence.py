@@ -59,7 +59,8 @@ def self_influence(problem: Problem) -> Tensor:
 
 def _residual(logits: Tensor, kernel: Tensor) -> Tensor:
     """Return √(FᵀVF) (B, K) with F = p - softmax(z + V(e_y - p))."""
-    z, eye = logits.unsqueeze(1), torch.eye(logits.shape[1]).to(logits)
+    z = logits.unsqueeze(1)
+    eye = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)
     p = z.softmax(-1)
     gap = p - (z + (eye - p) @ kernel).softmax(-1)
     return ((gap @ kernel) * gap).sum(-1).clamp(min=0).sqrt()
