@@ -273,12 +273,12 @@ class Calibrator(Answering):
             score = head.on_positions(score, features.shape, logits.shape)
         if mask is not None:
             score = score.where(mask.bool().flatten(), torch.nan)
-        parts = in_parts(self._at_places, flat, score)
+        parts = in_parts(self._at_cases, flat, score)
         if not head.positions:
             return parts
         return tuple(head.laid_out(part, logits.shape) for part in parts)
 
-    def _at_places(self, flat: Tensor, score: Tensor) -> tuple[Tensor, ...]:
+    def _at_cases(self, flat: Tensor, score: Tensor) -> tuple[Tensor, ...]:
         """Return what is known of places with logits (P, K) and scores (P,)."""
         head, size = self.head, flat.shape[1]
         wide = torch.promote_types(flat.dtype, torch.float32)

@@ -27,7 +27,7 @@ from acnml.calibration.calibrator import (
     regret_of,
     spread,
 )
-from acnml.calibration.heads import IGNORED, Head, Places, Task, as_labels, find_head
+from acnml.calibration.heads import IGNORED, Cases, Head, Task, as_labels, find_head
 from acnml.calibration.search import (
     FACTOR,
     LARGEST,
@@ -101,8 +101,8 @@ def fit_calibrator(
     logits, features, labels = (as_values(part) for part in validation)
     head = find_head(logits.shape, labels, task, ignore_index)
     generator = torch.Generator("cpu").manual_seed(0)
-    places = head.read(logits, features, as_labels(labels), generator=generator)
-    return fit_places(head, train, places, price, rule, temperature, on_error)
+    cases = head.read(logits, features, as_labels(labels), generator=generator)
+    return fit_cases(head, train, cases, price, rule, temperature, on_error)
 
 
 def require_settings(price: float, rule: str) -> None:
@@ -112,39 +112,39 @@ def require_settings(price: float, rule: str) -> None:
         raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}")
 
 
-def fit_places(
+def fit_cases(
     head: Head,
     train: tuple[Any, Any] | Moments | Atypicality,
-    places: Places,
+    cases: Cases,
     price: float,
     rule: RuleName,
     temperature: float | None,
     on_error: Literal["raise", "flag"],
 ) -> Calibrator:
     """Calibrate from what was read at places of the validation data."""
-    assert places.labels is not None
-    labels = places.labels.flatten()
-    logits, inputs = head.rows(places.logits, places.inputs)
+    assert cases.labels is not None
+    labels = cases.labels.flatten()
+    logits, inputs = head.rows(cases.logits, cases.inputs)
     require_usable(logits, labels, temperature is not None)
-    score, given = _atypicality(train, head, places), places.features
+    score, given = _atypicality(train, head, cases), cases.features
     chosen = least_nll_temperature(logits, labels) if temperature is None else temperature
     checks.require_positive(chosen, "temperature")
     with one_thread():
-        _, scores = head.rows(places.logits, given if given.ndim == 1 else score(given))
+        _, scores = head.rows(cases.logits, given if given.ndim == 1 else score(given))
         wide = torch.promote_types(logits.dtype, torch.float32)
         data = Validation(logits.to(wide) / chosen, scores, labels, inputs)
         found = _chosen(score, data, chosen, price, rule, on_error)
         return replace(found, head=head)
 
 
-def _atypicality(train: Any, head: Head, places: Places) -> Atypicality:
+def _atypicality(train: Any, head: Head, cases: Cases) -> Atypicality:
     """Return the score from training data, in any form, and from validation data."""
     if isinstance(train, Atypicality):
         return train
-    size, features = places.logits.shape[1], places.features
+    size, features = cases.logits.shape[1], cases.features
     moments = train if isinstance(train, Moments) else _moments(train, head, size)
-    assert places.labels is not None
-    return Atypicality.fit(moments, features, head.groups(places.labels, len(features)))
+    assert cases.labels is not None
+    return Atypicality.fit(moments, features, head.groups(cases.labels, len(features)))
 
 
 def _moments(train: tuple[Any, Any], head: Head, size: int) -> Moments:

@@ -35,7 +35,7 @@ IGNORED = -100
 MOST_PLACES = 512
 
 
-class Places(NamedTuple):
+class Cases(NamedTuple):
     """What was read at some places of a batch."""
 
     logits: Tensor  # (P, K)
@@ -159,7 +159,7 @@ class Head:
         labels: Tensor | None,
         mask: Tensor | None = None,
         generator: torch.Generator | None = None,
-    ) -> Places:
+    ) -> Cases:
         """Return what a fit needs of a batch: places that count, at most so many of an input.
 
         Args:
@@ -184,7 +184,7 @@ class Head:
             numbers = torch.arange(self._places(features.shape).numel(), device=logits.device)
             at = self.on_positions(numbers, features.shape, logits.shape)[chosen]
         own = None if known is None else known[chosen.to(known.device)]
-        return Places(flat[chosen], self.flat(features)[at], own, inputs)
+        return Cases(flat[chosen], self.flat(features)[at], own, inputs)
 
     def _flat_labels(self, labels: Tensor, shape: torch.Size) -> Tensor:
         """Return the labels (P,) or (P, K) of all places of logits with this shape."""

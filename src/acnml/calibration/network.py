@@ -34,8 +34,8 @@ from acnml.calibration.calibrator import (
     as_arrays,
     without_answers,
 )
-from acnml.calibration.fitting import fit_places, require_settings
-from acnml.calibration.heads import IGNORED, Head, Places, Task, as_labels, find_head, padding
+from acnml.calibration.fitting import fit_cases, require_settings
+from acnml.calibration.heads import IGNORED, Cases, Head, Task, as_labels, find_head, padding
 from acnml.calibration.module import CalibratedModule
 from acnml.calibration.table import CalibrationRow
 from acnml.classifier import Classifier
@@ -280,7 +280,7 @@ def calibrate(
     reader = _Reader(classifier, places, progress, task, ignore_index)
     held_out = reader.validation(validation_loader, processes)
     moments = reader.moments(train_loader, held_out.logits.shape[1]).over_processes(processes)
-    calibrator = fit_places(
+    calibrator = fit_cases(
         reader.reading.head, moments, held_out, price, rule, temperature, on_error
     )
     taps = reader.reading.taps
@@ -326,14 +326,14 @@ class _Reader:
         assert self._decided is not None
         return self._decided
 
-    def validation(self, loader: Iterable[Any], processes: Group) -> Places:
+    def validation(self, loader: Iterable[Any], processes: Group) -> Cases:
         """Return what was read of all validation data, the same in all processes."""
-        parts: list[Places] = []
+        parts: list[Cases] = []
 
-        def keep(places: Places) -> None:
-            if places.labels is None:
+        def keep(cases: Cases) -> None:
+            if cases.labels is None:
                 raise ValueError(NO_LABELS)
-            parts.append(Places(*(part.cpu() for part in places if part is not None)))
+            parts.append(Cases(*(part.cpu() for part in cases if part is not None)))
 
         self._over(loader, keep, "validation")
         logits, features, labels, inputs = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -342,23 +342,23 @@ class _Reader:
                 "the processes have different validation data: pass all validation data, in the "
                 "same order, in every process; only the training data are split"
             )
-        return Places(processes.share(logits), processes.share(features), labels, inputs)
+        return Cases(processes.share(logits), processes.share(features), labels, inputs)
 
     def moments(self, loader: Iterable[Any], size: int) -> Moments:
         """Return the moments of the training features, by label or by prediction."""
         head = self.reading.head
         moments = Moments(head.group_count(size))
 
-        def add(places: Places) -> None:
-            known = head.guessed(places.logits) if places.labels is None else places.labels
-            moments.add(places.features, head.groups(known, len(places.features)))
+        def add(cases: Cases) -> None:
+            known = head.guessed(cases.logits) if cases.labels is None else cases.labels
+            moments.add(cases.features, head.groups(known, len(cases.features)))
 
         self._over(loader, add, "training")
         return moments
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _over(self, loader: Iterable[Any], use: Callable[[Places], None], description: str) -> None:
+    def _over(self, loader: Iterable[Any], use: Callable[[Cases], None], description: str) -> None:
         """Call a function with what was read of every chunk of the data."""
         generator, seen = torch.Generator("cpu").manual_seed(0), 0
 
@@ -379,10 +379,10 @@ class _Reader:
                 x, lambda part: (*reading(part), part), reading.length(x)
             ):
                 own = None if labels is None else labels[done : done + len(logits)]
-                places = head.read(logits, features, own, padding(head, chunk, logits), generator)
-                if places.labels is not None:
-                    require_classes(places.labels.flatten(), head.rows(places.logits[:1])[0])
-                use(places._replace(inputs=places.inputs + seen))
+                cases = head.read(logits, features, own, padding(head, chunk, logits), generator)
+                if cases.labels is not None:
+                    require_classes(cases.labels.flatten(), head.rows(cases.logits[:1])[0])
+                use(cases._replace(inputs=cases.inputs + seen))
                 done += len(logits)
                 seen += len(logits)
 
