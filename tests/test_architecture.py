@@ -22,7 +22,9 @@ MAY_KNOW = {
     "metrics": set(),
     "_util": {"_util"},
     "_algebra": {"_util", "_algebra"},
+    "atypicality": {"_util"},
     "classifier": {"_util"},
+    "features": MODEL,
     "posteriors": {"_util", "_algebra", "posteriors"},
     "solution": {"_util"},
     "_engine": MODEL | {"_algebra", "posteriors", "solution", "_engine"},
@@ -31,6 +33,12 @@ MAY_KNOW = {
     "fit": MODEL | {"_algebra", "_engine", "posteriors", "problem", "fit"},
     "predictors": MODEL
     | {"_engine", "calibration", "fit", "posteriors", "problem", "solution", "solve", "predictors"},
+    "calibration": MODEL
+    | {"_engine", "atypicality", "decisions", "features", "fit", "metrics", "solve", "calibration"},
+    "storage": MODEL
+    | {"_algebra", "atypicality", "calibration", "decisions", "features", "fit", "posteriors"}
+    | {"predictors", "solve", "storage"},
+    "export": {"_util", "calibration", "storage"},
     "exact": {"_util", "classifier", "posteriors", "exact"},
     "laplace_torch": {"_util", "_algebra", "posteriors"},
     "lightning": {"_util", "calibration", "fit", "storage"},
@@ -46,7 +54,7 @@ MAY_KNOW = {
 }
 NEVER_IN_THE_LIBRARY = {
     *("PIL", "argparse", "matplotlib", "rich", "typer", "pickle", "random", "sklearn"),
-    *("scipy"),
+    "scipy",
 }
 OUTSIDE = {"cli", "__main__"}
 # Optional parts -> the packages that they are for. No other part may import them, see
