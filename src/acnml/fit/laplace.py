@@ -253,7 +253,7 @@ def _like(mean: Params) -> Callable[[Tensor], Tensor]:
 
 
 @final
-class _Squares(_Sums):
+class _SummedSquares(_Sums):
     """Squared gradients of every parameter, for affine layers in a basis U_A ⊗ U_G or as they are.
 
     The gradient of an example is a sum over positions, such as the pixels of a convolution, and is
@@ -310,7 +310,7 @@ def _squared(inputs: Tensor, deltas: Tensor) -> Tensor:
 
 
 @final
-class _Factors(_Sums):
+class _SummedFactors(_Sums):
     """The sums of aaᵀ and of δδᵀ of every layer, over examples and positions."""
 
     def __init__(self, sites: Sequence[Site], mean: Params, bases: Sequence[Basis]) -> None:
@@ -346,7 +346,7 @@ def _second_moment(vectors: Tensor) -> Tensor:
 
 
 @final
-class _Outers(_Sums):
+class _SummedOuters(_Sums):
     """The outer products of the gradients of every example, over all parameters together."""
 
     def __init__(self, sites: Sequence[Site], mean: Params, bases: Sequence[Basis]) -> None:
@@ -367,8 +367,8 @@ class _Outers(_Sums):
 
 
 SUMS: Mapping[str, type[_Sums]] = {
-    "diag": _Squares,
-    "kron": _Factors,
-    "ekfac": _Squares,
-    "full": _Outers,
+    "diag": _SummedSquares,
+    "kron": _SummedFactors,
+    "ekfac": _SummedSquares,
+    "full": _SummedOuters,
 }
