@@ -66,7 +66,7 @@ MOST_SOLVED = 1e6
 TIE = 1e-5
 
 # Places that are answered at a time.
-CHUNK = 4096
+PLACES_AT_ONCE = 4096
 
 
 class Answer(NamedTuple):
@@ -406,10 +406,11 @@ def without_answers(logits: Tensor, rows: Tensor) -> Tensor:
 
 
 def in_parts(function: Callable[..., Any], *given: Tensor) -> Any:
-    """Call a function of places on at most `CHUNK` of them at a time; it returns tensors."""
-    if torch.compiler.is_compiling() or len(given[0]) <= CHUNK:
+    """Call a function of places on so many of them at a time; it returns tensors."""
+    if torch.compiler.is_compiling() or len(given[0]) <= PLACES_AT_ONCE:
         return function(*given)
-    found = [function(*part) for part in zip(*(each.split(CHUNK) for each in given), strict=True)]
+    parts = zip(*(each.split(PLACES_AT_ONCE) for each in given), strict=True)
+    found = [function(*part) for part in parts]
     if isinstance(found[0], Tensor):
         return torch.cat(found)
     return tuple(torch.cat(part) for part in zip(*found, strict=True))

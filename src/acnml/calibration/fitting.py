@@ -20,7 +20,7 @@ from acnml._util.messages import callers_level
 from acnml._util.torch_state import one_thread
 from acnml.atypicality import Atypicality, Moments
 from acnml.calibration.calibrator import (
-    CHUNK,
+    PLACES_AT_ONCE,
     RULES,
     Calibrator,
     RuleName,
@@ -54,7 +54,7 @@ SEARCHED = 2**17
 SOLVED = "acnml"
 
 # First steps from the knob that some of the data have chosen.
-CLOSE = 1.2
+START_FACTOR = 1.2
 
 # Held-out data may be this much less typical than the training data before a warning.
 OVERFIT = 3.0
@@ -155,8 +155,8 @@ def _moments(train: tuple[Any, Any], head: Head, size: int) -> Moments:
     features, moments = head.flat(given), Moments(head.group_count(size))
     groups = head.groups(as_labels(labels), len(features))
     counts = groups != head.ignored
-    parts = zip(features[counts].split(CHUNK), groups[counts].split(CHUNK), strict=True)
-    for part, own in parts:
+    each = (kept[counts].split(PLACES_AT_ONCE) for kept in (features, groups))
+    for part, own in zip(*each, strict=True):
         moments.add(part, own)
     return moments
 
@@ -317,7 +317,8 @@ class Validation:
 
     def alpha_at(self, rule: str, price: float) -> float:
         """Return the largest α, nearly, whose NLL is at most `price` above that of T."""
-        start, factor = (self._some.alpha_at(rule, price), CLOSE) if self._some else (1.0, FACTOR)
+        some = self._some
+        start, factor = (some.alpha_at(rule, price), START_FACTOR) if some else (1.0, FACTOR)
         return largest_at_price(partial(self.added_nll, rule), price, start, factor)
 
     def alpha_of_rival(self, rival: str, rule: str, alpha: float, price: float) -> float:
