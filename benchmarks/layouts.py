@@ -25,9 +25,9 @@ Row = dict[str, Any]
 def layout_rows() -> Iterator[Row]:
     """Measure the rules for several labels, and whole predictions for maps and tokens."""
     logits, v = 3 * torch.randn(64, 1000), torch.rand(64)
-    rows, spreads = Head(is_multilabel=True).rows(logits, v)
+    rows, variances = Head(is_multilabel=True).rows(logits, v)
     for rule in ("closed-form", "acnml"):
-        seconds = fastest({"own": partial(RULES[rule], rows, spreads)}, 30)["own"]
+        seconds = fastest({"own": partial(RULES[rule], rows, variances)}, 30)["own"]
         case = f"several labels, 1,000 of an input, {rule}"
         yield {"case": case, "value": 1e3 * seconds / 64, "unit": "ms per input", "target": "≤ 0.1"}
 

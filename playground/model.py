@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import acnml
-from acnml.calibration.calibrator import closed_form, spread
+from acnml.calibration.calibrator import closed_form, variance
 from acnml.calibration.table import EQUAL_PRICE, CalibrationRow
 from playground import drawing
 from playground.drawing import BOX, CENTRE, SIDE
@@ -300,7 +300,7 @@ def describe(calibrated: acnml.Calibrated, net: nn.Module, data: Data) -> dict[s
     log_probs = {
         "network": logits.log_softmax(-1),
         "temperature": (logits / plain.temperature).log_softmax(-1),
-        "closed": closed_form(logits / calibrated.temperature, spread(closed.alpha, score)),
+        "closed": closed_form(logits / calibrated.temperature, variance(closed.alpha, score)),
     }
     thresholds = {
         name: [values.softmax(-1).amax(-1).double().quantile(share).item() for share in SHARES]

@@ -15,7 +15,7 @@ from torch import nn
 
 import acnml
 from acnml import Classifier, calibrate, fit_calibrator, metrics
-from acnml.calibration.calibrator import RULES, spread
+from acnml.calibration.calibrator import RULES, variance
 from cases import normal
 from scalar import solve_diagonal
 
@@ -341,7 +341,7 @@ def test_no_score_is_the_softmax_and_a_huge_one_forgets_the_logits(rule):
     # Closed-form NML keeps the order of the labels: h is at most 1.
     forgotten = 1 / (2 - probs) if rule == "closed-form" else torch.ones_like(probs)
     for alpha, weights in ((0.0, probs), (1e3, forgotten)):
-        log_lik = RULES[rule](logits, spread(alpha, torch.full((4,), 1e10)))
+        log_lik = RULES[rule](logits, variance(alpha, torch.full((4,), 1e10)))
         expected = (weights / weights.sum(-1, keepdim=True)).log()
         found = torch.log_softmax(log_lik, -1)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)

@@ -5,7 +5,7 @@ T. Larger values are more cautious. The knob is the largest whose held-out NLL i
 that of T, or that of least NLL (`OWN_CHOICE`). Other parameters are fitted on held-out data first.
 
 - `EQUAL`: softmax(z / (T (1 + knob))), the temperature of equal price.
-- Ours: rules on a spread v = knob · m(x)^p, as `calibrate` has them: `ACNML`, `CLOSED`, `DENSITY`.
+- Ours: rules on a variance v = knob · m(x)^p, as in `calibrate`: `ACNML`, `CLOSED`, `DENSITY`.
   `BOTH` spends half of the price on `DENSITY`, the rest on `ACNML`. `TEMPERED` is ACNML with
   logits z / (1 + v) and the variance v / (1 + v). `OTHER_FORMS` are the closed form on other forms
   of the score.
@@ -93,14 +93,14 @@ NEWTON_STEPS, HALVINGS = 10, 3
 Family: TypeAlias = Callable[[View, float], Tensor]
 
 
-def spread(view: View, knob: float, power: int = 2, form: str = BY_CLASS) -> Tensor:
+def variance(view: View, knob: float, power: int = 2, form: str = BY_CLASS) -> Tensor:
     """Return v = knob · m^p (N,), in the precision of the logits."""
     return (knob * view.scores[form] ** power).clamp(max=MOST_SOLVED).to(view.logits)
 
 
 def ours(rule: Callable[[Tensor, Tensor], Tensor], power: int = 2, form: str = BY_CLASS) -> Family:
     """Return a rule on a form and power of the score."""
-    return lambda view, knob: rule(view.logits, spread(view, knob, power, form))
+    return lambda view, knob: rule(view.logits, variance(view, knob, power, form))
 
 
 def tempered_acnml(logits: Tensor, var: Tensor) -> Tensor:
@@ -344,9 +344,9 @@ def _both(held_out: View) -> Family:
     slope = at_price(FAMILIES[DENSITY[2]], held_out, PRICE / 2)
 
     def family(view: View, knob: float) -> Tensor:
-        cooler = 1 + spread(view, slope)
+        cooler = 1 + variance(view, slope)
         return solve_isotropic(
-            view.logits / cooler.unsqueeze(-1), spread(view, knob) / cooler.square()
+            view.logits / cooler.unsqueeze(-1), variance(view, knob) / cooler.square()
         )
 
     return family

@@ -20,7 +20,7 @@ from acnml import Acnml, Linearised, exact
 pytest.importorskip("onnx", reason="the playground needs the extra onnx")
 pytest.importorskip("sklearn", reason="the playground needs scikit-learn")
 
-from acnml.calibration.calibrator import closed_form, spread
+from acnml.calibration.calibrator import closed_form, variance
 from acnml.calibration.table import EQUAL_PRICE
 from browsing import once
 from playground import browser, drawing, model, server
@@ -157,7 +157,7 @@ def test_answers_of_the_page_are_those_of_pytorch(seen):
     answer = calibrated(images)
     logits = calibrated.classifier.logits(images).detach()
     closed, plain = (model.row_of(calibrated, name) for name in ("closed-form", EQUAL_PRICE))
-    explained = closed_form(logits / calibrated.temperature, spread(closed.alpha, answer.score))
+    explained = closed_form(logits / calibrated.temperature, variance(closed.alpha, answer.score))
     expected = {
         "network": logits.softmax(-1),
         "temperature": (logits / plain.temperature).softmax(-1),

@@ -4,12 +4,12 @@ No network is needed. `fit_calibrator` learns from arrays what is typical and ho
 cost, and a `Calibrator` answers for arrays. `acnml.calibrate` reads the arrays from an `nn.Module`.
 
 A *rule* turns logits and a score of atypicality into how well every label can be explained.
-All rules take logits z (B, K), already divided by the temperature, and a *spread* v (B,),
+All rules take logits z (B, K), already divided by the temperature, and a *variance* v (B,),
 
     v(x) = α m(x)²,
 
 where m(x) is the score of `acnml.atypicality.Atypicality`. For v = 0 each of them returns
-log softmax(z). A larger spread is never surer, and no rule changes the order of the classes.
+log softmax(z). A larger variance is never surer, and no rule changes the order of the classes.
 
 - `closed-form`, the default: predictive NML of a linear head under squared loss, whose leverage
   φᵀ(ΦᵀΦ)⁻¹φ is a Mahalanobis distance (Bibas, Feder & Hassner 2021):
@@ -53,13 +53,13 @@ from acnml.solve.sigmoid import solve_sigmoid
 
 RuleName: TypeAlias = Literal["closed-form", "acnml", "density-temperature"]
 
-# The power of the score in the spread.
+# The power of the score in the variance.
 POWER = 2
 
-# A larger spread counts as this one, so that it stays finite.
-LARGEST_SPREAD = 1e30
+# A larger variance counts as this one, so that it stays finite.
+LARGEST_VARIANCE = 1e30
 
-# ACNML is solved for spreads up to this one.
+# ACNML is solved for variances up to this one.
 MOST_SOLVED = 1e6
 
 # Scores tie if they differ by at most this share: rounding differs from batch to batch.
@@ -286,12 +286,12 @@ class Calibrator(Answering):
         nothing = score * 0 + (flat * 0).sum(-1)
         z, m, nothing_here = head.rows(flat, score, nothing)
         z = z.to(wide) / self.temperature
-        log_lik = RULES[self.rule](z, spread(self.alpha, m).to(wide))
+        log_lik = RULES[self.rule](z, variance(self.alpha, m).to(wide))
         # Of every rule, some label has a likelihood of 1 / K at least: sums of them are safe.
         likelihood = log_lik.exp()
         total = likelihood.sum(-1) + nothing_here
         probs, log_total = likelihood / total.unsqueeze(-1), total.log()
-        # No rule changes the order of the classes, but a huge spread makes them all equal.
+        # No rule changes the order of the classes, but a huge variance makes them all equal.
         label = z.argmax(-1, keepdim=True)
         confidence, label = probs.gather(-1, label).squeeze(-1), label.squeeze(-1)
         # Rounding may add to the limits of the regret.
@@ -352,9 +352,9 @@ class Calibrator(Answering):
         )
 
 
-def spread(alpha: float | Tensor, score: Tensor) -> Tensor:
+def variance(alpha: float | Tensor, score: Tensor) -> Tensor:
     """Return v = α m² (B,)."""
-    return (alpha * score**POWER).clamp(max=LARGEST_SPREAD)
+    return (alpha * score**POWER).clamp(max=LARGEST_VARIANCE)
 
 
 def acnml(logits: Tensor, var: Tensor) -> Tensor:

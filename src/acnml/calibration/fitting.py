@@ -25,7 +25,7 @@ from acnml.calibration.calibrator import (
     Calibrator,
     RuleName,
     regret_of,
-    spread,
+    variance,
 )
 from acnml.calibration.heads import IGNORED, Cases, Head, Task, as_labels, find_head
 from acnml.calibration.search import (
@@ -288,7 +288,7 @@ class Validation:
 
     def log_lik(self, rule: str, alpha: float) -> Tensor:
         """Return how well every label is explained (N, K)."""
-        return RULES[rule](self.logits, spread(alpha, self.score)).double()
+        return RULES[rule](self.logits, variance(alpha, self.score)).double()
 
     def added_nll(self, rule: str, alpha: float) -> float:
         """Return by how much the NLL of a rule is above that of T."""
@@ -311,7 +311,7 @@ class Validation:
         total, rows = 0.0, rows_in_cache(self.logits)
         parts = (each.split(rows) for each in (self.logits, self.score, self.labels.unsqueeze(1)))
         for logits, score, labels in zip(*parts, strict=True):
-            log_probs = torch.log_softmax(RULES[rule](logits, spread(alpha, score)).double(), -1)
+            log_probs = torch.log_softmax(RULES[rule](logits, variance(alpha, score)).double(), -1)
             total += float(cost(logits, log_probs, labels).sum())
         return total / len(self.labels)
 
