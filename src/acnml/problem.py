@@ -192,7 +192,7 @@ def exact_problems(
     site = only_linear(classifier, posterior.mean)
     if site is None:
         return None
-    found = features(classifier.at(posterior.mean), site, x)
+    found = at_last_layer(classifier.at(posterior.mean), site, x)
     if found is None:
         return None
     parts = _of_last_layer(found, posterior, site.layer, classifier.temperature, memory)
@@ -212,7 +212,7 @@ def _counted(parts: Iterator[Problem], x: Inputs) -> Iterator[Problem]:
 # A last layer, in which every network is linear --------------------------------------------------
 
 
-class Features(NamedTuple):
+class LastLayer(NamedTuple):
     """What a last layer receives and returns."""
 
     inputs: Tensor  # a (N, d [+ 1]), with a 1 appended if the layer has a bias
@@ -231,7 +231,7 @@ def only_linear(classifier: Classifier, names: Iterable[str]) -> Site | None:
     return site
 
 
-def features(classifier: Classifier, site: Site, x: Inputs) -> Features | None:
+def at_last_layer(classifier: Classifier, site: Site, x: Inputs) -> LastLayer | None:
     """Run a prepared batch once; return None if its logits are not the outputs of the layer.
 
     Args:
@@ -249,7 +249,7 @@ def features(classifier: Classifier, site: Site, x: Inputs) -> Features | None:
     return _run(classifier, site, x) if findings.last_layers[site.name] else None
 
 
-def _run(classifier: Classifier, site: Site, x: Inputs) -> Features | None:
+def _run(classifier: Classifier, site: Site, x: Inputs) -> LastLayer | None:
     """Record the layer's input; return None if the logits of this batch are not its output."""
     passed: list[tuple[Tensor, Tensor]] = []
 
@@ -278,7 +278,7 @@ def _run(classifier: Classifier, site: Site, x: Inputs) -> Features | None:
     inputs = received.reshape(len(logits), -1)
     if site.layer.bias is not None:
         inputs = functional.pad(inputs, (0, 1), value=1.0)
-    return Features(inputs, logits)
+    return LastLayer(inputs, logits)
 
 
 def _names(site: Site) -> list[str]:
@@ -302,7 +302,7 @@ def _is_last_layer(tape: Tape, site: Site) -> bool:
 
 
 def _of_last_layer(
-    found: Features,
+    found: LastLayer,
     posterior: Posterior,
     layer: Affine,
     temperature: float,

@@ -17,7 +17,7 @@ from acnml.calibration.calibrator import closed_form
 from acnml.classifier import Classifier, require_classifier
 from acnml.fit.batches import over_batches
 from acnml.predictors.base import NmlPredictor
-from acnml.problem import Features, features, only_linear
+from acnml.problem import LastLayer, at_last_layer, only_linear
 
 # The default ridge as a share of the mean squared feature, summed over the data.
 RELATIVE_RIDGE = 1e-6
@@ -63,7 +63,7 @@ class Pnml(NmlPredictor):
     @torch.no_grad()
     def log_lik(self, x: Inputs) -> Tensor:
         """Return the logarithms of the genie probabilities (B, K)."""
-        found = self._features(x)
+        found = self._at_last_layer(x)
         wide = torch.promote_types(found.logits.dtype, torch.float32)
         return closed_form(found.logits.double(), self.c * self._leverage(found)).to(wide)
 
@@ -72,15 +72,15 @@ class Pnml(NmlPredictor):
     @torch.no_grad()
     def leverage(self, x: Inputs) -> Tensor:
         """Return aᵀ(XᵀX + λI)⁻¹a (B,), without the weight c."""
-        return self._leverage(self._features(x))
+        return self._leverage(self._at_last_layer(x))
 
-    def _features(self, x: Inputs) -> Features:
+    def _at_last_layer(self, x: Inputs) -> LastLayer:
         site = _last_layer(self.classifier, self.parameters)
         prepared = self.classifier.prepare(x)
-        parts = in_chunks(prepared, lambda chunk: _features(self.classifier, site, chunk))
-        return Features(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        parts = in_chunks(prepared, lambda chunk: _at_last_layer(self.classifier, site, chunk))
+        return LastLayer(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
-    def _leverage(self, found: Features) -> Tensor:
+    def _leverage(self, found: LastLayer) -> Tensor:
         a = found.inputs.double()
         return ((a @ self.input_cov) * a).sum(-1).clamp(min=0)
 
@@ -114,7 +114,7 @@ def fit_pnml(
     sums: list[Tensor] = []
 
     def step(x: Inputs, labels: Tensor | None) -> None:
-        a = _features(classifier, site, x).inputs.double()
+        a = _at_last_layer(classifier, site, x).inputs.double()
         sums[:] = [sum(sums, a.T @ a)]
 
     over_batches(classifier, loader, step, "features", progress)
@@ -138,8 +138,8 @@ def _last_layer(classifier: Classifier, names: Sequence[str]) -> Site:
     return site
 
 
-def _features(classifier: Classifier, site: Site, x: Inputs) -> Features:
-    found = features(classifier, site, x)
+def _at_last_layer(classifier: Classifier, site: Site, x: Inputs) -> LastLayer:
+    found = at_last_layer(classifier, site, x)
     if found is None:
         raise ValueError(
             f"the logits are not the outputs of {site.name!r} alone: name the last layer in "
