@@ -14,6 +14,7 @@ from acnml._engine.rows import Rows, inner_product, row_chunks
 from acnml.posteriors import Posterior
 from acnml.problem import Problem
 from acnml.solve import Reference
+from acnml.solve.gradient import ascended
 from acnml.solve.logits import solve
 from benchmarks.subjects import Subject
 from benchmarks.timing import fastest, peak
@@ -88,10 +89,10 @@ def _points(rows: Rows, labels: Tensor, steps: int, size: float) -> dict[str, Du
     linearised = rows.pulled(found)
     first = rows.pulled(size * rows.logit_gradient(rows.start.logits, labels))
     return {
-        "the paper's steps": rows.ascended(first, labels, steps - 1, size),
+        "the paper's steps": ascended(rows, first, labels, steps - 1, size),
         "linearised": linearised,
-        "polished": rows.ascended(linearised, labels, 2, 0.5),
-        "converged": rows.ascended(linearised, labels, 40, 0.3),
+        "polished": ascended(rows, linearised, labels, 2, 0.5),
+        "converged": ascended(rows, linearised, labels, 40, 0.3),
     }
 
 

@@ -235,13 +235,6 @@ class Rows:
         """Turn (B · L, ...) or (B, ...) into (B, L or 1, ...)."""
         return rows.unflatten(0, (self.size, -1))
 
-    def ascended(self, v: Dual, labels: Tensor, steps: int, size: float) -> Dual:
-        """Take steps of the paper's iteration, v ← (1 - ε)v + ε ∇log p_θ(y|x)."""
-        for _ in range(steps):
-            gradient = self.log_lik_gradient(self.recorded(v, len(labels)), labels)
-            v = Dual.total([v.scaled(1 - size), gradient.scaled(size)])
-        return v
-
     # Evaluating ----------------------------------------------------------------------------------
 
     def log_lik(self, logits: Tensor, labels: Tensor) -> Tensor:

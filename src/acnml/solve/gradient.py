@@ -67,10 +67,18 @@ class Gradient(RowSolver):
                 yield Solved(at_mean, rows.residual(gradient) if with_residuals else None)
                 continue
             v = gradient.scaled(self.step_size)
-            v = rows.ascended(v, some, self.steps - 1, self.step_size)
+            v = ascended(rows, v, some, self.steps - 1, self.step_size)
             if not with_residuals:
                 yield Solved(rows.log_lik(rows.logits(v, len(some)), some), None)
                 continue
             tape = rows.recorded(v, len(some))
             gradient = Dual.total([rows.log_lik_gradient(tape, some), v.scaled(-1)])
             yield Solved(rows.log_lik(tape.logits, some), rows.residual(gradient))
+
+
+def ascended(rows: Rows, v: Dual, labels: Tensor, steps: int, size: float) -> Dual:
+    """Take steps of the paper's iteration, v ← (1 - ε)v + ε ∇log p_θ(y|x)."""
+    for _ in range(steps):
+        gradient = rows.log_lik_gradient(rows.recorded(v, len(labels)), labels)
+        v = Dual.total([v.scaled(1 - size), gradient.scaled(size)])
+    return v
