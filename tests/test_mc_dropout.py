@@ -89,6 +89,13 @@ def test_masks_are_those_of_torch(layer, shape, rate):
     torch.testing.assert_close(hook(own, (x,), x), expected, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("layer", [nn.AlphaDropout, nn.FeatureAlphaDropout])
+def test_dropout_of_another_kind_is_refused(layer):
+    model = small_network(nn.Dropout(0.5), layer(0.5), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=f"no masks for the {layer.__name__} '1'"):
+        McDropout(Classifier(model))
+
+
 class Drawing(nn.Module):
     """Draws from the global generator while the network runs, as another thread may."""
 

@@ -33,10 +33,10 @@ UNBATCHED = {
 class McDropout(Predictor):
     """(1/n) Σ_i p_θ(y|x, mᵢ) over random dropout masks mᵢ (Gal & Ghahramani 2016).
 
-    Only layers of torch that drop entries or channels (`nn.Dropout`, `Dropout1d` to `Dropout3d`)
-    run in training mode. All other layers run in eval mode. Dropout that is not a separate layer is
-    off: `functional.dropout`, the attention weights of `nn.MultiheadAttention`, and dropout between
-    the layers of `nn.LSTM`.
+    Only layers that drop entries or channels (`nn.Dropout`, `Dropout1d` to `Dropout3d`) run in
+    training mode; all others run in eval mode. Other kinds, as `nn.AlphaDropout`, are refused.
+    Dropout that is not a separate layer is off: `functional.dropout`, the attention weights of
+    `nn.MultiheadAttention`, and dropout between the layers of `nn.LSTM`.
 
     The same batch with the same seed gives the same result on the same device. Masks differ between
     the positions of a batch, so the result for an input varies slightly with them. They come from a
@@ -84,8 +84,12 @@ class McDropout(Predictor):
 
 
 def _dropout_layers(classifier: Classifier) -> Mapping[str, _DropoutNd]:
-    modules = classifier.model.named_modules()
-    return {n: m for n, m in modules if isinstance(m, _DropoutNd) and type(m).forward in UNBATCHED}
+    found = {n: m for n, m in classifier.model.named_modules() if isinstance(m, _DropoutNd)}
+    for name, layer in found.items():
+        if type(layer).forward not in UNBATCHED:
+            kind = type(layer).__name__
+            raise ValueError(f"McDropout draws no masks for the {kind} {name!r}: use nn.Dropout")
+    return found
 
 
 def _dropping(layer: _DropoutNd, masks: torch.Generator) -> Hook:
