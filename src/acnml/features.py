@@ -23,8 +23,9 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -148,38 +149,48 @@ class Folding:
 
 
 @final
-class Kept(threading.local):
-    """The features of the last run by place, for every thread its own."""
-
-    def __init__(self) -> None:
-        self.features: dict[Place, Tensor] = {}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
-        return Kept()
-
-    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
-        return Kept, ()
-
-
-@final
-@dataclass(frozen=True)
 class Keeper:
-    """A forward hook that pools what passes a module; at once, as a later one may write to it."""
+    """Pools what passes some modules, and keeps the features of a run, for each thread its own."""
 
-    places: tuple[Place, ...]
-    kept: Kept
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places, self.run = tuple(places), threading.local()
+        self.run.features = {}
 
-    def __call__(self, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Keep the features, and return the output as it is."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Keeper:
+        return Keeper(self.places)
+
+    def __reduce__(self) -> tuple[type[Keeper], tuple[tuple[Place, ...]]]:
+        return Keeper, (self.places,)
+
+    def hooks(self) -> dict[str, Hook]:
+        """Return a forward hook for every module that has places."""
+        return {place.module: partial(self, place.module) for place in self.places}
+
+    def __call__(self, name: str, _: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Pool what passes a module, at once, as a later one may write to it; change nothing."""
         for place in self.places:
-            self.kept.features[place] = place.pooled(args, output)
+            if place.module == name:
+                self.run.features[place] = place.pooled(args, output)
         return output
 
-
-def keepers(places: Sequence[Place], kept: Kept) -> dict[str, Keeper]:
-    """Return a hook for every module that has places."""
-    names = dict.fromkeys(place.module for place in places)
-    return {n: Keeper(tuple(place for place in places if place.module == n), kept) for n in names}
+    def joined(self, size: int, folding: Folding | None) -> Tensor:
+        """Return the features of all places in one vector per input (B, d), and keep none."""
+        kept, self.run.features = self.run.features, {}
+        for place in self.places:
+            if place not in kept:
+                raise ValueError(f"the model did not run {place}: take features at other places")
+            if kept[place].shape[0] != size:
+                raise ValueError(
+                    f"the {place} has {len(kept[place])} rows for a batch of {size} inputs: its "
+                    "first dimension must be the batch; take features at other places"
+                )
+        # Features at positions are those of one place, in whichever layout it has.
+        parts: list[Tensor] = []
+        for place in self.places:
+            is_scaled = place.is_scaled and place.is_pooled
+            parts += _scaled(kept[place]) if is_scaled else [kept[place]]
+        features = torch.cat(parts, dim=1)
+        return features if folding is None else folding(features)
 
 
 @final
@@ -189,37 +200,15 @@ class Taps:
     def __init__(
         self, classifier: Classifier, places: Sequence[Place], folding: Folding | None = None
     ) -> None:
-        self.places, self.folding, self._kept = tuple(places), folding, Kept()
-        self._classifier = classifier.hooked(keepers(self.places, self._kept))
+        self.places, self.folding, self._keeper = tuple(places), folding, Keeper(places)
+        self._classifier = classifier.hooked(self._keeper.hooks())
 
     def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Return the logits of prepared inputs, and their features (B, d)."""
         # A run may take another way through the model than the one before it.
-        self._kept.features = {}
+        self._keeper.run.features = {}
         logits = self._classifier.logits(x).detach()
-        kept, self._kept.features = self._kept.features, {}
-        return logits, joined(self.places, kept, len(logits), self.folding)
-
-
-def joined(
-    places: Sequence[Place], kept: Mapping[Place, Tensor], size: int, folding: Folding | None
-) -> Tensor:
-    """Return the features of all places in one vector per input (B, d)."""
-    for place in places:
-        if place not in kept:
-            raise ValueError(f"the model did not run {place}: take features at other places")
-        if kept[place].shape[0] != size:
-            raise ValueError(
-                f"the {place} has {len(kept[place])} rows for a batch of {size} inputs: its first "
-                "dimension must be the batch; take features at other places"
-            )
-    # Features at positions are those of one place, in whichever layout it has.
-    parts: list[Tensor] = []
-    for place in places:
-        is_scaled = place.is_scaled and place.is_pooled
-        parts += _scaled(kept[place]) if is_scaled else [kept[place]]
-    features = torch.cat(parts, dim=1)
-    return features if folding is None else folding(features)
+        return logits, self._keeper.joined(len(logits), self.folding)
 
 
 class _Passed(NamedTuple):
@@ -324,9 +313,9 @@ def require_apart(
 
 
 def _read(classifier: Classifier, x: Inputs, places: Sequence[Place]) -> dict[Place, Tensor]:
-    kept = Kept()
-    classifier.hooked(keepers(places, kept)).logits(x)
-    return kept.features
+    keeper = Keeper(places)
+    classifier.hooked(keeper.hooks()).logits(x)
+    return keeper.run.features
 
 
 def _agree(left: Tensor, right: Tensor) -> bool:

@@ -15,7 +15,7 @@ from acnml._util.batches import Inputs
 from acnml.calibration.calibrator import Calibrator, without_answers
 from acnml.calibration.heads import padding
 from acnml.classifier import Classifier, run_hook, without_autocast
-from acnml.features import Folding, Kept, Place, joined, keepers
+from acnml.features import Folding, Keeper, Place
 
 
 @final
@@ -41,7 +41,7 @@ class CalibratedModule(nn.Module):
         super().__init__()
         self.network = classifier.copy_module()
         self._get_logits = classifier.get_logits
-        self._places, self._kept, self._folds = tuple(places), Kept(), folding is not None
+        self._keeper, self._folds = Keeper(places), folding is not None
         self._calibrator = calibrator
         for name, tensor in calibrator.atypicality.tensors.items():
             self.register_buffer(name, tensor.clone())
@@ -50,9 +50,9 @@ class CalibratedModule(nn.Module):
         # As tensors: plain numbers are rounded to single precision in an ONNX file.
         self.register_buffer("temperature", torch.tensor(calibrator.temperature, device=device))
         self.register_buffer("alpha", torch.tensor(calibrator.alpha, device=device))
-        for name, keeper in keepers(self._places, self._kept).items():
+        for name, hook in self._keeper.hooks().items():
             module = self.network.get_submodule(name)
-            module.register_forward_hook(partial(run_hook, keeper), with_kwargs=True)
+            module.register_forward_hook(partial(run_hook, hook), with_kwargs=True)
         self.eval()
 
     def train(self, mode: bool = True) -> CalibratedModule:
@@ -64,15 +64,14 @@ class CalibratedModule(nn.Module):
         """Return log-probabilities, the regret log C(x), and the atypicality m(x)."""
         if len(args) == 1 and isinstance(args[0], Mapping):  # as `Calibrated` takes it
             kwargs, args = dict(args[0]), ()
-        self._kept.features = {}
+        self._keeper.run.features = {}
         logits = self._get_logits(self.network(*args, **kwargs))
         logits = logits.unsqueeze(1) if logits.ndim == 1 else logits
         given: Inputs = kwargs or (args if len(args) > 1 else next(iter(args)))
         logits = without_answers(logits, batches.broken_rows(given))
-        kept, self._kept.features = self._kept.features, {}
         with without_autocast(logits):
             folding = Folding(self.factors) if self._folds else None
-            features = joined(self._places, kept, logits.shape[0], folding)
+            features = self._keeper.joined(logits.shape[0], folding)
             calibrator = self._with_buffers()
             mask = padding(calibrator.head, kwargs, logits)
             _, _, _, *parts = calibrator.explained(logits.float(), features, mask)
