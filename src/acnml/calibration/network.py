@@ -80,13 +80,13 @@ class Calibrated(Answering):
     folding: Folding | None
     calibrator: Calibrator
     _original: Params = field(init=False, repr=False)  # numbers that training changes, as they were
-    _reading: Reading = field(init=False, repr=False)
+    _pass: Pass = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         own = {name: _sample(self.classifier, name).clone() for name in _telltales(self.classifier)}
         object.__setattr__(self, "_original", own)
-        reading = Reading(self.classifier, self.places, self.folding, self.calibrator.head)
-        object.__setattr__(self, "_reading", reading)
+        run = Pass(self.classifier, self.places, self.folding, self.calibrator.head)
+        object.__setattr__(self, "_pass", run)
 
     def __call__(self, x: Any, share: float = 0.05, by: By = "confidence") -> Answer:
         """Return label, probabilities, regret, score and whether to abstain, from one pass.
@@ -107,14 +107,14 @@ class Calibrated(Answering):
                 chunk, broken = without_broken(chunk)
             chunk = self.classifier.prepare(chunk)
             with self.classifier.threads_for(chunk):
-                logits, features = self._reading(chunk)
+                logits, features = self._pass(chunk)
                 if broken is not None:
                     logits = without_answers(logits, broken)
                 mask = padding(head, chunk, logits) if head.positions else None
                 return self.calibrator(logits, features, share, by, mask)
 
         with torch.inference_mode(False), torch.no_grad():
-            length = self._reading.length(x) if head.positions else CHUNK
+            length = self._pass.length(x) if head.positions else CHUNK
             parts = [*in_chunks(x, answer, length)]
         return parts[0] if len(parts) == 1 else Answer(*map(torch.cat, zip(*parts, strict=True)))
 
@@ -123,10 +123,10 @@ class Calibrated(Answering):
         """Return the features (B, q) that the score is computed from, for other scores."""
 
         def of(chunk: Inputs) -> Tensor:
-            return self._reading(self.classifier.prepare(chunk))[1]
+            return self._pass(self.classifier.prepare(chunk))[1]
 
         with torch.inference_mode(False), torch.no_grad():
-            return torch.cat([*in_chunks(x, of, self._reading.length(x))])
+            return torch.cat([*in_chunks(x, of, self._pass.length(x))])
 
     @property
     def temperature(self) -> float:
@@ -188,7 +188,7 @@ class Calibrated(Answering):
 
 
 @final
-class Reading:
+class Pass:
     """Runs a network on prepared chunks and returns its logits and features, by its head."""
 
     def __init__(
@@ -277,13 +277,13 @@ def calibrate(
     classifier, processes = classifier.untempered(), Group(distributed)
     _require_same_weights(classifier, processes)
     require_settings(price, rule)
-    reader = _Reader(classifier, places, progress, task, ignore_index)
+    reader = _DataReader(classifier, places, progress, task, ignore_index)
     held_out = reader.validation(validation_loader, processes)
     moments = reader.moments(train_loader, held_out.logits.shape[1]).over_processes(processes)
     calibrator = fit_cases(
-        reader.reading.head, moments, held_out, price, rule, temperature, on_error
+        reader.decided.head, moments, held_out, price, rule, temperature, on_error
     )
-    taps = reader.reading.taps
+    taps = reader.decided.taps
     return Calibrated(classifier, taps.places, taps.folding, calibrator.to(classifier.device))
 
 
@@ -297,7 +297,7 @@ def _require_same_weights(classifier: Classifier, processes: Group) -> None:
 
 
 @final
-class _Reader:
+class _DataReader:
     """Goes over data sets; the first batch decides what logits stand for, and where features are.
 
     Args:
@@ -318,10 +318,10 @@ class _Reader:
     ) -> None:
         self._classifier, self._places, self._progress = classifier, places, progress
         self._task, self._ignored = task, ignored
-        self._decided: Reading | None = None
+        self._decided: Pass | None = None
 
     @property
-    def reading(self) -> Reading:
+    def decided(self) -> Pass:
         """What the first batch decided."""
         assert self._decided is not None
         return self._decided
@@ -346,7 +346,7 @@ class _Reader:
 
     def moments(self, loader: Iterable[Any], size: int) -> Moments:
         """Return the moments of the training features, by label or by prediction."""
-        head = self.reading.head
+        head = self.decided.head
         moments = Moments(head.group_count(size))
 
         def add(cases: Cases) -> None:
@@ -371,12 +371,12 @@ class _Reader:
             nonlocal seen
             if self._decided is None:
                 self._decided = self._first_look(x, labels)
-            reading, done = self._decided, 0
-            head = reading.head
+            run, done = self._decided, 0
+            head = run.head
             if labels is not None:
                 labels = checked_labels(labels, x) if head.is_plain else as_labels(labels)
             for logits, features, chunk in in_chunks(
-                x, lambda part: (*reading(part), part), reading.length(x)
+                x, lambda part: (*run(part), part), run.length(x)
             ):
                 own = None if labels is None else labels[done : done + len(logits)]
                 cases = head.read(logits, features, own, padding(head, chunk, logits), generator)
@@ -388,7 +388,7 @@ class _Reader:
 
         each_batch(loader, use_batch, description, self._progress)
 
-    def _first_look(self, x: Inputs, labels: Tensor | None) -> Reading:
+    def _first_look(self, x: Inputs, labels: Tensor | None) -> Pass:
         """Decide on a prepared batch."""
         if labels is None:
             raise ValueError(NO_LABELS)
@@ -398,11 +398,11 @@ class _Reader:
         view = self._classifier if head.is_plain else view
         if head.positions:
             found = self._places or [find_last_layer(view, some, head.axis)]
-            return Reading(self._classifier, found, None, head)
+            return Pass(self._classifier, found, None, head)
         found = self._places or find_places(view, some)
         places = require_apart(view, some, found, all_of_them=self._places is not None)
         folding = Folding.of(Taps(view, places)(some)[1])
-        return Reading(self._classifier, places, folding, head)
+        return Pass(self._classifier, places, folding, head)
 
 
 def _telltales(classifier: Classifier) -> list[str]:
