@@ -11,8 +11,8 @@ import torch
 import acnml
 from acnml import decisions
 from acnml.decisions import Outcomes, at_least_coverage, at_most_risk, expected_accuracy
-from acnml.decisions.abstention import binomial_cdf, least_examples, upper_bound
 from acnml.decisions.outcomes import MOST_KEPT
+from acnml.decisions.thresholds import binomial_cdf, least_examples, upper_bound
 
 # The error rate of predictions by their sureness u, uniform on [0, 1], and the risk above u.
 TOP, SLOPE = 0.004, 0.5

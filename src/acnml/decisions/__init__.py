@@ -4,16 +4,16 @@ Every part rests on `Outcomes`: answers for labelled data that the classifier wa
 What follows from them holds for new data that are drawn like these, and **not under shift**.
 """
 
-from acnml.decisions.abstention import (
+from acnml.decisions.accuracy import AccuracyEstimate, expected_accuracy
+from acnml.decisions.monitor import Monitor, Observed, Window
+from acnml.decisions.outcomes import By, Outcomes
+from acnml.decisions.thresholds import (
     Abstention,
     Certificate,
     abstention,
     at_least_coverage,
     at_most_risk,
 )
-from acnml.decisions.accuracy import AccuracyEstimate, expected_accuracy
-from acnml.decisions.monitor import Monitor, Observed, Window
-from acnml.decisions.outcomes import By, Outcomes
 
 __all__ = [
     "Abstention",
