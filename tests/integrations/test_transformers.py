@@ -13,7 +13,7 @@ from torch import nn
 
 import acnml
 from acnml.features import Place
-from acnml.problem import features, only_linear
+from acnml.problem import at_last_layer, only_linear
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -189,7 +189,7 @@ def test_the_last_layer_of_encoders_is_found(kind, layer):
     classifier = acnml.Classifier(model)
     site = only_linear(classifier, [f"{layer}.weight", f"{layer}.bias"])
     x = {"input_ids": torch.randint(5, len(WORDS), (3, 6))}
-    found = features(classifier, site, x)
+    found = at_last_layer(classifier, site, x)
     assert found is not None
     torch.testing.assert_close(found.logits, model(**x).logits)
 
