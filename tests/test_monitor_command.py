@@ -90,11 +90,25 @@ def test_a_window_without_answers_has_no_numbers(files, tmp_path):
     assert "NaN" not in (tmp_path / "monitor.json").read_text()
 
 
+def test_the_files_of_the_folder_itself_count_and_no_others(files, tmp_path):
+    part, reference = "part-00000000.parquet", files.folder / "reference.safetensors"
+    table = pq.read_table(files.folder / "scored" / part)
+    (tmp_path / "scored" / "old").mkdir(parents=True)
+    (tmp_path / "scored" / "notes.txt").write_text("July")
+    for place in ("scored", "scored/old"):
+        pq.write_table(table, tmp_path / place / part)
+    run_monitor(tmp_path / "scored", reference, tmp_path)
+    assert content(tmp_path)["seen"] == len(table)
+    pq.write_table(table.drop_columns("score"), tmp_path / "scored" / "part-00000001.parquet")
+    with pytest.raises(ValueError, match=r"part-00000001.parquet has no column 'score'"):
+        run_monitor(tmp_path / "scored", reference, tmp_path)
+
+
 def test_mistakes(files, tmp_path):
     reference = files.folder / "reference.safetensors"
-    with pytest.raises((TypeError, ValueError), match="has no Parquet files with a column"):
+    with pytest.raises((TypeError, ValueError), match="has no Parquet files: name"):
         run_monitor(tmp_path, reference, tmp_path)
-    with pytest.raises((TypeError, ValueError), match="a column 'week'"):
+    with pytest.raises((TypeError, ValueError), match="has no column 'week'"):
         run_monitor(files.folder / "scored", reference, tmp_path, by="week")
     acnml.save(files.fitted.abstention(0.2), tmp_path / "other.safetensors")
     with pytest.raises((TypeError, ValueError), match="holds a Abstention, no monitor"):

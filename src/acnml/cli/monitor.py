@@ -11,8 +11,8 @@ from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import typer
-from pyarrow.dataset import dataset
 
 import acnml
 from acnml._util.files import write_file
@@ -81,15 +81,19 @@ def run_monitor(
 
 def _windows(folder: Path, count: int, by: str | None) -> Iterator[tuple[str, pa.Table]]:
     """Yield the windows of a folder with their names."""
-    rows = dataset(folder, format="parquet")  # without names that begin with an underscore
+    paths = sorted(folder.glob("*.parquet"))  # those of folders below it are of other runs
+    if not paths:
+        raise ValueError(f"{folder} has no Parquet files: name the output folder of acnml predict")
     columns = [*COLUMNS, *([by] if by else [])]
-    for name in columns:
-        if name not in rows.schema.names:
-            raise ValueError(
-                f"{folder} has no Parquet files with a column {name!r}: score with a calibrated "
-                "network, and carry the column that windows are made of (--carry)"
-            )
-    table = rows.to_table(columns)
+    tables = [pq.ParquetFile(path).read(columns) for path in paths]
+    for path, own in zip(paths, tables, strict=True):
+        for name in columns:
+            if name not in own.column_names:
+                raise ValueError(
+                    f"{path} has no column {name!r}: score with a calibrated network, and carry "
+                    "the column that windows are made of (--carry)"
+                )
+    table = pa.concat_tables(tables)
     if by is None:
         starts = np.arange(0, len(table), count)
     else:
