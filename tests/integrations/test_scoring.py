@@ -341,6 +341,7 @@ REFUSALS = {
     "cannot become": {"reading": Reading(shape=(5,))},
     "only columns of numbers can be stacked": {"reading": Reading(columns=("x",), stack=True)},
     "'label' cannot be carried over": {"reading": Reading(carry=("label",))},
+    "'label' is named twice": {"reading": Reading(columns=("label", "label"), stack=True)},
     "has type string": {"reading": Reading(columns=("text",))},
     "check --weights and --device": {"device": "gpu"},
 }
@@ -352,6 +353,13 @@ def test_refusals_come_before_anything_is_scored(message, job):
     with pytest.raises(ScoringError, match=message.replace("(", r"\(")):
         score(replace(job, **REFUSALS[message]), locally)
     assert not list(Path(job.output).glob("part-*"))
+
+
+def test_a_column_is_not_chosen_among_several_of_one_name(job):
+    table = pa.Table.from_arrays([pa.array([1.0])] * 3, names=["a", "b", "a"])
+    pq.write_table(table, job.input)
+    with pytest.raises(ScoringError, match="has several columns 'a': rename all but one"):
+        score(replace(job, reading=Reading(columns=("a", "b"), stack=True)), locally)
 
 
 @pytest.mark.parametrize(

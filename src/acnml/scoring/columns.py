@@ -162,11 +162,15 @@ def input_names(reading: Reading, schema: pa.Schema) -> tuple[tuple[str, ...], t
 
 
 def require_columns(names: Sequence[str], available: Sequence[str], where: str) -> None:
-    """Raise an error if a column is missing."""
+    """Raise an error if there is none or more than one of a column, or if it is named twice."""
     for name in names:
         if name not in available:
             there = ", ".join(available)
             raise ScoringError(f"{where} has no column {name!r}; there are: {there}")
+        if [*available].count(name) > 1:
+            raise ScoringError(f"{where} has several columns {name!r}: rename all but one")
+        if [*names].count(name) > 1:
+            raise ScoringError(f"column {name!r} is named twice: name it once")
 
 
 def require_free_names(carried: Sequence[str], taken: Sequence[str]) -> None:
