@@ -151,6 +151,20 @@ def test_inputs_that_change_during_a_run_are_noticed(kind, how, when, job, tmp_p
     assert len(left) < len(whole) - 1
 
 
+@pytest.mark.parametrize("as_stored", [np.asarray, np.asfortranarray, lambda x: x.astype(">f4")])
+def test_rows_that_were_read_do_not_change_with_their_file(as_stored, tmp_path):
+    path, x = tmp_path / "x.npy", rows(40_000)
+    np.save(path, as_stored(x))
+    source = open_source(str(path), Reading())
+    (part,) = source.parts(len(x))
+    blocks = source.blocks((part,), len(x) // 2)
+    _, block = next(blocks)
+    os.truncate(path, 4096)
+    np.testing.assert_array_equal(block.read.inputs["x"], x[: len(x) // 2])
+    with pytest.raises(ScoringError, match=r"x\.npy (is truncated|was changed)"):
+        next(blocks)
+
+
 # Damage of the output ------------------------------------------------------------------------
 
 

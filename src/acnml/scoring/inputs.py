@@ -7,6 +7,7 @@ import zipfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import PurePath
 from typing import final
@@ -91,25 +92,50 @@ class ArraySource(TableSource):
         return 0 if self.files.paths[file].suffix.lower() == ".npz" else row
 
     def _tables(self, file: int, start: int, size: int) -> Iterator[pa.Table]:
-        table = self._table(self.files.paths[file])
-        return (table.slice(first, size) for first in range(start, len(table), size))
+        path = self.files.paths[file]
+        with _blamed(path):
+            arrays = self._arrays(path)
+            for first in range(start, self.lengths[file], size):
+                rows = {name: _rows(array, path, first, size) for name, array in arrays.items()}
+                yield pa.table({name: _column(own) for name, own in rows.items()})
 
     def _table(self, path: PurePath) -> pa.Table:
         """Return the arrays of a file as columns, without reading those of a .npy file."""
-        try:
-            found = np.load(path, mmap_mode="r")
-            arrays = {ONLY: found} if isinstance(found, np.ndarray) else found
-            return pa.table({name: _column(arrays[name]) for name in self._asked or arrays})
-        except DAMAGE as error:
-            text = (
-                f"{path} is damaged, or has no arrays of numbers whose first dimension counts rows"
-            )
-            raise ScoringError(f"{text}: {error}") from error
+        with _blamed(path):
+            return pa.table({n: _column(array) for n, array in self._arrays(path).items()})
+
+    def _arrays(self, path: PurePath) -> dict[str, Array]:
+        """Return the arrays of a file by name; that of a .npy file is a map if it can be one."""
+        found = np.load(path, mmap_mode="r")
+        if isinstance(found, np.ndarray):
+            return {ONLY: found if found.flags.c_contiguous else np.load(path)}
+        return {name: np.asarray(found[name]) for name in self._asked or found}
+
+
+@contextmanager
+def _blamed(path: PurePath) -> Iterator[None]:
+    """Name the file if its arrays cannot be read."""
+    try:
+        yield
+    except DAMAGE as error:
+        text = f"{path} is damaged, or has no arrays of numbers whose first dimension counts rows"
+        raise ScoringError(f"{text}: {error}") from error
+
+
+def _rows(array: Array, path: PurePath, start: int, size: int) -> Array:
+    """Return rows of an array, copied from its file if it is a map.
+
+    A map would change with the file, and end the process if the file is truncated.
+    """
+    if not isinstance(array, np.memmap):
+        return array[start : start + size]
+    row = np.dtype((array.dtype, array.shape[1:]))
+    count = min(size, len(array) - start)
+    return np.fromfile(path, row, count, offset=array.offset + start * row.itemsize)
 
 
 def _column(array: Array) -> pa.Array:
     """Return an array as a column, without a copy if its numbers are stored row by row."""
-    array = np.asarray(array)  # what else is in a .npz file has no dimensions
     if not array.ndim or 0 in array.shape[1:]:
         raise ValueError(f"an array has shape {array.shape}")
     values = pa.array(array.astype(array.dtype.newbyteorder("="), "C", copy=False).reshape(-1))
