@@ -308,8 +308,37 @@ def test_a_model_is_checked_once():
     for predict in (careful, Map(Classifier(model))):
         calls.clear()
         predict(X)
-        assert sum(calls) <= len(X) + 15  # a few inputs are run by the check
+        assert sum(calls) <= 2 * len(X) + 15  # the check runs the batch once more at most
         calls.clear()
         for _ in range(14):
             predict(X)
         assert calls == [len(X)] * 14
+
+
+class Limited(Base):
+    """Takes the first eight rows only, as an expert of limited capacity does."""
+
+    def forward(self, x):
+        return super().forward(torch.where(torch.arange(len(x))[:, None] < 8, x, 0.0))
+
+
+class Crowded(Base):
+    """Large batches take another branch."""
+
+    def forward(self, x):
+        return super().forward(x if len(x) < 8 else 2 * x)
+
+
+class Alarmed(Base):
+    """A single row sends all others another way."""
+
+    def forward(self, x):
+        return super().forward(2 * x if bool((x[:, 0] == 7).any()) else x)
+
+
+@pytest.mark.parametrize("kind", [Limited, Crowded, Alarmed])
+def test_what_shows_in_whole_batches_only_is_noticed(kind):
+    x = normal(200, 4)
+    x[60, 0] = 7.0
+    with pytest.raises(ValueError, match="depend on the rest of its batch"):
+        Map(Classifier(kind()))(x)

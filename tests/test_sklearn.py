@@ -393,3 +393,13 @@ def test_leaves_of_trees_are_features(make):
 def test_what_has_no_leaves_is_refused():
     with pytest.raises(TypeError, match="HistGradientBoostingClassifier has no method `apply`"):
         fast(HistGradientBoostingClassifier(max_iter=5), features="leaves").fit(*data())
+
+
+def test_a_fit_that_fails_leaves_no_fitted_classifier():
+    x, y = data()
+    found = fast().fit(x, y)
+    with pytest.raises(ValueError, match="price must be"):
+        found.set_params(price=-1).fit(x, np.char.upper(y))
+    with pytest.raises(NotFittedError):
+        found.predict(x)
+    assert not hasattr(found, "classes_")

@@ -128,7 +128,7 @@ def test_foreign(tmp_path):
 
 def test_newer(path):
     rewrite(path, lambda header: header.update(format_version=99))
-    with pytest.raises(StorageError, match=r"has format 99, .* reads format 3: save it again, or"):
+    with pytest.raises(StorageError, match=r"has format 99, .* reads format 4: save it again, or"):
         acnml.load(path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -343,3 +344,27 @@ def test_a_last_layer_that_is_gone_is_named():
     model[2] = nn.Identity()
     with pytest.raises(ValueError, match=r"'2\.\w+' of the network differs"):
         found(normal(5, 4).float())
+
+
+class Shifting(nn.Module):
+    """A network with tensors that are neither parameters nor buffers, and a list of parameters."""
+
+    def __init__(self, shift: float = 1.0) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(4, 4, batch_first=True)
+        self.head = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+        self.shift, self.steps = torch.tensor([shift, 0.0, 0.0]), {"of": [np.arange(3)]}
+
+    def forward(self, x):
+        return self.head(self.cell(x)[0]) + self.shift
+
+
+def test_tensors_that_are_attributes_are_settings_too(tmp_path):
+    model = Shifting()
+    acnml.save(Map(Classifier(model)), tmp_path / "map")
+    acnml.load(tmp_path / "map", copy.deepcopy(model))
+    for name, value in {"shift": Shifting(2.0).shift, "steps": {"of": [np.arange(4)]}}.items():
+        other = copy.deepcopy(model)
+        setattr(other, name, value)
+        with pytest.raises(StorageError, match=rf"{name} of 'the model' \(Shifting\) is"):
+            acnml.load(tmp_path / "map", other)

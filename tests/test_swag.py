@@ -205,3 +205,13 @@ def test_states_without_updates_and_of_another_rank(tmp_path):
     weights = visited(model, 5)
     expected = collected(model, weights, Swag(rank=2))
     assert_identical(collected(model, weights, used).low_rank(), expected.low_rank())
+
+
+@pytest.mark.filterwarnings("ignore:the weights that SWAG has collected")
+def test_named_layers_before_batch_norm_make_its_statistics_stale():
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    data = [(normal(12, 4), torch.arange(12) % 3)]
+    settings = {"epochs": 2, "learning_rate": 0.1, "progress": False}
+    with pytest.warns(UserWarning, match="statistics of batch norm"):
+        fit_swag(model, data, layers=["0.weight"], **settings)
+    fit_swag(model, data, layers="last", **settings)  # a warning would be an error

@@ -100,3 +100,8 @@ def test_storage_keeps_the_classifiers_temperature(tmp_path):
         StorageError, match=r"stored with temperature 1\.7, but the given .* has 3;"
     ):
         acnml.load(path, Classifier(model).tempered(3.0))
+
+
+def test_temperatures_too_small_for_the_precision_are_refused():
+    with pytest.raises(ValueError, match="raise the temperature"):
+        Tempered(Map(Classifier(MLP.model())), 1e-310)(MLP.x())

@@ -196,7 +196,14 @@ def _hook(model):
     model.body.register_forward_hook(keep)
 
 
-@pytest.mark.parametrize("change", [_lambda, _hook])
+def _named_globally(model):
+    source = "def hook(module, args, output): return output + net.head.bias.sum()"
+    names = {"net": model}
+    exec(source, names)
+    model.body.register_forward_hook(names["hook"])
+
+
+@pytest.mark.parametrize("change", [_lambda, _hook, _named_globally])
 def test_functions_that_run_the_original_are_refused(change):
     model = TwoLayers().double()
     change(model)

@@ -157,6 +157,7 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
             y_train: their labels; by default the classifier's predictions.
             groups: the group of every input, for splitters such as `GroupKFold`.
         """
+        self._forget()
         checks.require_positive(self.price, "price")  # before classifiers are fitted
         if self.temperature is not None:
             checks.require_positive(self.temperature, "temperature")
@@ -177,6 +178,12 @@ class AcnmlClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):
         if X_train is not None:
             raise ValueError('X_train is for cv="prefit" only: leave it out')
         return self._fit_by_splits(base, X, y, weights, groups)
+
+    def _forget(self) -> None:
+        """Remove what a fit before this one has left, so that no failed fit is half of each."""
+        fitted = "classes_", "calibrator_", "estimator_", "_fitted"
+        for name in (*fitted, "n_features_in_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
 
     def _fit_by_splits(
         self, base: Any, X: Any, y: Any, weights: Any, groups: Any

@@ -48,21 +48,36 @@ WHOLE = "the output of the whole model"  # where no part of a model mixes inputs
 LEVEL = 1e-6
 
 
-def check(classifier: Classifier, x: Inputs, sites: Sequence[Site] = ()) -> None:
+def check(
+    classifier: Classifier,
+    x: Inputs,
+    sites: Sequence[Site] = (),
+    logits: Tensor | None = None,
+) -> None:
     """Refuse a model that mixes inputs, or that uses parameters of the sites in its own way.
 
-    A few rows stand for the batch. If all its rows are the same, or some logits are not finite, it
-    proves nothing about mixing.
+    Two rows are run by themselves, and among others. If all rows are the same, or some logits are
+    not finite, the batch proves nothing about mixing.
+
+    Args:
+        classifier: the model.
+        x: the batch.
+        sites: what the gradients of parameters are assembled from.
+        logits: of the batch, if it was run and there are no sites.
     """
     ends, last = _ends(x), batches.size(x) - 1
     rows = sorted({*ends, 0, min(1, last), last // 2, last})
-    few = batches.take(x, torch.tensor(rows, device="cpu"))
+    if logits is not None:
+        rows = list(range(last + 1))
+    elif len(sites) < 2:  # with more, memory allows a few rows only
+        rows = sorted({*rows, *range(min(last + 1, batches.CHUNK))})
+    few = x if logits is not None else batches.take(x, torch.tensor(rows, device="cpu"))
     groups = _groups(*map(rows.index, ends))
     some = batches.take(few, groups[0])
     leaves = classifier.leaves(names_of(sites))
     with classifier.naming_batch(x):
         first = record(classifier, sites, some, leaves, sealed=False)
-        together = record(classifier, sites, few, sealed=False)
+        among = record(classifier, sites, few, sealed=False) if logits is None else Tape(logits, {})
     if first.logits.isfinite().all():  # otherwise the caller names the rows
         _require_plain(classifier, sites, some, first, leaves)
     if len(ends) < 2:
@@ -74,19 +89,19 @@ def check(classifier: Classifier, x: Inputs, sites: Sequence[Site] = ()) -> None
     fresh = classifier.afresh()  # a copy of their own cannot remember other rows
     others = (batches.take(few, group) for group in groups[1:])
     apart = [first, *(record(fresh, sites, part, sealed=False) for part in others)]
-    if not all(tape.logits.isfinite().all() for tape in (together, *apart)):
+    if not all(tape.logits.isfinite().all() for tape in (among, *apart)):
         return
-    if _differ(together, apart, groups):
+    if _differ(among, apart, groups):
         _require_repeatable(classifier, some)
-        _require_apart_but_for_rounding(classifier, sites, few, groups, together, apart)
+        _require_apart_but_for_rounding(classifier, sites, few, groups, among, apart)
     classifier.findings.apart.add(frozenset(names_of(sites)))
 
 
 def checked_logits(classifier: Classifier, x: Inputs) -> Tensor:
     """Return the logits of a prepared chunk, all finite, and check the model if that is due."""
-    if classifier.findings.is_due((), x):
-        check(classifier, x)
-    logits = classifier.logits(x).detach()
+    is_due, logits = classifier.findings.is_due((), x), classifier.logits(x).detach()
+    if is_due:
+        check(classifier, x, logits=logits)
     return checks.require_finite(
         logits, "the model's logits are", "check the model and these inputs"
     )

@@ -75,5 +75,5 @@ def write_file(path: Path, content: bytes) -> Path:
 
 def remove_drafts(folder: Path) -> None:
     """Remove the drafts of killed writers; no process may be writing in the folder."""
-    for draft in folder.glob(".*.tmp"):
+    for draft in folder.glob("." + 32 * "[0-9a-f]" + ".tmp"):
         draft.unlink(missing_ok=True)

@@ -7,11 +7,12 @@ error. Posteriors cover parameters that are selected by layer, by parameter or b
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import gc
 import weakref
-from collections.abc import Iterable, Mapping
-from types import CellType, FunctionType, MethodType
+from collections.abc import Iterable, Iterator, Mapping
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, TypeAlias
 
 import torch
@@ -94,9 +95,21 @@ def _refers_to(value: Any, modules: set[nn.Module], seen: set[int]) -> bool:
         return False
     seen.add(id(value))
     held = [value()] if isinstance(value, weakref.ref) else gc.get_referents(value)
-    if isinstance(value, FunctionType):  # what it encloses, and not all globals of its file
+    if isinstance(value, FunctionType):  # of its many globals, only modules that it uses
+        used = (value.__globals__.get(name) for name in _global_names(value.__code__))
         held = [each for each in held if each is not value.__globals__]
+        held += [each for each in used if isinstance(each, nn.Module)]
     return any(_refers_to(each, modules, seen) for each in held)
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    """Yield the global names that a function uses, also in functions that it defines."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _global_names(inner)
 
 
 def eval_structure(model: nn.Module) -> nn.Module:

@@ -210,9 +210,10 @@ class Pass:
 
     def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
         """Run a prepared chunk, and check the model if that is due."""
-        if self.classifier.findings.is_due((), x):
-            check(self.classifier, x)
-        return self.taps(x)
+        is_due, (logits, features) = self.classifier.findings.is_due((), x), self.taps(x)
+        if is_due:
+            check(self.classifier, x, logits=logits)
+        return logits, features
 
 
 def calibrate(

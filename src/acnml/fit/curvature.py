@@ -124,7 +124,7 @@ class DiagonalCurvature(Curvature):
 
     def __add__(self, other: DiagonalCurvature) -> DiagonalCurvature:
         """Return the sum, see `Curvature`. There is none if each has a basis of its own."""
-        if self.bases:
+        if self.bases or other.bases:
             raise ValueError(
                 "curvatures of structure='ekfac' have different bases and do not add up: fit all "
                 "data at once, or use structure='kron'"

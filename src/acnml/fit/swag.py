@@ -101,7 +101,7 @@ def fit_swag(
     optimizer = torch.optim.SGD(
         [p for p in trained if p.requires_grad], lr=learning_rate, momentum=MOMENTUM
     )
-    swag = Swag(rank, names)
+    swag, stale = Swag(rank, names), _moved_batch_norms(module)
 
     def step(x: Inputs, labels: Tensor | None) -> None:
         if classifier.findings.is_due((), x):
@@ -119,9 +119,26 @@ def fit_swag(
     if (spread := swag.spread()) < LEAST_SPREAD:
         message = NO_EFFECT.format(percent=100 * spread, learning_rate=learning_rate)
         warnings.warn(message, stacklevel=callers_level())
-    if layers is None and tracking_batch_norms(module):  # trained layers lie before them
+    if stale:
         warnings.warn(STALE, stacklevel=callers_level())
     return swag
+
+
+def _moved_batch_norms(module: nn.Module) -> set[str]:
+    """Return a set to which runs of the module add batch-norm layers, by name.
+
+    They are those whose inputs depend on a trained parameter: the only ones that require gradients.
+    """
+    moved: set[str] = set()
+    for name, layer in tracking_batch_norms(module).items():
+
+        def note(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            (x,) = args or kwargs.values()
+            if x.requires_grad:
+                moved.add(name)
+
+        layer.register_forward_pre_hook(note, with_kwargs=True)
+    return moved
 
 
 @final

@@ -42,4 +42,13 @@ class Tempered(Predictor):
     @torch.no_grad()
     def __call__(self, x: Inputs) -> Tensor:
         """Return log_softmax(log p(·|x) / T); NaN for inputs without an answer."""
-        return torch.log_softmax(self.predictor(x) / self.temperature, dim=-1)
+        given = self.predictor(x)
+        log_probs = torch.log_softmax(given / self.temperature, dim=-1)
+        # The predictor may have no answer for some inputs: NaN is not due to the temperature then.
+        were_finite = given.isfinite().all(-1, keepdim=True)
+        checks.require_finite(
+            log_probs.where(were_finite, 0.0),
+            "log-probabilities are",
+            f"raise the temperature ({self.temperature})",
+        )
+        return log_probs

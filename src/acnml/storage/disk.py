@@ -18,7 +18,7 @@ from torch import Tensor
 from acnml._util import files
 from acnml._util.params import Params
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 HEADER = "acnml"  # the key of the JSON header in the safetensors metadata
 CHECKSUM = "acnml.checksum"  # the key of the checksum, next to it
 

@@ -5,18 +5,21 @@ zero. A tensor has a hash for its own type and for every type that networks are 
 half-precision copy of a network can be told from a network with other weights, although the file
 does not contain the weights.
 
-Settings are attributes of modules that are plain data: numbers, strings, functions by their names,
-and lists and mappings of them. What cannot be seen here: the code of the modules, attributes that
-are other objects, and hooks.
+Settings are attributes of modules that are plain data: numbers, strings, tensors, arrays, functions
+and enums by their names, and lists and mappings of them. What cannot be seen here: the code of the
+modules, attributes that are other objects, and hooks.
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
+import numbers
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -120,12 +123,29 @@ def _settings(module: nn.Module) -> dict[str, str]:
         if is_counter or name in WITHOUT_EFFECT:
             continue
         try:
-            text = json.dumps(value, default=lambda other: other.__name__)
-        except (TypeError, ValueError, AttributeError):
+            text = json.dumps(value, default=_plain)
+        except (TypeError, ValueError, AttributeError, RuntimeError):
             continue
         is_long = len(text) > LONGEST_SETTING
         settings[name] = hashlib.sha256(text.encode()).hexdigest() if is_long else text
     return settings
+
+
+def _plain(value: Any) -> Any:
+    """Return something simpler for what JSON does not have: functions and enums by their names."""
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if isinstance(value, Tensor):
+        # Parameters are compared by themselves; the file may have others, and what follows from
+        # them, such as a pruned weight.
+        if isinstance(value, nn.Parameter) or value.grad_fn is not None:
+            raise TypeError("no setting")
+        return f"{value.dtype} {tuple(value.shape)} {digest(value)}"
+    if isinstance(value, numbers.Real):  # of NumPy
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.name if isinstance(value, enum.Enum) else value.__name__
 
 
 def _require_same_modules(given: list[list[Any]], expected: list[list[Any]]) -> None:
