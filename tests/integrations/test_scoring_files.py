@@ -70,7 +70,7 @@ def test_every_file_is_scored_rejected_or_skipped_by_its_name(job, tmp_path):
     assert score(replace(named, reading=Reading(image_mode="L"))).files == 1
 
 
-@pytest.mark.parametrize("input_", ["data", "d*/s*"])
+@pytest.mark.parametrize("input_", ["data", "d*/s*", "data/*/*.npy", "data/**/*.npy"])
 @pytest.mark.parametrize("kind", ["dangling", "circle", "pipe", "forbidden"])
 def test_what_cannot_be_read_ends_the_run(kind, input_, job, tmp_path, monkeypatch):
     sub, scandir = Path(job.input) / "sub", os.scandir
@@ -107,6 +107,21 @@ def test_patterns_are_those_of_glob(pattern, tmp_path):
     below = {file for path in matched for file in path.rglob("*")}
     found = find_files(str(tmp_path / pattern)).paths
     assert [*found] == sorted(path for path in {*matched, *below} if path.is_file())
+
+
+@pytest.mark.parametrize("pattern", ["**/*.npy", "*/*.npy", "**", "l*"])
+def test_patterns_enter_linked_folders(pattern, tmp_path):
+    for folder in ("data", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    np.save(tmp_path / "elsewhere" / "x.npy", rows(5))
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
+    assert find_files(str(tmp_path / "data" / pattern)).paths == [tmp_path / "data/linked/x.npy"]
+
+
+def test_a_pattern_reads_no_folders_but_those_that_it_names(tmp_path):
+    np.save(tmp_path / "x.npy", rows(5))
+    (tmp_path / "circle").symlink_to(tmp_path)
+    assert find_files(str(tmp_path / "*.npy")).paths == [tmp_path / "x.npy"]
 
 
 # Files that change ---------------------------------------------------------------------------

@@ -2,15 +2,17 @@
 
 Every file below a folder, also through links, is part of the input, is skipped because its name
 begins with a dot or an underscore (and is counted), or ends the run with an error: a link to
-nothing, a folder that may not be listed, a pipe. Patterns are those of `Path.glob`.
+nothing, a folder that may not be listed, a pipe. That is also so for patterns, which `Path.glob`
+would not do: it skips linked folders and those that may not be listed.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from glob import has_magic
@@ -132,12 +134,30 @@ def _local_files(path: Path) -> tuple[Path, list[Path]]:
     root = Path(*takewhile(lambda part: not has_magic(part), path.parts))
     if root == path:
         return root, []
-    matches = [*root.glob(str(path.relative_to(root)))]
+    matches = _matches(root, path.relative_to(root).parts)
     return root, [file for m in matches for file in (_below(m) if m.is_dir() else [m])]
 
 
+def _matches(root: Path, pattern: Sequence[str]) -> list[Path]:
+    """Return the files and folders below a folder that a pattern names, part by part."""
+    found = [root]
+    for part in pattern:
+        walks = [_walk(folder) for folder in found if folder.is_dir()]
+        if part == "**":
+            found = [here for walk in walks for here, _, _ in walk]
+        else:
+            listed = [(here, folders + files) for here, folders, files in map(next, walks)]
+            found = [here / name for here, names in listed for name in fnmatch.filter(names, part)]
+    return found
+
+
 def _below(folder: Path) -> list[Path]:
-    """Return all that is in a folder and the folders below it."""
+    """Return all files in a folder and the folders below it."""
+    return [here / name for here, _, files in _walk(folder) for name in files]
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield a folder and all below it, with the names of the folders and the files in them."""
 
     def refuse(error: OSError) -> None:
         raise ScoringError(
@@ -145,13 +165,11 @@ def _below(folder: Path) -> list[Path]:
             "make it readable, or name the files by a pattern"
         ) from error
 
-    found = list[Path]()
-    for place, _, names in os.walk(folder, onerror=refuse, followlinks=True):
+    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
         here = Path(place)
         if here.is_symlink() and here.resolve() in map(Path.resolve, here.parents):
             raise ScoringError(f"{here} is a link to a folder that it is in: remove it")
-        found += [here / name for name in names]
-    return found
+        yield here, folders, files
 
 
 def _remote_files(system: fs.FileSystem, name: str) -> tuple[PurePath, list[PurePath]]:
