@@ -54,6 +54,7 @@ html_static_path = ["_static"]
 html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
+html_domain_indices = False  # the reference lists the modules
 html_show_sourcelink = False
 html_theme_options = {
     "source_repository": "https://github.com/acnml/acnml/",

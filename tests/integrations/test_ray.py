@@ -30,6 +30,7 @@ from acnml.scoring import Answers, Job, Reading, ScoringError
 from acnml.scoring import score as score_files
 from acnml.scoring.scorer import Scorer
 from cases import normal
+from example_names import example_names
 from scored import HERE, build, contents, predictor_of, rows, write_parquet
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray and the packages that it uses
@@ -161,7 +162,7 @@ def test_fits_of_shards_add_up():
 def test_examples_run(function):
     """Doctests leave them out, because they need a cluster."""
     text = inspect.cleandoc(function.__doc__).replace("  # doctest: +SKIP", "")
-    example = doctest.DocTestParser().get_doctest(text, {}, function.__name__, None, None)
+    example = doctest.DocTestParser().get_doctest(text, example_names(), function.__name__, None, None)
     assert example.examples
     assert doctest.DocTestRunner().run(example).failed == 0
 

@@ -181,7 +181,6 @@ SETTINGS = {
     "howto/playground.md": "20.19 22.12",
     "howto/set-the-price.md": "0.0100 0.0040",
     "paper.md": "0.05 0.5 1.5 0.25",
-    "performance.md": "2.36",
     "reference/glossary.md": "0.80",
     "reference/stability.md": "1.0 0.2 3.13 2.6",
     "rotated-mnist.md": "0.5 0.9",
