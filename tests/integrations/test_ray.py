@@ -162,7 +162,9 @@ def test_fits_of_shards_add_up():
 def test_examples_run(function):
     """Doctests leave them out, because they need a cluster."""
     text = inspect.cleandoc(function.__doc__).replace("  # doctest: +SKIP", "")
-    example = doctest.DocTestParser().get_doctest(text, example_names(), function.__name__, None, None)
+    example = doctest.DocTestParser().get_doctest(
+        text, example_names(), function.__name__, None, None
+    )
     assert example.examples
     assert doctest.DocTestRunner().run(example).failed == 0
 
