@@ -240,13 +240,16 @@ def at_last_layer(classifier: Classifier, site: Site, x: Inputs) -> LastLayer | 
         x: the inputs.
     """
     findings = classifier.findings
-    if findings.is_due(_names(site), x):
+    if is_due := findings.is_due(_names(site), x):
         check(classifier, x, [site])
     if site.name not in findings.last_layers:
         leaves, two = classifier.leaves(_names(site)), batches.take(x, slice(0, 2))
         tape = record(classifier, [site], two, leaves, sealed=False)
         findings.last_layers[site.name] = _is_last_layer(tape, site)
-    return _run(classifier, site, x) if findings.last_layers[site.name] else None
+    found = _run(classifier, site, x) if findings.last_layers[site.name] else None
+    if is_due and found is not None:
+        check(classifier, x, logits=found.logits)
+    return found
 
 
 def _run(classifier: Classifier, site: Site, x: Inputs) -> LastLayer | None:

@@ -69,7 +69,7 @@ def check(
     rows = sorted({*ends, 0, min(1, last), last // 2, last})
     if logits is not None:
         rows = list(range(last + 1))
-    elif len(sites) < 2:  # with more, memory allows a few rows only
+    elif not sites:  # with sites, memory allows a few rows only
         rows = sorted({*rows, *range(min(last + 1, batches.CHUNK))})
     few = x if logits is not None else batches.take(x, torch.tensor(rows, device="cpu"))
     groups = _groups(*map(rows.index, ends))

@@ -226,12 +226,14 @@ def _add_data(
     generator = torch.Generator().manual_seed(getattr(fisher, "seed", 0))
 
     def step(x: Inputs, labels: Tensor | None) -> None:
-        if classifier.findings.is_due(names_of(sums.sites), x):
+        if is_due := classifier.findings.is_due(names_of(sums.sites), x):
             check(classifier, x, sums.sites)
         tape = record(classifier, sums.sites, x)
         require_tracked(tape)
         logits = tape.logits.detach()
         checks.require_finite(logits, "the model's logits are", "check the model and these inputs")
+        if is_due:
+            check(classifier, x, logits=logits)
         if labels is not None:
             require_classes(labels, logits)
         with without_autocast(logits):
