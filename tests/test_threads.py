@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import acnml
 from acnml import (
     Acnml,
     Bma,
@@ -62,6 +63,23 @@ def test_threads_get_the_numbers_of_one_thread(name, case):
     with ThreadPoolExecutor(THREADS) as pool:
         found = list(pool.map(together, range(THREADS)))
     assert all(torch.equal(a, b) for each in found for a, b in zip(each, expected, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")  # of few validation data
+@pytest.mark.parametrize("rule", ["closed-form", "acnml"])
+def test_calibrated_answers_are_bit_equal_in_threads(rule):
+    model, x = MLP.model(), MLP.x(600)
+    labels = model(x).detach().add(normal(600, 3, seed=1)).argmax(-1)
+    data = (x[:300], labels[:300]), (x[300:], labels[300:])
+    calibrated = acnml.calibrate(model, *data, rule=rule, price=0.1, progress=False)
+    expected = [calibrated(x[i : i + 3]).probs for i in range(100)]
+
+    def all_equal(_: int) -> bool:
+        found = (calibrated(x[i : i + 3]).probs for i in range(100))
+        return all(map(torch.equal, found, expected))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(pool.map(all_equal, range(THREADS)))
 
 
 def test_dropout_masks_do_not_mix():
