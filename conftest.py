@@ -30,6 +30,9 @@ POSIX_ONLY = [
     "tests/test_files.py",
 ]
 
+# They have no examples, and modules of one name cannot be imported beside each other.
+collect_ignore_glob = ["*/conftest.py"]
+
 collect_ignore = [f"src/acnml/{OPTIONAL[name]}" for name in MISSING]
 if sys.platform == "win32":
     collect_ignore += POSIX_ONLY

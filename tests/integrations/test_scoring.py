@@ -279,7 +279,7 @@ def test_parts_that_are_there_are_kept_and_the_others_are_made(job):
     before = contents(job.output)
     for name in ("part-00000001.parquet", "part-00000004.parquet"):
         (Path(job.output) / name).unlink()
-    (Path(job.output) / f".part-00000001.parquet.{'0' * 32}.tmp").write_bytes(b"half a file")
+    (Path(job.output) / f".{'0' * 32}.tmp").write_bytes(b"half a file")
     seen: list[Part] = []
 
     def engine(job, units):
